@@ -1,0 +1,3 @@
+"""Label-skew methods for FedML: FedRS, MAP, FedLC, FedShift, FedMR."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,41 @@
+"""Registry of label-skew methods, partitioners, data sets and networks; importing it imports neither torch nor fedml."""
+
+from fl_labelskew_registry.catalog import Entry, Kind, entries, load, namespace, nearest
+from fl_labelskew_registry.contracts import (
+    Aggregation,
+    Arrays,
+    Batch,
+    ClientView,
+    Contribution,
+    Data,
+    Dataset,
+    Federation,
+    Method,
+    Network,
+    Partitioner,
+    Stage,
+)
+from fl_labelskew_registry.errors import LabelSkewError, PluginError
+
+__all__ = [
+    "Aggregation",
+    "Arrays",
+    "Batch",
+    "ClientView",
+    "Contribution",
+    "Data",
+    "Dataset",
+    "Entry",
+    "Federation",
+    "Kind",
+    "LabelSkewError",
+    "Method",
+    "Network",
+    "Partitioner",
+    "PluginError",
+    "Stage",
+    "entries",
+    "load",
+    "namespace",
+    "nearest",
+]

@@ -1,0 +1,304 @@
+"""What a plugin implements: methods, partitioners, data sets, networks.
+
+Nothing here imports torch, numpy or fedml when it runs; the types below are for readers and type checkers.
+Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``K`` clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import numpy as np
+    from torch import Generator, Tensor, nn
+
+    Tensors = Mapping[str, Tensor]
+
+Aggregation = Literal["samples", "uniform", "population"]
+"""Weights of the uploads: samples of the round, ``1/|S|``, or samples of the whole federation."""
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What every client may know of the whole run.
+
+    Args:
+        num_clients: ``K``.
+        clients_per_round: clients that join one round; ``clients_per_round / num_clients`` is ``Q``.
+        rounds: ``T``.
+        epochs: local epochs ``E``.
+        num_classes: ``C``.
+        num_features: ``d`` of the network in use.
+        num_samples: training samples of all clients together.
+        min_samples: training samples of the smallest client.
+        seed: the recipe's seed.
+    """
+
+    num_clients: int
+    clients_per_round: int
+    rounds: int
+    epochs: int
+    num_classes: int
+    num_features: int
+    num_samples: int
+    min_samples: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One part of a client's local training.
+
+    Args:
+        name: what :meth:`Method.loss` finds in ``client.stage``.
+        epochs: local epochs of this stage; fractions count in batches, rounded up.
+        upload: whether the weights at the end of this stage are what the client uploads.
+    """
+
+    name: str
+    epochs: float
+    upload: bool = True
+
+
+@dataclass
+class ClientView:
+    """One client in one round, as a method sees it.
+
+    Args:
+        id: the client's number, ``0 .. K-1``.
+        round: the round's number, from 0.
+        counts: ``(C,)`` int64, training samples of each class, ``n_c``.
+        shared: tensors that the server sent with the model (see :meth:`Method.combine`).
+        state: private tensors that stay with this client from round to round; a method may replace entries.
+        generator: CPU generator of this (seed, round, client), for the method's own draws.
+        times_selected: how often this client was selected, this round included.
+        federation: the run as a whole.
+        stage: name of the stage in training.
+        model: the local network, with ``features(x)`` and ``classifier``.
+        frozen: makes a frozen copy of the network, in eval mode, from a state dict.
+        features: all training features and labels of this client under the current weights, in eval mode;
+            ``features() -> (N_k, d), (N_k,)``, one pass over the client's data.
+        scratch: anything the method wants to keep for the rest of this round.
+    """
+
+    id: int
+    round: int
+    counts: Tensor
+    shared: Tensors
+    state: dict[str, Tensor]
+    generator: Generator
+    times_selected: int
+    federation: Federation
+    stage: str = "train"
+    model: nn.Module | None = None
+    frozen: Callable[[Tensors], nn.Module] | None = None
+    features: Callable[[], tuple[Tensor, Tensor]] | None = None
+    scratch: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples of this client, ``N_k``."""
+        return int(self.counts.sum())
+
+
+@dataclass
+class Batch:
+    """One batch in training.
+
+    Args:
+        inputs: ``(B, ...)`` normalised inputs.
+        features: ``(B, d)``.
+        logits: ``(B, C)``.
+        labels: ``(B,)`` int64.
+        last_epoch: whether this batch belongs to the client's last local epoch of the round.
+    """
+
+    inputs: Tensor
+    features: Tensor
+    logits: Tensor
+    labels: Tensor
+    last_epoch: bool = False
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What one client sent beside its weights: ``tensors``, by the client ``id`` that has ``counts`` ``(C,)``."""
+
+    id: int
+    counts: Tensor
+    tensors: Tensors
+
+
+class Method:
+    """A label-skew method. Every hook has a neutral default: as it stands, this class is FedAvg.
+
+    Subclasses name their ``Params`` (a frozen pydantic model with ranges, defaults and help texts), their ``paper``
+    and, where it is not sample-weighted, their ``aggregation``. A method that only changes logits overrides
+    :meth:`calibrate` alone. One object serves all clients, so whatever belongs to a client lives in its view.
+    """
+
+    Params: ClassVar[type[Any]]
+    paper: ClassVar[str] = ""
+    runtimes: ClassVar[tuple[str, ...]] = ("sp",)
+    aggregation: Aggregation = "samples"
+
+    def __init__(self, params: Any = None) -> None:
+        self.params = type(self).Params() if params is None else params
+
+    def deviations(self) -> list[str]:
+        """Sentences on where the chosen options differ from the printed paper; they go into the run's record."""
+        return []
+
+    def warnings(self, federation: Federation) -> list[str]:
+        """Sentences that a user should read before this run, such as a value known to fail."""
+        return []
+
+    def report(self, federation: Federation) -> dict[str, Any]:
+        """Facts for the run's record, such as a privacy bound."""
+        return {}
+
+    def opening(self, client: ClientView) -> Tensors:
+        """Client, once before round 0 (every client is asked): tensors for :meth:`open`, none by default."""
+        return {}
+
+    def open(self, openings: Sequence[Contribution]) -> Tensors:
+        """Server, once before round 0: the first shared tensors, from every client's opening."""
+        return {}
+
+    def stages(self, epochs: int) -> list[Stage]:
+        """The parts of local training, in order; exactly one has ``upload=True``."""
+        return [Stage("train", epochs)]
+
+    def before_round(self, client: ClientView) -> None:
+        """Client, before its local training."""
+
+    def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
+        """Training logits ``(B, C)`` to those the loss sees, ``(B, C)``."""
+        return logits
+
+    def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """Terms of the loss, already weighted; their sum is what is minimised.
+
+        The default is the mean cross-entropy of the calibrated logits.
+        """
+        from torch.nn.functional import cross_entropy
+
+        return {"cross_entropy": cross_entropy(self.calibrate(batch.logits, client), batch.labels)}
+
+    def contribute(self, client: ClientView) -> Tensors:
+        """Client, after local training: tensors that ride with the upload. Override only if something is sent."""
+        return {}
+
+    def protect(self, update: dict[str, Tensor], client: ClientView) -> dict[str, Tensor]:
+        """Client: last word on the floating-point update (upload minus the round's start), before it leaves."""
+        return update
+
+    def combine(self, contributions: Sequence[Contribution], shared: Tensors) -> Tensors:
+        """Server: the tensors that ride with the next model, from this round's contributions and the last ones."""
+        return shared
+
+    def after_round(self, client: ClientView) -> None:
+        """Client, after its local training: update ``client.state`` from ``client.model`` (the final weights)."""
+
+    def personalised(self, state: Tensors) -> dict[str, Tensor] | None:
+        """State dict of a client's personalised model, from its private state; None where the method keeps none."""
+        return None
+
+
+class Partitioner:
+    """Deals training samples to clients."""
+
+    Params: ClassVar[type[Any]]
+
+    def __init__(self, params: Any = None) -> None:
+        self.params = type(self).Params() if params is None else params
+
+    def split(
+        self, labels: np.ndarray, groups: np.ndarray | None, *, clients: int, rng: np.random.Generator
+    ) -> list[np.ndarray]:
+        """Sorted sample indices of each client, disjoint.
+
+        Args:
+            labels: ``(N,)`` int64.
+            groups: ``(N,)`` int64 group of each sample (writer, role, centre), or None.
+            clients: ``K``.
+            rng: the only source of randomness.
+
+        Raises:
+            LabelSkewError: the partition cannot be made.
+        """
+        raise NotImplementedError
+
+
+@dataclass
+class Arrays:
+    """One part of a data set: ``x`` ``(N, ...)`` uint8 or float32, ``y`` ``(N,)`` int64, ``groups`` ``(N,)`` or None."""
+
+    x: np.ndarray
+    y: np.ndarray
+    groups: np.ndarray | None = None
+
+
+@dataclass
+class Data:
+    """A data set in memory.
+
+    Args:
+        train: training part.
+        test: global test part.
+        class_names: one for each of the ``C`` classes.
+        mean: per channel (first axis of a sample), in units of ``x`` scaled to 0..1 where ``x`` is uint8.
+        std: per channel, like ``mean``.
+    """
+
+    train: Arrays
+    test: Arrays
+    class_names: list[str]
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+
+class Dataset:
+    """Reads a data set from disk, or makes it."""
+
+    Params: ClassVar[type[Any]]
+    default_dir: ClassVar[str | None] = None
+
+    def __init__(self, params: Any = None) -> None:
+        self.params = type(self).Params() if params is None else params
+
+    def check(self, data_dir: Path | None, *, download: bool) -> None:
+        """Raise LabelSkewError, naming the missing files, where they come from and their size; reads no data."""
+
+    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Read everything into memory; may contact the network only if ``download``.
+
+        Raises:
+            LabelSkewError: files are missing or broken.
+        """
+        raise NotImplementedError
+
+
+class Network:
+    """Builds a network whose module has ``features(x) -> (B, d)`` and a ``classifier`` (``nn.Linear(d, C)``).
+
+    The module's ``forward(x)`` returns logits, ``classifier(features(x))``.
+    """
+
+    Params: ClassVar[type[Any]]
+
+    def __init__(self, params: Any = None) -> None:
+        self.params = type(self).Params() if params is None else params
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """A freshly initialised module; randomness comes from torch's generator, which the caller has seeded.
+
+        Raises:
+            LabelSkewError: the network does not take inputs of this shape.
+        """
+        raise NotImplementedError

@@ -1,0 +1,11 @@
+"""Errors that a person reads; each message is one line that says where, what, and what would be right."""
+
+from __future__ import annotations
+
+
+class LabelSkewError(Exception):
+    """A user's mistake. The command line prints it without a traceback and ends with exit code 2."""
+
+
+class PluginError(LabelSkewError):
+    """A plugin that is unknown, ambiguous, or cannot be loaded; the message names its distribution."""
