@@ -1,0 +1,170 @@
+"""Who holds which samples: runs a partition, checks it, and deals the test samples to match."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from fl_labelskew_registry import Data, LabelSkewError, Partitioner
+from numpy.typing import NDArray
+
+TRAIN, TEST = 1, 2  # purposes: one stream of random numbers each, so that neither depends on the other
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The samples of ``K`` clients.
+
+    Args:
+        train: sorted indices of each client's training samples, int64, disjoint.
+        test: sorted indices of each client's own test samples, int64, disjoint; may be empty.
+        counts: ``(K, C)`` int64 training samples by class.
+        test_counts: ``(K, C)`` int64 test samples by class.
+        digest: SHA-256 of the index arrays, see :func:`digest`.
+    """
+
+    train: list[NDArray[np.int64]]
+    test: list[NDArray[np.int64]]
+    counts: NDArray[np.int64]
+    test_counts: NDArray[np.int64]
+    digest: str
+
+    def record(self) -> dict[str, Any]:
+        """What a run keeps of its partition, in JSON's types."""
+        return {"digest": self.digest, "counts": self.counts.tolist(), "test_counts": self.test_counts.tolist()}
+
+
+def digest(train: Sequence[NDArray[np.int64]], test: Sequence[NDArray[np.int64]]) -> str:
+    """SHA-256 in hex, the same on every platform.
+
+    It covers, as little-endian int64: ``K``, then each training array's length and indices, then those of test.
+    """
+    total = hashlib.sha256()
+    for parts in (train, test):
+        total.update(np.array(len(parts), dtype="<i8").tobytes())
+        for part in parts:
+            total.update(np.array(len(part), dtype="<i8").tobytes())
+            total.update(np.ascontiguousarray(part, dtype="<i8").tobytes())
+    return total.hexdigest()
+
+
+def class_counts(labels: NDArray[np.int64], parts: Sequence[NDArray[np.int64]], classes: int) -> NDArray[np.int64]:
+    """Samples by client and class, ``(K, C)`` int64."""
+    return np.stack([np.bincount(labels[part], minlength=classes) for part in parts]).astype(np.int64)
+
+
+def check_parts(name: str, parts: Any, clients: int, samples: int) -> list[NDArray[np.int64]]:
+    """The parts as sorted int64 arrays.
+
+    Raises:
+        LabelSkewError: not ``clients`` non-empty, disjoint arrays of indices below ``samples``; names the partitioner.
+    """
+    if not isinstance(parts, list | tuple) or len(parts) != clients:
+        got = f"{len(parts)} parts" if isinstance(parts, list | tuple) else type(parts).__name__
+        raise LabelSkewError(f"partitioner {name}: returned {got}; a list of {clients} index arrays would be right")
+    owner = np.full(samples, -1, np.int64)
+    checked = []
+    for k, part in enumerate(parts):
+        indices = np.asarray(part)
+        if indices.ndim != 1 or not len(indices) or not np.issubdtype(indices.dtype, np.integer):
+            raise LabelSkewError(
+                f"partitioner {name}: client {k} has {indices.dtype} of shape {indices.shape}; "
+                "at least one integer index, in one dimension, would be right"
+            )
+        indices = np.sort(indices.astype(np.int64))
+        if indices[0] < 0 or indices[-1] >= samples:
+            raise LabelSkewError(
+                f"partitioner {name}: client {k} has indices {indices[0]} to {indices[-1]}; "
+                f"0 to {samples - 1} would be right"
+            )
+        if (np.diff(indices) == 0).any():
+            twice = int(indices[1:][np.diff(indices) == 0][0])
+            raise LabelSkewError(f"partitioner {name}: client {k} has sample {twice} twice; once would be right")
+        if (owner[indices] >= 0).any():
+            shared = int(indices[owner[indices] >= 0][0])
+            raise LabelSkewError(
+                f"partitioner {name}: sample {shared} is in clients {owner[shared]} and {k}; one of them would be right"
+            )
+        owner[indices] = k
+        checked.append(indices)
+    return checked
+
+
+def check_labels(part: str, labels: NDArray[np.int64], classes: int) -> None:
+    """Raise LabelSkewError unless all labels are ``0 .. classes - 1``."""
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        raise LabelSkewError(
+            f"data set: {part} labels are {labels.min()} to {labels.max()}; with {classes} class names, "
+            f"0 to {classes - 1} would be right"
+        )
+
+
+def largest_remainder(total: int, weights: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``total`` items in proportion to integer ``weights`` ``(K,)``; ties go to the lower number. Exact."""
+    if not weights.any():
+        return np.zeros_like(weights)
+    whole, rest = np.divmod(total * weights, weights.sum())
+    whole[np.argsort(-rest, kind="stable")[: total - whole.sum()]] += 1
+    return whole
+
+
+def proportional_test(
+    labels: NDArray[np.int64], counts: NDArray[np.int64], rng: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """Each client's test samples: those of class ``c`` go to clients in proportion to their training counts ``n_kc``.
+
+    Args:
+        labels: ``(N_test,)``.
+        counts: ``(K, C)`` training samples by client and class; a class that no client trains on is not dealt.
+        rng: shuffles the samples of each class.
+    """
+    parts: list[list[NDArray[np.int64]]] = [[] for _ in counts]
+    for c in range(counts.shape[1]):
+        samples = rng.permutation(np.flatnonzero(labels == c))
+        shares = largest_remainder(len(samples), counts[:, c])
+        for own, piece in zip(parts, np.split(samples, np.cumsum(shares)), strict=False):
+            own.append(piece)
+    return [np.sort(np.concatenate(own)).astype(np.int64) for own in parts]
+
+
+def client_groups(groups: NDArray[np.int64], parts: Sequence[NDArray[np.int64]]) -> list[int] | None:
+    """The group that each client is, or None unless every client is one whole group."""
+    names, sizes = np.unique(groups, return_counts=True)
+    size = dict(zip(names.tolist(), sizes.tolist(), strict=True))
+    own = [np.unique(groups[part]).tolist() for part in parts]
+    whole = all(len(g) == 1 and size[g[0]] == len(part) for g, part in zip(own, parts, strict=True))
+    return [g[0] for g in own] if whole else None
+
+
+def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> Clients:
+    """Deal the training samples with ``partitioner``, and the test samples to match.
+
+    Where every client is one whole group of the data set and the test part has groups too, a client's test samples are
+    those of its group; otherwise they follow its own class mix (:func:`proportional_test`).
+
+    Args:
+        data: the data set.
+        partitioner: any partition plugin; what it returns is checked.
+        clients: ``K``.
+        seed: the recipe's seed, not negative; nothing else moves the result.
+
+    Raises:
+        LabelSkewError: the partition cannot be made, or the partitioner returned a wrong one.
+    """
+    classes = len(data.class_names)
+    check_labels("training", data.train.y, classes)
+    check_labels("test", data.test.y, classes)
+    streams = {purpose: np.random.default_rng(np.random.SeedSequence([seed, purpose])) for purpose in (TRAIN, TEST)}
+    parts = partitioner.split(data.train.y, data.train.groups, clients=clients, rng=streams[TRAIN])
+    kind = type(partitioner)
+    train = check_parts(f"{kind.__module__}:{kind.__qualname__}", parts, clients, len(data.train.y))
+    counts = class_counts(data.train.y, train, classes)
+    own = None
+    if data.train.groups is not None and data.test.groups is not None:
+        own = client_groups(data.train.groups, train)
+    if own is not None and data.test.groups is not None:
+        test = [np.flatnonzero(data.test.groups == group).astype(np.int64) for group in own]
+    else:
+        test = proportional_test(data.test.y, counts, streams[TEST])
+    return Clients(train, test, counts, class_counts(data.test.y, test, classes), digest(train, test))

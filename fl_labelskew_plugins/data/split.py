@@ -1,0 +1,25 @@
+"""A seeded, stratified split, for data sets that come without a test part."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def stratified(
+    labels: NDArray[np.int64], *, test_fraction: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sorted indices of the training and of the test samples.
+
+    Of each class, ``round(n_c * test_fraction)`` samples go to test, but at least one stays in training.
+
+    Args:
+        labels: ``(N,)``.
+        test_fraction: in (0, 1).
+        seed: not negative.
+    """
+    rng = np.random.default_rng(np.random.SeedSequence([seed, 3]))
+    test = []
+    for c in np.unique(labels):
+        samples = rng.permutation(np.flatnonzero(labels == c))
+        test.append(samples[: min(round(len(samples) * test_fraction), len(samples) - 1)])
+    chosen = np.sort(np.concatenate(test)).astype(np.int64)
+    return np.setdiff1d(np.arange(len(labels)), chosen), chosen

@@ -1,0 +1,58 @@
+"""The module that all networks here are: a body that gives features, and a linear classifier."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from fl_labelskew_registry import LabelSkewError
+from torch import nn
+
+
+class FeatureNet(nn.Module):
+    """``forward(x) = classifier(features(x))``.
+
+    Args:
+        body: gives ``(B, ...)`` with ``d`` values a sample, after its last non-linearity.
+        num_features: ``d``.
+        num_classes: ``C``.
+    """
+
+    def __init__(self, body: nn.Module, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.body = body
+        self.classifier = nn.Linear(num_features, num_classes)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Inputs ``(B, ...)`` to features ``(B, d)``."""
+        out: torch.Tensor = self.body(x)
+        return out.flatten(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Inputs ``(B, ...)`` to logits ``(B, C)``."""
+        logits: torch.Tensor = self.classifier(self.features(x))
+        return logits
+
+
+def image_shape(name: str, shape: Sequence[int], smallest: int) -> tuple[int, int, int]:
+    """``(channels, height, width)`` of a sample.
+
+    Raises:
+        LabelSkewError: not an image, or one side is below ``smallest`` pixels.
+    """
+    if len(shape) != 3:
+        raise LabelSkewError(
+            f"model {name}: needs images of at least {smallest}x{smallest}, this data set has samples of shape "
+            f"{tuple(shape)}; mlp or logistic would be right"
+        )
+    channels, height, width = shape
+    if min(height, width) < smallest:
+        raise LabelSkewError(
+            f"model {name}: needs images of at least {smallest}x{smallest}, this data set has {height}x{width}; "
+            "mlp or logistic would be right"
+        )
+    return channels, height, width
+
+
+def flat_size(shape: Sequence[int]) -> int:
+    """Values of a sample of this shape."""
+    return math.prod(shape)

@@ -1,0 +1,41 @@
+"""Logistic regression and a multilayer perceptron; both flatten whatever they get."""
+
+from itertools import pairwise
+from typing import Annotated
+
+from fl_labelskew_registry import Network
+from pydantic import Field
+from torch import nn
+
+from fl_labelskew_plugins.models.base import FeatureNet, flat_size
+from fl_labelskew_plugins.params import Params
+
+
+class Logistic(Network):
+    """Multinomial logistic regression, FedLC's model for Synthetic; the features are the flat inputs."""
+
+    class Params(Params):
+        """No parameters."""
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
+        """A fresh module."""
+        return FeatureNet(nn.Flatten(), flat_size(input_shape), num_classes)
+
+
+class MLP(Network):
+    """Linear layers with ReLU; the features are the last hidden layer's."""
+
+    class Params(Params):
+        """Parameters of mlp."""
+
+        hidden: list[Annotated[int, Field(ge=1)]] = Field(
+            [128], min_length=1, description="Width of each hidden layer; the last one is d."
+        )
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
+        """A fresh module."""
+        widths = [flat_size(input_shape), *self.params.hidden]
+        layers: list[nn.Module] = [nn.Flatten()]
+        for before, after in pairwise(widths):
+            layers += [nn.Linear(before, after), nn.ReLU()]
+        return FeatureNet(nn.Sequential(*layers), widths[-1], num_classes)

@@ -1,0 +1,125 @@
+"""D(beta): each class is dealt to the clients in proportions drawn from a Dirichlet distribution.
+
+FedLC, "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022, section 5.1; FedShift uses
+the same. The balanced variant draws each client's class mix instead, as Hsu, Qi and Brown, "Measuring the Effects of
+Non-Identical Data Distribution for Federated Visual Classification", 2019.
+"""
+
+import numpy as np
+from fl_labelskew_registry import LabelSkewError, Partitioner
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.partition.checks import Indices, by_class, gather
+
+MAX_DRAWS = 1000
+
+
+def plain_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Generator) -> Indices:
+    """Samples by class and client ``(C, K)``: ``p_c ~ Dir(beta)`` over clients, cut at ``round(n_c cumsum(p_c))``."""
+    shares = rng.dirichlet(np.full(clients, beta), size=len(sizes))
+    cuts = np.rint(np.cumsum(shares, axis=1) * sizes[:, None]).astype(np.int64)
+    cuts[:, -1] = sizes  # the sum of shares is 1 only up to rounding, and every sample has an owner
+    return np.diff(cuts, axis=1, prepend=0)
+
+
+def balanced_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Generator) -> Indices:
+    """Samples of each class ``(C, K)`` by client, where client totals differ by at most 1.
+
+    Client ``k`` wants the mix ``q_k ~ Dir(beta C p)``, ``p`` the data's own mix. All clients ask at once for what they
+    still lack; a class that is asked for too often is shared in proportion to what was asked, and what is then lacking
+    is asked for again among the classes that are left. The last single samples go where the client's mix is largest.
+    """
+    left = sizes.copy()
+    alpha = beta * len(sizes) * sizes / sizes.sum()
+    mix = np.maximum(rng.dirichlet(alpha, size=clients).T, 1e-12)  # (C, K); the floor keeps every class askable
+    lack = np.full(clients, sizes.sum() // clients)
+    lack[rng.permutation(clients)[: sizes.sum() % clients]] += 1
+    counts = np.zeros((len(sizes), clients), np.int64)
+    while True:
+        wish = mix * (left > 0)[:, None]
+        asked = wish / np.maximum(wish.sum(axis=0), 1e-300) * lack
+        given = np.floor(asked * np.minimum(1.0, left / np.maximum(asked.sum(axis=1), 1e-300))[:, None] + 1e-9)
+        given = given.astype(np.int64)
+        # the 1e-9 above may round one sample too many up; such a pass is left to the single samples below
+        if not given.any() or (given.sum(axis=1) > left).any() or (given.sum(axis=0) > lack).any():
+            break
+        counts, left, lack = counts + given, left - given.sum(axis=1), lack - given.sum(axis=0)
+    while lack.any():
+        k = int(np.argmax(lack))
+        c = int(np.argmax(mix[:, k] * (left > 0)))
+        counts[c, k] += 1
+        left[c] -= 1
+        lack[k] -= 1
+    return counts
+
+
+def dirichlet(
+    labels: NDArray[np.int64],
+    *,
+    clients: int,
+    beta: float,
+    min_samples: int = 1,
+    balanced: bool = False,
+    rng: np.random.Generator,
+) -> list[NDArray[np.int64]]:
+    """Sorted sample indices of each client; disjoint, and together all samples.
+
+    Args:
+        labels: ``(N,)`` class of each sample.
+        clients: ``K``.
+        beta: concentration; small is skewed, large is close to iid.
+        min_samples: proportions are drawn again until each client has this many, at most ``MAX_DRAWS`` times.
+        balanced: False: the paper's proportions per class, see :func:`plain_counts`. True: client totals differ by at
+            most 1, see :func:`balanced_counts`.
+        rng: the only source of randomness.
+
+    Raises:
+        LabelSkewError: ``min_samples`` cannot be had.
+    """
+    _, members = by_class("dirichlet", labels, clients)
+    sizes = np.array([len(samples) for samples in members], dtype=np.int64)
+    if clients * min_samples > len(labels):
+        raise LabelSkewError(
+            f"partition dirichlet: min_samples={min_samples} for each of {clients} clients, but there are "
+            f"{len(labels)} training samples; {len(labels) // clients} at most would be right"
+        )
+    draw = balanced_counts if balanced else plain_counts
+    for _ in range(MAX_DRAWS):
+        counts = draw(sizes, clients, beta, rng)
+        if counts.sum(axis=0).min() >= min_samples:
+            break
+    else:
+        raise LabelSkewError(
+            f"partition dirichlet: no draw of {MAX_DRAWS} gave each of {clients} clients {min_samples} samples at "
+            f"beta={beta:g}; a larger beta, a smaller min_samples, fewer clients or balanced=true would be right"
+        )
+    pieces: list[list[Indices]] = [[] for _ in range(clients)]
+    for samples, share in zip(members, counts, strict=True):
+        for own, piece in zip(pieces, np.split(rng.permutation(samples), np.cumsum(share)[:-1]), strict=True):
+            own.append(piece)
+    return gather("dirichlet", pieces, "min_samples=1 or more would be right")
+
+
+class Dirichlet(Partitioner):
+    """FedLC's D(beta)."""
+
+    class Params(Params):
+        """Parameters of dirichlet."""
+
+        beta: float = Field(gt=0, le=1e6, description="Concentration: small is skewed (FedLC: 0.05 to 0.5).")
+        min_samples: int = Field(1, ge=1, description="Draw again until every client has this many samples.")
+        balanced: bool = Field(False, description="Whether client totals are equal, up to one sample.")
+
+    def split(
+        self,
+        labels: NDArray[np.int64],
+        groups: NDArray[np.int64] | None,
+        *,
+        clients: int,
+        rng: np.random.Generator,
+    ) -> list[NDArray[np.int64]]:
+        """See :func:`dirichlet`."""
+        options = self.params.model_dump()
+        return dirichlet(labels, clients=clients, rng=rng, **options)

@@ -1,0 +1,80 @@
+"""P<clients>C<classes>: partially class-disjoint data, every client holds a fixed number of classes.
+
+FedMR, "Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping", TMLR 2024, section C.1.2.
+The authors' loop runs twice, which puts every sample into two clients; here each sample has one owner.
+"""
+
+import numpy as np
+from fl_labelskew_registry import LabelSkewError, Partitioner
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.partition.checks import Indices, by_class, gather
+
+
+def deal_classes(classes: int, clients: int, each: int, rng: np.random.Generator) -> list[list[int]]:
+    """Which classes each client holds: in order until each is taken once, then at random, none twice in a client."""
+    held = [list(range(start, min(start + each, classes))) for start in range(0, clients * each, each)]
+    for own in held:
+        rest = np.setdiff1d(np.arange(classes), own)
+        own.extend(int(c) for c in rng.choice(rest, each - len(own), replace=False))
+    return held
+
+
+def pcdd(
+    labels: NDArray[np.int64], *, clients: int, classes_per_client: int, rng: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """Sorted sample indices of each client; disjoint, and together all samples.
+
+    A class's samples are shuffled and split among its holders, sizes differ by at most 1; a class with fewer samples
+    than holders leaves some of these without it.
+
+    Args:
+        labels: ``(N,)`` class of each sample; classes that do not occur are not dealt.
+        clients: ``K``.
+        classes_per_client: classes of each client.
+        rng: the only source of randomness.
+
+    Raises:
+        LabelSkewError: too few slots for all classes, more classes per client than there are, or an empty client.
+    """
+    classes, members = by_class("pcdd", labels, clients)
+    if classes_per_client > len(classes):
+        raise LabelSkewError(
+            f"partition pcdd: classes_per_client={classes_per_client}, but the training data has {len(classes)} "
+            f"classes; {len(classes)} at most would be right"
+        )
+    if clients * classes_per_client < len(classes):
+        raise LabelSkewError(
+            f"partition pcdd: {clients} clients of {classes_per_client} classes hold {clients * classes_per_client} "
+            f"of {len(classes)} classes, so the others would be in no client; "
+            f"classes_per_client={-(-len(classes) // clients)} or more would be right"
+        )
+    held = deal_classes(len(classes), clients, classes_per_client, rng)
+    pieces: list[list[Indices]] = [[] for _ in range(clients)]
+    for c, samples in enumerate(members):
+        holders = [k for k in range(clients) if c in held[k]]
+        for k, piece in zip(holders, np.array_split(rng.permutation(samples), len(holders)), strict=True):
+            pieces[k].append(piece)
+    return gather("pcdd", pieces, "its classes have fewer samples than holders: fewer clients would be right")
+
+
+class PCDD(Partitioner):
+    """FedMR's P<clients>C<classes_per_client>."""
+
+    class Params(Params):
+        """Parameters of pcdd."""
+
+        classes_per_client: int = Field(ge=1, description="Classes that each client holds (FedMR: 2 to 5 of 10).")
+
+    def split(
+        self,
+        labels: NDArray[np.int64],
+        groups: NDArray[np.int64] | None,
+        *,
+        clients: int,
+        rng: np.random.Generator,
+    ) -> list[NDArray[np.int64]]:
+        """See :func:`pcdd`."""
+        return pcdd(labels, clients=clients, classes_per_client=self.params.classes_per_client, rng=rng)
