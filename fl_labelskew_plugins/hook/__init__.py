@@ -1,0 +1,140 @@
+"""Lets ``fedml run RECIPE.yaml`` run a recipe, though FedML's command line has no plugin hook.
+
+A ``.pth`` file beside this package calls :func:`install` when the interpreter starts. That only puts a finder in front
+of the import system; it waits for ``fedml.cli.modules.run`` and then gives its click group one more way in. Everything
+else that ``fedml run`` does stays as it is. ``FL_LABELSKEW_NO_HOOK=1`` switches the hook off.
+
+This module is read at every interpreter start, so it imports nothing but what is loaded already.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False  # typing's own costs more than this whole module
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+    import click
+
+TARGET = "fedml.cli.modules.run"
+COMMAND = "fl_labelskew_plugins.cli.run"
+RECIPES = (".yaml", ".yml")
+EPILOG = (
+    "Label-skew recipes: 'fedml run RECIPE.yaml' trains one on this machine, 'fedml run --resume RUN_DIR' continues "
+    "one, 'fedml run RECIPE.yaml --help' lists the options (fl-labelskew-plugins)."
+)
+
+
+class Finder:
+    """Finds one module in the ordinary way and patches it once it has run; every other module is passed by."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """The ordinary spec of :data:`TARGET`, with a loader that calls :func:`patch` at its end."""
+        if name != TARGET:
+            return None
+        try:
+            sys.meta_path.remove(cls)
+            from importlib.util import find_spec
+
+            spec = find_spec(name)
+            if spec is None or spec.loader is None:
+                return None
+            loader: Any = spec.loader
+            run_module = loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module
+                run_module(module)
+                _quietly(lambda: patch(module.fedml_run))
+
+            loader.exec_module = exec_module
+        except Exception:
+            return None  # the stock finders come next
+        return spec
+
+
+def install() -> None:
+    """Put the finder in front of the import system, once."""
+    if Finder not in sys.meta_path and TARGET not in sys.modules:
+        sys.meta_path.insert(0, Finder)
+
+
+def patch(group: click.Group) -> None:
+    """Give the group ``fedml run`` our command as one more way in.
+
+    The arguments decide before the group reads any of them: what is ours gets a context of our command, whose options
+    may then stand in any order; what is not goes the stock way.
+    """
+    stock_context, stock_invoke = group.make_context, group.invoke
+
+    def make_context(
+        info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        command = _command_for(group, args)
+        return (command.make_context if command else stock_context)(info_name, args, parent, **extra)
+
+    def invoke(ctx: click.Context) -> Any:
+        # A parent group calls the context's own command; only a direct call of this group comes here with ours.
+        return stock_invoke(ctx) if ctx.command is group else ctx.command.invoke(ctx)
+
+    group.epilog = EPILOG
+    group.make_context = make_context  # type: ignore[method-assign]
+    group.invoke = invoke  # type: ignore[method-assign]
+
+
+def _command_for(group: click.Group, args: list[str]) -> click.Command | None:
+    """Our command where the arguments mean it, else None: they then belong to the stock group."""
+    try:
+        flags = _options(group) | {"--help": False, "-h": False}
+        rest = iter(args)
+        for arg in rest:
+            if not arg.startswith("-"):
+                ours = arg not in group.commands and arg.lower().endswith(RECIPES)
+                return _our_command(arg) if ours else None
+            option, _, value = arg.partition("=")
+            if option not in flags:
+                # Unknown to the stock group, which would refuse it: ours if our command knows it.
+                command = _our_command()
+                return command if command and option in _options(command) else None
+            if flags[option] and not value:
+                next(rest, None)
+            elif not flags[option]:
+                return None  # --help of the group itself
+    except Exception:
+        pass
+    return None
+
+
+def _options(command: click.Command) -> dict[str, bool]:
+    """Every option's spelling, and whether a value follows it."""
+    return {
+        spelling: not getattr(option, "is_flag", False)
+        for option in command.params
+        if option.param_type_name == "option"
+        for spelling in (*option.opts, *option.secondary_opts)
+    }
+
+
+def _our_command(recipe: str = "") -> click.Command | None:
+    """``fedml run RECIPE``; None, and a word on why if a recipe was asked for, where it cannot be imported."""
+    try:
+        from importlib import import_module
+
+        command: click.Command = import_module(COMMAND).run_command
+    except Exception as error:
+        if recipe:
+            print(f"fl-labelskew-plugins cannot run {recipe}: {type(error).__name__}: {error}", file=sys.stderr)
+        return None
+    return command
+
+
+def _quietly(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except Exception:
+        return

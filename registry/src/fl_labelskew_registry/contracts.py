@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
+    from numpy.typing import NDArray
     from torch import Generator, Tensor, nn
 
     Tensors = Mapping[str, Tensor]
@@ -219,8 +220,8 @@ class Partitioner:
         self.params = type(self).Params() if params is None else params
 
     def split(
-        self, labels: np.ndarray, groups: np.ndarray | None, *, clients: int, rng: np.random.Generator
-    ) -> list[np.ndarray]:
+        self, labels: NDArray[Any], groups: NDArray[Any] | None, *, clients: int, rng: np.random.Generator
+    ) -> list[NDArray[Any]]:
         """Sorted sample indices of each client, disjoint.
 
         Args:
@@ -237,11 +238,11 @@ class Partitioner:
 
 @dataclass
 class Arrays:
-    """One part of a data set: ``x`` ``(N, ...)`` uint8 or float32, ``y`` ``(N,)`` int64, ``groups`` ``(N,)`` or None."""
+    """One part of a data set: ``x`` ``(N, ...)`` uint8 or float32, ``y`` ``(N,)`` int64, ``groups`` ``(N,)``."""
 
-    x: np.ndarray
-    y: np.ndarray
-    groups: np.ndarray | None = None
+    x: NDArray[Any]
+    y: NDArray[Any]
+    groups: NDArray[Any] | None = None
 
 
 @dataclass
