@@ -28,6 +28,6 @@ class Digits(Dataset):
         images, labels = load_digits(return_X_y=True)
         x = (images.reshape(-1, 1, 8, 8) / 16).astype(np.float32)
         y = labels.astype(np.int64)
-        train, test = stratified(y, test_fraction=self.params.test_fraction, seed=seed)
+        train, test = stratified(y, test_fraction=self.params.test_fraction, seed=seed, where="data set digits")
         names = [str(c) for c in range(10)]
         return Data(Arrays(x[train], y[train]), Arrays(x[test], y[test]), names, mean=(0.3053,), std=(0.3761,))

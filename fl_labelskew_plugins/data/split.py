@@ -1,20 +1,25 @@
 """A seeded, stratified split, for data sets that come without a test part."""
 
 import numpy as np
+from fl_labelskew_registry import LabelSkewError
 from numpy.typing import NDArray
 
 
 def stratified(
-    labels: NDArray[np.int64], *, test_fraction: float, seed: int
+    labels: NDArray[np.int64], *, test_fraction: float, seed: int, where: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sorted indices of the training and of the test samples.
 
     Of each class, ``round(n_c * test_fraction)`` samples go to test, but at least one stays in training.
 
     Args:
-        labels: ``(N,)``.
+        labels: ``(N,)``, not empty.
         test_fraction: in (0, 1).
         seed: not negative.
+        where: the data set, for messages.
+
+    Raises:
+        LabelSkewError: the test part would be empty.
     """
     rng = np.random.default_rng(np.random.SeedSequence([seed, 3]))
     test = []
@@ -22,4 +27,9 @@ def stratified(
         samples = rng.permutation(np.flatnonzero(labels == c))
         test.append(samples[: min(round(len(samples) * test_fraction), len(samples) - 1)])
     chosen = np.sort(np.concatenate(test)).astype(np.int64)
+    if not len(chosen):
+        raise LabelSkewError(
+            f"{where}: test_fraction={test_fraction:g} of {len(labels)} samples leaves no test sample; "
+            "more samples of a class, a larger test_fraction, or a test part of its own would be right"
+        )
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen

@@ -1,0 +1,181 @@
+"""Any NumPy archive: ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test``; optionally ``groups`` too.
+
+``y`` are integers ``0 .. C-1``, all of which occur. ``groups`` (``groups_train``, ``groups_test``) are integers or
+strings, one a sample, for the partition natural. Pickled objects are never read.
+"""
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fl_labelskew_plugins.data.split import stratified
+from fl_labelskew_plugins.data.stats import moments
+from fl_labelskew_plugins.params import Params
+
+Layout = Literal["auto", "nchw", "nhwc", "flat"]
+
+
+def read_archive(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an ``.npz`` file, by name.
+
+    Raises:
+        LabelSkewError: the file cannot be read, is no such archive, or holds pickled objects.
+    """
+    try:
+        with path.open("rb") as stream:
+            archive = np.load(stream, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise LabelSkewError(f"{path}: holds a single array; an .npz archive with x and y would be right")
+            return {name: archive[name] for name in archive.files}
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise LabelSkewError(
+            f"{path}: is not a sound .npz archive of plain arrays ({' '.join(str(error).split()) or 'empty'}); "
+            "one written by numpy.savez, without objects, would be right"
+        ) from error
+    except OSError as error:
+        raise LabelSkewError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def to_inputs(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
+    """Inputs ``(N, channels, H, W)`` or ``(N, features)``, uint8 as they are and all others as float32.
+
+    Args:
+        x: ``(N, ...)`` numbers.
+        layout: ``auto``: two dimensions are features, three a grey image, four an image whose channels are 1 or 3.
+        where: file and array, for messages.
+
+    Raises:
+        LabelSkewError: the layout does not fit, or a number is not finite.
+    """
+    if x.dtype.kind not in "biuf":
+        raise LabelSkewError(f"{where}: is of type {x.dtype}; numbers would be right")
+    if x.ndim < 2 or not x.size:
+        raise LabelSkewError(f"{where}: has shape {x.shape}; (samples, features) or (samples, ...) would be right")
+    if x.dtype != np.uint8:
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
+        if not np.isfinite(x).all():
+            bad = int(np.argwhere(~np.isfinite(x))[0][0])
+            raise LabelSkewError(f"{where}: sample {bad} is not finite in float32; finite numbers would be right")
+    if layout == "flat" or (layout == "auto" and x.ndim == 2):
+        return x.reshape(len(x), -1)
+    if x.ndim == 3:
+        return x[:, None]
+    if x.ndim != 4:
+        raise LabelSkewError(f"{where}: has shape {x.shape}; with layout={layout} 3 or 4 dimensions would be right")
+    if layout == "auto":
+        fits = [name for name, axis in (("nchw", 1), ("nhwc", 3)) if x.shape[axis] in (1, 3)]
+        if len(fits) != 1:
+            raise LabelSkewError(
+                f"{where}: has shape {x.shape}, from which the channels cannot be told; "
+                "layout=nchw, nhwc or flat would be right"
+            )
+        layout = "nchw" if fits[0] == "nchw" else "nhwc"
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if layout == "nhwc" else x
+
+
+def to_labels(y: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
+    """Labels ``(N,)`` int64.
+
+    Raises:
+        LabelSkewError: not ``samples`` integers from 0.
+    """
+    if y.dtype.kind not in "iu" or y.ndim != 1:
+        raise LabelSkewError(f"{where}: is {y.dtype} of shape {y.shape}; integers in one dimension would be right")
+    if len(y) != samples:
+        raise LabelSkewError(f"{where}: has {len(y)} labels for {samples} samples; one each would be right")
+    if y.min() < 0:
+        raise LabelSkewError(f"{where}: has label {y.min()}; 0 or more would be right")
+    return y.astype(np.int64)
+
+
+class Npz(Dataset):
+    """A user's own arrays; ``data_cache_dir`` is the file, or the folder that ``file`` is in."""
+
+    class Params(Params):
+        """Parameters of npz."""
+
+        file: str | None = Field(None, description="Name of the file in data_cache_dir; default: the only .npz there.")
+        layout: Layout = Field("auto", description="Axes of x: auto, nchw, nhwc, or flat (one vector a sample).")
+        test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test where x, y is all.")
+
+    def path(self, data_dir: Path | None) -> Path:
+        """The archive.
+
+        Raises:
+            LabelSkewError: there is none, or it is not clear which.
+        """
+        if data_dir is None:
+            raise LabelSkewError("data set npz: data_args.data_cache_dir is not set; an .npz file would be right")
+        path = data_dir
+        if data_dir.is_dir():
+            found = sorted(p.name for p in data_dir.glob("*.npz"))
+            if self.params.file is None and len(found) != 1:
+                raise LabelSkewError(
+                    f"data set npz: {data_dir} has {len(found)} .npz files; data_args.file with the name of one "
+                    "would be right"
+                )
+            path = data_dir / (self.params.file or found[0])
+        if not path.is_file():
+            what = "is a folder" if path.is_dir() else "does not exist"
+            raise LabelSkewError(f"data set npz: {path} {what}; an .npz file would be right")
+        return path
+
+    def check(self, data_dir: Path | None, *, download: bool) -> None:
+        """Raise LabelSkewError if the file is missing; it cannot be downloaded."""
+        self.path(data_dir)
+
+    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Read and check the arrays; ``seed`` chooses the test part where there is none."""
+        path = self.path(data_dir)
+        arrays = read_archive(path)
+        keys = ("_train", "_test") if "x_train" in arrays else ("",)
+        needed = [f"{name}{key}" for key in keys for name in "xy"]
+        if missing := [name for name in needed if name not in arrays]:
+            raise LabelSkewError(
+                f"{path}: has no {', '.join(missing)} (it has {', '.join(arrays) or 'nothing'}); x and y, or x_train, "
+                "y_train, x_test and y_test, would be right"
+            )
+        parts = [self.part(path, arrays, key) for key in keys]
+        if len(parts) == 1:
+            whole = parts[0]
+            rows = stratified(whole.y, test_fraction=self.params.test_fraction, seed=seed, where=str(path))
+            parts = [Arrays(whole.x[r], whole.y[r], None if whole.groups is None else whole.groups[r]) for r in rows]
+        train, test = parts
+        if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
+            raise LabelSkewError(
+                f"{path}: x_train has {train.x.dtype} samples of shape {train.x.shape[1:]} and x_test {test.x.dtype} "
+                f"of shape {test.x.shape[1:]}; the same would be right"
+            )
+        seen = np.unique(np.concatenate([train.y, test.y]))
+        if len(seen) != seen[-1] + 1:
+            gap = int(np.setdiff1d(np.arange(len(seen) + 1), seen)[0])
+            raise LabelSkewError(
+                f"{path}: the labels go up to {seen[-1]}, but no sample has label {gap}; labels 0 to {len(seen) - 1} "
+                f"for the {len(seen)} classes would be right"
+            )
+        mean, std = moments(train.x)
+        return Data(train, test, [str(c) for c in range(len(seen))], mean=mean, std=std)
+
+    def part(self, path: Path, arrays: dict[str, NDArray[Any]], key: str) -> Arrays:
+        """One part, checked; ``key`` ends its arrays' names."""
+        x = to_inputs(arrays[f"x{key}"], self.params.layout, f"{path}: x{key}")
+        y = to_labels(arrays[f"y{key}"], len(x), f"{path}: y{key}")
+        groups = arrays.get(f"groups{key}")
+        if groups is None:
+            return Arrays(x, y)
+        if groups.dtype.kind not in "iuUS" or groups.shape != y.shape:
+            raise LabelSkewError(
+                f"{path}: groups{key} is {groups.dtype} of shape {groups.shape}; {len(y)} integers or strings, one a "
+                "sample, would be right"
+            )
+        if groups.dtype.kind in "US":  # numbers by sorted name, the same in both parts
+            names = np.unique(np.concatenate([v for k, v in arrays.items() if k.startswith("groups")]))
+            groups = np.searchsorted(names, groups)
+        return Arrays(x, y, groups.astype(np.int64))

@@ -1,0 +1,84 @@
+r"""Synthetic(lambda, mu): generated clients whose models and inputs differ.
+
+Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx), MLSys 2020, section 5.1, where it is
+Synthetic(alpha, beta); FedLC, section 5.3, calls it Synthetic(lambda, mu). For client ``k``, with 60 features and 10
+classes:
+
+.. math::
+    u_k \sim N(0, \lambda), \quad W_k, b_k \sim N(u_k, 1), \quad B_k \sim N(0, \mu), \quad v_k \sim N(B_k, 1)
+
+    x \sim N(v_k, \mathrm{diag}(j^{-1.2})), \quad y = \arg\max(W_k^T x + b_k), \quad
+    N_k = \lfloor \mathrm{LogNormal}(4, 2) \rfloor + \mathrm{min\_samples}
+
+As in the authors' code, lambda and mu are standard deviations, and the power law of the sizes is a log-normal one.
+iid: one ``W, b ~ N(0, 1)`` for all clients, and ``v_k = 0``.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from fl_labelskew_registry import Arrays, Data, Dataset
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fl_labelskew_plugins.params import Params
+
+FEATURES, CLASSES = 60, 10
+
+
+def sample_client(
+    size: int,
+    *,
+    lam: float,
+    mu: float,
+    common: tuple[NDArray[np.float64], NDArray[np.float64]] | None,
+    rng: np.random.Generator,
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """One client's ``x`` ``(size, 60)`` and ``y`` ``(size,)``; iid if ``common`` gives ``W (60, 10), b (10,)``."""
+    if common is None:
+        model_mean, input_mean = rng.normal(0, lam), rng.normal(0, mu)
+        weight, bias = rng.normal(model_mean, 1, (FEATURES, CLASSES)), rng.normal(model_mean, 1, CLASSES)
+        centre = rng.normal(input_mean, 1, FEATURES)
+    else:
+        (weight, bias), centre = common, np.zeros(FEATURES)
+    spread = np.arange(1, FEATURES + 1) ** -0.6  # the square root of the variances
+    x = (centre + spread * rng.standard_normal((size, FEATURES))).astype(np.float32)
+    return x, np.argmax(x.astype(np.float64) @ weight + bias, axis=1).astype(np.int64)
+
+
+class Synthetic(Dataset):
+    """Synthetic(lam, mu); samples are ``(60,)`` float32 and groups are clients, for the partition natural."""
+
+    class Params(Params):
+        """Parameters of synthetic."""
+
+        lam: float = Field(0.5, ge=0, le=100, description="lambda: how much the clients' models differ.")
+        mu: float = Field(0.5, ge=0, le=100, description="mu: how much the clients' inputs differ.")
+        clients: int = Field(10, ge=1, description="Clients; client_num_in_total must be the same.")
+        min_samples: int = Field(50, ge=2, description="Samples that every client has at least, test part included.")
+        iid: bool = Field(False, description="One model and one input distribution for all; lam and mu do nothing.")
+        test_fraction: float = Field(0.1, gt=0, lt=1, description="Share of each client that is its test part.")
+
+    def check(self, data_dir: Path | None, *, download: bool) -> None:
+        """Nothing can be missing."""
+
+    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Generate the clients; each has at least one sample in each part."""
+        options = self.params
+        rng = np.random.default_rng(np.random.SeedSequence([seed, 4]))
+        sizes = np.floor(rng.lognormal(4, 2, options.clients)).astype(np.int64) + options.min_samples
+        common = (rng.standard_normal((FEATURES, CLASSES)), rng.standard_normal(CLASSES)) if options.iid else None
+        parts: tuple[list[Arrays], list[Arrays]] = ([], [])
+        for k, size in enumerate(sizes.tolist()):
+            x, y = sample_client(size, lam=options.lam, mu=options.mu, common=common, rng=rng)
+            # samples come in random order, so the first ones are as good a test part as any
+            cut = min(max(round(size * options.test_fraction), 1), size - 1)
+            for part, rows in zip(parts, (slice(cut, None), slice(cut)), strict=True):
+                part.append(Arrays(x[rows], y[rows], np.full(len(y[rows]), k, np.int64)))
+        train, test = (_join(part) for part in parts)
+        return Data(train, test, [str(c) for c in range(CLASSES)])
+
+
+def _join(parts: list[Arrays]) -> Arrays:
+    columns = ([p.x for p in parts], [p.y for p in parts], [p.groups for p in parts if p.groups is not None])
+    return Arrays(*(np.concatenate(column) for column in columns))

@@ -1,0 +1,62 @@
+"""Q(a): samples sorted by label are cut into K*a sets, and each client is dealt a of them at random.
+
+FedLC, "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022, section 5.1; first used by
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, with a = 2.
+"""
+
+import numpy as np
+from fl_labelskew_registry import LabelSkewError, Partitioner
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.partition.checks import by_class, gather
+
+
+def quantity(
+    labels: NDArray[np.int64], *, clients: int, sets_per_client: int, rng: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """Sorted sample indices of each client; disjoint, and together all samples.
+
+    Samples of one class are in random order before the cut. Sets differ by at most one sample; one that lies across a
+    border between classes has samples of both.
+
+    Args:
+        labels: ``(N,)`` class of each sample.
+        clients: ``K``.
+        sets_per_client: ``a``.
+        rng: the only source of randomness.
+
+    Raises:
+        LabelSkewError: more sets than samples.
+    """
+    _, members = by_class("quantity", labels, clients)
+    sets = clients * sets_per_client
+    if sets > len(labels):
+        raise LabelSkewError(
+            f"partition quantity: {clients} clients of {sets_per_client} sets need {sets} sets, but there are "
+            f"{len(labels)} training samples; sets_per_client={len(labels) // clients} at most would be right"
+        )
+    pieces = np.array_split(np.concatenate([rng.permutation(samples) for samples in members]), sets)
+    dealt = rng.permutation(sets).reshape(clients, sets_per_client)
+    return gather("quantity", [[pieces[i] for i in row] for row in dealt], "fewer clients would be right")
+
+
+class Quantity(Partitioner):
+    """FedLC's Q(sets_per_client)."""
+
+    class Params(Params):
+        """Parameters of quantity."""
+
+        sets_per_client: int = Field(ge=1, description="a of Q(a), sets of each client (FedLC: 2 to 20).")
+
+    def split(
+        self,
+        labels: NDArray[np.int64],
+        groups: NDArray[np.int64] | None,
+        *,
+        clients: int,
+        rng: np.random.Generator,
+    ) -> list[NDArray[np.int64]]:
+        """See :func:`quantity`."""
+        return quantity(labels, clients=clients, sets_per_client=self.params.sets_per_client, rng=rng)

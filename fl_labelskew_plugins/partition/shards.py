@@ -1,0 +1,80 @@
+"""C<classes>-<clients>-<shards>: each class is cut into equal shards, and each client is dealt some at random.
+
+FedRS, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data", KDD 2021, section 5.2;
+Cifar10-100-5 is 100 clients, 50 shards a class and 5 shards a client.
+"""
+
+import numpy as np
+from fl_labelskew_registry import LabelSkewError, Partitioner
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.partition.checks import by_class, gather
+
+
+def shards(
+    labels: NDArray[np.int64],
+    *,
+    clients: int,
+    shards_per_client: int,
+    shards_per_class: int | None = None,
+    rng: np.random.Generator,
+) -> list[NDArray[np.int64]]:
+    """Sorted sample indices of each client; disjoint, and together all samples.
+
+    A class's samples are shuffled before they are cut; its shards differ by at most one sample. A client may be dealt
+    two shards of one class, so it holds ``shards_per_client`` classes at most.
+
+    Args:
+        labels: ``(N,)`` class of each sample.
+        clients: ``K``.
+        shards_per_client: shards of each client.
+        shards_per_class: shards of each class; None: ``K * shards_per_client / C``.
+        rng: the only source of randomness.
+
+    Raises:
+        LabelSkewError: the shards do not come out even, or a client is empty.
+    """
+    classes, members = by_class("shards", labels, clients)
+    wanted = clients * shards_per_client
+    cut = wanted // len(classes) if shards_per_class is None else shards_per_class
+    if cut * len(classes) != wanted:
+        made = "" if shards_per_class is None else f"shards_per_class={cut} makes {cut * len(classes)}; "
+        right = (
+            f"shards_per_class={wanted // len(classes)}"
+            if wanted % len(classes) == 0
+            else f"client_num_in_total * shards_per_client a multiple of {len(classes)}"
+        )
+        raise LabelSkewError(
+            f"partition shards: {clients} clients of {shards_per_client} shards need {wanted} shards of "
+            f"{len(classes)} classes; {made}{right} would be right"
+        )
+    pieces = [piece for samples in members for piece in np.array_split(rng.permutation(samples), cut)]
+    dealt = rng.permutation(len(pieces)).reshape(clients, shards_per_client)
+    own = [[pieces[i] for i in row] for row in dealt]
+    return gather("shards", own, "its shards are smaller than a sample: fewer shards would be right")
+
+
+class Shards(Partitioner):
+    """FedRS's shards."""
+
+    class Params(Params):
+        """Parameters of shards."""
+
+        shards_per_client: int = Field(ge=1, description="Shards of each client (FedRS: 5, 2; 20 for Cifar100).")
+        shards_per_class: int | None = Field(
+            None, ge=1, description="Shards of each class; default: clients * shards_per_client / classes."
+        )
+
+    def split(
+        self,
+        labels: NDArray[np.int64],
+        groups: NDArray[np.int64] | None,
+        *,
+        clients: int,
+        rng: np.random.Generator,
+    ) -> list[NDArray[np.int64]]:
+        """See :func:`shards`."""
+        options = self.params.model_dump()
+        return shards(labels, clients=clients, rng=rng, **options)
