@@ -1,0 +1,143 @@
+"""YAML text to plain values and back: mappings, lists, text, numbers, booleans and null; nothing else.
+
+What PyYAML lets pass is reported here: a key given twice, a file that unfolds without bound, a tag that makes
+objects. ``1e-5`` is a number, as everywhere but in YAML 1.1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+MAX_BYTES = 1 << 20
+MAX_NODES = 100_000
+
+_FLOAT = "tag:yaml.org,2002:float"
+_TIMESTAMP = "tag:yaml.org,2002:timestamp"
+_EXPONENT = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+\Z")
+_SCALARS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str")}
+
+
+class YamlError(Exception):
+    """The text holds no plain values; the message says where and why."""
+
+
+class _Loader(yaml.SafeLoader):
+    pass
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+# A date is text to a recipe; only what the loader and the dumper agree upon survives a round trip.
+for _tool in (_Loader, _Dumper):
+    _tool.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in pairs if tag != _TIMESTAMP]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    _tool.add_implicit_resolver(_FLOAT, _EXPONENT, list("-+0123456789."))
+
+
+def read(text: str) -> tuple[Any, list[str]]:
+    """The value that ``text`` holds, and a line for each key that stands twice in it (the last one counts).
+
+    Raises:
+        YamlError: the text is no YAML, or no plain values.
+    """
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None, []
+        _unfolded(root, {}, set())
+        twice: list[str] = []
+        return _value(loader, root, twice), twice
+    except yaml.MarkedYAMLError as error:
+        raise YamlError(_place(error)) from None
+    except yaml.YAMLError as error:
+        raise YamlError(f"not YAML: {_one_line(error)}") from None
+    except RecursionError:
+        raise YamlError("nested too deeply") from None
+
+
+def write(value: Any) -> str:
+    """YAML text of plain values, one line for a mapping of scalars where it fits."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+
+
+def _place(error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+    problem = _one_line(error.problem or error.context or "not YAML")
+    if problem.startswith("but found") and error.context:
+        problem = f"{_one_line(error.context)}, {problem}"
+    return where + problem
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def _line(node: yaml.Node) -> str:
+    return f"line {node.start_mark.line + 1}"
+
+
+def _unfolded(node: yaml.Node, sizes: dict[int, int], open_nodes: set[int]) -> int:
+    """Nodes below ``node`` with every alias written out; each node is visited once."""
+    key = id(node)
+    if key in open_nodes:
+        raise YamlError(f"{_line(node)}: an alias that contains itself")
+    if key not in sizes:
+        open_nodes.add(key)
+        inner = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else node.value
+        below = sum(_unfolded(part, sizes, open_nodes) for part in inner) if not isinstance(inner, str) else 0
+        open_nodes.remove(key)
+        sizes[key] = 1 + below
+        if sizes[key] > MAX_NODES:
+            raise YamlError(f"{_line(node)}: unfolds to more than {MAX_NODES:,} values")
+    return sizes[key]
+
+
+def _value(loader: _Loader, node: yaml.Node, twice: list[str]) -> Any:
+    if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
+        return _mapping(loader, node, twice)
+    if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
+        return [_value(loader, part, twice) for part in node.value]
+    if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
+        return _scalar(loader, node)
+    raise YamlError(f"{_line(node)}: tag {node.tag} is not allowed; allowed: plain values")
+
+
+def _scalar(loader: _Loader, node: yaml.ScalarNode) -> Hashable:
+    try:
+        value: Hashable = loader.construct_object(node)
+    except (ValueError, KeyError, OverflowError, yaml.YAMLError):
+        raise YamlError(f"{_line(node)}: {_short(node.value)} is no {node.tag.rpartition(':')[2]}") from None
+    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise YamlError(f"{_line(node)}: half of a surrogate pair, which is no text")
+    return value
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode, twice: list[str]) -> dict[Any, Any]:
+    values: dict[Any, Any] = {}
+    lines: dict[Any, str] = {}
+    for key_node, value_node in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise YamlError(f"{_line(key_node)}: a key that is no single value")
+        # As text, a key is what the author sees: yes stays yes, 1 stays 1.
+        key = _value(loader, key_node, twice) if key_node.style else key_node.value
+        if key in lines:
+            twice.append(f"{_line(key_node)}: key '{_short(key)}' stands twice; first on {lines[key]}")
+        lines.setdefault(key, _line(key_node))
+        values[key] = _value(loader, value_node, twice)
+    return values
+
+
+def _short(text: object) -> str:
+    line = _one_line(text)
+    return line if len(line) <= 60 else line[:57] + "..."
