@@ -1,4 +1,4 @@
-"""Registry of label-skew methods, partitioners, data sets and networks; importing it imports neither torch nor fedml."""
+"""Registry of label-skew methods, partitioners, data sets and networks; its import needs neither torch nor fedml."""
 
 from fl_labelskew_registry.catalog import Entry, Kind, entries, load, namespace, nearest
 from fl_labelskew_registry.contracts import (
@@ -15,7 +15,7 @@ from fl_labelskew_registry.contracts import (
     Partitioner,
     Stage,
 )
-from fl_labelskew_registry.errors import LabelSkewError, PluginError
+from fl_labelskew_registry.errors import LabelSkewError, PluginError, RunError
 
 __all__ = [
     "Aggregation",
@@ -33,6 +33,7 @@ __all__ = [
     "Network",
     "Partitioner",
     "PluginError",
+    "RunError",
     "Stage",
     "entries",
     "load",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
 from stevedore import DriverManager
@@ -41,8 +41,14 @@ def entries(kind: Kind) -> list[Entry]:
     """All registered plugins of a kind, sorted by name; nothing is imported. A repeated name appears twice."""
     # Not stevedore's list_entry_points: its cache forgets which distribution an entry point came from. One editable
     # install can be visible through two metadata folders; the same target counts once.
-    found = entry_points(group=namespace(kind))
-    return sorted({Entry(e.name, e.dist.name if e.dist else "unknown", e.value) for e in found})
+    return sorted({Entry(e.name, _distribution(e), e.value) for e in entry_points(group=namespace(kind))})
+
+
+def _distribution(entry_point: EntryPoint) -> str:
+    try:
+        return (entry_point.dist and entry_point.dist.name) or "unknown"
+    except Exception:  # metadata without a METADATA file; one broken install must not hide the other plugins
+        return "unknown"
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -69,9 +75,12 @@ def load(kind: Kind, name: str) -> Any:
         claims = " and ".join(e.distribution + f" ({e.target})" for e in by_name[name])
         raise PluginError(f"name '{name}' in {kind} is claimed by {claims}; uninstall one of them")
     source = f"{kind[:-1]} '{name}' of distribution {first.distribution} ({first.target})"
+    # Hand stevedore the entry point just read: its own cache on disk keys on times rounded to two minutes, so a plugin
+    # installed a moment after the last run would be listed and yet not found.
+    DriverManager.ENTRY_POINT_CACHE[namespace(kind)] = [EntryPoint(name, first.target, namespace(kind))]
     try:
         plugin = DriverManager(namespace(kind), name, warn_on_missing_entrypoint=False).driver
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginError(f"{source} does not import: {type(error).__name__}: {error}".splitlines()[0]) from error
     _check(kind, plugin, source)
     return plugin

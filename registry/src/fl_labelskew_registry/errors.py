@@ -6,6 +6,14 @@ from __future__ import annotations
 class LabelSkewError(Exception):
     """A user's mistake. The command line prints it without a traceback and ends with exit code 2."""
 
+    exit_code = 2
+
 
 class PluginError(LabelSkewError):
     """A plugin that is unknown, ambiguous, or cannot be loaded; the message names its distribution."""
+
+
+class RunError(LabelSkewError):
+    """A run that could not go on, such as one whose training diverged. One line as well, but exit code 1."""
+
+    exit_code = 1

@@ -1,0 +1,126 @@
+"""Server side: weighted means over uploads and the checks that an upload has to pass. Pure functions of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from fl_labelskew_registry import Aggregation, RunError
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+PROXIES = ("classifier.weight", "classifier.bias")
+
+
+def client_weights(samples: Sequence[int], aggregation: Aggregation, population: int) -> list[float]:
+    """Weight of each upload of a round.
+
+    Args:
+        samples: training samples ``N_k`` of the round's clients.
+        aggregation: ``samples``: ``N_k`` over the round's sum (FedAvg). ``uniform``: ``1/|S|`` (FedRS and MAP,
+            algorithm 1). ``population``: ``N_k / N`` with ``N`` over all clients (FedShift, algorithm 1 line 9); what
+            is left to 1 stays on the old model, so a partial round moves less.
+        population: ``N``, training samples of all clients.
+    """
+    if aggregation == "uniform":
+        return [1 / len(samples)] * len(samples)
+    total = population if aggregation == "population" else sum(samples)
+    return [n / total for n in samples]
+
+
+def class_weights(counts: Tensor, smoothing: float) -> Tensor:
+    r"""Weights of the classifier's rows, ``p_kc ~ n_kc + lambda`` (FedRS section 4.4, fine-grained aggregation).
+
+    Args:
+        counts: ``(|S|, C)`` training samples per class of the round's clients.
+        smoothing: ``lambda``, in samples.
+
+    Returns:
+        ``(|S|, C)``; a column sums to 1, or to 0 for a class that nobody holds while ``smoothing`` is 0.
+    """
+    smoothed = counts.double() + smoothing
+    return smoothed / smoothed.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+
+
+class WeightedMean:
+    """Running sum of uploads in the order in which they are added; each can be let go once it is added.
+
+    What the weights leave to 1 (a partial round under ``population``, a class that nobody holds) stays on the old
+    model. Integer tensors, such as batch norm's counters, are averaged in double precision and rounded.
+
+    Args:
+        old: the model that the round started from.
+        rest: ``1 - sum of weights``, the share of the old model.
+        proxy_rest: the same for each row of the classifier, ``(C,)``; None: as the model's.
+    """
+
+    def __init__(self, old: Weights, rest: float = 0.0, proxy_rest: Tensor | None = None) -> None:
+        self._old = old
+        self._rest = rest
+        self._proxy_rest = proxy_rest
+        self._sum: Weights = {}
+
+    @torch.no_grad()
+    def add(self, upload: Weights, weight: float, proxy_weight: Tensor | None = None) -> None:
+        """Add one upload with its weight; ``proxy_weight`` ``(C,)`` weighs the classifier's rows instead."""
+        for key, value in upload.items():
+            term = value if value.is_floating_point() else value.double()
+            if proxy_weight is not None and key in PROXIES:
+                rows = proxy_weight.to(term).reshape(-1, *[1] * (term.dim() - 1))
+                term = term * rows
+                self._sum[key] = self._sum[key] + term if key in self._sum else term
+            elif key in self._sum:
+                self._sum[key].add_(term, alpha=weight)
+            else:
+                self._sum[key] = term * weight
+
+    @torch.no_grad()
+    def result(self) -> Weights:
+        """The mean, in the old model's dtypes."""
+        if self._rest:
+            self.add(self._old, self._rest, self._proxy_rest)
+        elif self._proxy_rest is not None and bool(self._proxy_rest.any()):
+            self.add({k: self._old[k] for k in PROXIES if k in self._old}, 0.0, self._proxy_rest)
+        return {
+            key: value if self._old[key].is_floating_point() else value.round().to(self._old[key].dtype)
+            for key, value in self._sum.items()
+        }
+
+
+def weighted_mean(uploads: Iterable[tuple[float, Weights]], old: Weights) -> Weights:
+    """Weighted mean of uploads, ``sum_k w_k u_k + (1 - sum_k w_k) old``; the weights may sum to 1 or less."""
+    uploads = list(uploads)
+    rest = 1 - sum(weight for weight, _ in uploads)
+    mean = WeightedMean(old, rest if abs(rest) > 1e-9 else 0.0)
+    for weight, upload in uploads:
+        mean.add(upload, weight)
+    return mean.result()
+
+
+def check_upload(upload: Weights, old: Weights, *, client: int, round: int) -> None:
+    """Refuse an upload that is not the model's: other keys, shapes or dtypes, or values that are not finite.
+
+    Raises:
+        RunError: one line that names the client, the round and the tensor.
+    """
+    where = f"round {round}: upload of client {client}"
+    if upload.keys() != old.keys():
+        strange = sorted(upload.keys() ^ old.keys())[:3]
+        raise RunError(f"{where} has other tensors than the model: {', '.join(strange)}")
+    for key, value in upload.items():
+        if value.shape != old[key].shape or value.dtype != old[key].dtype:
+            raise RunError(
+                f"{where}: {key} is {tuple(value.shape)} {value.dtype}, expected {tuple(old[key].shape)} "
+                f"{old[key].dtype}"
+            )
+        # One reduction tells: a sum with an inf or a nan in it is not finite.
+        if value.is_floating_point() and not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
+            raise RunError(
+                f"{where}: {key} is not finite, training diverged; a smaller train_args.learning_rate or a "
+                "train_args.gradient_clip_norm would be right"
+            )
+
+
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes that tensors take on the wire."""
+    return sum(t.numel() * t.element_size() for t in tensors)

@@ -1,0 +1,406 @@
+"""The only local training loop: stages, epochs, batches, optimiser and schedule. Knows no host framework."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from fl_labelskew_registry import Batch, ClientView, Data, Federation, Method
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins.aggregate import Weights
+
+TEST_BATCH = 500
+"""Samples of a batch where no gradient is needed; a small network's activations then still fit a core's cache."""
+
+
+@dataclass(frozen=True)
+class LocalSettings:
+    """How a client trains; the fields are those of a recipe's ``train_args`` and ``device_args``."""
+
+    epochs: int = 1
+    batch_size: int = 64
+    client_optimizer: Literal["sgd", "adam"] = "sgd"
+    learning_rate: float = 0.01
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    lr_schedule: Literal["constant", "step", "cosine"] = "constant"
+    lr_decay: float = 0.95
+    lr_decay_every: int = 10
+    gradient_clip_norm: float | None = None
+    precision: Literal["fp32", "bf16"] = "fp32"
+    channels_last: bool = True
+
+
+def learning_rate(settings: LocalSettings, round: int, rounds: int) -> float:
+    """Learning rate of a round: constant, times ``lr_decay`` every ``lr_decay_every`` rounds, or half a cosine."""
+    if settings.lr_schedule == "step":
+        return settings.learning_rate * settings.lr_decay ** (round // settings.lr_decay_every)
+    if settings.lr_schedule == "cosine":
+        return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * round / rounds))
+    return settings.learning_rate
+
+
+class Samples:
+    """Samples and labels on the device; inputs stay in their stored type and are normalised batch by batch.
+
+    Args:
+        x: ``(N, ...)`` uint8 or float32.
+        y: ``(N,)`` int64.
+        mean: per channel, see :class:`fl_labelskew_registry.Data`.
+        std: per channel.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        self.x, self.y = x, y
+        shape = (-1, *[1] * (x.dim() - 2))
+        unit = 255.0 if x.dtype == torch.uint8 else 1.0
+        self._scale = (1 / (unit * torch.tensor(std, device=x.device))).reshape(shape)
+        self._shift = (-torch.tensor(mean, device=x.device) / torch.tensor(std, device=x.device)).reshape(shape)
+        if len(mean) == 1:  # plain numbers spare a broadcast
+            self._scale, self._shift = self._scale.reshape(()), self._shift.reshape(())
+        self._plain = x.is_floating_point() and mean == (0.0,) and std == (1.0,)
+
+    def inputs(self, index: Tensor | slice) -> Tensor:
+        """Normalised float32 inputs ``(B, ...)``."""
+        x = self.x[index]
+        if self._plain:
+            return x
+        return torch.addcmul(self._shift, x.float(), self._scale)
+
+
+@dataclass
+class LocalResult:
+    """What a client's local training leaves behind.
+
+    Args:
+        upload: state dict for the server.
+        contributions: tensors that ride with it.
+        state: the client's private state from now on.
+        loss_terms: mean of each term of the loss over the round's batches.
+        personalised: right answers and samples of the client's own test split under its final weights, or None.
+    """
+
+    upload: Weights
+    contributions: Mapping[str, Tensor]
+    state: dict[str, Tensor]
+    loss_terms: dict[str, float]
+    personalised: tuple[int, int] | None = None
+
+
+@dataclass
+class LocalTrainer:
+    """Trains any client of a federation in this process, one after the other.
+
+    Args:
+        model: the network in use, with ``features`` and ``classifier``; its weights are scratch.
+        method: the label-skew method.
+        settings: how clients train.
+        federation: the run as a whole.
+        train: training samples of every client in this process.
+        indices: ``(N_k,)`` int64 sample indices of each client.
+        test: the global test samples.
+        test_indices: test samples of each client's own split.
+        replaced: samples that stand in for a client's own, such as what the host's data poisoning made of them.
+    """
+
+    model: nn.Module
+    method: Method
+    settings: LocalSettings
+    federation: Federation
+    train: Samples
+    indices: list[Tensor]
+    test: Samples
+    test_indices: list[Tensor]
+    replaced: dict[int, Samples] = field(default_factory=dict)
+    _spare: nn.Module | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.settings.channels_last:
+            self.model.to(memory_format=torch.channels_last)
+        self._has_batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.model.modules())
+
+    @property
+    def device(self) -> torch.device:
+        """Where this trainer computes."""
+        return self.train.x.device
+
+    def data(self, client: int) -> tuple[Samples, Tensor]:
+        """The samples that this client trains on and their indices ``(N_k,)``."""
+        if client in self.replaced:
+            return self.replaced[client], torch.arange(len(self.replaced[client].y), device=self.device)
+        return self.train, self.indices[client]
+
+    def counts(self, client: int) -> Tensor:
+        """Training samples of each class, ``(C,)`` int64 on the device."""
+        samples, own = self.data(client)
+        return torch.bincount(samples.y[own], minlength=self.federation.num_classes)
+
+    def view(
+        self,
+        client: int,
+        round: int = 0,
+        shared: Mapping[str, Tensor] | None = None,
+        state: dict[str, Tensor] | None = None,
+        times_selected: int = 0,
+    ) -> ClientView:
+        """The client as the method sees it."""
+        return ClientView(
+            id=client,
+            round=round,
+            counts=self.counts(client),
+            shared=shared or {},
+            state=state or {},
+            generator=seeds.torch_generator(self.federation.seed, "method", round, client),
+            times_selected=times_selected,
+            federation=self.federation,
+            model=self.model,
+            frozen=self._frozen,
+            features=lambda: self._features(client),
+        )
+
+    def fit(
+        self,
+        client: int,
+        round: int,
+        weights: Weights,
+        *,
+        shared: Mapping[str, Tensor],
+        state: dict[str, Tensor],
+        times_selected: int,
+        personalised: bool = False,
+    ) -> LocalResult:
+        """One client's part of a round: local training from ``weights``, then what the server gets.
+
+        Args:
+            client: whose turn it is.
+            round: number of the round.
+            weights: the server's state dict; not changed.
+            shared: the server's shared tensors.
+            state: the client's private tensors.
+            times_selected: how often the client was selected, this round included.
+            personalised: also test the final weights on the client's own test split.
+        """
+        view = self.view(client, round, shared, state, times_selected)
+        load(self.model, weights)
+        with self._seeded(round, client):
+            self.method.before_round(view)
+            upload, terms = self._train(view)
+            contributions = {k: v.detach() for k, v in self.method.contribute(view).items()}
+            self.method.after_round(view)
+        upload = self._protect(upload, weights, view)
+        result = LocalResult(upload, contributions, view.state, terms)
+        if personalised and len(self.test_indices[client]):
+            logits, labels = self.predict(self.test_indices[client])
+            result.personalised = (int((logits.argmax(1) == labels).sum()), len(labels))
+        return result
+
+    @torch.inference_mode()
+    def predict(self, index: Tensor | None = None, weights: Weights | None = None) -> tuple[Tensor, Tensor]:
+        """Logits ``(N, C)`` and labels ``(N,)`` of test samples, all by default, under the current or given weights."""
+        if weights is not None:
+            load(self.model, weights)
+        labels = self.test.y if index is None else self.test.y[index]
+        parts = [self._forward(self.test, part)[1].float() for part in self._parts(self.test, index)]
+        return torch.cat(parts), labels
+
+    def _train(self, view: ClientView) -> tuple[Weights, dict[str, float]]:
+        settings, model, method = self.settings, self.model, self.method
+        optimizer = self._optimizer(view.round)
+        samples, own = self.data(view.id)
+        batches, total = self._batches(view, own)
+        sums: dict[str, Tensor] = {}
+        upload: Weights | None = None
+        step, planned = 0, 0.0
+        per_epoch = total // settings.epochs
+        model.train()
+        for stage in method.stages(settings.epochs):
+            view.stage = stage.name
+            planned += stage.epochs
+            stop = min(total, math.ceil(planned * per_epoch))
+            while step < stop:
+                index = next(batches)
+                last_epoch = step >= total - per_epoch
+                single = len(index) == 1 and self._has_batch_norm
+                if single:  # one sample has no variance: normalise it with the running statistics
+                    _batch_norm_training(model, False)
+                inputs, labels = self._inputs(samples, index), samples.y[index]
+                with self._autocast():
+                    features = model.features(inputs)  # type: ignore[operator]
+                    logits = model.classifier(features)  # type: ignore[operator]
+                terms = method.loss(Batch(inputs, features, logits.float(), labels, last_epoch), view)
+                optimizer.zero_grad(set_to_none=True)
+                _total(terms).backward()
+                if settings.gradient_clip_norm is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clip_norm)
+                optimizer.step()
+                if single:
+                    _batch_norm_training(model, True)
+                for name, term in terms.items():
+                    sums[name] = sums[name] + term.detach() if name in sums else term.detach()
+                step += 1
+            if stage.upload:
+                upload = snapshot(model)
+        if upload is None:
+            raise RuntimeError(f"{type(method).__name__}.stages() has no stage with upload=True")
+        model.eval()
+        return upload, {name: float(value) / total for name, value in sums.items()}
+
+    def _batches(self, view: ClientView, own: Tensor) -> tuple[Iterator[Tensor], int]:
+        """Index tensors of every batch of all epochs, and their number."""
+        size = self.settings.batch_size
+        cuts = list(range(size, len(own), size))
+        if self._has_batch_norm and cuts and len(own) - cuts[-1] == 1:
+            cuts.pop()  # a last batch of one sample joins the one before it: batch norm cannot train on one
+        generator = seeds.torch_generator(self.federation.seed, "batches", view.round, view.id)
+
+        def batches() -> Iterator[Tensor]:
+            for _ in range(self.settings.epochs):
+                order = torch.randperm(len(own), generator=generator).to(own.device)
+                yield from own[order].tensor_split(cuts)
+
+        return batches(), (len(cuts) + 1) * self.settings.epochs
+
+    def _optimizer(self, round: int) -> torch.optim.Optimizer:
+        settings = self.settings
+        rate = learning_rate(settings, round, self.federation.rounds)
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        if settings.client_optimizer == "adam":
+            return torch.optim.Adam(parameters, lr=rate, weight_decay=settings.weight_decay, fused=True)
+        return torch.optim.SGD(
+            parameters,
+            lr=rate,
+            momentum=settings.momentum,
+            nesterov=settings.nesterov,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+
+    def _protect(self, upload: Weights, weights: Weights, view: ClientView) -> Weights:
+        if type(self.method).protect is Method.protect:
+            return upload
+        update = {k: v - weights[k] for k, v in upload.items() if v.is_floating_point()}
+        with torch.no_grad():
+            for key, value in self.method.protect(update, view).items():
+                upload[key] = weights[key] + value
+                if key.endswith("running_var"):  # noise must not leave a negative variance behind
+                    upload[key].clamp_(min=0)
+        return upload
+
+    def _frozen(self, state: Mapping[str, Tensor]) -> nn.Module:
+        if self._spare is None:
+            self._spare = copy.deepcopy(self.model).requires_grad_(False)
+        load(self._spare, state)
+        return self._spare.eval()
+
+    @torch.no_grad()
+    def _features(self, client: int) -> tuple[Tensor, Tensor]:
+        was_training = self.model.training
+        self.model.eval()
+        samples, own = self.data(client)
+        with self._autocast():
+            features = [
+                self.model.features(self._inputs(samples, part)).float()  # type: ignore[operator]
+                for part in self._parts(samples, own)
+            ]
+        self.model.train(was_training)
+        return torch.cat(features), samples.y[own]
+
+    def _forward(self, samples: Samples, index: Tensor | slice) -> tuple[Tensor, Tensor]:
+        self.model.eval()
+        with self._autocast():
+            features = self.model.features(self._inputs(samples, index))  # type: ignore[operator]
+            return features, self.model.classifier(features)  # type: ignore[operator]
+
+    def _inputs(self, samples: Samples, index: Tensor | slice) -> Tensor:
+        inputs = samples.inputs(index)
+        if self.settings.channels_last and inputs.dim() == 4:
+            return inputs.contiguous(memory_format=torch.channels_last)
+        return inputs
+
+    @staticmethod
+    def _parts(samples: Samples, index: Tensor | None) -> Iterator[Tensor | slice]:
+        if index is not None:
+            yield from index.split(TEST_BATCH)
+            return
+        for start in range(0, len(samples.y), TEST_BATCH):
+            yield slice(start, start + TEST_BATCH)
+
+    def _autocast(self) -> contextlib.AbstractContextManager[object]:
+        if self.settings.precision == "bf16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _seeded(self, round: int, client: int) -> Iterator[None]:
+        """Seed what draws from torch's global generator (dropout) for this client and round; restore it afterwards."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            torch.manual_seed(seeds.torch_seed(self.federation.seed, "torch", round, client))
+            yield
+
+
+class ClientBatches:
+    """A client's samples as the host wants them: an iterable of ``(inputs, labels)`` batches, in order.
+
+    Args:
+        samples: all samples.
+        index: the client's own, ``(N_k,)``.
+        batch_size: samples of a batch.
+    """
+
+    def __init__(self, samples: Samples, index: Tensor, batch_size: int) -> None:
+        self.samples, self.index, self.batch_size = samples, index, batch_size
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.index) / self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for part in self.index.split(self.batch_size):
+            yield self.samples.inputs(part), self.samples.y[part]
+
+
+def snapshot(model: nn.Module) -> Weights:
+    """A copy of the model's state dict."""
+    return {k: v.detach().clone() for k, v in model.state_dict().items()}
+
+
+def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Copy a state dict into the model."""
+    model.load_state_dict(dict(weights))
+
+
+def samples(data: Data, device: torch.device) -> tuple[Samples, Samples]:
+    """Training and test samples of a data set, on the device."""
+
+    def move(x: object, y: object) -> Samples:
+        to: Callable[[object], Tensor] = lambda a: torch.from_numpy(a).to(device)  # type: ignore[arg-type]  # noqa: E731
+        return Samples(to(x), to(y), data.mean, data.std)
+
+    return move(data.train.x, data.train.y), move(data.test.x, data.test.y)
+
+
+def mean_loss(logits: Tensor, labels: Tensor) -> float:
+    """Mean cross-entropy of logits ``(N, C)``."""
+    return float(cross_entropy(logits, labels))
+
+
+def _total(terms: Mapping[str, Tensor]) -> Tensor:
+    first, *rest = terms.values()
+    for term in rest:
+        first = first + term
+    return first
+
+
+def _batch_norm_training(model: nn.Module, mode: bool) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.train(mode)

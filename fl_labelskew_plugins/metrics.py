@@ -1,0 +1,47 @@
+"""Measures of a classifier from its logits; plain tensor functions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def confusion(predicted: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """``(C, C)`` int64; entry ``[c, p]`` counts the samples of class c that were predicted as p.
+
+    Args:
+        predicted: ``(N,)`` int64.
+        labels: ``(N,)`` int64.
+        num_classes: ``C``.
+    """
+    return torch.bincount(labels * num_classes + predicted, minlength=num_classes**2).reshape(num_classes, num_classes)
+
+
+def measures(matrix: Tensor, observed: Tensor | None = None) -> dict[str, object]:
+    """Measures of a confusion matrix ``(C, C)``; classes without a test sample count nowhere.
+
+    Args:
+        matrix: from :func:`confusion`.
+        observed: ``(C,)`` bool, classes that some client of the round holds.
+
+    Returns:
+        ``accuracy``; ``balanced_accuracy``, the mean recall; ``macro_f1``; ``recall``, one per class, None without a
+        sample; and with ``observed``, ``observed_accuracy`` and ``missing_accuracy`` over the test samples of those
+        and of the other classes, None where there are none.
+    """
+    matrix = matrix.double()
+    right, support, predicted = matrix.diag(), matrix.sum(1), matrix.sum(0)
+    occurs = support > 0
+    recall = right / support.clamp_min(1)
+    f1 = 2 * right / (support + predicted).clamp_min(1)
+    result: dict[str, object] = {
+        "accuracy": float(right.sum() / support.sum()),
+        "balanced_accuracy": float(recall[occurs].mean()),
+        "macro_f1": float(f1[occurs].mean()),
+        "recall": [float(r) if o else None for r, o in zip(recall, occurs, strict=True)],
+    }
+    if observed is not None:
+        for name, mask in (("observed", observed), ("missing", ~observed)):
+            total = float(support[mask].sum())
+            result[f"{name}_accuracy"] = float(right[mask].sum()) / total if total else None
+    return result

@@ -1,0 +1,135 @@
+"""What a person sees while a run goes on: a live display on a terminal, plain lines elsewhere, nothing if quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol
+
+
+class Progress(Protocol):
+    """Told of every client and round."""
+
+    def note(self, text: str) -> None:
+        """Say one line."""
+
+    def start(self, title: str, done: int, rounds: int, clients: int) -> None:
+        """Begin: rounds done already, rounds in all, clients of a round."""
+
+    def client(self, round: int, number: int, clients: int) -> None:
+        """A round's client is about to train; ``number`` counts from 1."""
+
+    def round(self, line: dict[str, Any], seconds: float) -> None:
+        """A round has ended, with its line of metrics."""
+
+    def stop(self) -> None:
+        """End of the display, also after a failure."""
+
+
+def progress(quiet: bool) -> Progress:
+    """The display that fits: none, live, or plain lines."""
+    if quiet:
+        return Silent()
+    return Live() if sys.stdout.isatty() else Plain()
+
+
+class Silent:
+    """Says nothing."""
+
+    def note(self, text: str) -> None: ...  # noqa: D102
+    def start(self, title: str, done: int, rounds: int, clients: int) -> None: ...  # noqa: D102
+    def client(self, round: int, number: int, clients: int) -> None: ...  # noqa: D102
+    def round(self, line: dict[str, Any], seconds: float) -> None: ...  # noqa: D102
+    def stop(self) -> None: ...  # noqa: D102
+
+
+class Plain(Silent):
+    """A line a round."""
+
+    def __init__(self) -> None:
+        self._begun, self._first, self._rounds = 0.0, 0, 0
+
+    def note(self, text: str) -> None:
+        """Say one line."""
+        print(text, flush=True)
+
+    def start(self, title: str, done: int, rounds: int, clients: int) -> None:
+        """Say what begins."""
+        self._begun, self._first, self._rounds = time.monotonic(), done, rounds
+        self.note(f"{title}: {rounds} rounds of {clients} clients" + (f", {done} done already" if done else ""))
+
+    def round(self, line: dict[str, Any], seconds: float) -> None:
+        """Say how the round went."""
+        done = line["round"] + 1
+        left = (time.monotonic() - self._begun) / (done - self._first) * (self._rounds - done)
+        self.note(f"round {done:>{len(str(self._rounds))}}/{self._rounds}  {told(line)}  {seconds:.1f} s  left {clock(left)}")
+
+
+class Live(Silent):
+    """A bar with the round, the client, the last accuracy and the time left."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._console = Console()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[turn]}"),
+            TextColumn("{task.fields[told]}"),
+            TimeElapsedColumn(),
+            TextColumn("left {task.fields[left]}"),
+            console=self._console,
+        )
+        self._begun, self._first, self._rounds, self._clients = 0.0, 0, 0, 1
+
+    def note(self, text: str) -> None:
+        """Say one line above the bar."""
+        self._console.print(text, highlight=False, markup=False)
+
+    def start(self, title: str, done: int, rounds: int, clients: int) -> None:
+        """Show the bar."""
+        self._begun, self._first, self._rounds, self._clients = time.monotonic(), done, rounds, clients
+        self._task = self._bar.add_task(title, total=rounds, completed=done, turn="", told="", left="?")
+        self._bar.start()
+
+    def client(self, round: int, number: int, clients: int) -> None:
+        """Move the bar within the round."""
+        done = round + (number - 1) / clients
+        self._bar.update(self._task, turn=f"client {number}/{clients}", left=clock(self._left(done)))
+
+    def round(self, line: dict[str, Any], seconds: float) -> None:
+        """Move the bar to the next round."""
+        done = line["round"] + 1
+        self._bar.update(self._task, completed=done, told=told(line), left=clock(self._left(done)))
+
+    def stop(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.stop()
+
+    def _left(self, done: float) -> float | None:
+        if done <= self._first:
+            return None
+        return (time.monotonic() - self._begun) / (done - self._first) * (self._rounds - done)
+
+
+def told(line: dict[str, Any]) -> str:
+    """A round's measures in a few words."""
+    words = []
+    if "accuracy" in line:
+        words.append(f"accuracy {100 * line['accuracy']:.2f} %")
+        if line.get("personalised_accuracy") is not None:
+            words.append(f"personalised {100 * line['personalised_accuracy']:.2f} %")
+    words.append("loss " + " + ".join(f"{name} {value:.4f}" for name, value in line["loss_terms"].items()))
+    return "  ".join(words)
+
+
+def clock(seconds: float | None) -> str:
+    """Seconds as h:mm:ss or m:ss."""
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

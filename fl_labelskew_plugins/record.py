@@ -1,0 +1,164 @@
+"""A run under way: its folder, its clients' states, its progress, and when to test and to save."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from fl_labelskew_registry import LabelSkewError
+from torch import Tensor
+
+from fl_labelskew_plugins import plots
+from fl_labelskew_plugins.aggregate import Weights
+from fl_labelskew_plugins.progress import Progress
+from fl_labelskew_plugins.results import Checkpoint, RunFolder, environment, read_lines, summary
+from fl_labelskew_plugins.session import Session
+from fl_labelskew_plugins.state import StateStore, save_atomic
+
+
+class Record:
+    """What a runtime tells about its rounds, and what it asks.
+
+    Args:
+        session: what runs.
+        folder: where it is written.
+        progress: who watches.
+        resume: go on from the folder's checkpoint rather than begin.
+    """
+
+    def __init__(self, session: Session, folder: RunFolder, progress: Progress, *, resume: bool) -> None:
+        recipe = session.recipe
+        self.session, self.folder, self.progress = session, folder, progress
+        self.checkpoint: Checkpoint | None = folder.load_checkpoint(session.trainer.device) if resume else None
+        self.next_round = self.checkpoint.round if self.checkpoint else 0
+        self.personalised = recipe.validation.personalised
+        self.states = StateStore(
+            folder.states,
+            recipe.tracking.state_memory_mb * 2**20,
+            self.checkpoint.states if self.checkpoint else None,
+            self.checkpoint.selections if self.checkpoint else None,
+        )
+        self._seconds = self.checkpoint.seconds if self.checkpoint else 0.0
+        self._begun = time.perf_counter()
+        self._saved = self.next_round
+        self._describe(resume)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the run so far, all its sittings together."""
+        return self._seconds + time.perf_counter() - self._begun
+
+    def tests(self, round: int) -> bool:
+        """Whether the global model is tested after this round."""
+        every = self.session.recipe.validation.frequency_of_the_test
+        return round == self.session.federation.rounds - 1 or (every > 0 and round % every == 0)
+
+    def round(
+        self, line: dict[str, Any], weights: Weights, shared: Mapping[str, Tensor], *, seconds: float
+    ) -> None:
+        """A round is complete."""
+        self.states.commit()
+        self.next_round = line["round"] + 1
+        self.folder.append(self.folder.metrics, line)
+        self.folder.append(self.folder.timings, {"round": line["round"], "seconds": round(seconds, 4)})
+        if self.next_round % self.session.recipe.tracking.checkpoint_every == 0:
+            self._save(weights, shared)
+        self.progress.round(line, seconds)
+
+    def abandon(self, weights: Weights, shared: Mapping[str, Tensor]) -> None:
+        """The round under way broke off: forget it and save what was complete."""
+        self.states.discard()
+        if self.next_round != self._saved:
+            self._save(weights, shared)
+
+    def finish(self, weights: Weights, shared: Mapping[str, Tensor]) -> None:
+        """All rounds are done: write models, pictures and summary."""
+        folder, session = self.folder, self.session
+        save_atomic(weights, folder.path / "model.safetensors")
+        result = summary(read_lines(folder.metrics), session.recipe.validation.last_rounds)
+        result |= self._personalised_models()
+        result["seconds"] = round(self.seconds, 2)
+        title = f"{session.recipe.method_name} on {session.recipe.data.dataset}"
+        plots.curves(read_lines(folder.metrics), folder.path / "curves.png", title=title)
+        folder.write_json("summary.json", result)
+        if self.next_round != self._saved:
+            self._save(weights, shared)
+
+    def _save(self, weights: Weights, shared: Mapping[str, Tensor]) -> None:
+        self.folder.save_checkpoint(self.next_round, weights, shared, self.states, seconds=self.seconds)
+        self._saved = self.next_round
+
+    def _personalised_models(self) -> dict[str, float]:
+        """Write every client's personalised model; returns their mean accuracy on the clients' own test splits."""
+        method, local = self.session.method, self.session.trainer
+        accuracies = []
+        for client in self.states.clients():
+            model = method.personalised(self.states.get(client))
+            if model is None:
+                break
+            (self.folder.path / "clients").mkdir(exist_ok=True)
+            save_atomic(model, self.folder.path / "clients" / f"client{client:06d}.safetensors")
+            if len(local.test_indices[client]):
+                logits, labels = local.predict(local.test_indices[client], model)
+                accuracies.append(float((logits.argmax(1) == labels).float().mean()))
+        return {"private_models_accuracy": sum(accuracies) / len(accuracies)} if accuracies else {}
+
+    def _describe(self, resume: bool) -> None:
+        """Write what is known before the first round."""
+        session, folder = self.session, self.folder
+        now = environment(session.trainer.device) | {
+            "partition": session.clients.digest,
+            "method": session.recipe.method_name,
+            "deviations": session.method.deviations(),
+            "report": session.method.report(session.federation),
+        }
+        if resume:
+            self._compare(now)
+            folder.truncate(self.next_round)
+            return
+        folder.write_json("environment.json", now)
+        folder.write_text("recipe.yaml", session.recipe.dump())
+        folder.write_json("partition.json", session.clients.record())
+        recipe = session.recipe
+        title = f"{recipe.data.dataset}, {recipe.partition.partition_method}"
+        plots.heat_map(session.clients.counts, session.class_names, folder.path / "partition.png", title=title)
+
+    def _compare(self, now: dict[str, Any]) -> None:
+        """Refuse to go on with other data; say where another machine may give other numbers."""
+        before = json.loads((self.folder.path / "environment.json").read_text(encoding="utf-8"))
+        if before["partition"] != now["partition"]:
+            raise LabelSkewError(
+                f"--resume {self.folder.path}: the clients' samples are no longer those of the run; the data set as it "
+                "was would be right"
+            )
+        for key in ("versions", "threads", "device", "cpu_capability"):
+            if before[key] != now[key]:
+                print(f"warning: {key} differs from the run's start, so may the last digits", file=sys.stderr)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold an interruption or termination signal back until the block is done, so that no round ends half recorded."""
+    held: list[int] = []
+
+    def hold(signum: int, frame: FrameType | None) -> None:
+        held.append(signum)
+
+    try:
+        old = {number: signal.signal(number, hold) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread, which alone gets signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    if held:
+        raise KeyboardInterrupt

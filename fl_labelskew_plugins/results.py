@@ -1,0 +1,200 @@
+"""A run's folder: what goes into it, written so that a kill at any moment leaves it readable."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from fl_labelskew_registry import LabelSkewError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fl_labelskew_plugins.aggregate import Weights
+from fl_labelskew_plugins.state import StateStore, save_atomic
+
+PACKAGES = ("fl-labelskew-plugins", "fl-labelskew-registry", "fedml", "torch", "torchvision", "numpy")
+
+
+class RunFolder:
+    """One run's folder.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.timings = path / "timings.jsonl"
+        self.summary = path / "summary.json"
+        self.checkpoint = path / "checkpoint" / "latest.safetensors"
+        self.states = path / "checkpoint" / "clients"
+
+    def check_new(self) -> None:
+        """Raise LabelSkewError unless a new run may be written here; makes nothing."""
+        if self.path.exists() and not self.path.is_dir():
+            raise LabelSkewError(f"run directory {self.path} is a file; a new or empty folder would be right")
+        if self.path.is_dir() and any(self.path.iterdir()):
+            raise LabelSkewError(
+                f"run directory {self.path} is not empty; a new or empty folder would be right, or --resume {self.path}"
+            )
+        parent = next(p for p in [self.path, *self.path.absolute().parents] if p.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            raise LabelSkewError(f"run directory {self.path} cannot be written: {parent} is not a writable folder")
+
+    def check_resumable(self) -> None:
+        """Raise LabelSkewError unless this is the folder of a run."""
+        if not self.path.is_dir():
+            raise LabelSkewError(f"--resume {self.path}: no such folder; the folder of an earlier run would be right")
+        if not self.recipe.is_file():
+            raise LabelSkewError(f"--resume {self.path}: no recipe.yaml in it, so it is not the folder of a run")
+
+    def create(self) -> None:
+        """Make the folder."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LabelSkewError(f"run directory {self.path} cannot be made: {error.strerror}") from error
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Write a JSON file as a whole or not at all."""
+        self.write_text(name, json.dumps(value, indent=2) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a text file as a whole or not at all."""
+        part = self.path / (name + ".part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(self.path / name)
+
+    def append(self, file: Path, value: Mapping[str, Any]) -> None:
+        """Add one line of JSON."""
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(value) + "\n")
+
+    def truncate(self, rounds: int) -> None:
+        """Drop the lines of rounds from ``rounds`` on, and a line that a kill cut in half."""
+        for file in (self.metrics, self.timings):
+            kept = [line for line in read_lines(file) if line["round"] < rounds]
+            self.write_text(file.name, "".join(json.dumps(line) + "\n" for line in kept))
+
+    def save_checkpoint(
+        self, round: int, weights: Weights, shared: Mapping[str, Tensor], states: StateStore, *, seconds: float
+    ) -> None:
+        """Save what the run needs to go on after ``round`` rounds."""
+        index = states.flush()
+        self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {f"model/{k}": v for k, v in weights.items()} | {f"shared/{k}": v for k, v in shared.items()}
+        meta = {"round": round, "clients": index, "selections": states.selections, "seconds": seconds}
+        save_atomic(tensors, self.checkpoint, {"labelskew": json.dumps(meta)})
+        states.checkpointed()
+
+    def load_checkpoint(self, device: torch.device) -> Checkpoint | None:
+        """The last checkpoint; None where the run was killed before its first.
+
+        Raises:
+            LabelSkewError: the file is broken.
+        """
+        if not self.checkpoint.exists():
+            return None
+        try:
+            with safe_open(self.checkpoint, "pt", device=str(device)) as file:
+                meta = json.loads(file.metadata()["labelskew"])
+                tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118  # not a mapping
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise LabelSkewError(f"{self.checkpoint} is no checkpoint of a run: {error}".splitlines()[0]) from error
+        return Checkpoint(
+            meta["round"],
+            {k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")},
+            {k.removeprefix("shared/"): v for k, v in tensors.items() if k.startswith("shared/")},
+            {int(k): v for k, v in meta["clients"].items()},
+            {int(k): v for k, v in meta["selections"].items()},
+            meta["seconds"],
+        )
+
+
+class Checkpoint:
+    """Where a run stood after ``round`` rounds."""
+
+    def __init__(
+        self,
+        round: int,
+        weights: Weights,
+        shared: dict[str, Tensor],
+        states: dict[int, int],
+        selections: dict[int, int],
+        seconds: float,
+    ) -> None:
+        self.round, self.weights, self.shared = round, weights, shared
+        self.states, self.selections, self.seconds = states, selections, seconds
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file's lines; stops at a line that was cut in half."""
+    lines: list[dict[str, Any]] = []
+    if file.exists():
+        for line in file.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                lines.append(json.loads(line))
+                continue
+            break
+    return lines
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Versions and machine, as far as numbers may depend on them."""
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "versions": versions,
+        "argv": sys.argv[1:],
+    }
+
+
+def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
+    """Summary of a run's metrics: final, best, and mean and std of the last tests."""
+    tests = [line for line in lines if "accuracy" in line]
+    if not tests:
+        return {"rounds": len(lines)}
+    tail = tests[-last:]
+    best = max(tests, key=lambda line: line["accuracy"])
+    result: dict[str, Any] = {
+        "rounds": len(lines),
+        "final_accuracy": tests[-1]["accuracy"],
+        "best_accuracy": best["accuracy"],
+        "best_round": best["round"],
+        "last_tests": len(tail),
+        "last_mean": statistics.fmean(line["accuracy"] for line in tail),
+        "last_std": statistics.pstdev(line["accuracy"] for line in tail),
+        "bytes_up": sum(line["bytes_up"] for line in lines),
+        "bytes_down": sum(line["bytes_down"] for line in lines),
+    }
+    personal = [line["personalised_accuracy"] for line in tail if line.get("personalised_accuracy") is not None]
+    if personal:
+        result["personalised_last_mean"] = statistics.fmean(personal)
+    return result
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor()

@@ -1,0 +1,172 @@
+"""Start, go on with, or only try a run: the one way in for every command."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import fl_labelskew_registry as registry
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins import recipe as recipes
+from fl_labelskew_plugins.aggregate import num_bytes
+from fl_labelskew_plugins.progress import clock, progress
+from fl_labelskew_plugins.recipe import Recipe
+from fl_labelskew_plugins.record import Record
+from fl_labelskew_plugins.results import RunFolder, read_lines, summary
+from fl_labelskew_plugins.session import Session, build
+
+
+def start(
+    path: Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    run_dir: Path | None = None,
+    resume: Path | None = None,
+    dry_run: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Run a recipe.
+
+    Args:
+        path: the recipe; may be left out with ``resume``.
+        overrides: ``section.key=value`` each.
+        run_dir: this run's own folder, new or empty; default: a new one under ``tracking_args.run_dir``.
+        resume: folder of an earlier run to go on with, to the same numbers.
+        dry_run: do everything but the training; write nothing.
+        quiet: print nothing but errors.
+
+    Raises:
+        LabelSkewError: a user's mistake.
+        KeyboardInterrupt: Ctrl-C or a termination signal, after a checkpoint was saved.
+    """
+    if resume is not None and run_dir is not None:
+        raise LabelSkewError("--run-dir is for a new run and --resume for an old one; one of them would be right")
+    if resume is None and path is None:
+        raise LabelSkewError("no recipe given; a YAML file, or --resume RUN_DIR, would be right")
+    recipe, folder = _resumed(path, overrides, resume) if resume is not None else _new(path, overrides, run_dir)
+    show = progress(quiet)
+    session = build(recipe)
+    for warning in session.method.warnings(session.federation):
+        print(f"warning: {warning}", file=sys.stderr)
+    runtime = registry.load("runtimes", recipe.comm.backend)
+    if dry_run:
+        show.note(describe(session))
+        show.note("dry run: nothing was trained or written")
+        return
+    if resume is None:
+        folder.create()
+    record = Record(session, folder, show, resume=resume is not None)
+    if resume is not None and record.next_round >= session.federation.rounds and folder.summary.exists():
+        show.note(f"{folder.path}: all {session.federation.rounds} rounds are done already")
+        return
+    show.note(describe(session))
+    show.start(recipe.name, record.next_round, session.federation.rounds, session.federation.clients_per_round)
+    try:
+        with _termination_interrupts():
+            runtime(session, record)
+    except KeyboardInterrupt:
+        show.stop()
+        print(
+            f"interrupted after {record.next_round} of {session.federation.rounds} rounds; to go on: "
+            f"fedml run --resume {folder.path}",
+            file=sys.stderr,
+        )
+        raise
+    finally:
+        show.stop()
+    show.note(table(record))
+    show.note(f"results: {folder.path}")
+
+
+def describe(session: Session) -> str:
+    """What is about to run, in three lines."""
+    recipe, federation = session.recipe, session.federation
+    sizes = session.clients.counts.sum(1)
+    per_client = (session.clients.counts > 0).sum(1)
+    numbers = sum(p.numel() for p in session.trainer.model.parameters())
+    size = num_bytes(session.start.values()) / 1e6
+    return "\n".join(
+        [
+            f"{recipe.name}: {recipe.method_name} with {recipe.train.federated_optimizer}, {recipe.comm.backend}",
+            f"data: {recipe.data.dataset}, {federation.num_samples} training samples of {federation.num_classes} "
+            f"classes, {federation.num_clients} clients of {sizes.min()} to {sizes.max()} samples and "
+            f"{per_client.min()} to {per_client.max()} classes ({recipe.partition.partition_method})",
+            f"network: {recipe.model.model}, {numbers} parameters, {size:.2f} MB a message, {federation.num_features} "
+            f"features",
+        ]
+    )
+
+
+def table(record: Record) -> str:
+    """The final table."""
+    import json
+
+    result = json.loads(record.folder.summary.read_text())
+    rows = [
+        ("accuracy, last round", f"{100 * result['final_accuracy']:.2f} %"),
+        (
+            f"accuracy, last {result['last_tests']} tests",
+            f"{100 * result['last_mean']:.2f} % (std {100 * result['last_std']:.2f})",
+        ),
+        ("best accuracy", f"{100 * result['best_accuracy']:.2f} % in round {result['best_round'] + 1}"),
+    ]
+    for key, label in (
+        ("personalised_last_mean", "personalised, own test splits"),
+        ("private_models_accuracy", "inherited private models"),
+    ):
+        if key in result:
+            rows.append((label, f"{100 * result[key]:.2f} %"))
+    rows.append(("sent up / down", f"{result['bytes_up'] / 1e6:.1f} / {result['bytes_down'] / 1e6:.1f} MB"))
+    rows.append(("time", clock(result["seconds"])))
+    width = max(len(label) for label, _ in rows)
+    return "\n".join(f"  {label:<{width}}  {value}" for label, value in rows)
+
+
+def _new(path: Path | None, overrides: Sequence[str], run_dir: Path | None) -> tuple[Recipe, RunFolder]:
+    assert path is not None  # noqa: S101  # start() has checked it
+    recipe = recipes.load(path, overrides)
+    if run_dir is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        run_dir = Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}-{stamp}-{secrets.token_hex(2)}"
+    folder = RunFolder(run_dir)
+    folder.check_new()
+    return recipe, folder
+
+
+def _resumed(path: Path | None, overrides: Sequence[str], resume: Path) -> tuple[Recipe, RunFolder]:
+    folder = RunFolder(resume)
+    folder.check_resumable()
+    kept = recipes.load(folder.recipe)
+    recipe = recipes.load(folder.recipe if path is None else path, overrides)
+    differing = recipes.different(kept.resolved(), recipe.resolved())
+    if differing:
+        raise LabelSkewError(
+            f"--resume {resume}: its checkpoint belongs to another recipe, which differs in {', '.join(differing)}; "
+            "the same recipe, or no recipe at all, would be right"
+        )
+    return recipe, folder
+
+
+@contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """Let a termination signal do what Ctrl-C does: a batch system that ends the job then leaves a checkpoint."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        old = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)

@@ -1,0 +1,142 @@
+"""Per-client private state: kept by client and round, in memory up to a bound, on disk beyond it.
+
+A round's states become valid together, by :meth:`StateStore.commit`. Until then the last committed ones stay, so that
+a round that breaks off leaves no trace. Files that the last checkpoint refers to are never changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from fl_labelskew_plugins.aggregate import num_bytes
+
+State = dict[str, Tensor]
+Key = tuple[int, int]
+"""A client and the round that wrote its state."""
+
+
+class StateStore:
+    """Private tensors of clients.
+
+    Args:
+        folder: where states are spilled; made when first needed.
+        memory_bytes: states held in memory, in bytes; 0 keeps all on disk.
+        index: client to round, as :meth:`flush` returned it, of a run that goes on.
+        selections: client to the number of its selections, likewise.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        memory_bytes: int,
+        index: dict[int, int] | None = None,
+        selections: dict[int, int] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.memory_bytes = memory_bytes
+        self.committed: dict[int, int] = dict(index or {})
+        self.selections: dict[int, int] = dict(selections or {})
+        self._kept: dict[int, int] = dict(index or {})
+        self._pending: dict[int, int] = {}
+        self._selected: list[int] = []
+        self._memory: OrderedDict[Key, State] = OrderedDict()
+        self._memory_used = 0
+        if folder.is_dir():  # leftovers of a process that was killed
+            wanted = {self._file(key) for key in self._kept.items()}
+            for file in folder.glob("*.safetensors*"):
+                if file not in wanted:
+                    file.unlink()
+
+    def select(self, client: int) -> int:
+        """Count a selection of this client in the current round; returns how often it was selected, this included."""
+        self._selected.append(client)
+        return self.selections.get(client, 0) + 1
+
+    def get(self, client: int) -> State:
+        """The client's last committed state; empty for a client that has none."""
+        if client not in self.committed:
+            return {}
+        key = (client, self.committed[client])
+        if key in self._memory:
+            self._memory.move_to_end(key)
+            return dict(self._memory[key])
+        return load_file(self._file(key))
+
+    def put(self, client: int, round: int, state: State) -> None:
+        """Set the client's state; valid from the next :meth:`commit`."""
+        if not state:
+            return
+        state = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in state.items()}
+        self._pending[client] = round
+        self._remember((client, round), state)
+
+    def commit(self) -> None:
+        """Make this round's states the valid ones."""
+        for client, round in self._pending.items():
+            old = (client, self.committed[client]) if client in self.committed else None
+            self.committed[client] = round
+            if old is not None:
+                self._forget(old, disk=self._kept.get(client) != old[1])
+        for client in self._selected:
+            self.selections[client] = self.selections.get(client, 0) + 1
+        self._pending, self._selected = {}, []
+
+    def discard(self) -> None:
+        """Drop what the current round has put so far."""
+        for key in self._pending.items():
+            self._forget(key, disk=True)
+        self._pending, self._selected = {}, []
+
+    def flush(self) -> dict[int, int]:
+        """Write every committed state to disk; returns the index that a checkpoint records."""
+        for key in self.committed.items():
+            if key in self._memory and not self._file(key).exists():
+                self._write(key, self._memory[key])
+        return dict(self.committed)
+
+    def checkpointed(self) -> None:
+        """Let go of files that only the checkpoint before the last flush needed."""
+        old, self._kept = self._kept, dict(self.committed)
+        for key in old.items():
+            if self._kept.get(key[0]) != key[1]:
+                self._file(key).unlink(missing_ok=True)
+
+    def clients(self) -> list[int]:
+        """Clients with a state, sorted."""
+        return sorted(self.committed)
+
+    def _file(self, key: Key) -> Path:
+        return self.folder / f"client{key[0]:06d}-round{key[1]:06d}.safetensors"
+
+    def _write(self, key: Key, state: State) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save_atomic(state, self._file(key))
+
+    def _remember(self, key: Key, state: State) -> None:
+        self._memory[key] = state
+        self._memory_used += num_bytes(state.values())
+        while self._memory_used > self.memory_bytes and self._memory:
+            oldest, spilled = self._memory.popitem(last=False)
+            self._memory_used -= num_bytes(spilled.values())
+            if not self._file(oldest).exists():
+                self._write(oldest, spilled)
+
+    def _forget(self, key: Key, *, disk: bool) -> None:
+        if key in self._memory:
+            self._memory_used -= num_bytes(self._memory.pop(key).values())
+        if disk:
+            self._file(key).unlink(missing_ok=True)
+
+
+def save_atomic(tensors: State, path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors so that a reader sees the old file or the whole new one, also after a power cut."""
+    part = path.with_name(path.name + ".part")
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, part, metadata)
+    with part.open("rb+") as stream:
+        os.fsync(stream.fileno())
+    part.replace(path)

@@ -1,0 +1,130 @@
+"""The host's ClientTrainer face of the local trainer."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fedml.core import ClientTrainer
+from torch import Tensor
+
+from fl_labelskew_plugins.aggregate import Weights
+from fl_labelskew_plugins.local import ClientBatches, LocalResult, LocalTrainer, Samples
+
+
+@dataclass
+class Turn:
+    """What a client gets for its turn in a round; ``state`` is its own and never leaves it."""
+
+    client: int
+    round: int
+    shared: Mapping[str, Tensor]
+    state: dict[str, Tensor]
+    times_selected: int
+    personalised: bool = False
+    result: LocalResult | None = field(default=None)
+
+
+class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
+    """Trains whichever client :attr:`turn` names, inside the host's order of hooks.
+
+    Parameters are plain dictionaries that nobody else holds: what the host hands out is never the live module.
+
+    Args:
+        local: the local trainer.
+        args: the host's arguments.
+    """
+
+    def __init__(self, local: LocalTrainer, args: Any) -> None:
+        super().__init__(local.model, args)
+        self.local = local
+        self.turn: Turn | None = None
+        self._params: Weights = {}
+
+    def get_model_params(self) -> Weights:
+        """The start weights before training, the upload after it."""
+        return self._params
+
+    def set_model_params(self, model_parameters: Weights) -> None:
+        """Set what :meth:`train` starts from, or replace the upload (the host's local differential privacy)."""
+        self._params = model_parameters
+
+    def update_dataset(self, local_train_dataset: Any, local_test_dataset: Any, local_sample_number: int) -> None:
+        """The host's hook for data poisoning; what it returns replaces the client's samples for this turn."""
+        super().update_dataset(local_train_dataset, local_test_dataset, local_sample_number)
+        self.local.replaced.clear()
+        if self.local_train_dataset is not local_train_dataset:
+            inputs, labels = zip(*self.local_train_dataset, strict=True)
+            device = self.local.device
+            poisoned = Samples(torch.cat(inputs).to(device), torch.cat(labels).long().to(device), (0.0,), (1.0,))
+            self.local.replaced[self._turn.client] = poisoned
+
+    def train(self, train_data: Any, device: Any, args: Any) -> None:
+        """One client's local training; the data are the client's own, in memory already."""
+        turn = self._turn
+        turn.result = self.local.fit(
+            turn.client,
+            turn.round,
+            self._params,
+            shared=turn.shared,
+            state=turn.state,
+            times_selected=turn.times_selected,
+            personalised=turn.personalised,
+        )
+        self._params = turn.result.upload
+
+    def on_after_local_training(self, train_data: Any, device: Any, args: Any) -> None:
+        """The host's local differential privacy, on floating-point tensors alone."""
+        everything = self._params
+        self._params = floating(everything)
+        super().on_after_local_training(train_data, device, args)
+        self._params = restore(self._params, everything)
+
+    def test(self, test_data: Any, device: Any, args: Any) -> dict[str, float]:
+        """The host's measures of the current weights on batches of ``(inputs, labels)``."""
+        logits, labels = [], []
+        with torch.inference_mode():
+            self.local.model.load_state_dict(self._params)
+            self.local.model.eval()
+            for x, y in test_data:
+                logits.append(self.local.model(x.to(self.local.device)))
+                labels.append(y.to(self.local.device))
+        z, y = torch.cat(logits), torch.cat(labels)
+        loss = float(torch.nn.functional.cross_entropy(z, y, reduction="sum"))
+        return {"test_correct": int((z.argmax(1) == y).sum()), "test_loss": loss, "test_total": len(y)}
+
+    @property
+    def _turn(self) -> Turn:
+        if self.turn is None:
+            raise RuntimeError("LabelSkewTrainer.turn is not set: the runtime has to name the client first")
+        return self.turn
+
+
+def floating(weights: Weights) -> Weights:
+    """The floating-point tensors, as the ordered dictionary that the host expects."""
+    return OrderedDict((k, v) for k, v in weights.items() if v.is_floating_point())
+
+
+def restore(changed: Mapping[str, Tensor], everything: Weights) -> Weights:
+    """``everything`` with the changed tensors put back, in their own dtype and on their own device."""
+    return {k: changed[k].to(v) if k in changed else v for k, v in everything.items()}
+
+
+def host_dataset(local: LocalTrainer, batch_size: int) -> list[Any]:
+    """The host's 8-tuple: sample numbers, global and local batches, number of classes; nothing is copied."""
+    clients = range(len(local.indices))
+    every = torch.arange(len(local.train.y), device=local.device)
+    tests = torch.arange(len(local.test.y), device=local.device)
+    return [
+        sum(len(i) for i in local.indices),
+        len(local.test.y),
+        ClientBatches(local.train, every, batch_size),
+        ClientBatches(local.test, tests, batch_size),
+        {k: len(local.indices[k]) for k in clients},
+        {k: ClientBatches(local.train, local.indices[k], batch_size) for k in clients},
+        {k: ClientBatches(local.test, local.test_indices[k], batch_size) for k in clients},
+        local.federation.num_classes,
+    ]

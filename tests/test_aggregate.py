@@ -1,0 +1,111 @@
+import pytest
+import torch
+from fl_labelskew_registry import RunError
+
+from fl_labelskew_plugins.aggregate import (
+    WeightedMean,
+    check_upload,
+    class_weights,
+    client_weights,
+    num_bytes,
+    weighted_mean,
+)
+
+
+def test_client_weights_by_hand():
+    assert client_weights([1, 3], "samples", 8) == [0.25, 0.75]
+    assert client_weights([1, 3], "uniform", 8) == [0.5, 0.5]
+    assert client_weights([1, 3], "population", 8) == [0.125, 0.375]
+
+
+def test_population_moves_a_partial_round_less():
+    old = {"w": torch.tensor([8.0])}
+    shares = client_weights([1, 3], "population", 8)
+    mean = weighted_mean(zip(shares, [{"w": torch.tensor([0.0])}, {"w": torch.tensor([16.0])}], strict=True), old)
+    # FedShift, algorithm 1 line 9: 8 + 1/8 (0 - 8) + 3/8 (16 - 8)
+    assert mean["w"].item() == 10.0
+
+
+def test_population_equals_samples_bit_for_bit_when_all_take_part():
+    torch.manual_seed(0)
+    uploads = [{"w": torch.randn(50)} for _ in range(3)]
+    old = {"w": torch.randn(50)}
+    results = [
+        weighted_mean(zip(client_weights([5, 7, 9], kind, 21), uploads, strict=True), old)["w"]
+        for kind in ("samples", "population")
+    ]
+    assert torch.equal(*results)
+
+
+def test_mean_equals_a_loop_and_changes_no_upload():
+    torch.manual_seed(1)
+    uploads = [{"a": torch.randn(3, 4), "b": torch.randn(2)} for _ in range(4)]
+    copies = [{k: v.clone() for k, v in u.items()} for u in uploads]
+    weights = [0.1, 0.2, 0.3, 0.4]
+    mean = weighted_mean(zip(weights, uploads, strict=True), uploads[0])
+    for key in ("a", "b"):
+        naive = sum(w * u[key] for w, u in zip(weights, copies, strict=True))
+        torch.testing.assert_close(mean[key], naive)
+        for upload, copy in zip(uploads, copies, strict=True):
+            assert torch.equal(upload[key], copy[key])
+
+
+def test_integers_stay_integers():
+    old = {"steps": torch.tensor(0)}
+    mean = weighted_mean([(0.25, {"steps": torch.tensor(2**53 + 4)}), (0.75, {"steps": torch.tensor(2**53 + 4)})], old)
+    assert mean["steps"].dtype == torch.int64
+    assert mean["steps"].item() == 2**53 + 4
+    assert weighted_mean([(0.5, {"steps": torch.tensor(3)}), (0.5, {"steps": torch.tensor(6)})], old)["steps"] == 4
+
+
+def test_class_weights_are_the_papers():
+    counts = torch.tensor([[2, 0, 0], [6, 4, 0]])
+    torch.testing.assert_close(
+        class_weights(counts, 0.0), torch.tensor([[0.25, 0.0, 0.0], [0.75, 1.0, 0.0]]).double()
+    )
+    torch.testing.assert_close(
+        class_weights(counts, 2.0), torch.tensor([[4 / 12, 0.25, 0.5], [8 / 12, 0.75, 0.5]]).double()
+    )
+
+
+@pytest.mark.parametrize("rest", [0.0, 0.25])
+def test_proxies_are_averaged_per_class_and_kept_where_nobody_holds_the_class(rest):
+    counts = torch.tensor([[2, 0, 0], [6, 4, 0]])
+    old = {"classifier.weight": torch.full((3, 2), 9.0), "body": torch.tensor([8.0])}
+    rows = class_weights(counts, 0.0)
+    mean = WeightedMean(old, rest, (1 - rows.sum(0)).round())
+    share = (1 - rest) / 2
+    mean.add({"classifier.weight": torch.full((3, 2), 4.0), "body": torch.tensor([2.0])}, share, rows[0])
+    mean.add({"classifier.weight": torch.full((3, 2), 8.0), "body": torch.tensor([4.0])}, share, rows[1])
+    result = mean.result()
+    assert result["classifier.weight"].tolist() == [[7.0, 7.0], [8.0, 8.0], [9.0, 9.0]]
+    assert result["body"].item() == 6 * share + rest * 8
+
+
+@pytest.mark.parametrize(
+    ("upload", "words"),
+    [
+        ({"v": torch.zeros(2)}, "other tensors"),
+        ({"w": torch.zeros(3)}, "expected (2,)"),
+        ({"w": torch.zeros(2).double()}, "float64"),
+        ({"w": torch.tensor([0.0, float("nan")])}, "not finite"),
+        ({"w": torch.tensor([float("inf"), -float("inf")])}, "not finite"),
+    ],
+)
+def test_bad_uploads_are_refused_in_one_line(upload, words):
+    with pytest.raises(RunError) as error:
+        check_upload(upload, {"w": torch.zeros(2)}, client=3, round=7)
+    message = str(error.value)
+    assert words in message
+    assert "client 3" in message
+    assert "round 7" in message
+    assert "\n" not in message
+
+
+def test_large_finite_values_pass():
+    # their sum overflows float32, none of them does
+    check_upload({"w": torch.full((4,), 3e38)}, {"w": torch.zeros(4)}, client=0, round=0)
+
+
+def test_num_bytes():
+    assert num_bytes([torch.zeros(3), torch.zeros(2, dtype=torch.int64)]) == 28

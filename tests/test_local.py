@@ -1,0 +1,303 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from fl_labelskew_registry import Arrays, Data, Federation, Method, Stage
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fl_labelskew_plugins.local import (
+    ClientBatches,
+    LocalSettings,
+    LocalTrainer,
+    Samples,
+    learning_rate,
+    samples,
+    snapshot,
+)
+from fl_labelskew_plugins.params import Params
+
+CPU = torch.device("cpu")
+
+
+class Plain(Method):
+    Params = Params
+
+
+class Net(nn.Module):
+    def __init__(self, norm: bool = False, dropout: float = 0.0):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8) if norm else nn.Identity(), nn.ReLU())
+        self.drop = nn.Dropout(dropout)
+        self.classifier = nn.Linear(8, 3)
+
+    def features(self, x):
+        return self.drop(self.body(x))
+
+    def forward(self, x):
+        return self.classifier(self.features(x))
+
+
+def make(sizes=(10, 7), *, norm=False, dropout=0.0, method=None, **settings):
+    rng = np.random.default_rng(0)
+    n = sum(sizes)
+    x = rng.normal(size=(n, 6)).astype(np.float32)
+    data = Data(Arrays(x, rng.integers(0, 3, n)), Arrays(x, rng.integers(0, 3, n)), ["a", "b", "c"])
+    torch.manual_seed(0)
+    cuts = np.split(np.arange(n), np.cumsum(sizes)[:-1])
+    settings = LocalSettings(**({"batch_size": 4, "learning_rate": 0.1} | settings))
+    federation = Federation(len(sizes), len(sizes), 5, settings.epochs, 3, 8, n, min(sizes), 0)
+    indices = [torch.from_numpy(c) for c in cuts]
+    train, test = samples(data, CPU)
+    return LocalTrainer(
+        Net(norm, dropout), method or Plain(), settings, federation, train, indices, test, indices
+    )
+
+
+def fit(trainer, client=0, round=0, weights=None, **extra):
+    weights = snapshot(trainer.model) if weights is None else weights
+    arguments = {"shared": {}, "state": {}, "times_selected": 1} | extra
+    return trainer.fit(client, round, weights, **arguments)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"momentum": 0.9, "weight_decay": 1e-2},
+        {"momentum": 0.9, "nesterov": True, "epochs": 3},
+        {"client_optimizer": "adam", "learning_rate": 1e-2, "weight_decay": 1e-2},
+        {"gradient_clip_norm": 0.05},
+    ],
+)
+def test_training_equals_a_plain_loop(settings):
+    trainer = make(**settings)
+    start = snapshot(trainer.model)
+    seen = []
+    original = trainer._inputs
+    trainer._inputs = lambda data, index: seen.append(index) or original(data, index)
+    result = fit(trainer, weights=start)
+
+    naive = Net()
+    naive.load_state_dict(start)
+    s = trainer.settings
+    if s.client_optimizer == "adam":
+        optimizer = torch.optim.Adam(naive.parameters(), lr=s.learning_rate, weight_decay=s.weight_decay)
+    else:
+        optimizer = torch.optim.SGD(
+            naive.parameters(), lr=s.learning_rate, momentum=s.momentum, weight_decay=s.weight_decay, nesterov=s.nesterov
+        )
+    losses = []
+    for index in seen:
+        loss = cross_entropy(naive(trainer.train.x[index]), trainer.train.y[index])
+        optimizer.zero_grad()
+        loss.backward()
+        if s.gradient_clip_norm is not None:
+            nn.utils.clip_grad_norm_(naive.parameters(), s.gradient_clip_norm)
+        optimizer.step()
+        losses.append(loss.item())
+    for key, value in naive.state_dict().items():
+        torch.testing.assert_close(result.upload[key], value)
+    assert result.loss_terms["cross_entropy"] == pytest.approx(sum(losses) / len(losses))
+    # every epoch sees each of the client's own samples once
+    per_epoch = len(seen) // s.epochs
+    for epoch in range(s.epochs):
+        order = torch.cat(seen[epoch * per_epoch : (epoch + 1) * per_epoch])
+        assert order.sort().values.tolist() == list(range(10))
+
+
+def test_start_weights_are_not_changed_and_the_same_call_gives_the_same_bits():
+    trainer = make(dropout=0.3, epochs=2)
+    start = snapshot(trainer.model)
+    kept = {k: v.clone() for k, v in start.items()}
+    one = fit(trainer, weights=start).upload
+    torch.rand(7)  # a global generator elsewhere must not matter
+    two = fit(trainer, weights=start).upload
+    for key in start:
+        assert torch.equal(start[key], kept[key])
+        assert torch.equal(one[key], two[key])
+    other = fit(trainer, round=1, weights=start).upload
+    assert any(not torch.equal(one[key], other[key]) for key in start)
+
+
+def test_the_global_generator_is_left_alone():
+    trainer = make(dropout=0.3)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    fit(trainer)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(("size", "batches"), [(9, [4, 5]), (10, [4, 4, 2]), (5, [5]), (1, [1]), (3, [3])])
+def test_batch_norm_never_trains_on_one_sample(size, batches):
+    trainer = make((size, 7), norm=True)
+    seen = []
+    original = trainer._inputs
+    trainer._inputs = lambda data, index: seen.append(len(index)) or original(data, index)
+    result = fit(trainer)
+    assert seen == batches
+    assert all(torch.isfinite(v).all() for v in result.upload.values())
+    assert result.upload["body.1.num_batches_tracked"].dtype == torch.int64
+    if size == 1:  # running statistics are used, not changed
+        assert result.upload["body.1.num_batches_tracked"] == 0
+
+
+def test_without_batch_norm_a_last_batch_of_one_is_a_batch():
+    trainer = make((9, 7))
+    seen = []
+    original = trainer._inputs
+    trainer._inputs = lambda data, index: seen.append(len(index)) or original(data, index)
+    fit(trainer)
+    assert seen == [4, 4, 1]
+
+
+class TwoStages(Plain):
+    def __init__(self, shares, upload=0):
+        super().__init__()
+        self.shares, self.upload, self.seen = shares, upload, []
+
+    def stages(self, epochs):
+        return [Stage(f"s{i}", share, i == self.upload) for i, share in enumerate(self.shares)]
+
+    def loss(self, batch, client):
+        self.seen.append((client.stage, batch.last_epoch))
+        return super().loss(batch, client)
+
+    def after_round(self, client):
+        client.state["final"] = client.model.classifier.weight.detach().clone()
+
+
+@pytest.mark.parametrize(("epochs", "shares", "steps"), [(1, (0.5, 0.5), (2, 1)), (3, (2, 1), (6, 3))])
+def test_stages_split_epochs_and_batches(epochs, shares, steps):
+    method = TwoStages(shares)
+    trainer = make(method=method, epochs=epochs)
+    result = fit(trainer)
+    assert [s for s, _ in method.seen] == ["s0"] * steps[0] + ["s1"] * steps[1]
+    assert [last for _, last in method.seen].count(True) == 3
+    # the upload is the end of the first stage, the private state that of the second
+    assert not torch.equal(result.upload["classifier.weight"], result.state["final"])
+    one = make(epochs=epochs)
+    whole = fit(one).upload["classifier.weight"]
+    torch.testing.assert_close(result.state["final"], whole)
+
+
+def test_a_client_of_one_batch_and_one_epoch_still_has_an_upload():
+    method = TwoStages((0.5, 0.5))
+    result = fit(make((3, 7), method=method))
+    assert [s for s, _ in method.seen] == ["s0"]
+    assert torch.equal(result.upload["classifier.weight"], result.state["final"])
+
+
+def test_a_method_without_an_upload_is_a_bug_with_its_name():
+    with pytest.raises(RuntimeError, match="TwoStages"):
+        fit(make(method=TwoStages((1,), upload=3)))
+
+
+class Private(Plain):
+    def protect(self, update, client):
+        return {k: torch.zeros_like(v) - (1e3 if k.endswith("running_var") else 0) for k, v in update.items()}
+
+
+def test_protect_gets_the_update_and_variances_stay_positive():
+    trainer = make(norm=True, method=Private())
+    start = snapshot(trainer.model)
+    upload = fit(trainer, weights=start).upload
+    assert torch.equal(upload["classifier.weight"], start["classifier.weight"])
+    assert (upload["body.1.running_var"] == 0).all()
+    assert upload["body.1.num_batches_tracked"] == 3  # counters are not protected values
+
+
+def test_personalised_and_predict():
+    trainer = make()
+    result = fit(trainer, client=1, personalised=True)
+    logits = trainer.model(trainer.test.x[trainer.test_indices[1]])
+    right = int((logits.argmax(1) == trainer.test.y[trainer.test_indices[1]]).sum())
+    assert result.personalised == (right, 7)
+    trainer.test_indices[1] = torch.tensor([], dtype=torch.int64)
+    assert fit(trainer, client=1, personalised=True).personalised is None
+    predicted, labels = trainer.predict(weights=snapshot(trainer.model))
+    assert predicted.shape == (17, 3)
+    assert torch.equal(labels, trainer.test.y)
+
+
+def test_features_pass_is_in_eval_mode_and_restores_it():
+    trainer = make(norm=True, dropout=0.5)
+    view = trainer.view(1)
+    trainer.model.train()
+    features, labels = view.features()
+    assert trainer.model.training
+    trainer.model.eval()
+    torch.testing.assert_close(features, trainer.model.features(trainer.train.x[10:]).detach())
+    assert torch.equal(labels, trainer.train.y[10:])
+    assert view.counts.tolist() == torch.bincount(labels, minlength=3).tolist()
+
+
+def test_frozen_copies_are_apart_from_the_model():
+    trainer = make(norm=True)
+    state = {k: v + 1 for k, v in snapshot(trainer.model).items()}
+    frozen = trainer.view(0).frozen(state)
+    assert not frozen.training
+    assert all(not p.requires_grad for p in frozen.parameters())
+    assert torch.equal(frozen.classifier.bias, trainer.model.classifier.bias + 1)
+    assert trainer.model.classifier.bias.requires_grad
+
+
+def test_replaced_samples_stand_in_for_the_clients_own():
+    trainer = make()
+    x, y = trainer.train.x[:4], torch.full((4,), 2)
+    trainer.replaced[0] = Samples(x, y, (0.0,), (1.0,))
+    assert trainer.counts(0).tolist() == [0, 0, 4]
+    fit(trainer)
+    assert trainer.counts(1).sum() == 7
+
+
+def test_schedules():
+    step = LocalSettings(learning_rate=1.0, lr_schedule="step", lr_decay=0.5, lr_decay_every=10)
+    assert [learning_rate(step, r, 40) for r in (0, 9, 10, 25)] == [1, 1, 0.5, 0.25]
+    cosine = dataclasses.replace(step, lr_schedule="cosine")
+    assert learning_rate(cosine, 0, 10) == 1
+    assert learning_rate(cosine, 5, 10) == pytest.approx(0.5)
+    assert learning_rate(LocalSettings(learning_rate=0.3), 7, 10) == 0.3
+
+
+def test_inputs_are_normalised():
+    x = torch.randint(0, 256, (5, 3, 4, 4), dtype=torch.uint8)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    expected = (x / 255 - torch.tensor(mean).reshape(3, 1, 1)) / torch.tensor(std).reshape(3, 1, 1)
+    torch.testing.assert_close(Samples(x, torch.zeros(5), mean, std).inputs(slice(1, 4)), expected[1:4])
+    grey = Samples(x[:, :1], torch.zeros(5), (0.5,), (0.25,)).inputs(torch.tensor([2]))
+    torch.testing.assert_close(grey, (x[2:3, :1] / 255 - 0.5) / 0.25)
+
+
+def test_client_batches_walk_the_clients_samples():
+    trainer = make()
+    batches = ClientBatches(trainer.train, trainer.indices[1], 3)
+    assert len(batches) == 3
+    assert torch.equal(torch.cat([y for _, y in batches]), trainer.train.y[10:])
+    assert torch.equal(torch.cat([x for x, _ in batches]), trainer.train.x[10:])
+
+
+def test_bf16_stays_close_to_fp32_and_keeps_weights_fp32():
+    full, half = fit(make(epochs=2)).upload, fit(make(epochs=2, precision="bf16")).upload
+    for key, value in full.items():
+        assert half[key].dtype == torch.float32
+        torch.testing.assert_close(half[key], value, atol=0.05, rtol=0.1)
+
+
+@pytest.mark.gpu
+def test_gpu_equals_cpu_within_tolerance():
+    trainer = make(epochs=2)
+    start = snapshot(trainer.model)
+    expected = fit(trainer, weights=start).upload
+    cuda = torch.device("cuda")
+    moved = make(epochs=2)
+    moved.model.to(cuda)
+    for data in ("train", "test"):
+        old = getattr(moved, data)
+        setattr(moved, data, Samples(old.x.to(cuda), old.y.to(cuda), (0.0,), (1.0,)))
+    moved.indices = [i.to(cuda) for i in moved.indices]
+    result = fit(moved, weights={k: v.to(cuda) for k, v in start.items()}).upload
+    for key, value in expected.items():
+        torch.testing.assert_close(result[key].cpu(), value, atol=1e-4, rtol=1e-4)

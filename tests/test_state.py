@@ -1,0 +1,80 @@
+import pytest
+import torch
+
+from fl_labelskew_plugins.state import StateStore, save_atomic
+
+
+def state(value, size=4):
+    return {"hpm.w": torch.full((size,), float(value))}
+
+
+@pytest.mark.parametrize("memory", [0, 40, 10**6])
+def test_states_come_back_whatever_the_memory(tmp_path, memory):
+    store = StateStore(tmp_path, memory)
+    for round in range(3):
+        for client in range(5):
+            assert store.get(client) == {} if round == 0 else store.get(client)["hpm.w"][0] == 10 * client + round - 1
+            store.put(client, round, state(10 * client + round))
+        store.commit()
+    assert [store.get(c)["hpm.w"][0].item() for c in range(5)] == [2, 12, 22, 32, 42]
+    held = sum(t.numel() * 4 for s in store._memory.values() for t in s.values())
+    assert held <= memory
+    if memory == 0:
+        assert len(list(tmp_path.glob("*.safetensors"))) == 5  # old rounds are gone
+
+
+def test_a_round_that_breaks_off_leaves_no_trace(tmp_path):
+    store = StateStore(tmp_path, 0)
+    store.put(1, 0, state(1))
+    assert store.select(1) == 1
+    store.commit()
+    store.put(1, 1, state(2))
+    assert store.select(1) == 2
+    store.discard()
+    assert store.get(1)["hpm.w"][0] == 1
+    assert store.select(1) == 2
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_checkpoint_survives_what_comes_after_it(tmp_path):
+    store = StateStore(tmp_path, 20)
+    for client in range(3):
+        store.put(client, 0, state(client))
+    store.commit()
+    index = store.flush()
+    store.checkpointed()
+    for round in (1, 2):
+        for client in (0, 1):
+            store.put(client, round, state(100 * round + client))
+        store.commit()
+    # a kill -9 here: a new process knows the checkpoint's index alone
+    again = StateStore(tmp_path, 10**6, index, {0: 1})
+    assert [again.get(c)["hpm.w"][0].item() for c in range(3)] == [0, 1, 2]
+    assert again.select(0) == 2
+    assert len(list(tmp_path.iterdir())) == 3  # leftovers are swept
+
+
+def test_the_next_checkpoint_lets_old_files_go(tmp_path):
+    store = StateStore(tmp_path, 10**6)
+    for round in range(3):
+        store.put(0, round, state(round))
+        store.commit()
+        store.flush()
+        store.checkpointed()
+    assert [f.name for f in tmp_path.iterdir()] == ["client000000-round000002.safetensors"]
+    assert store.clients() == [0]
+
+
+def test_stored_tensors_are_copies(tmp_path):
+    store = StateStore(tmp_path, 10**6)
+    mine = state(1)
+    store.put(0, 0, mine)
+    store.commit()
+    mine["hpm.w"].zero_()
+    assert store.get(0)["hpm.w"][0] == 1
+
+
+def test_save_atomic_leaves_no_part(tmp_path):
+    save_atomic(state(1), tmp_path / "x.safetensors")
+    save_atomic(state(2), tmp_path / "x.safetensors")
+    assert [f.name for f in tmp_path.iterdir()] == ["x.safetensors"]
