@@ -7,6 +7,7 @@ Both layouts are read: the four files in the folder itself, as Debian's package 
 import gzip
 import io
 import math
+import os
 import zlib
 from pathlib import Path
 from typing import ClassVar, cast
@@ -96,7 +97,7 @@ class MNIST(Dataset):
                 key: path
                 for key, name in FILES.items()
                 for path in (folder / f"{name}.gz", folder / name)  # the plain file comes last and wins
-                if path.is_file()
+                if os.path.isfile(path)  # unlike Path.is_file, False where the folder may not be entered
             }
             if len(found) == len(FILES):
                 return found, ""

@@ -86,7 +86,7 @@ class ImageFolder(Dataset):
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError if there is no such folder; it cannot be downloaded."""
-        if data_dir is None or not data_dir.is_dir():
+        if data_dir is None or not os.path.isdir(data_dir):
             what = "data_args.data_cache_dir is not set" if data_dir is None else f"{data_dir} is not a folder"
             raise LabelSkewError(
                 f"data set image_folder: {what}; a folder with train/<class>/* and test/<class>/* (or val/) "

@@ -4,6 +4,7 @@
 strings, one a sample, for the partition natural. Pickled objects are never read.
 """
 
+import os
 import zipfile
 import zlib
 from pathlib import Path
@@ -114,7 +115,7 @@ class Npz(Dataset):
         if data_dir is None:
             raise LabelSkewError("data set npz: data_args.data_cache_dir is not set; an .npz file would be right")
         path = data_dir
-        if data_dir.is_dir():
+        if os.path.isdir(data_dir):  # unlike Path's, False where a folder above may not be entered
             found = sorted(p.name for p in data_dir.glob("*.npz"))
             if self.params.file is None and len(found) != 1:
                 raise LabelSkewError(
@@ -122,8 +123,8 @@ class Npz(Dataset):
                     "would be right"
                 )
             path = data_dir / (self.params.file or found[0])
-        if not path.is_file():
-            what = "is a folder" if path.is_dir() else "does not exist"
+        if not os.path.isfile(path):
+            what = "is a folder" if os.path.isdir(path) else "does not exist"
             raise LabelSkewError(f"data set npz: {path} {what}; an .npz file would be right")
         return path
 

@@ -1,0 +1,110 @@
+"""Image folders as real data sets lay them out, and broken images."""
+
+import numpy as np
+import pytest
+from fl_labelskew_registry import LabelSkewError
+from PIL import Image
+
+from fl_labelskew_plugins.data.image_folder import ImageFolder, decode
+
+
+def image(path, colour=(200, 100, 50), size=(40, 30)):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mode = "L" if isinstance(colour, int) else "RGB"
+    Image.new(mode, size, colour).save(path)
+
+
+def load(path, seed=0, **params):
+    plugin = ImageFolder(ImageFolder.Params(**params))
+    plugin.check(path, download=False)
+    return plugin.load(path, download=False, seed=seed)
+
+
+def message(call):
+    with pytest.raises(LabelSkewError) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+@pytest.mark.parametrize("part", ["test", "val"])
+def test_parts(tmp_path, part):
+    for c, name in enumerate(("zebra", "ant", "cat")):
+        for i in range(3):
+            image(tmp_path / "train" / name / f"{i}.png", (80 * c, 10, 20))
+        image(tmp_path / part / name / "0.JPEG", (80 * c, 10, 20))
+    (tmp_path / "train" / "ant" / "Thumbs.db").write_text("no image")
+    (tmp_path / "train" / ".hidden").mkdir()
+    data = load(tmp_path, image_size=16)
+    assert data.class_names == ["ant", "cat", "zebra"]
+    assert data.train.x.shape == (9, 3, 16, 16)
+    assert data.train.x.dtype == np.uint8
+    assert data.train.y.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert data.test.y.tolist() == [0, 1, 2]
+    assert data.train.x[3, :, 8, 8].tolist() == [160, 10, 20]
+    assert data.mean == pytest.approx((80 / 255, 10 / 255, 20 / 255))
+    assert data.std[1:] == (1.0, 1.0)
+
+
+def test_one_tree_is_split(tmp_path):
+    for c in range(2):
+        for i in range(10):
+            image(tmp_path / f"class{c}" / f"{i}.png", 100 * c + i)
+    data = load(tmp_path, channels=1, image_size=8)
+    assert data.train.x.shape == (16, 1, 8, 8)
+    assert np.bincount(data.test.y).tolist() == [2, 2]
+    assert (data.test.x[:, 0, 0, 0] // 100).tolist() == data.test.y.tolist()
+    image(tmp_path / "alone" / "train" / "a" / "0.png")
+    image(tmp_path / "alone" / "train" / "a" / "1.png")
+    assert len(load(tmp_path / "alone", test_fraction=0.5).test.y) == 1
+
+
+def test_tiny_imagenet(tmp_path):
+    for name in ("n01", "n02"):
+        image(tmp_path / "train" / name / "images" / f"{name}_0.JPEG", size=(64, 64))
+    for i in range(2):
+        image(tmp_path / "val" / "images" / f"val_{i}.JPEG", size=(64, 64))
+    image(tmp_path / "test" / "images" / "test_0.JPEG", size=(64, 64))
+    notes = tmp_path / "val" / "val_annotations.txt"
+    notes.write_text("val_0.JPEG\tn02\t0\t32\t44\t62\nval_1.JPEG\tn01\t0\t32\t44\t62\n")
+    data = load(tmp_path, image_size=64)
+    assert data.class_names == ["n01", "n02"]
+    assert data.test.y.tolist() == [1, 0]
+    notes.write_text("nonsense\n")
+    assert "lines of image, tab, class would be right" in message(lambda: load(tmp_path))
+
+
+def test_the_centre_is_cut_out(tmp_path):
+    wide = np.zeros((20, 60, 3), np.uint8)
+    wide[:, 20:40] = (255, 0, 0)
+    Image.fromarray(wide).save(tmp_path / "wide.png")
+    assert (decode(tmp_path / "wide.png", size=20, channels=3) == np.array([255, 0, 0])[:, None, None]).all()
+    for size in ((1, 1), (7, 500), (500, 7), (31, 33)):
+        Image.new("RGBA", size, (9, 9, 9, 9)).save(tmp_path / "x.png")
+        assert decode(tmp_path / "x.png", size=32, channels=3).shape == (3, 32, 32)
+        assert decode(tmp_path / "x.png", size=32, channels=1).shape == (1, 32, 32)
+
+
+def test_broken_images_are_named(tmp_path):
+    rng = np.random.default_rng(0)
+    Image.fromarray(rng.integers(0, 255, (64, 64, 3)).astype(np.uint8)).save(tmp_path / "whole.jpg")
+    whole = (tmp_path / "whole.jpg").read_bytes()
+    path = tmp_path / "tree" / "a" / "bad.jpg"
+    image(tmp_path / "tree" / "a" / "good.jpg")
+    for content in (b"", b"<html>", whole[:2000], whole[:30]):
+        path.write_bytes(content)
+        text = message(lambda: load(tmp_path / "tree"))
+        assert text.startswith(f"{path}: is not a sound image")
+
+
+def test_unfit_folders(tmp_path):
+    assert "data_cache_dir is not set" in message(lambda: load(None))
+    assert "none is not a folder" in message(lambda: load(tmp_path / "none"))
+    assert "has no class folders" in message(lambda: load(tmp_path))
+    image(tmp_path / "train" / "a" / "0.png")
+    image(tmp_path / "test" / "b" / "0.png")
+    text = message(lambda: load(tmp_path))
+    assert "0.png: test class 'b' is not one of the 1 classes in training" in text
+    (tmp_path / "train" / "c").mkdir()
+    assert "train/c has no images" in message(lambda: load(tmp_path))

@@ -1,0 +1,153 @@
+"""A user's own archive: layouts, parts, and every error."""
+
+import numpy as np
+import pytest
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.data.npz import Npz
+from fl_labelskew_plugins.data.stats import moments
+
+Y = np.arange(20) % 4
+X = np.random.default_rng(0).normal(size=(20, 5))
+
+
+def write(folder, name="data.npz", **arrays):
+    np.savez(folder / name, **arrays)
+    return folder / name
+
+
+def load(path, seed=0, **params):
+    plugin = Npz(Npz.Params(**params))
+    plugin.check(path, download=False)
+    return plugin.load(path, download=False, seed=seed)
+
+
+def message(call):
+    with pytest.raises(LabelSkewError) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert "right" in text or "cannot be read" in text
+    return text
+
+
+def test_x_and_y(tmp_path):
+    path = write(tmp_path, x=X, y=Y.astype(np.uint8), groups=np.array(list("abcde") * 4))
+    data = load(path)
+    assert data.train.x.dtype == np.float32
+    assert (len(data.train.y), len(data.test.y)) == (16, 4)
+    assert data.test.y.tolist().count(3) == 1
+    assert data.class_names == ["0", "1", "2", "3"]
+    assert data.train.groups.dtype == np.int64
+    assert set(data.train.groups) <= set(range(5))
+    np.testing.assert_allclose(data.mean, data.train.x.mean(axis=0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(data.std, data.train.x.std(axis=0), rtol=1e-4)
+    assert np.array_equal(load(tmp_path).test.x, data.test.x)
+    assert not np.array_equal(load(tmp_path, seed=1).test.x, data.test.x)
+
+
+def test_four_arrays_and_named_file(tmp_path):
+    write(tmp_path, "other.npz", x=X, y=Y)
+    parts = {"x_train": X[:15], "y_train": Y[:15], "x_test": X[15:], "y_test": Y[15:]}
+    write(
+        tmp_path, "mine.npz", **parts, groups_train=np.array(["b", "c", "d"] * 5), groups_test=np.array(list("abbcc"))
+    )
+    data = load(tmp_path, file="mine.npz")
+    np.testing.assert_array_equal(data.train.x, X[:15].astype(np.float32))
+    assert data.test.y.tolist() == Y[15:].tolist()
+    assert data.train.groups[:3].tolist() == [1, 2, 3]
+    assert data.test.groups.tolist() == [0, 1, 1, 2, 2]
+    assert "has 2 .npz files; data_args.file" in message(lambda: load(tmp_path))
+    assert "none.npz does not exist" in message(lambda: load(tmp_path, file="none.npz"))
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "result"),
+    [
+        ((20, 6, 7), "auto", (1, 6, 7)),
+        ((20, 6, 7, 3), "auto", (3, 6, 7)),
+        ((20, 3, 6, 7), "auto", (3, 6, 7)),
+        ((20, 1, 6, 7), "auto", (1, 6, 7)),
+        ((20, 3, 3, 3), "nhwc", (3, 3, 3)),
+        ((20, 4, 6, 7), "nchw", (4, 6, 7)),
+        ((20, 6, 7, 4), "nhwc", (4, 6, 7)),
+        ((20, 6, 7, 3), "flat", (126,)),
+        ((20, 2, 2, 2, 2), "flat", (16,)),
+        ((20, 5), "auto", (5,)),
+    ],
+)
+def test_layouts(tmp_path, shape, layout, result):
+    x = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    data = load(write(tmp_path, x=x, y=Y), layout=layout)
+    assert data.train.x.shape == (16, *result)
+    assert data.train.x.dtype == np.uint8
+    assert len(data.mean) == len(data.std) == result[0]
+    if shape == (20, 6, 7, 3) and layout == "auto":
+        again = np.concatenate([data.train.x, data.test.x]).transpose(0, 2, 3, 1)
+        assert sorted(map(bytes, again.copy())) == sorted(map(bytes, x))
+
+
+def test_moments_are_per_channel_in_units_of_0_to_1():
+    x = np.random.default_rng(0).integers(0, 256, (5000, 3, 2, 2)).astype(np.uint8)
+    x[:, 2] = 51
+    mean, std = moments(x)
+    np.testing.assert_allclose(mean, (x / 255).mean(axis=(0, 2, 3)))
+    np.testing.assert_allclose(std[:2], (x / 255).std(axis=(0, 2, 3))[:2])
+    assert std[2] == 1.0
+
+
+BAD = [np.nan, np.inf, 1e300]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"x": X}, "has no y (it has x)"),
+        ({}, "has no x, y (it has nothing)"),
+        ({"x_train": X, "y_train": Y, "x_test": X}, "has no y_test"),
+        ({"x": X, "y": Y[:9]}, "y: has 9 labels for 20 samples"),
+        ({"x": X, "y": Y * 1.0}, "y: is float64 of shape (20,); integers"),
+        ({"x": X, "y": Y[:, None]}, "y: is int64 of shape (20, 1)"),
+        ({"x": X, "y": Y - 1}, "y: has label -1"),
+        ({"x": X, "y": Y * 2}, "go up to 6, but no sample has label 1; labels 0 to 3"),
+        ({"x": X, "y": Y + 1}, "no sample has label 0"),
+        *[({"x": np.where(np.arange(20)[:, None] == 7, bad, X), "y": Y}, "x: sample 7 is not finite") for bad in BAD],
+        ({"x": np.array(["a"] * 20), "y": Y}, "x: is of type <U1; numbers"),
+        ({"x": np.arange(20), "y": Y}, "x: has shape (20,)"),
+        ({"x": np.zeros((0, 3)), "y": Y[:0]}, "x: has shape (0, 3)"),
+        ({"x": np.zeros((20, 3, 3, 3)), "y": Y}, "channels cannot be told; layout=nchw, nhwc or flat"),
+        ({"x": np.zeros((20, 4, 5, 5)), "y": Y}, "channels cannot be told"),
+        ({"x": np.zeros((20, 2, 2, 2, 2)), "y": Y}, "with layout=auto 3 or 4 dimensions"),
+        ({"x": X, "y": Y, "groups": Y[:3]}, "groups is int64 of shape (3,); 20 integers or strings"),
+        ({"x": X, "y": Y, "groups": X[:, 0]}, "groups is float64"),
+        ({"x_train": X, "y_train": Y, "x_test": X[:, :4], "y_test": Y}, "x_train has float32 samples of shape (5,)"),
+        ({"x": X[:4], "y": Y[:4]}, "leaves no test sample"),
+        ({"x": np.array([{}] * 20), "y": Y}, "not a sound .npz archive"),
+    ],
+)
+def test_bad_arrays(tmp_path, arrays, says):
+    path = write(tmp_path, **arrays)
+    text = message(lambda: load(path))
+    assert says in text
+    assert text.startswith(f"{path}: ")
+
+
+def test_bad_files(tmp_path):
+    assert "data_cache_dir is not set" in message(lambda: load(None))
+    assert "has 0 .npz files" in message(lambda: load(tmp_path))
+    assert "does not exist" in message(lambda: load(tmp_path / "none.npz"))
+    (tmp_path / "folder.npz").mkdir()
+    assert "is a folder" in message(lambda: load(tmp_path, file="folder.npz"))
+    for name, content in (("empty", b""), ("text", b"hello"), ("zip", b"PK\x03\x04 nothing")):
+        (tmp_path / name).write_bytes(content)
+        assert "is not a sound .npz archive" in message(lambda name=name: load(tmp_path / name))
+    whole = write(tmp_path, x=X, y=Y).read_bytes()
+    for cut in (len(whole) // 2, len(whole) - 5):
+        (tmp_path / "cut.npz").write_bytes(whole[:cut])
+        assert "is not a sound .npz archive" in message(lambda: load(tmp_path / "cut.npz"))
+    garbled = bytearray(whole)
+    garbled[300:310] = bytes(10)
+    (tmp_path / "cut.npz").write_bytes(garbled)
+    assert "is not a sound .npz archive" in message(lambda: load(tmp_path / "cut.npz"))
+    np.save(tmp_path / "single.npy", X)
+    assert "holds a single array" in message(lambda: load(tmp_path / "single.npy"))
