@@ -1,0 +1,44 @@
+"""How every verb ends: 0 done, 2 a user's mistake, 1 a failure, 130 interrupted."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import ParamSpec
+
+import click
+from fl_labelskew_registry import LabelSkewError
+
+P = ParamSpec("P")
+
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+def guarded(verb: Callable[P, None]) -> Callable[P, None]:
+    """A verb whose mistakes are lines, not tracebacks; a bug keeps its traceback."""
+
+    @functools.wraps(verb)
+    def ends(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            verb(*args, **kwargs)
+            sys.stdout.flush()
+        except LabelSkewError as error:
+            for line in lines_of(error):
+                click.echo(f"error: {line}", err=True)
+            sys.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            sys.exit(130)
+        except BrokenPipeError:
+            # The reader has seen enough, as in `| head`. Python flushes once more on its way out: into nothing.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    return ends
+
+
+def lines_of(error: LabelSkewError) -> list[str]:
+    """A line for each mistake."""
+    mistakes: list[str] | None = getattr(error, "mistakes", None)
+    return mistakes if mistakes is not None else [" ".join(str(error).split())]

@@ -1,0 +1,33 @@
+"""The ``labelskew`` command. Nothing heavy is imported before a verb runs, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import click
+
+from fl_labelskew_plugins import __version__
+from fl_labelskew_plugins.cli.exits import CONTEXT
+from fl_labelskew_plugins.cli.partition import partition_command
+from fl_labelskew_plugins.cli.plugins import PLUGIN_COMMANDS
+from fl_labelskew_plugins.cli.recipes import recipes_group
+from fl_labelskew_plugins.cli.report import report_command
+from fl_labelskew_plugins.cli.run import run_command
+from fl_labelskew_plugins.cli.schema import schema_command
+from fl_labelskew_plugins.cli.validate import validate_command
+
+
+@click.group(context_settings=CONTEXT)
+@click.version_option(__version__, prog_name="labelskew")
+def main() -> None:
+    """Federated learning under label skew: FedRS, MAP, FedLC, FedShift, FedMR inside FedML."""
+
+
+for _command in (
+    run_command,
+    *PLUGIN_COMMANDS,
+    recipes_group,
+    validate_command,
+    partition_command,
+    report_command,
+    schema_command,
+):
+    main.add_command(_command)

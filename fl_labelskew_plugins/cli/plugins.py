@@ -1,0 +1,67 @@
+"""``labelskew methods``, ``partitions``, ``datasets`` and ``models``: what is installed, and what each one takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from fl_labelskew_registry import Kind, catalog
+
+from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli.exits import guarded
+
+
+def names(kind: Kind) -> str:
+    """The registered names and their distributions; imports none of them, so a broken one hides no other."""
+    return table.plain(["name", "distribution"], [[entry.name, entry.distribution] for entry in catalog.entries(kind)])
+
+
+def details(kind: Kind, name: str) -> str:
+    """One plugin: what it is, and its parameters."""
+    plugin = catalog.load(kind, name)
+    lines = [f"{name}: {_first_line(plugin)}"]
+    for fact in ("paper", "runtimes", "aggregation", "default_dir"):
+        value = getattr(plugin, fact, None)
+        if value:
+            lines.append(f"{fact}: {', '.join(value) if isinstance(value, tuple) else value}")
+    rows = parameters(plugin.Params)
+    parts = table.plain(["parameter", "default", "allowed", "meaning"], rows) if rows else "no parameters"
+    return "\n".join([*lines, "", parts])
+
+
+def parameters(model: Any) -> list[list[str]]:
+    """A row for each key: name, default, what is allowed, help text."""
+    from fl_labelskew_plugins import mistakes
+
+    schema = model.model_json_schema()
+    return [
+        [
+            key,
+            mistakes.show(part["default"]).strip("'") if "default" in part else "required",
+            mistakes.allowed(part, schema.get("$defs", {})),
+            part.get("description", ""),
+        ]
+        for key, part in schema.get("properties", {}).items()
+    ]
+
+
+def _first_line(plugin: Any) -> str:
+    return (plugin.__doc__ or "").strip().partition("\n")[0]
+
+
+def _command(verb: str, kind: Kind, what: str) -> click.Command:
+    @click.command(verb, help=f"List the {what}; with NAME, show one and its parameters.")
+    @click.argument("name", required=False)
+    @guarded
+    def show(name: str | None) -> None:
+        click.echo(names(kind) if name is None else details(kind, name))
+
+    return show
+
+
+PLUGIN_COMMANDS = (
+    _command("methods", "methods", "label-skew methods"),
+    _command("partitions", "partitioners", "partitions"),
+    _command("datasets", "datasets", "data sets"),
+    _command("models", "models", "networks"),
+)

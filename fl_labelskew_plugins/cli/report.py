@@ -1,0 +1,29 @@
+"""``labelskew report``: a table over finished runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli.exits import guarded
+
+FORMATS = {"table": table.plain, "csv": table.comma_separated, "markdown": table.markdown}
+
+
+@click.command("report")
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--last", default=5, show_default=True, type=click.IntRange(1), help="Tests that a mean is taken over.")
+@click.option("--format", "form", default="table", show_default=True, type=click.Choice(list(FORMATS)))
+@guarded
+def report_command(runs: tuple[Path, ...], last: int, form: str) -> None:
+    """Compare run folders; RUNS that differ only in their seed share a row, as mean and std over the seeds."""
+    from fl_labelskew_plugins import report
+
+    found, missing = report.read_all(runs)
+    if found:
+        head, rows = report.table(report.grouped(found), last)
+        click.echo(FORMATS[form](head, rows))
+    if missing:
+        raise report.ReportError(missing)

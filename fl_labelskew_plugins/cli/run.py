@@ -1,0 +1,38 @@
+"""``labelskew run``, and what ``fedml run RECIPE.yaml`` runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fl_labelskew_plugins.cli.exits import CONTEXT, guarded
+
+PATH = click.Path(path_type=Path)
+
+
+@click.command("run", context_settings=CONTEXT)
+@click.argument("recipe", required=False, type=PATH)
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a value; repeatable.")
+@click.option("--run-dir", type=PATH, metavar="DIR", help="Folder of this run, new or empty.  [default: one in runs/]")
+@click.option("--resume", type=PATH, metavar="RUN_DIR", help="Continue a run from its last checkpoint.")
+@click.option("--dry-run", is_flag=True, help="Do everything but training.")
+@click.option("--quiet", is_flag=True, help="Print only the result.")
+@guarded
+def run_command(
+    *,
+    recipe: Path | None,
+    overrides: tuple[str, ...],
+    run_dir: Path | None,
+    resume: Path | None,
+    dry_run: bool,
+    quiet: bool,
+) -> None:
+    """Run one RECIPE on this machine."""
+    if recipe is None and resume is None:
+        raise click.UsageError("Give a RECIPE, or --resume RUN_DIR.")
+    if resume is not None and run_dir is not None:
+        raise click.UsageError("--resume continues in its own folder; leave --run-dir out.")
+    from fl_labelskew_plugins.run import start
+
+    start(recipe, overrides, run_dir=run_dir, resume=resume, dry_run=dry_run, quiet=quiet)

@@ -1,0 +1,18 @@
+"""``labelskew schema``: JSON Schema of a recipe, for editors."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from fl_labelskew_plugins.cli.exits import guarded
+
+
+@click.command("schema")
+@guarded
+def schema_command() -> None:
+    """Print the JSON Schema of a recipe."""
+    from fl_labelskew_plugins.recipe import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=2))

@@ -1,0 +1,28 @@
+"""``labelskew validate``: every mistake of every file, without building anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fl_labelskew_plugins.cli.exits import guarded
+
+
+@click.command("validate")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a value; repeatable.")
+@guarded
+def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
+    """Check recipes; all mistakes of all FILES are shown, and the exit code is 2 if there are any."""
+    from fl_labelskew_plugins.recipe import RecipeError, load
+
+    found: list[str] = []
+    for file in files:
+        try:
+            load(file, overrides)
+            click.echo(f"{file}: ok")
+        except RecipeError as error:
+            found += error.mistakes
+    if found:
+        raise RecipeError(found)
