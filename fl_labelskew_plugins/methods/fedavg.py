@@ -1,0 +1,28 @@
+"""FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data.
+
+H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agueera y Arcas. AISTATS 2017.
+https://arxiv.org/abs/1602.05629
+
+Algorithm 1: local SGD on plain cross-entropy, and the mean of the uploads weighted by their samples. Every hook of
+the contract is neutral, so there is nothing to add; the other methods of this folder differ from it by what they
+override.
+"""
+
+from __future__ import annotations
+
+from fl_labelskew_registry.contracts import Method
+
+from fl_labelskew_plugins import params
+
+
+class FedAvg(Method):
+    """Plain federated averaging."""
+
+    class Params(params.Params):
+        """FedAvg has none."""
+
+    paper = (
+        "Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017, "
+        "https://arxiv.org/abs/1602.05629"
+    )
+    runtimes = ("sp",)

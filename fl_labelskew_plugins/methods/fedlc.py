@@ -1,0 +1,125 @@
+"""FedLC: Federated Learning with Label Distribution Skew via Logits Calibration.
+
+J. Zhang, Z. Li, B. Li, J. Xu, S. Wu, S. Ding, C. Wu. ICML 2022. https://arxiv.org/abs/2209.00189
+
+Equation 6 (pairwise margin) and equation 7 (calibrated cross-entropy), with the counts of each client's own training
+set. Two things the paper leaves open are options:
+
+- A class that a client lacks has an infinite margin. ``missing: one`` counts it as one sample; ``missing: mask``
+  takes its logit out of the softmax, so its proxy gets no gradient.
+- Equations 5 and 7 print the denominator without the label's own term, which has no lower bound; theorem 3 uses the
+  whole sum. ``denominator: full`` is the whole sum, ``others`` the printed one.
+
+No value of ``tau`` is given. ``tau = 0`` (with the other defaults) is plain cross-entropy, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method
+from pydantic import Field
+
+from fl_labelskew_plugins import params
+from fl_labelskew_plugins.ops import check_choice, check_per_class, full, on_device
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Missing = Literal["one", "mask"]
+
+
+def calibrated_logits(logits: Tensor, counts: Tensor, *, tau: float, missing: Missing = "one") -> Tensor:
+    r"""Lower each logit by its class's margin (eq. 7).
+
+    .. math:: \hat z_c = z_c - \tau \, n_c^{-1/4}
+
+    Args:
+        logits: ``(B, C)``.
+        counts: ``(C,)``, the client's own training samples of each class, integers or floats.
+        tau: strength of the margins; 0 adds none.
+        missing: ``one`` counts a class without samples as one sample; ``mask`` gives it a logit of minus infinity.
+
+    Returns:
+        ``(B, C)``.
+
+    >>> calibrated_logits(torch.tensor([[1.0, 1.0, 1.0]]), torch.tensor([16, 1, 0]), tau=1.0)
+    tensor([[0.5000, 0.0000, 0.0000]])
+    >>> calibrated_logits(torch.tensor([[1.0, 1.0, 1.0]]), torch.tensor([16, 1, 0]), tau=1.0, missing="mask")
+    tensor([[0.5000, 0.0000,   -inf]])
+    """
+    check_choice("missing", missing, ("one", "mask"))
+    check_per_class("counts", counts, logits)
+    if tau != 0:
+        # a missing class stands as one sample here: 0 ** -0.25 is infinite, and 0 * inf is NaN
+        present = counts.masked_fill(counts <= 0, 1).to(full(logits.new_empty(0)).dtype)
+        logits = logits - tau * present.pow(-0.25)
+    if missing == "mask":
+        logits = logits.masked_fill(counts <= 0, -torch.inf)
+    return logits
+
+
+def others_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    r"""Cross-entropy whose denominator leaves the label's own term out, as eq. 5 and 7 are printed.
+
+    .. math:: \frac1B \sum_n \Bigl( \log \sum_{i \ne y_n} e^{z_{n,i}} - z_{n,y_n} \Bigr)
+
+    It has no lower bound. A sample with nothing left in its sum (one class, or all others masked) counts 0.
+
+    Args:
+        logits: ``(B, C)``, calibrated; minus infinity is out of the sum.
+        labels: ``(B,)`` int64.
+
+    >>> others_cross_entropy(torch.tensor([[2.0, 1.0, -torch.inf]]), torch.tensor([0]))
+    tensor(-1.)
+    """
+    logits = full(logits)
+    own = logits.gather(1, labels[:, None])
+    others = logits.scatter(1, labels[:, None], -torch.inf)
+    empty = (others == -torch.inf).all(dim=1, keepdim=True)
+    # logsumexp of a row of minus infinities has NaN for a gradient, so such rows never reach it
+    total = others.masked_fill(empty, 0).logsumexp(dim=1, keepdim=True)
+    return (total - own).masked_fill(empty, 0).mean()
+
+
+class FedLC(Method):
+    """Logits calibration in local training."""
+
+    class Params(params.Params):
+        """Options of FedLC; ``tau: 0`` is plain cross-entropy."""
+
+        tau: float = Field(1.0, ge=0, description="strength of the margins; the paper gives no value; 0: none")
+        missing: Missing = Field("one", description="a class without samples: one: counts as one; mask: out of softmax")
+        denominator: Literal["full", "others"] = Field(
+            "full", description="full: whole softmax (theorem 3); others: without the label's own term (eq. 7 printed)"
+        )
+
+    paper = (
+        "Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022, "
+        "https://arxiv.org/abs/2209.00189"
+    )
+    runtimes = ("sp",)
+
+    def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
+        """The exponents of equation 7."""
+        counts = on_device(client, "counts", client.counts, logits.device)
+        return calibrated_logits(logits, counts, tau=self.params.tau, missing=self.params.missing)
+
+    def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """Equation 7, with the chosen denominator."""
+        if self.params.denominator == "full":
+            return super().loss(batch, client)
+        return {"cross_entropy": others_cross_entropy(self.calibrate(batch.logits, client), batch.labels)}
+
+    def deviations(self) -> list[str]:
+        """Where the default reading leaves the printed formula."""
+        if self.params.denominator == "full":
+            return ["denominator: full keeps the label's own term in the softmax (theorem 3); eq. 5 and 7 leave it out"]
+        return []
+
+    def warnings(self, federation: Federation) -> list[str]:
+        """The printed loss can run away."""
+        if self.params.denominator == "others":
+            return ["denominator: others has no lower bound, so training may diverge; full is the safe reading"]
+        return []

@@ -1,0 +1,302 @@
+"""FedMR: Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping.
+
+Z. Fan, J. Yao, R. Zhang, L. Lyu, Y. Zhang, Y. Wang. TMLR 2024. https://arxiv.org/abs/2405.18983
+
+Equation 3 (intra-class loss), equation 4 (inter-class loss), equation 5 (their sum), algorithm 1 (prototypes), table 5
+(prototype privacy) and table 11 (Lite-n). Two printed formulas do not go with the published results:
+
+- Eq. 3 grows with ``d``; with the published ``mu1`` it drove training to chance. ``scale: code`` is what the authors'
+  code computes, ``paper`` the printed one.
+- Eq. 4 sums over observed classes alone, though text and figure 3 say that prototypes stand in for the missing ones.
+  ``negatives: all`` is every class with a prototype, ``observed`` the printed one.
+
+Their code has no inter-class loss, counts batches for samples in weights, and fails on a batch of single samples.
+``mu1 = 0`` and ``mu2 = 0`` are plain cross-entropy, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from fl_labelskew_registry.contracts import Batch, ClientView, Contribution, Federation, Method
+from pydantic import Field
+
+from fl_labelskew_plugins import params
+from fl_labelskew_plugins.ops import check_choice, full, full_precision, on_device, one_hot, value_with_gradient
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+Scale = Literal["code", "paper"]
+Negatives = Literal["all", "observed"]
+
+
+def intra_class_loss(
+    features: Tensor, labels: Tensor, *, scale: Scale = "code", eps: float = 1e-5, num_classes: int | None = None
+) -> Tensor:
+    r"""Decorrelate feature dimensions within each class (eq. 3).
+
+    .. math:: \text{paper: } \frac{1}{|C|} \sum_c \Bigl\lVert \frac{\hat Z_c^\top \hat Z_c}{N_c - 1} \Bigr\rVert_F^2
+        \qquad \text{code: } \frac{1}{\sum_c N_c} \sum_c \frac{1}{d (d - 1)} \sum_{j \ne l}
+        (\hat Z_c^\top \hat Z_c)_{jl}^2
+
+    ``Zhat_c`` are the features of class ``c`` standardised per dimension. Classes with one sample in the batch count
+    nothing. All classes share one ``(B, B)`` Gram matrix, whose norm is that of the ``(d, d)`` one; the gradient,
+    that of batch normalisation per class, is worked out in the same pass (no second derivative).
+
+    Args:
+        features: ``(B, d)``; anything below float32 is computed in float32.
+        labels: ``(B,)`` int64.
+        scale: ``code`` or ``paper``.
+        eps: lower bound of the (unbiased) variance, for dimensions that do not vary.
+        num_classes: ``C``, if known; it saves time, no more.
+
+    >>> intra_class_loss(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0, 0]))
+    tensor(0.5000)
+    """
+    check_choice("scale", scale, ("code", "paper"))
+    d = features.shape[1]
+    if len(labels) == 0 or (d == 1 and scale == "code"):
+        return features[:0].sum()  # no sample, or no pair of dimensions: a zero that still has a gradient
+    with torch.no_grad(), full_precision(features.device):
+        z = full(features)
+        if num_classes is None:  # name each class after its first sample: as many columns as rows are enough
+            labels, num_classes = (labels[:, None] == labels).byte().argmax(dim=1), len(labels)
+        member = one_hot(labels, num_classes, z.dtype)  # (B, C)
+        per_class = member.T
+        n = member.sum(dim=0)[:, None]  # (C, 1), like all below until std
+        m = (n - 1).clamp(min=1)
+        centred = torch.addmm(z, member, per_class.mm(z) / n.clamp(min=1), alpha=-1)
+        squares = per_class.mm(centred.square())
+        variance = squares / m
+        clamped = variance.clamp(min=eps)
+        inverse_std = member.mm(clamped.rsqrt())
+        zhat = centred * inverse_std
+        gram = zhat.mm(zhat.T)
+        if scale == "code":
+            weight = 1 / ((n * (n > 1)).sum().clamp(min=1) * (d * (d - 1)))
+            masked = gram * member.mm(per_class)
+            diagonal = squares / clamped  # sum of zhat^2, the diagonal of the (d, d) matrix
+            value = (torch.sum(masked * gram) - diagonal.square().sum()) * weight
+        else:
+            weight = 1 / (n > 1).sum().clamp(min=1)
+            masked = gram * (member / m.square().T).mm(per_class)
+            diagonal = torch.zeros_like(squares)
+            value = torch.sum(masked * gram) * weight
+        if not features.requires_grad:
+            return value
+        # down to zhat, then through the standard deviation where it is not clamped; the mean takes nothing away,
+        # for the columns of the masked product sum to 0 over each class
+        slope = masked.mm(zhat)
+        through_std = per_class.mm(slope * zhat) / m
+        factor = member.mm(torch.where(variance > eps, through_std, diagonal))
+        gradient = torch.addcmul(slope, zhat, factor, value=-1) * (inverse_std * (4 * weight))
+    return value_with_gradient(features, value, gradient)
+
+
+def inter_class_loss(
+    features: Tensor,
+    labels: Tensor,
+    prototypes: Tensor,
+    known: Tensor,
+    *,
+    negatives: Negatives = "all",
+    observed: Tensor | None = None,
+) -> Tensor:
+    r"""Keep each sample closer to its own class's prototype than to the others (eq. 4).
+
+    .. math:: \frac{1}{|\{(i, j)\}|} \sum_{(i, j)} \frac{1}{N_i} \sum_{n: y_n = i}
+        \max(\lVert z_n - g_i \rVert - \lVert z_n - g_j \rVert, 0)
+
+    over the pairs of a class ``i`` that is in the batch and known, and another known class ``j`` that is a negative.
+    Without such a pair the loss is 0. The gradient is worked out in the same pass, for ``features`` alone.
+
+    Args:
+        features: ``(B, d)``; anything below float32 is computed in float32.
+        labels: ``(B,)`` int64.
+        prototypes: ``(C, d)``.
+        known: ``(C,)`` bool, classes that have a prototype.
+        negatives: ``all`` known classes, or of these the ``observed`` ones.
+        observed: ``(C,)`` bool, classes that the client holds; default: those in the batch.
+
+    >>> z, g = torch.tensor([[3.0, 0.0]]), torch.tensor([[0.0, 0.0], [4.0, 0.0]])
+    >>> inter_class_loss(z, torch.tensor([0]), g, torch.tensor([True, True]))
+    tensor(2.)
+    """
+    check_choice("negatives", negatives, ("all", "observed"))
+    with torch.no_grad(), full_precision(features.device):
+        z = full(features)
+        g = prototypes.to(z.dtype).masked_fill(~known[:, None], 0)  # whatever stands there, it is no prototype
+        member = one_hot(labels, len(g), z.dtype)
+        n = member.sum(dim=0)
+        negative = known if negatives == "all" else known & (n > 0 if observed is None else observed)
+        own, negative = ((n > 0) & known).to(z.dtype), negative.to(z.dtype)
+        pairs = own.sum() * negative.sum() - own.dot(negative)
+        weight = member.mv(own / n.clamp(min=1)) / pairs.clamp(min=1)
+        distance = torch.cdist(z, g, compute_mode="donot_use_mm_for_euclid_dist")
+        margin = distance.gather(1, labels[:, None]) - distance  # 0 for the own class, which so drops out
+        active = (margin > 0) * (weight[:, None] * negative)
+        value = torch.sum(active * margin)
+        if not features.requires_grad:
+            return value
+        pull = torch.addcmul(active, member, active.sum(dim=1, keepdim=True), value=-1)
+        pull = (pull / distance).masked_fill(distance == 0, 0)  # at a prototype, the distance has no direction
+        gradient = torch.addcmul(pull.mm(g), z, pull.sum(dim=1, keepdim=True), value=-1)
+    return value_with_gradient(features, value, gradient)
+
+
+def class_sums(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Sum of the features ``(C, d)`` and number of samples ``(C,)`` int64 of each class; no gradient."""
+    with torch.no_grad(), full_precision(features.device):
+        member = one_hot(labels, num_classes, full(features).dtype)
+        return member.T.mm(full(features)), member.sum(dim=0).long()
+
+
+def class_means(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """A client's prototypes: mean feature ``(C, d)`` of each class, 0 where it has none, and counts ``(C,)``.
+
+    >>> class_means(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), 2)
+    (tensor([[0.],
+            [2.]]), tensor([0, 2]))
+    """
+    sums, counts = class_sums(features, labels, num_classes)
+    return sums / counts.clamp(min=1)[:, None], counts
+
+
+def global_prototypes(
+    means: Tensor, counts: Tensor, previous: Tensor | None = None, known: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    r"""Merge clients' prototypes; a class that nobody held keeps what it had.
+
+    .. math:: g_c = \sum_k n_{kc} g_{kc} / \sum_k n_{kc}
+
+    Args:
+        means: ``(K, C, d)`` of the round's clients.
+        counts: ``(K, C)``, samples behind each mean.
+        previous: ``(C, d)``, the last global prototypes.
+        known: ``(C,)`` bool, which of these are prototypes at all.
+
+    Returns:
+        ``(C, d)`` prototypes and ``(C,)`` bool.
+
+    >>> global_prototypes(torch.tensor([[[1.0], [0.0]], [[4.0], [0.0]]]), torch.tensor([[2, 0], [1, 0]]))
+    (tensor([[2.],
+            [0.]]), tensor([ True, False]))
+    """
+    total = counts.sum(dim=0)
+    held = total > 0
+    merged = (means * counts[:, :, None]).sum(dim=0) / total.clamp(min=1)[:, None]
+    if previous is None or known is None:
+        return merged, held
+    return torch.where(held[:, None], merged, previous.to(merged)), held | known.to(held.device)
+
+
+class FedMR(Method):
+    """Manifold reshaping in local training, with global class prototypes."""
+
+    class Params(params.Params):
+        """Options of FedMR; ``mu1: 0`` with ``mu2: 0`` is plain cross-entropy. Tables 9 and 10 have mu per data set."""
+
+        mu1: float = Field(0.01, ge=0, description="weight of the intra-class loss; 0: none")
+        mu2: float = Field(1e-4, ge=0, description="weight of the inter-class loss; 0: none")
+        scale: Scale = Field("code", description="intra-class loss: code: as the authors compute it; paper: eq. 3")
+        negatives: Negatives = Field("all", description="inter-class loss against all known classes, or observed ones")
+        lite: int | None = Field(
+            None, ge=0, description="inter-class loss on n random samples of a batch; default: all"
+        )
+        share_prototypes: float = Field(1.0, ge=0, le=1, description="fraction of the clients that submit prototypes")
+        prototypes: Literal["after", "running"] = Field(
+            "after", description="after: one pass with the final weights (algorithm 1); running: during the last epoch"
+        )
+
+    paper = (
+        "Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping, TMLR 2024, "
+        "https://arxiv.org/abs/2405.18983"
+    )
+    runtimes = ("sp",)
+
+    def shares(self, client: ClientView) -> bool:
+        """Whether this client submits prototypes: a random set of clients, the same in every round (table 5)."""
+        fraction, run = self.params.share_prototypes, client.federation
+        if fraction >= 1:
+            return True
+        number = math.floor(fraction * run.num_clients + 0.5)
+        return client.id in random.Random(f"{run.seed}/fedmr/share").sample(range(run.num_clients), number)
+
+    def before_round(self, client: ClientView) -> None:
+        """Open the running sums, if they are wanted."""
+        if self.params.prototypes == "running" and self.shares(client):
+            client.scratch["fedmr.sums"] = None
+
+    def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """Equation 5; the inter-class term waits for the first prototypes."""
+        p, terms = self.params, super().loss(batch, client)
+        if batch.last_epoch and "fedmr.sums" in client.scratch:
+            sums = class_sums(batch.features.detach(), batch.labels, len(client.counts))
+            old = client.scratch["fedmr.sums"]
+            client.scratch["fedmr.sums"] = sums if old is None else (old[0] + sums[0], old[1] + sums[1])
+        if p.mu1 > 0:
+            intra = intra_class_loss(batch.features, batch.labels, scale=p.scale, num_classes=len(client.counts))
+            terms["intra"] = p.mu1 * intra
+        if p.mu2 > 0 and p.lite != 0 and "prototypes" in client.shared:
+            terms["inter"] = p.mu2 * self._inter(batch.features, batch.labels, client)
+        return terms
+
+    def _inter(self, features: Tensor, labels: Tensor, client: ClientView) -> Tensor:
+        lite, device = self.params.lite, features.device
+        if lite is not None and lite < len(labels):
+            picked = torch.randperm(len(labels), generator=client.generator, device=client.generator.device)[:lite]
+            features, labels = features[picked.to(device)], labels[picked.to(device)]
+        return inter_class_loss(
+            features,
+            labels,
+            on_device(client, "prototypes", client.shared["prototypes"], device),
+            on_device(client, "known", client.shared["known"], device),
+            negatives=self.params.negatives,
+            observed=on_device(client, "counts", client.counts, device) > 0,
+        )
+
+    def contribute(self, client: ClientView) -> dict[str, Tensor]:
+        """Mean feature of each class and the samples behind it."""
+        if not self.shares(client):
+            return {}
+        if self.params.prototypes == "running":
+            if client.scratch.get("fedmr.sums") is None:
+                return {}
+            sums, counts = client.scratch["fedmr.sums"]
+            return {"prototypes": sums / counts.clamp(min=1)[:, None], "counts": counts}
+        if client.features is None:
+            raise RuntimeError("FedMR needs client.features() to make prototypes")
+        means, counts = class_means(*client.features(), len(client.counts))
+        return {"prototypes": means, "counts": counts}
+
+    def combine(self, contributions: Sequence[Contribution], shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Global prototypes of the next round."""
+        sent = [contribution.tensors for contribution in contributions if contribution.tensors]
+        if not sent:
+            return shared
+        means, counts = (torch.stack([tensors[name] for tensors in sent]) for name in ("prototypes", "counts"))
+        prototypes, known = global_prototypes(means, counts, shared.get("prototypes"), shared.get("known"))
+        return {**shared, "prototypes": prototypes, "known": known}
+
+    def deviations(self) -> list[str]:
+        """Where the chosen readings leave the printed equations."""
+        found = []
+        if self.params.scale == "code" and self.params.mu1 > 0:
+            found.append("scale: code is the intra-class loss of the authors' code, not eq. 3 as printed")
+        if self.params.negatives == "all" and self.params.mu2 > 0:
+            found.append("negatives: all also takes missing classes as negatives; eq. 4 as printed only observed ones")
+        if self.params.prototypes == "running" and self.params.mu2 > 0:
+            found.append("prototypes: running averages over the last epoch; algorithm 1 uses the final weights")
+        return found
+
+    def warnings(self, federation: Federation) -> list[str]:
+        """The printed scale with published weights."""
+        if self.params.scale == "paper" and self.params.mu1 > 1e-4:
+            return [f"mu1 {self.params.mu1:g} with scale: paper drove training to chance; use 1e-4 or less"]
+        return []

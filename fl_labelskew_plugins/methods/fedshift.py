@@ -1,0 +1,161 @@
+"""FedShift: Federated Learning with Classifier Shift for Class Imbalance.
+
+Y. Shen, H. Wang, H. Lv. arXiv 2023. https://arxiv.org/abs/2304.04972
+
+Equation 4 (the shift is added to the logits), equation 5 (its value, and the global prior over all clients) and
+algorithm 1, line 9: a round's updates are weighted by ``N_k / N`` with ``N`` over all clients, so a partial round
+moves less (``denominator: participants`` is the usual mean over the round). Footnote 2 smooths each client's
+histogram, with a constant that is not given. A small one all but masks the classes that a client lacks; with pure
+missing classes, ``smoothing_fraction: 0.1`` works far better than ``smoothing: 1``.
+
+The server learns the prior from the clients' histograms in an opening exchange; later rounds reuse it. A shift that is
+the same for all classes changes nothing. Neutral settings: with ``smoothing = 1e30`` every distribution is uniform,
+and with one client the prior is its own; both make the shift 0 and the loss plain cross-entropy, bit for bit. (To keep
+that exact, distributions are computed in float64 and rounded once.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from fl_labelskew_registry.contracts import ClientView, Contribution, Method
+from pydantic import Field
+
+from fl_labelskew_plugins import params
+from fl_labelskew_plugins.ops import check_per_class, full, on_device
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+def smoothed_distribution(counts: Tensor, *, smoothing: float | Tensor) -> Tensor:
+    r"""Smoothed label distribution of one client or of several (footnote 2).
+
+    .. math:: P_k(c) = (n_{kc} + a) / (N_k + a C)
+
+    Args:
+        counts: ``(C,)`` or ``(K, C)``; a client without any sample counts as uniform.
+        smoothing: ``a`` above 0: a number, or a tensor that broadcasts with ``counts``, such as ``(K, 1)``.
+
+    >>> smoothed_distribution(torch.tensor([3, 0]), smoothing=1.0)
+    tensor([0.8000, 0.2000])
+    """
+    if not isinstance(smoothing, torch.Tensor) and smoothing <= 0:
+        raise ValueError(f"Expected argument `smoothing` to be above 0 but got {smoothing}: ln 0 has no value.")
+    n = counts.double()
+    total = n.sum(dim=-1, keepdim=True)
+    # a as a fraction of no samples is 0, and 0 / 0 is NaN
+    smoothed = ((n + smoothing) / (total + smoothing * n.shape[-1])).where(total > 0, 1 / n.shape[-1])
+    return smoothed.to(full(counts.new_empty(0)).dtype)
+
+
+def global_prior(counts_by_client: Tensor, *, smoothing: float | Tensor) -> Tensor:
+    r"""Label distribution of the whole federation (below eq. 5).
+
+    .. math:: P(c) = \sum_k \frac{N_k}{N} P_k(c)
+
+    Args:
+        counts_by_client: ``(K, C)``, of **all** clients.
+        smoothing: ``a``: a number, or a tensor of shape ``()`` or ``(K, 1)``.
+
+    Returns:
+        ``(C,)``.
+
+    >>> global_prior(torch.tensor([[3, 0], [0, 1]]), smoothing=1.0)
+    tensor([0.6833, 0.3167])
+    """
+    counts = counts_by_client.double()
+    sizes = counts.sum(dim=1, keepdim=True)
+    weights = (sizes / sizes.sum()).where(sizes.sum() > 0, 1 / sizes.shape[0])
+    prior = (weights * smoothed_distribution(counts, smoothing=smoothing)).sum(dim=0)
+    return prior.to(full(counts_by_client.new_empty(0)).dtype)
+
+
+def shifted_logits(logits: Tensor, counts: Tensor, prior: Tensor, *, smoothing: float | Tensor) -> Tensor:
+    r"""Add the classifier shift of a client (eq. 4 and 5).
+
+    .. math:: \hat z_c = z_c + \ln \frac{P_k(c)}{P(c)}
+
+    Args:
+        logits: ``(B, C)``.
+        counts: ``(C,)``, the client's own training samples of each class.
+        prior: ``(C,)``, from :func:`global_prior` with the same smoothing.
+        smoothing: ``a`` above 0: a number, or a tensor of shape ``()`` or ``(1,)``.
+
+    Returns:
+        ``(B, C)``.
+
+    >>> shifted_logits(torch.zeros(1, 2), torch.tensor([3, 0]), torch.tensor([0.5, 0.5]), smoothing=1.0)
+    tensor([[ 0.4700, -0.9163]])
+    """
+    check_per_class("counts", counts, logits)
+    check_per_class("prior", prior, logits)
+    dtype = full(logits.new_empty(0)).dtype
+    local = smoothed_distribution(counts.double(), smoothing=smoothing).to(dtype)
+    return logits + (local / prior.to(dtype)).log()
+
+
+class FedShift(Method):
+    """Classifier shift in local training."""
+
+    class Params(params.Params):
+        """Options of FedShift."""
+
+        smoothing: float = Field(1.0, gt=0, description="a, in samples, added to each class of each client's histogram")
+        smoothing_fraction: float | None = Field(
+            None, gt=0, description="a as a fraction of each client's samples, in place of smoothing (0.1 with pcdd)"
+        )
+        denominator: Literal["population", "participants"] = Field(
+            "population", description="N of a round's weights N_k / N: all clients (algorithm 1) or those of the round"
+        )
+        count_noise: float = Field(
+            0.0, ge=0, description="std of Gaussian noise on the class counts that a client reveals, in samples"
+        )
+
+    paper = "Federated Learning with Classifier Shift for Class Imbalance, arXiv 2023, https://arxiv.org/abs/2304.04972"
+    runtimes = ("sp",)
+
+    def __init__(self, params: Any = None) -> None:
+        super().__init__(params)
+        self.aggregation = "population" if self.params.denominator == "population" else "samples"
+
+    def _smoothing(self, counts: Tensor) -> float | Tensor:
+        """``a`` of each client: a number, or ``(..., 1)``."""
+        fraction = self.params.smoothing_fraction
+        if fraction is None:
+            return float(self.params.smoothing)
+        smoothing: Tensor = full(counts).sum(dim=-1, keepdim=True) * fraction
+        return smoothing
+
+    def opening(self, client: ClientView) -> dict[str, Tensor]:
+        """The class counts, all that the prior needs; noise, if any, is drawn once in a run."""
+        if self.params.count_noise == 0:
+            return {"counts": client.counts}
+        noise = torch.randn(client.counts.shape, generator=client.generator, device=client.generator.device)
+        noisy = client.counts + self.params.count_noise * noise.to(client.counts.device)
+        return {"counts": noisy.clamp(min=0)}
+
+    def open(self, openings: Sequence[Contribution]) -> dict[str, Tensor]:
+        """The global prior."""
+        counts = torch.stack([opening.tensors["counts"] for opening in openings])
+        return {"prior": global_prior(counts, smoothing=self._smoothing(counts))}
+
+    def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
+        """Equation 4; the client's own counts never carry noise."""
+        counts = on_device(client, "counts", client.counts, logits.device)
+        prior = on_device(client, "prior", client.shared["prior"], logits.device)
+        return shifted_logits(logits, counts, prior, smoothing=self._smoothing(counts))
+
+    def deviations(self) -> list[str]:
+        """Options that algorithm 1 does not have."""
+        found = []
+        if self.params.denominator == "participants":
+            found.append(
+                "denominator: participants weights by the round's samples; algorithm 1 by all clients' samples"
+            )
+        if self.params.count_noise > 0:
+            found.append("count_noise: the prior is learnt from noisy class counts")
+        return found

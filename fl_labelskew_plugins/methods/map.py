@@ -1,0 +1,202 @@
+"""MAP: Model Aggregation and Personalization in Federated Learning with Incomplete Classes.
+
+X.-C. Li, S. Song, Y. Li, B. Li, Y. Shao, Y. Yang, D.-C. Zhan. TKDE 2024. https://arxiv.org/abs/2404.09232
+
+Algorithm 1: a client trains the first half of its epochs with the restricted softmax (eq. 8) and uploads the result;
+it goes on with the plain softmax, helped by its inherited private model (HPM; eq. 11 or 12, and 13), and ends with
+its personalised model, which is blended into the HPM (eq. 10). The HPM is frozen and in eval mode during a round.
+A client's first round has no HPM: plain cross-entropy, and the HPM becomes the personalised model (public code of
+FedPHP starts from an untrained one, and leaves the student without temperature). Weights in eq. 10 follow the text:
+with a momentum of 0 the HPM only keeps the current personalised model.
+
+``lam`` is not given; the defaults are those of FedPHP by the same authors. Neutral setting: ``alpha = 1`` and
+``lam = 0`` are plain cross-entropy in both stages, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from fl_labelskew_registry.contracts import Batch, ClientView, Method, Stage
+from pydantic import Field
+from torch.nn import functional
+
+from fl_labelskew_plugins import params
+from fl_labelskew_plugins.ops import Scaling, full, on_device, restricted_logits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+PREFIX = "hpm."
+TEACHER = "map.teacher"
+
+
+def hpm_momentum(times_selected: int, *, rounds: int, fraction: float, mu0: float = 0.9) -> float:
+    r"""Momentum of a client's inherited private model (below eq. 10), clipped to 0 .. 1.
+
+    .. math:: \mu_k = \mu_0 \, z_k / (Q T)
+
+    Args:
+        times_selected: ``z_k``, rounds that selected this client, this one included.
+        rounds: ``T``.
+        fraction: ``Q``, clients of a round over all clients.
+        mu0: macro momentum.
+
+    >>> hpm_momentum(5, rounds=100, fraction=0.1)
+    0.45
+    """
+    return min(max(mu0 * times_selected / (fraction * rounds), 0.0), 1.0)
+
+
+def distillation(student: Tensor, teacher: Tensor, *, temperature: float = 4.0) -> Tensor:
+    r"""Distil one model's outputs into another's (eq. 11; no factor of the squared temperature).
+
+    .. math:: \frac1B \sum_n D_{KL}\bigl(\sigma(z^p_n / \tau) \,\Vert\, \sigma(z_n / \tau)\bigr)
+
+    Args:
+        student: ``(B, C)`` logits in training.
+        teacher: ``(B, C)`` logits of the inherited private model.
+        temperature: of both.
+
+    >>> distillation(torch.tensor([[0.0, 0.0]]), torch.tensor([[4.0, 0.0]])).item()  # doctest: +ELLIPSIS
+    0.110...
+    """
+    log_p = functional.log_softmax(full(teacher) / temperature, dim=1)
+    log_q = functional.log_softmax(full(student) / temperature, dim=1)
+    return functional.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
+
+
+def mmd(features: Tensor, other: Tensor, *, kernels: int = 5, factor: float = 2.0) -> Tensor:
+    r"""Squared maximum mean discrepancy of two sets of features (eq. 12), as in deep adaptation networks.
+
+    .. math:: \overline{K_{ss}} + \overline{K_{tt}} - 2 \overline{K_{st}}, \quad
+        K(x, y) = \sum_i \exp\bigl(-\lVert x - y \rVert^2 / (b f^{i - \lfloor m/2 \rfloor})\bigr)
+
+    ``b`` is the mean squared distance of different samples of both sets together; it carries no gradient.
+
+    Args:
+        features: ``(n, d)``.
+        other: ``(m, d)``.
+        kernels: number of Gaussian kernels ``m``, with bandwidths a ``factor`` apart.
+        factor: ``f``.
+
+    >>> round(mmd(torch.tensor([[0.0]]), torch.tensor([[1.0]]), kernels=1).item(), 4)  # 2 - 2/e
+    1.2642
+    """
+    both = torch.cat([full(features), full(other)])
+    n = both.shape[0]
+    squared = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist").square()
+    # all features equal: the mean distance is 0, and 0 / 0 must not reach the exponential
+    bandwidth = (squared.detach().sum() / (n * n - n)).clamp(min=torch.finfo(both.dtype).tiny * 2.0**10)
+    steps = torch.arange(kernels, device=both.device, dtype=both.dtype) - kernels // 2
+    kernel = torch.exp(-squared / (bandwidth * factor**steps)[:, None, None]).sum(dim=0)
+    # both means and the cross term are one quadratic form: +1/n on one side, -1/m on the other
+    sign = torch.cat(
+        [both.new_full((len(features),), 1 / len(features)), both.new_full((len(other),), -1 / len(other))]
+    )
+    return (kernel * (sign[:, None] * sign)).sum()
+
+
+class TransferParams(params.Params):
+    """Options of the inherited private model; ``lam: 0`` turns its help off."""
+
+    transfer: Literal["kd", "mmd"] = Field("kd", description="what the HPM teaches: kd: its outputs; mmd: its features")
+    lam: float | None = Field(None, ge=0, le=1, description="weight of the transfer; default 0.05 (kd), 0.1 (mmd)")
+    mu0: float = Field(0.9, ge=0, description="macro momentum of the HPM; 0: it keeps the last personalised model")
+    temperature: float = Field(4.0, gt=0, description="temperature of both models' outputs in kd")
+
+
+class InheritedPrivateModel(Method):
+    """What MAP and FedPHP share: a private model per client that supervises the stage ``personalise``."""
+
+    runtimes = ("sp",)
+    aggregation = "uniform"
+
+    @property
+    def lam(self) -> float:
+        """Weight of the transfer loss."""
+        default = 0.05 if self.params.transfer == "kd" else 0.1
+        return float(default if self.params.lam is None else self.params.lam)
+
+    def before_round(self, client: ClientView) -> None:
+        """Build the teacher, once a round; a client's first round has none."""
+        state = self.personalised(client.state)
+        if state is not None and client.frozen is not None and self.lam > 0:
+            client.scratch[TEACHER] = client.frozen(state)
+
+    def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """Equation 13 in the stage ``personalise``, as soon as there is a teacher."""
+        terms = super().loss(batch, client)
+        teacher: Any = client.scratch.get(TEACHER)
+        if client.stage != "personalise" or teacher is None:
+            return terms
+        with torch.no_grad():
+            kd = self.params.transfer == "kd"
+            target = teacher(batch.inputs) if kd else teacher.features(batch.inputs)
+        if kd:
+            transfer = distillation(batch.logits, target, temperature=self.params.temperature)
+        else:
+            transfer = mmd(batch.features, target)
+        return {"cross_entropy": (1 - self.lam) * terms["cross_entropy"], "transfer": self.lam * transfer}
+
+    def after_round(self, client: ClientView) -> None:
+        """Equation 10; integer buffers, such as batch normalisation's counter, are the personalised model's."""
+        if client.model is None:
+            return
+        run = client.federation
+        mu = hpm_momentum(
+            client.times_selected,
+            rounds=run.rounds,
+            fraction=run.clients_per_round / run.num_clients,
+            mu0=self.params.mu0,
+        )
+        for name, theta in client.model.state_dict().items():
+            old = client.state.get(PREFIX + name)
+            new = theta.detach()
+            if old is not None and theta.is_floating_point():
+                new = (1 - mu) * new + mu * old.to(theta.device)
+            # private state waits in host memory, and must not share memory with the model
+            client.state[PREFIX + name] = new.to("cpu", copy=True)
+
+    def personalised(self, state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """The inherited private model itself."""
+        found = {name[len(PREFIX) :]: tensor for name, tensor in state.items() if name.startswith(PREFIX)}
+        return found or None
+
+
+class MAP(InheritedPrivateModel):
+    """Restricted softmax for the upload, then personalisation with the inherited private model."""
+
+    class Params(TransferParams):
+        """Options of MAP; ``alpha: 1`` with ``lam: 0`` is plain cross-entropy in both stages."""
+
+        alpha: float = Field(0.5, ge=0, le=1, description="factor on the logits of missing classes; 1: plain softmax")
+        min_count: int = Field(1, ge=1, description="a class with fewer samples is missing")
+        scaling: Scaling = Field("indicator", description="as in fedrs")
+
+    paper = (
+        "MAP: Model Aggregation and Personalization in Federated Learning with Incomplete Classes, TKDE 2024, "
+        "https://arxiv.org/abs/2404.09232"
+    )
+
+    def stages(self, epochs: int) -> list[Stage]:
+        """Two halves; an odd epoch goes to the first, and a single one is split."""
+        first = 0.5 if epochs == 1 else math.ceil(epochs / 2)
+        return [Stage("aggregate", first), Stage("personalise", epochs - first, upload=False)]
+
+    def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
+        """Equation 8 in the first stage, nothing in the second."""
+        if client.stage == "personalise":
+            return logits
+        p, counts = self.params, on_device(client, "counts", client.counts, logits.device)
+        return restricted_logits(logits, counts, alpha=p.alpha, min_count=p.min_count, scaling=p.scaling)
+
+    def deviations(self) -> list[str]:
+        """Options that eq. 8 does not have."""
+        if self.params.scaling == "proportional":
+            return ["scaling: proportional scales rare observed classes too; eq. 8 uses an indicator"]
+        return []

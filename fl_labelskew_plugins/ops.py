@@ -1,0 +1,119 @@
+"""Tensor helpers that two methods or more use, and the few that hide a trap of torch.
+
+Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``n_c`` a client's samples of class ``c``.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fl_labelskew_registry.contracts import ClientView
+    from torch import Tensor
+
+Scaling = Literal["indicator", "proportional"]
+
+
+def full(tensor: Tensor) -> Tensor:
+    """Float64 stays; every other type, bfloat16 and integers included, becomes float32."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def full_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """A context in which autocast does not lower the precision of matrix products."""
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` on ``device``, copied at most once a round: a copy per batch would stall a GPU's queue."""
+    if tensor.device == device:
+        return tensor
+    key = f"{name}@{device}"
+    if key not in client.scratch:
+        client.scratch[key] = tensor.to(device)
+    return cast("Tensor", client.scratch[key])
+
+
+def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Refuse an option that is not one of ``allowed``."""
+    if value not in allowed:
+        raise ValueError(f"Expected argument `{name}` to be one of {', '.join(allowed)} but got {value!r}.")
+
+
+def check_per_class(name: str, tensor: Tensor, logits: Tensor) -> None:
+    """Refuse a tensor that does not hold one value for each class of ``logits``; broadcasting would hide it."""
+    if tensor.shape != logits.shape[-1:]:
+        expected = tuple(logits.shape[-1:])
+        raise ValueError(f"Expected argument `{name}` to be of shape {expected} but got {tuple(tensor.shape)}.")
+
+
+def one_hot(labels: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor:
+    """``(B,)`` labels to ``(B, C)`` zeros and ones, without the host sync of torch's own ``one_hot``."""
+    return (labels[:, None] == torch.arange(num_classes, device=labels.device)).to(dtype)
+
+
+class _ValueWithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient.to(tensor.dtype))
+        return value.detach()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.saved_tensors[0] * grads[0], None, None
+
+
+def value_with_gradient(tensor: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
+    """A scalar whose gradient with respect to ``tensor`` is already known.
+
+    Half of the time of a small loss is autograd's bookkeeping of its many small steps; a loss whose gradient has
+    a closed form works it out in the same pass and hands it over here.
+    """
+    return cast("Tensor", _ValueWithGradient.apply(tensor, value, gradient))
+
+
+def restricted_logits(
+    logits: Tensor, counts: Tensor, *, alpha: float, min_count: int = 1, scaling: Scaling = "indicator"
+) -> Tensor:
+    r"""Scale the logits of the classes that a client does not hold (FedRS and MAP, eq. 8).
+
+    .. math:: \hat z_c = a_c z_c, \quad a_c = 1 \text{ if } n_c \ge \text{min\_count}, \text{ else } \alpha
+
+    ``scaling="proportional"`` takes :math:`a_c = \alpha + (1 - \alpha) n_c / \max_j n_j` instead, as the authors'
+    public code does, which scales rare observed classes too; ``min_count`` plays no part in it.
+
+    Args:
+        logits: ``(B, C)``; a bias belongs to the logit, so it is scaled too (the paper has none).
+        counts: ``(C,)``, the client's training samples of each class.
+        alpha: factor of a missing class, 0 .. 1; 1 gives the logits back untouched, 0 fixes missing proxies.
+        min_count: a class with fewer samples counts as missing.
+        scaling: ``indicator`` or ``proportional``.
+
+    Returns:
+        ``(B, C)``.
+
+    >>> restricted_logits(torch.tensor([[2.0, 2.0, 2.0]]), torch.tensor([4, 0, 1]), alpha=0.5)
+    tensor([[2., 1., 2.]])
+    >>> restricted_logits(torch.tensor([[2.0, 2.0, 2.0]]), torch.tensor([4, 0, 2]), alpha=0.5, scaling="proportional")
+    tensor([[2.0000, 1.0000, 1.5000]])
+    """
+    check_choice("scaling", scaling, ("indicator", "proportional"))
+    check_per_class("counts", counts, logits)
+    if alpha == 1:
+        return logits
+    dtype = full(logits.new_empty(0)).dtype
+    if scaling == "indicator":
+        # masked_fill keeps alpha in the logits' own precision
+        factor = torch.ones_like(counts, dtype=dtype).masked_fill(counts < min_count, alpha)
+    else:
+        share = counts.to(dtype) / counts.max().clamp(min=1)
+        factor = alpha + (1 - alpha) * share
+    return logits * factor

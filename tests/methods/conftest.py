@@ -1,0 +1,106 @@
+"""A tiny network and clients' views of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fl_labelskew_registry.contracts import Batch, ClientView, Federation
+from torch import Tensor, nn
+
+
+class TinyNet(nn.Module):
+    """4 inputs, 3 features, 5 classes, with batch normalisation for its integer buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh())
+        self.classifier = nn.Linear(3, 5)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(self.features(x))
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def federation() -> Federation:
+    return Federation(
+        num_clients=10,
+        clients_per_round=2,
+        rounds=20,
+        epochs=2,
+        num_classes=5,
+        num_features=3,
+        num_samples=400,
+        min_samples=30,
+        seed=7,
+    )
+
+
+@pytest.fixture
+def world(federation: Federation) -> SimpleNamespace:
+    """A network, one client's data and functions that make views and batches of them."""
+    net = TinyNet()
+    x, y = torch.randn(40, 4), torch.arange(40) % 3  # classes 3 and 4 are missing
+    counts = torch.bincount(y, minlength=5)
+
+    def frozen(state: dict[str, Tensor]) -> nn.Module:
+        twin = copy.deepcopy(net)
+        twin.load_state_dict(state)
+        return twin.requires_grad_(False).eval()
+
+    def features() -> tuple[Tensor, Tensor]:
+        net.eval()
+        with torch.no_grad():
+            return net.features(x), y
+
+    def client(**changes: Any) -> ClientView:
+        fields: dict[str, Any] = {
+            "id": 3,
+            "round": 0,
+            "counts": counts,
+            "shared": {},
+            "state": {},
+            "generator": torch.Generator().manual_seed(1),
+            "times_selected": 1,
+            "federation": federation,
+            "model": net,
+            "frozen": frozen,
+            "features": features,
+        }
+        return ClientView(**(fields | changes))
+
+    def batch(index: Any = slice(0, 16), **changes: Any) -> Batch:
+        h = net.features(x[index])
+        return Batch(x[index], h, net.classifier(h), y[index], **changes)
+
+    return SimpleNamespace(net=net, x=x, y=y, counts=counts, client=client, batch=batch, federation=federation)
+
+
+@pytest.fixture
+def assert_plain(world: SimpleNamespace) -> Callable[..., None]:
+    """Check that a method's loss and gradients are those of plain cross-entropy, bit for bit."""
+
+    def check(method: Any, **changes: Any) -> None:
+        view, batch = world.client(**changes), world.batch()
+        terms = method.loss(batch, view)
+        assert list(terms) == ["cross_entropy"]
+        plain = nn.functional.cross_entropy(batch.logits, batch.labels)
+        assert torch.equal(terms["cross_entropy"], plain)
+        weights = list(world.net.parameters())
+        ours = torch.autograd.grad(terms["cross_entropy"], weights, retain_graph=True)
+        theirs = torch.autograd.grad(plain, weights)
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+    return check

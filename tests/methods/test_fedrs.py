@@ -1,0 +1,134 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from fl_labelskew_plugins.methods.fedrs import FedRS, privacy_epsilon, private_update, restricted_logits
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("scaling", ["indicator", "proportional"])
+def test_alpha_one_is_plain_cross_entropy(assert_plain, scaling):
+    assert_plain(FedRS(FedRS.Params(alpha=1.0, scaling=scaling)))
+
+
+@pytest.mark.parametrize("params", [{}, {"alpha": 0.0}, {"scaling": "proportional"}, {"min_count": 14}])
+def test_loss_is_cross_entropy_of_the_restricted_logits(world, params):
+    method = FedRS(FedRS.Params(**params))
+    batch = world.batch()
+    options = {"alpha": 0.5} | params
+    expected = torch.nn.functional.cross_entropy(restricted_logits(batch.logits, world.counts, **options), batch.labels)
+    assert torch.equal(method.loss(batch, world.client())["cross_entropy"], expected)
+
+
+def test_alpha_zero_leaves_missing_proxies_alone(world):
+    sum(FedRS(FedRS.Params(alpha=0.0)).loss(world.batch(), world.client()).values()).backward()
+    head = world.net.classifier
+    assert not head.weight.grad[3:].any()
+    assert not head.bias.grad[3:].any()
+    assert head.weight.grad[:3].abs().min() > 0
+
+
+def test_counts_are_those_of_the_view(world):
+    other = world.client(counts=torch.tensor([0, 0, 9, 9, 9]))
+    logits = torch.ones(1, 5)
+    assert FedRS().calibrate(logits, other).tolist() == [[0.5, 0.5, 1, 1, 1]]
+    assert FedRS().calibrate(logits, world.client()).tolist() == [[1, 1, 1, 0.5, 0.5]]
+
+
+def test_aggregation_is_uniform():
+    assert FedRS.aggregation == "uniform"
+
+
+class TestPrivateUpload:
+    def test_norm_is_over_all_tensors_together(self):
+        update = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]], dtype=torch.float64), "n": torch.tensor(7)}
+        clipped = private_update(update, clip=2.5, sigma=0.0, generator=generator())
+        assert clipped["a"].tolist() == [1.5, 0.0]
+        assert clipped["b"].tolist() == [[2.0]]
+        assert clipped["b"].dtype == torch.float64
+        assert clipped["n"] is update["n"]
+
+    @pytest.mark.parametrize("clip", [5.0, 100.0])
+    def test_small_updates_pass_bit_for_bit(self, clip):
+        update = {"a": torch.tensor([3.0, -4.0])}
+        assert torch.equal(private_update(update, clip=clip, sigma=0.0, generator=generator())["a"], update["a"])
+
+    def test_zero_and_huge_updates(self):
+        zero = private_update({"a": torch.zeros(3)}, clip=1.0, sigma=0.0, generator=generator())["a"]
+        assert torch.equal(zero, torch.zeros(3))
+        huge = private_update({"a": torch.full((4,), 1e30)}, clip=2.0, sigma=0.0, generator=generator())["a"]
+        torch.testing.assert_close(huge, torch.ones(4))
+        assert private_update({"n": torch.tensor(1)}, clip=1.0, sigma=1.0, generator=generator())["n"] == 1
+
+    def test_noise_has_the_right_size_and_comes_from_the_generator(self):
+        update = {"a": torch.zeros(20000), "b": torch.zeros(20000)}
+        torch.manual_seed(3)
+        one = private_update(update, clip=1.0, sigma=0.1, generator=generator(5))
+        torch.manual_seed(4)
+        two = private_update(update, clip=1.0, sigma=0.1, generator=generator(5))
+        assert torch.equal(one["a"], two["a"])
+        assert not torch.equal(one["a"], one["b"])
+        assert one["a"].std().item() == pytest.approx(0.1, rel=0.03)
+        assert abs(one["a"].mean().item()) < 0.005
+
+    def test_epsilon_of_the_paper(self):
+        epsilon = privacy_epsilon(clip=20, sigma=0.1, delta=0.01, min_samples=400)
+        assert epsilon == pytest.approx(math.sqrt(2 * math.log(125)))  # 2L/m equals sigma
+        assert round(epsilon) == 3
+        assert privacy_epsilon(clip=20, sigma=0.2, delta=0.01, min_samples=400) == pytest.approx(epsilon / 2)
+
+    def test_off_by_default(self, world, federation):
+        update = {"a": torch.ones(2)}
+        assert FedRS().protect(update, world.client()) is update
+        assert FedRS().report(federation) == {}
+
+    def test_clip_alone_adds_no_noise_and_claims_nothing(self, world, federation):
+        method = FedRS(FedRS.Params(upload_clip=1))
+        assert method.protect({"a": torch.tensor([3.0, 4.0])}, world.client())["a"].tolist() == pytest.approx(
+            [0.6, 0.8]
+        )
+        assert method.report(federation) == {}
+
+    def test_method_protects_and_reports(self, world, federation):
+        method = FedRS(FedRS.Params(upload_clip=20.0, upload_sigma=0.1))
+        protected = method.protect({"a": torch.zeros(1000)}, world.client())["a"]
+        assert protected.std().item() == pytest.approx(0.1, rel=0.1)
+        run = dataclasses.replace(federation, min_samples=400)
+        privacy = method.report(run)["privacy"]
+        assert privacy["epsilon"] == pytest.approx(3.1075, abs=1e-3)
+        assert privacy["delta"] == 0.01
+        assert "one round" in privacy["holds_for"]
+        tighter = FedRS(FedRS.Params(upload_clip=20.0, upload_sigma=0.1, upload_delta=0.001)).report(run)["privacy"]
+        assert tighter["delta"] == 0.001
+        assert tighter["epsilon"] > privacy["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"upload_sigma": 0.1}, "upload_sigma needs upload_clip"),
+        ({"upload_delta": 0.1}, "upload_delta needs upload_clip"),
+        ({"upload_clip": 1.0, "upload_delta": 0.1}, "upload_delta needs upload_sigma"),
+        ({"upload_clip": 0.0}, "greater than 0"),
+        ({"alpha": 1.5}, "less than or equal to 1"),
+        ({"alpha": -0.1}, "greater than or equal to 0"),
+        ({"alpha": "0.5"}, "valid number"),
+        ({"min_count": 0}, "greater than or equal to 1"),
+        ({"scaling": "all"}, "'indicator' or 'proportional'"),
+        ({"beta": 1}, "Extra inputs"),
+    ],
+)
+def test_params_are_checked(params, message):
+    with pytest.raises(ValidationError, match=message):
+        FedRS.Params(**params)
+
+
+def test_deviations():
+    assert FedRS().deviations() == []
+    assert "eq. 8" in FedRS(FedRS.Params(scaling="proportional")).deviations()[0]

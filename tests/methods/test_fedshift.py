@@ -1,0 +1,175 @@
+import math
+
+import pytest
+import torch
+from fl_labelskew_registry.contracts import Contribution
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from fl_labelskew_plugins.methods.fedshift import FedShift, global_prior, shifted_logits, smoothed_distribution
+
+HISTOGRAMS = st.integers(1, 6).flatmap(
+    lambda c: st.lists(st.lists(st.integers(0, 300), min_size=c, max_size=c), min_size=1, max_size=5)
+)
+
+
+def naive_prior(histograms, smoothing):
+    total = sum(sum(n) for n in histograms)
+    prior = []
+    for c in range(len(histograms[0])):
+        p = 0.0
+        for n in histograms:
+            weight = sum(n) / total if total else 1 / len(histograms)
+            share = (n[c] + smoothing) / (sum(n) + smoothing * len(n)) if sum(n) else 1 / len(n)
+            p += weight * share
+        prior.append(p)
+    return prior
+
+
+@settings(max_examples=40, deadline=None)
+@given(HISTOGRAMS, st.floats(1e-3, 1e3))
+def test_equals_double_loops(histograms, smoothing):
+    counts = torch.tensor(histograms)
+    prior = global_prior(counts, smoothing=smoothing)
+    expected = naive_prior(histograms, smoothing)
+    assert prior.tolist() == pytest.approx(expected, rel=1e-5)
+    assert prior.sum().item() == pytest.approx(1, rel=1e-5)
+    n = histograms[0]
+    logits = torch.randn(2, len(n), dtype=torch.float64)
+    ours = shifted_logits(logits, counts[0], torch.tensor(expected, dtype=torch.float64), smoothing=smoothing)
+    assert ours.dtype == torch.float64
+    for row in range(2):
+        for c in range(len(n)):
+            p = (n[c] + smoothing) / (sum(n) + smoothing * len(n)) if sum(n) else 1 / len(n)
+            assert ours[row, c].item() == pytest.approx(
+                logits[row, c].item() + math.log(p / expected[c]), rel=1e-6, abs=1e-6
+            )
+
+
+def test_hand_numbers():
+    counts = torch.tensor([[3, 0], [0, 1]])
+    assert smoothed_distribution(counts, smoothing=1.0)[0].tolist() == pytest.approx([0.8, 0.2])
+    prior = global_prior(counts, smoothing=1.0)
+    assert prior.tolist() == pytest.approx([0.75 * 0.8 + 0.25 / 3, 0.75 * 0.2 + 0.25 * 2 / 3])
+    shift = shifted_logits(torch.zeros(1, 2), counts[0], prior, smoothing=1.0)[0]
+    assert shift.tolist() == pytest.approx([math.log(0.8 / prior[0]), math.log(0.2 / prior[1])], rel=1e-5)
+
+
+def test_smoothing_may_be_a_tensor():
+    counts = torch.tensor([[30, 0, 10], [0, 500, 0]])
+    a = counts.sum(1, keepdim=True) * 0.1
+    expected = sum(n.sum() / counts.sum() * smoothed_distribution(n, smoothing=float(n.sum() * 0.1)) for n in counts)
+    torch.testing.assert_close(global_prior(counts, smoothing=a), expected)
+    logits, prior = torch.randn(2, 3), torch.tensor([0.2, 0.5, 0.3])
+    number = shifted_logits(logits, counts[0], prior, smoothing=4.0)
+    for tensor in (torch.tensor(4.0), torch.tensor([4.0])):
+        torch.testing.assert_close(shifted_logits(logits, counts[0], prior, smoothing=tensor), number)
+
+
+def test_clients_without_samples():
+    counts = torch.tensor([[0, 0], [3, 1]])
+    fraction = counts.sum(1, keepdim=True) * 0.1
+    prior = global_prior(counts, smoothing=fraction)
+    torch.testing.assert_close(prior, smoothed_distribution(counts[1], smoothing=0.4))
+    assert global_prior(torch.zeros(2, 4), smoothing=1.0).tolist() == [0.25] * 4
+
+
+@pytest.mark.parametrize("smoothing", [0, 0.0, -1.0])
+def test_smoothing_must_be_positive(smoothing):
+    with pytest.raises(ValueError, match="`smoothing` to be above 0"):
+        smoothed_distribution(torch.tensor([1, 0]), smoothing=smoothing)
+
+
+def test_one_client_is_plain_cross_entropy(world, assert_plain):
+    method = FedShift()
+    shared = method.open([Contribution(3, world.counts, {"counts": world.counts})])
+    assert_plain(method, shared=shared)
+
+
+@pytest.mark.parametrize("clients", [2, 3, 7, 10])
+def test_huge_smoothing_is_plain_cross_entropy(world, assert_plain, clients):
+    method = FedShift(FedShift.Params(smoothing=1e30))
+    histograms = [torch.randint(0, 300, (5,)) for _ in range(clients - 1)] + [world.counts]
+    shared = method.open([Contribution(i, n, {"counts": n}) for i, n in enumerate(histograms)])
+    assert_plain(method, shared=shared)
+
+
+def test_a_constant_in_the_shift_changes_nothing():
+    logits, y = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    counts, prior = torch.tensor([5, 1, 0]), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    one, two = (
+        torch.nn.functional.cross_entropy(shifted_logits(logits, counts, p, smoothing=1.0), y)
+        for p in (prior, prior * 7)
+    )
+    torch.testing.assert_close(one, two)
+
+
+def test_gradcheck_and_huge_logits():
+    n, prior = torch.tensor([9, 0, 1]), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    y = torch.tensor([0, 2])
+    loss = lambda z: torch.nn.functional.cross_entropy(shifted_logits(z, n, prior, smoothing=0.01), y)  # noqa: E731
+    assert torch.autograd.gradcheck(loss, torch.randn(2, 3, dtype=torch.float64, requires_grad=True))
+    z = (1e4 * torch.randn(2, 3)).requires_grad_()
+    loss(z).backward()
+    assert z.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("params", [{}, {"smoothing": 5.0}, {"smoothing_fraction": 0.1, "smoothing": 9.0}])
+def test_opening_exchange_and_loss(world, params):
+    method = FedShift(FedShift.Params(**params))
+    others = torch.tensor([0, 0, 40, 50, 60])
+    openings = []
+    for i, n in enumerate((world.counts, others)):
+        tensors = method.opening(world.client(id=i, counts=n))
+        assert list(tensors) == ["counts"]
+        openings.append(Contribution(i, n, tensors))
+    shared = method.open(openings)
+    assert list(shared) == ["prior"]
+    counts = torch.stack([world.counts, others])
+    a = 0.1 * counts.sum(1, keepdim=True) if "smoothing_fraction" in params else params.get("smoothing", 1.0)
+    torch.testing.assert_close(shared["prior"], global_prior(counts, smoothing=a))
+    logits = torch.randn(3, 5)
+    own = a[1] if isinstance(a, torch.Tensor) else a
+    torch.testing.assert_close(
+        method.calibrate(logits, world.client(counts=others, shared=shared)),
+        shifted_logits(logits, others, shared["prior"], smoothing=own),
+    )
+
+
+def test_noise_on_the_counts(world):
+    method = FedShift(FedShift.Params(count_noise=3.0))
+    big = torch.full((5,), 1000)
+    one = method.opening(world.client(counts=big))["counts"]
+    assert torch.equal(one, method.opening(world.client(counts=big))["counts"])
+    assert 0 < (one - 1000).abs().max() < 20
+    nobody = torch.zeros(5, dtype=torch.long)
+    assert method.opening(world.client(counts=nobody))["counts"].min() == 0
+    prior = method.open([Contribution(0, big, {"counts": one})])["prior"]
+    assert prior.isfinite().all()
+
+
+def test_denominator_sets_the_aggregation():
+    assert FedShift().aggregation == "population"
+    assert FedShift(FedShift.Params(denominator="participants")).aggregation == "samples"
+    assert FedShift().aggregation == "population"
+
+
+def test_deviations():
+    assert FedShift().deviations() == []
+    assert "algorithm 1" in FedShift(FedShift.Params(denominator="participants")).deviations()[0]
+    assert "noisy" in FedShift(FedShift.Params(count_noise=1.0)).deviations()[0]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"smoothing": 0.0}, "greater than 0"),
+        ({"smoothing_fraction": 0.0}, "greater than 0"),
+        ({"count_noise": -1.0}, "greater than or equal to 0"),
+        ({"denominator": "all"}, "'population' or 'participants'"),
+    ],
+)
+def test_params_are_checked(params, message):
+    with pytest.raises(ValidationError, match=message):
+        FedShift.Params(**params)
