@@ -44,7 +44,7 @@ def start(
 
     Raises:
         LabelSkewError: a user's mistake.
-        KeyboardInterrupt: Ctrl-C or a termination signal, after a checkpoint was saved.
+        KeyboardInterrupt: Ctrl-C or a termination signal, after a checkpoint was saved; says how to go on.
     """
     if resume is not None and run_dir is not None:
         raise LabelSkewError("--run-dir is for a new run and --resume for an old one; one of them would be right")
@@ -72,13 +72,10 @@ def start(
         with _termination_interrupts():
             runtime(session, record)
     except KeyboardInterrupt:
-        show.stop()
-        print(
+        raise KeyboardInterrupt(
             f"interrupted after {record.next_round} of {session.federation.rounds} rounds; to go on: "
-            f"fedml run --resume {folder.path}",
-            file=sys.stderr,
-        )
-        raise
+            f"fedml run --resume {folder.path}"
+        ) from None
     finally:
         show.stop()
     show.note(table(record))

@@ -62,7 +62,8 @@ def build(recipe: Recipe) -> Session:
     """
     refuse_host_switches(recipe)
     device = torch_device(recipe)
-    torch.set_num_threads(recipe.device.threads or available_cores())
+    # torch's own default honours OMP_NUM_THREADS, but not the cores that a batch system has given to this process
+    torch.set_num_threads(recipe.device.threads or min(torch.get_num_threads(), available_cores()))
     data, clients = divided(recipe)
     num_classes = len(data.class_names)
     seed = recipe.common.random_seed
@@ -73,7 +74,7 @@ def build(recipe: Recipe) -> Session:
     train = recipe.train
     federation = Federation(
         num_clients=train.client_num_in_total,
-        clients_per_round=clients_per_round(recipe),
+        clients_per_round=train.client_num_per_round or train.client_num_in_total,
         rounds=train.comm_round,
         epochs=train.epochs,
         num_classes=num_classes,
@@ -94,11 +95,6 @@ def build(recipe: Recipe) -> Session:
         test_indices=[torch.from_numpy(i).to(device) for i in clients.test],
     )
     return Session(recipe, clients, data.class_names, federation, trainer, snapshot(trainer.model))
-
-
-def clients_per_round(recipe: Recipe) -> int:
-    """Clients that join a round; all of them where the recipe does not say."""
-    return recipe.train.client_num_per_round or recipe.train.client_num_in_total
 
 
 def local_settings(recipe: Recipe) -> LocalSettings:

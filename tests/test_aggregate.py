@@ -60,9 +60,7 @@ def test_integers_stay_integers():
 
 def test_class_weights_are_the_papers():
     counts = torch.tensor([[2, 0, 0], [6, 4, 0]])
-    torch.testing.assert_close(
-        class_weights(counts, 0.0), torch.tensor([[0.25, 0.0, 0.0], [0.75, 1.0, 0.0]]).double()
-    )
+    torch.testing.assert_close(class_weights(counts, 0.0), torch.tensor([[0.25, 0.0, 0.0], [0.75, 1.0, 0.0]]).double())
     torch.testing.assert_close(
         class_weights(counts, 2.0), torch.tensor([[4 / 12, 0.25, 0.5], [8 / 12, 0.75, 0.5]]).double()
     )

@@ -50,9 +50,7 @@ def make(sizes=(10, 7), *, norm=False, dropout=0.0, method=None, **settings):
     federation = Federation(len(sizes), len(sizes), 5, settings.epochs, 3, 8, n, min(sizes), 0)
     indices = [torch.from_numpy(c) for c in cuts]
     train, test = samples(data, CPU)
-    return LocalTrainer(
-        Net(norm, dropout), method or Plain(), settings, federation, train, indices, test, indices
-    )
+    return LocalTrainer(Net(norm, dropout), method or Plain(), settings, federation, train, indices, test, indices)
 
 
 def fit(trainer, client=0, round=0, weights=None, **extra):
@@ -86,7 +84,11 @@ def test_training_equals_a_plain_loop(settings):
         optimizer = torch.optim.Adam(naive.parameters(), lr=s.learning_rate, weight_decay=s.weight_decay)
     else:
         optimizer = torch.optim.SGD(
-            naive.parameters(), lr=s.learning_rate, momentum=s.momentum, weight_decay=s.weight_decay, nesterov=s.nesterov
+            naive.parameters(),
+            lr=s.learning_rate,
+            momentum=s.momentum,
+            weight_decay=s.weight_decay,
+            nesterov=s.nesterov,
         )
     losses = []
     for index in seen:

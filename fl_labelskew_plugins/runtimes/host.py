@@ -20,7 +20,7 @@ OURS = ("partition_args", "method_args", "model_args")
 """Sections that the host does not get: it flattens all sections into one namespace, where later keys win silently."""
 
 
-def host_config(recipe: Recipe, clients_per_round: int) -> dict[str, dict[str, Any]]:
+def host_config(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """The recipe as a FedML configuration: the host's sections, without what is not set."""
     sections = {
         name: {key: value for key, value in section.items() if value is not None}
@@ -28,17 +28,16 @@ def host_config(recipe: Recipe, clients_per_round: int) -> dict[str, dict[str, A
         if name not in OURS
     }
     sections["data_args"] = {"dataset": recipe.data.dataset}
-    sections["train_args"]["client_num_per_round"] = clients_per_round
     sections["common_args"]["sys_perf_profiling"] = False
     return sections
 
 
-def start(recipe: Recipe, clients_per_round: int, config_file: Path) -> Any:
+def start(recipe: Recipe, config_file: Path) -> Any:
     """Write the host's configuration, start the host and return its arguments.
 
     The host would look up its cloud, replace ``sys.stdout.write`` and parse ``sys.argv``; none of it happens.
     """
-    text = yaml.safe_dump(host_config(recipe, clients_per_round), sort_keys=False)
+    text = yaml.safe_dump(host_config(recipe), sort_keys=False)
     config_file.write_text("# what FedML itself was given\n" + text, encoding="utf-8")
     args = fedml.arguments.Arguments(Namespace(yaml_config_file=str(config_file), run_id="0", rank=0, role="server"))
     fedml.core.mlops.fetch_config = lambda *_, **__: None  # type: ignore[assignment]

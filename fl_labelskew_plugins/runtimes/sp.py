@@ -29,7 +29,7 @@ def run(session: Session, record: Record) -> None:
         RunError: training diverged.
         KeyboardInterrupt: after the record has saved a checkpoint.
     """
-    args = host.start(session.recipe, session.federation.clients_per_round, record.folder.path / "fedml.yaml")
+    args = host.start(session.recipe, record.folder.path / "fedml.yaml")
     trainer = LabelSkewTrainer(session.trainer, args)
     SingleProcess(args, session, record, trainer).train()
 

@@ -1,0 +1,219 @@
+"""Seconds and memory of a round: our single-process runtime beside the stock host's FedAvg on the same work.
+
+    python benchmarks/host_sp.py            # about 15 minutes on one core; prints Markdown tables
+    python benchmarks/host_sp.py --quick    # a few minutes, fewer repetitions
+
+The work: Fashion-MNIST, P10C2, the CNN of FedLC's table 8, one local epoch, batches of 64, SGD 0.01 without momentum
+(the host ignores it), one torch thread. The host gets ready-made lists of float batches, its fastest case. Variants
+run alternately as processes of their own, so that a slow spell of the machine hits all of them; ratios are of
+medians. What a method costs beside FedAvg is measured within one process, client by client in turn, as the median of
+paired ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+RECIPE = Path(__file__).parent.parent / "recipes" / "small" / "fedavg_fmnist.yaml"
+COMMON = ["train_args.momentum=0.0", "device_args.threads=1", "tracking_args.checkpoint_every=1000"]
+NEVER = ["validation_args.frequency_of_the_test=0", "validation_args.personalised=false"]
+
+
+def ours(rounds: int, overrides: list[str]) -> dict[str, object]:
+    """Our runtime: CPU and wall seconds of every round but the first."""
+    begun = time.perf_counter()
+    import fedml  # noqa: F401  # the host's own start-up, taken off below
+
+    imported = time.perf_counter()
+    from fl_labelskew_plugins import recipe, session
+    from fl_labelskew_plugins.progress import Silent
+    from fl_labelskew_plugins.record import Record
+    from fl_labelskew_plugins.results import RunFolder, read_lines
+    from fl_labelskew_plugins.runtimes import sp
+
+    class Clock(Silent):
+        marks: list[tuple[float, float]] = []  # noqa: RUF012
+        first = 0.0
+
+        def client(self, round: int, number: int, clients: int) -> None:
+            self.first = self.first or time.perf_counter()
+
+        def round(self, line: dict[str, object], seconds: float) -> None:
+            self.marks.append((time.process_time(), time.perf_counter()))
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = session.build(recipe.load(RECIPE, [*COMMON, f"train_args.comm_round={rounds}", *overrides]))
+        record = Record(made, RunFolder(Path(folder)), Clock(), resume=False)
+        sp.run(made, record)
+        accuracy = read_lines(record.folder.metrics)[-1].get("accuracy")
+    return {
+        **_periods(
+            Clock.marks[: rounds - 1] if "validation_args.frequency_of_the_test=0" in overrides else Clock.marks
+        ),
+        "startup": record.progress.first - imported,  # type: ignore[attr-defined]
+        "import_fedml": imported - begun,
+        "accuracy": accuracy,
+    }
+
+
+def stock(rounds: int, overrides: list[str]) -> dict[str, object]:
+    """The stock host's FedAvgAPI with its own trainer on the same clients, network and start weights."""
+    import torch
+    from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
+
+    from fl_labelskew_plugins import recipe, session
+    from fl_labelskew_plugins.local import ClientBatches
+    from fl_labelskew_plugins.runtimes import host
+    from fl_labelskew_plugins.trainer import host_dataset
+
+    marks: list[tuple[float, float]] = []
+
+    class Stock(FedAvgAPI):  # type: ignore[misc]
+        def _client_sampling(self, *arguments: object) -> object:
+            marks.append((time.process_time(), time.perf_counter()))
+            return super()._client_sampling(*arguments)
+
+    made = session.build(recipe.load(RECIPE, [*COMMON, f"train_args.comm_round={rounds}"]))
+    with tempfile.TemporaryDirectory() as folder:
+        args = host.start(made.recipe, Path(folder) / "fedml.yaml")
+    if overrides:
+        args.frequency_of_the_test = 10**9
+    data = host_dataset(made.trainer, 64)
+    data = [list(d) if isinstance(d, ClientBatches) else d for d in data]
+    for part in (5, 6):
+        data[part] = {k: list(v) for k, v in data[part].items()}
+    model = made.recipe.network.build((1, 28, 28), 10)
+    model.load_state_dict(made.start)
+    api = Stock(args, torch.device("cpu"), data, model)
+    api.train()
+    made.trainer.model.load_state_dict(model.state_dict())
+    logits, labels = made.trainer.predict()
+    return {**_periods(marks), "accuracy": float((logits.argmax(1) == labels).float().mean())}
+
+
+def _periods(marks: list[tuple[float, float]]) -> dict[str, object]:
+    pairs = list(zip(marks, marks[1:], strict=False))
+    return {
+        "cpu": statistics.median(b[0] - a[0] for a, b in pairs),
+        "wall": statistics.median(b[1] - a[1] for a, b in pairs),
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+VARIANTS = {
+    "host FedAvg, test every round": (stock, []),
+    "ours, test every round": (ours, []),
+    "ours, test every round, no personalised measure": (ours, ["validation_args.personalised=false"]),
+    "host FedAvg, no test": (stock, NEVER),
+    "ours, no test": (ours, NEVER),
+    "ours, no test, channels_last: false": (ours, [*NEVER, "device_args.channels_last=false"]),
+    "ours, no test, bf16": (ours, [*NEVER, "device_args.precision=bf16"]),
+}
+
+
+def methods(repetitions: int) -> dict[str, list[float]]:
+    """CPU seconds of one client's round for each method, taken in turn in one process."""
+    import torch
+    from fl_labelskew_registry import Contribution, load
+
+    from fl_labelskew_plugins import recipe, session
+    from fl_labelskew_plugins.local import snapshot
+
+    cases = {
+        "fedavg": ("fedavg", {}),
+        "fedavg (again)": ("fedavg", {}),
+        "fedrs": ("fedrs", {}),
+        "fedlc": ("fedlc", {}),
+        "fedshift": ("fedshift", {}),
+        "fedmr, prototypes: running": ("fedmr", {"prototypes": "running"}),
+        "fedmr, prototypes: after": ("fedmr", {"prototypes": "after"}),
+        "fedphp": ("fedphp", {}),
+        "map": ("map", {}),
+    }
+    made = session.build(recipe.load(RECIPE, COMMON))
+    networks = {"table-8 CNN, batch 64": (made.trainer, None, list(cases))}
+    big = session.build(recipe.load(RECIPE, [*COMMON, "model_args.model=resnet18", "train_args.batch_size=128"]))
+    big.trainer.indices = [i[::12][:512] for i in big.trainer.indices]
+    chosen = ["fedavg", "fedavg (again)", "fedmr, prototypes: running", "fedmr, prototypes: after"]
+    networks["ResNet18, batch 128 (512 samples a client)"] = (big.trainer, max(2, repetitions // 3), chosen)
+    result: dict[str, list[float]] = {}
+    for network, (trainer, fewer, names) in networks.items():
+        start = snapshot(trainer.model)
+        times: dict[str, list[float]] = {name: [] for name in names}
+        for repetition in range((fewer or repetitions) + 1):
+            for name in names:
+                kind, options = cases[name]
+                plugin = load("methods", kind)
+                trainer.method = plugin(plugin.Params(**options))
+                views = [trainer.view(k) for k in range(10)]
+                shared = trainer.method.open([Contribution(v.id, v.counts, trainer.method.opening(v)) for v in views])
+                d = trainer.federation.num_features
+                shared = {**shared, "prototypes": torch.randn(10, d), "known": torch.ones(10, dtype=torch.bool)}
+                state = {f"hpm.{k}": v for k, v in start.items()}
+                before = time.process_time()
+                trainer.fit(repetition % 10, 1, start, shared=shared, state=state, times_selected=2)
+                times[name].append(time.process_time() - before)
+        for name in names:
+            pairs = zip(times[name][1:], times["fedavg"][1:], strict=True)
+            result[f"{network}: {name}"] = [
+                statistics.median(times[name][1:]),
+                statistics.median(a / b for a, b in pairs),
+            ]
+    return result
+
+
+def main() -> None:
+    """Run the variants alternately and print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.variant == "methods":
+        print(json.dumps(methods(4 if options.quick else 15)))
+        return
+    if options.variant:
+        function, overrides = VARIANTS[options.variant]
+        print(json.dumps(function(4, list(overrides))))
+        return
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
+    for turn in range(1 if options.quick else 3):
+        for name in VARIANTS:
+            runs[name].append(_child(name, environment, options.quick))
+            print(f"turn {turn + 1}: {name}: {runs[name][-1]}", file=sys.stderr, flush=True)
+    print(
+        "| variant | CPU s a round | wall s a round | CPU beside host | peak MB | accuracy |\n|---|---|---|---|---|---|"
+    )
+    median = {n: {k: statistics.median(r[k] or 0 for r in runs[n]) for k in runs[n][0]} for n in runs}
+    for name, row in median.items():
+        base = median["host FedAvg, no test" if "no test" in name else "host FedAvg, test every round"]
+        print(
+            f"| {name} | {row['cpu']:.2f} | {row['wall']:.2f} | {row['cpu'] / base['cpu']:.2f} | {row['peak_mb']:.0f} "
+            f"| {100 * row['accuracy']:.2f} % |"
+        )
+    start = median["ours, test every round"]
+    print(
+        f"\nstart-up to the first round: {start['startup']:.2f} s beyond `import fedml` ({start['import_fedml']:.1f} s)\n"
+    )
+    print("| one client's round | CPU s | beside FedAvg |\n|---|---|---|")
+    for name, (seconds, ratio) in _child("methods", environment, options.quick).items():
+        print(f"| {name} | {seconds:.3f} | {ratio:.3f} |")
+
+
+def _child(variant: str, environment: dict[str, str], quick: bool) -> dict[str, object]:
+    command = [sys.executable, __file__, "--variant", variant, *(["--quick"] if quick else [])]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    main()

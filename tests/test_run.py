@@ -1,0 +1,204 @@
+"""Whole runs in real processes: the same numbers twice, after a kill, and after Ctrl-C; mistakes in one line."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from fl_labelskew_plugins.cli.main import main
+
+RECIPE = """\
+common_args: {{random_seed: 3}}
+data_args: {{dataset: digits}}
+partition_args: {{partition_method: pcdd, classes_per_client: 2}}
+model_args: {{model: mlp}}
+train_args: {{client_num_in_total: 6, client_num_per_round: 4, comm_round: {rounds}, epochs: 2, batch_size: 16,
+             learning_rate: 0.05, momentum: 0.9}}
+method_args: {{method: {method}}}
+device_args: {{threads: 1}}
+tracking_args: {{checkpoint_every: 3, state_memory_mb: 0}}
+"""
+
+
+def start(folder, *arguments, **options):
+    code = "from fl_labelskew_plugins.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "run", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, **pipes, **options)
+
+
+def finish(folder, *arguments, **options):
+    process = start(folder, *arguments, **options)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def wait_for_rounds(folder, rounds, process):
+    file = folder / "metrics.jsonl"
+    while not (file.exists() and len(file.read_text().splitlines()) >= rounds):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+
+
+def write(folder, method="map", rounds=8):
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(RECIPE.format(method=method, rounds=rounds))
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    code, out, err = finish(folder, write(folder), "--run-dir", folder / "run")
+    assert (code, err) == (0, "")
+    return folder / "run", out
+
+
+def assert_same(run, other):
+    assert (run / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+    a, b = load_file(run / "model.safetensors"), load_file(other / "model.safetensors")
+    assert all(a[key].equal(b[key]) for key in a)
+    clients = sorted(f.name for f in (run / "clients").iterdir())
+    assert clients == sorted(f.name for f in (other / "clients").iterdir())
+    for name in clients:
+        a, b = load_file(run / "clients" / name), load_file(other / "clients" / name)
+        assert all(a[key].equal(b[key]) for key in a)
+
+
+def test_a_run_leaves_everything_behind(undisturbed):
+    run, out = undisturbed
+    names = {f.name for f in run.iterdir()}
+    assert names >= {
+        "recipe.yaml", "environment.json", "partition.json", "partition.png", "metrics.jsonl", "timings.jsonl",
+        "summary.json", "curves.png", "model.safetensors", "clients", "checkpoint", "fedml.yaml",
+    }  # fmt: skip
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == list(range(8))
+    assert all(len(line["clients"]) == 4 for line in lines)
+    assert {tuple(line["clients"]) for line in lines} != {(0, 1, 2, 3)}
+    summary = json.loads((run / "summary.json").read_text())
+    tail = [line["accuracy"] for line in lines[-5:]]
+    assert summary["last_mean"] == pytest.approx(sum(tail) / 5)
+    assert summary["final_accuracy"] > 0.3
+    assert 0.5 < summary["private_models_accuracy"] <= 1
+    assert len(out.splitlines()) == 8 + 4 + 7 + 1  # rounds, opening lines, table, folder
+
+
+def test_the_same_recipe_gives_the_same_numbers(undisturbed, tmp_path):
+    code, out, _ = finish(tmp_path, write(tmp_path), "--run-dir", "run", "--quiet")
+    assert (code, out) == (0, "")
+    assert_same(undisturbed[0], tmp_path / "run")
+
+
+@pytest.mark.parametrize("rounds", [0, 2, 5])
+def test_kill_9_and_resume_give_the_same_numbers(undisturbed, tmp_path, rounds):
+    recipe = write(tmp_path)
+    process = start(tmp_path, recipe, "--run-dir", "run")
+    if rounds:
+        wait_for_rounds(tmp_path / "run", rounds, process)
+    else:  # after the folder was begun, before the first round
+        while not (tmp_path / "run" / "recipe.yaml").exists():
+            time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    arguments = [recipe, "--resume", "run"] if rounds == 2 else ["--resume", "run"]
+    code, _, err = finish(tmp_path, *arguments)
+    assert (code, err) == (0, "")
+    assert_same(undisturbed[0], tmp_path / "run")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_a_checkpoint_and_a_line(undisturbed, tmp_path, number):
+    process = start(tmp_path, write(tmp_path), "--run-dir", "run")
+    wait_for_rounds(tmp_path / "run", 4, process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    lines = err.splitlines()
+    assert len(lines) == 1
+    done = int(re.search(r"interrupted after (\d) of 8 rounds; to go on: fedml run --resume run", lines[0])[1])
+    code, out, _ = finish(tmp_path, "--resume", "run")
+    assert code == 0
+    assert f"{done} done already" in out  # nothing that was complete is trained again
+    assert_same(undisturbed[0], tmp_path / "run")
+
+
+def test_resuming_a_finished_run_changes_nothing(undisturbed):
+    run, _ = undisturbed
+    before = (run / "summary.json").read_bytes()
+    code, out, _ = finish(run.parent, "--resume", run)
+    assert code == 0
+    assert "all 8 rounds are done already" in out
+    assert (run / "summary.json").read_bytes() == before
+
+
+def mistakes(undisturbed, tmp_path):
+    run, _ = undisturbed
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    broken = tmp_path / "broken"
+    (broken / "checkpoint").mkdir(parents=True)
+    (broken / "recipe.yaml").write_text((run / "recipe.yaml").read_text())
+    (broken / "checkpoint" / "latest.safetensors").write_bytes(b"\x80\x04junk")
+    recipe = write(tmp_path)
+    other = tmp_path / "other.yaml"
+    other.write_text(RECIPE.format(method="fedrs", rounds=8))
+    gone = ["--set", "data_args.dataset=fashion_mnist", "--set", f"data_args.data_cache_dir={tmp_path}/nowhere"]
+    return {
+        "is not empty": [recipe, "--run-dir", run],
+        "is a file": [recipe, "--run-dir", tmp_path / "file"],
+        "cannot be written": [recipe, "--run-dir", "/proc/labelskew/run"],
+        "no such folder": ["--resume", tmp_path / "nowhere"],
+        "no recipe.yaml": ["--resume", tmp_path / "empty"],
+        "is no checkpoint": ["--resume", broken],
+        "belongs to another recipe": [other, "--resume", run],
+        "train_args.epochs": ["--resume", run, "--set", "train_args.epochs=3"],
+        "one of them would be right": [recipe, "--resume", run, "--run-dir", tmp_path / "x"],
+        "dataset-fashion-mnist": [recipe, *gone],
+        "classes_per_client": [recipe, "--set", "partition_args.classes_per_client=11"],
+        "samples": [
+            recipe, "--set", "partition_args.partition_method=iid", "--set", "train_args.client_num_in_total=5000",
+        ],
+        "no GPU": [recipe, "--set", "device_args.using_gpu=true", "--set", "device_args.gpu_ids=[63]"],
+        "no recipe given": [],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "is not empty", "is a file", "cannot be written", "no such folder", "no recipe.yaml", "is no checkpoint",
+        "belongs to another recipe", "train_args.epochs", "one of them would be right", "dataset-fashion-mnist",
+        "classes_per_client", "samples", "no GPU", "no recipe given",
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_code_2(undisturbed, tmp_path, words):
+    arguments = ["run", *map(str, mistakes(undisturbed, tmp_path)[words]), "--quiet"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert words in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_dry_run_writes_nothing(tmp_path):
+    recipe = write(tmp_path)
+    code, out, err = finish(tmp_path, recipe, "--dry-run")
+    assert (code, err) == (0, "")
+    assert "1438 training samples of 10 classes, 6 clients" in out
+    assert [f.name for f in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+def test_divergence_is_one_line_and_exit_code_1(tmp_path):
+    recipe = write(tmp_path, "fedavg")
+    code, _, err = finish(tmp_path, recipe, "--run-dir", "run", "--set", "train_args.learning_rate=1.0e+30")
+    assert code == 1
+    assert re.fullmatch(r"error: round 0: upload of client \d: \S+ is not finite, training diverged; .*\n", err)
