@@ -1,0 +1,40 @@
+# Everything runs in .venv, which `make setup` fills once; a second `make` finds its stamp and does nothing.
+
+PYTHON ?= $(shell for p in python3.11 python3.10; do $$p -c '' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup.done
+WORKERS ?= 2
+
+.PHONY: help setup demo test lint wheels clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## the environment in .venv (Python 3.11 or 3.10; about 5.5 GB with torch)
+
+# One pip call, so that torch and torchvision are resolved together: FedML breaks on an unmatched pair.
+$(STAMP): pyproject.toml registry/pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no python3.11 or python3.10 found; FedML 0.9.6 installs on no other" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -e registry -e '.[test,dev]'
+	touch $@
+
+demo: setup  ## a first run: several minutes to set up, then a short training on the digits
+	$(BIN)/fedml run recipes/quickstart.yaml
+
+test: setup  ## the whole suite with coverage, subprocesses included
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term-missing:skip-covered
+
+lint: setup  ## ruff, and mypy strict on both packages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+wheels: setup  ## both wheels, into dist/
+	$(BIN)/python -m build --wheel --outdir dist registry
+	$(BIN)/python -m build --wheel --outdir dist .
+
+clean:  ## everything that make made
+	rm -rf $(VENV) dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,81 @@
+"""For every test: one thread, as in the reference runs, and no window system. And throw-away environments."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+class Venv:
+    """A virtual environment without this checkout; :meth:`add_dependencies` shows it everybody else's packages."""
+
+    def __init__(self, path):
+        self.path = path
+        self.home = path.parent / f"{path.name}-home"
+        self.home.mkdir()
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", path], check=True)
+        self.python = path / "bin" / "python"
+        self.site = next(path.glob("lib/python*/site-packages"))
+
+    def install(self, *wheels):
+        """Install wheels, before the dependencies are added: pip would take this checkout's install for theirs."""
+        pip = [sys.executable, "-m", "pip", "--python", self.python, "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "--no-deps", "--no-index", *wheels], check=True)
+
+    def add_dependencies(self):
+        """Python reads no .pth files in a path that a .pth file adds: the checkout's editable install stays unseen."""
+        paths = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+        (self.site / "zz_dependencies.pth").write_text("\n".join(paths) + "\n")
+
+    def run(self, *command, cwd=None, check=True, timeout=120, **environment):
+        """A command of this environment, with an empty home and nothing of ours in the environment variables."""
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "COVERAGE_", "PYTHON", "FL_"))}
+        kept |= {"HOME": str(self.home), "PATH": f"{self.path / 'bin'}:{kept['PATH']}", **environment}
+        program = self.path / "bin" / command[0]
+        done = subprocess.run(
+            [program, *command[1:]],
+            cwd=cwd or self.home,
+            env=kept,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if check:
+            assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+
+@pytest.fixture(scope="session")
+def make_venv(tmp_path_factory):
+    """Makes a new, empty environment."""
+    return lambda: Venv(tmp_path_factory.mktemp("venv") / "env")
+
+
+def build_wheel(source, out):
+    """Build the wheel of a folder that holds a pyproject.toml, without a network."""
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return max(out.glob("*.whl"), key=lambda wheel: wheel.stat().st_mtime_ns)
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory):
+    """Our two wheels, the registry's first."""
+    out = tmp_path_factory.mktemp("wheels")
+    return [build_wheel(ROOT / "registry", out), build_wheel(ROOT, out)]
+
+
+@pytest.fixture(scope="session")
+def build():
+    """Builds the wheel of a folder: ``build(source, out)``."""
+    return build_wheel

@@ -1,0 +1,119 @@
+"""The hook in real interpreters: installed, switched off, broken, left behind. The host's module is its own file."""
+
+import shutil
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "fl_labelskew_plugins"
+HOST_FILE = Path(distribution("fedml").locate_file("fedml/cli/modules/run.py"))
+COMMAND = """
+import click
+
+@click.command("run")
+@click.argument("recipe", required=False)
+@click.option("--resume")
+def run_command(recipe, resume):
+    click.echo(f"ours {recipe} {resume}")
+"""
+ROOT_GROUP = """
+import click
+from fedml.cli.modules import run
+
+cli = click.Group("fedml")
+cli.add_command(run.fedml_run)
+"""
+NAMES = "import sys; print('\\n'.join(sorted(sys.modules)))"
+
+
+@pytest.fixture
+def venv(make_venv):
+    """An environment with the hook, a stand-in for our command, and the host's module in a shell that imports fast."""
+    made = make_venv()
+    made.add_dependencies()
+    ours = made.site / "fl_labelskew_plugins"
+    shutil.copytree(PACKAGE / "hook", ours / "hook", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PACKAGE / "__init__.py", ours)
+    shutil.copy(PACKAGE / "hook" / "fl_labelskew_fedml_run.pth", made.site)
+    (ours / "cli").mkdir()
+    (ours / "cli" / "__init__.py").touch()
+    (ours / "cli" / "run.py").write_text(COMMAND)
+    modules = made.site / "fedml" / "cli" / "modules"
+    modules.mkdir(parents=True)
+    for package in (modules, modules.parent, modules.parent.parent):
+        (package / "__init__.py").touch()
+    (made.site / "fedml" / "api.py").touch()
+    shutil.copy(HOST_FILE, modules)
+    (modules.parent / "cli.py").write_text(ROOT_GROUP)
+    script = made.path / "bin" / "fedml"
+    script.write_text(f"#!{made.python}\nfrom fedml.cli.cli import cli\ncli()\n")
+    script.chmod(0o755)
+    return made
+
+
+def untouched(venv):
+    """Python starts without a word, and the stock command line answers as ever."""
+    done = venv.run("python", "-c", "pass")
+    assert (done.stdout, done.stderr) == ("", "")
+    done = venv.run("fedml", "run", "list", "--help")
+    assert done.stdout.startswith("Usage: fedml run list [OPTIONS]")
+    assert done.stderr == ""
+    done = venv.run("fedml", "run", "r.yaml", check=False)
+    assert done.returncode == 2
+    assert "No such command 'r.yaml'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_hook_at_work(venv):
+    assert venv.run("fedml", "run", "no/such.yaml").stdout == "ours no/such.yaml None\n"
+    assert venv.run("fedml", "run", "--resume", "runs/x").stdout == "ours None runs/x\n"
+    assert "fedml run RECIPE.yaml" in venv.run("fedml", "run", "--help").stdout
+    assert venv.run("fedml", "run", "list", "--help").stdout.startswith("Usage: fedml run list [OPTIONS]")
+    wrong = venv.run("fedml", "run", "lst", check=False)
+    assert wrong.returncode == 2
+    assert "No such command 'lst'" in wrong.stderr
+
+
+def test_the_interpreter_s_start_reads_two_small_modules_and_no_more(venv):
+    with_hook = set(venv.run("python", "-c", NAMES).stdout.split())
+    without = set(venv.run("python", "-c", NAMES, FL_LABELSKEW_NO_HOOK="1").stdout.split())
+    assert with_hook - without - {"__future__"} == {"fl_labelskew_plugins", "fl_labelskew_plugins.hook"}
+
+
+def test_switched_off(venv):
+    done = venv.run("fedml", "run", "r.yaml", check=False, FL_LABELSKEW_NO_HOOK="1")
+    assert done.returncode == 2
+    assert "No such command 'r.yaml'" in done.stderr
+    assert "RECIPE" not in venv.run("fedml", "run", "--help", FL_LABELSKEW_NO_HOOK="1").stdout
+
+
+def test_left_behind_by_an_uninstall(venv):
+    shutil.rmtree(venv.site / "fl_labelskew_plugins")
+    untouched(venv)
+
+
+@pytest.mark.parametrize(
+    "source", ["raise RuntimeError", "def broken(:", "", "import no_such_module", "def install():\n    1 / 0\n"]
+)
+def test_broken_hook(venv, source):
+    (venv.site / "fl_labelskew_plugins" / "hook" / "__init__.py").write_text(source)
+    untouched(venv)
+
+
+def test_broken_package(venv):
+    (venv.site / "fl_labelskew_plugins" / "__init__.py").write_text("raise RuntimeError")
+    untouched(venv)
+
+
+def test_broken_patch(venv):
+    with (venv.site / "fl_labelskew_plugins" / "hook" / "__init__.py").open("a") as file:
+        file.write("\n\ndef patch(group):\n    1 / 0\n")
+    untouched(venv)
+
+
+def test_broken_command_says_why_and_leaves_the_rest(venv):
+    (venv.site / "fl_labelskew_plugins" / "cli" / "run.py").write_text("raise RuntimeError('torn')")
+    untouched(venv)
+    done = venv.run("fedml", "run", "r.yaml", check=False)
+    assert "fl-labelskew-plugins cannot run r.yaml: RuntimeError: torn\n" in done.stderr

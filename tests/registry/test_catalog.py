@@ -1,0 +1,176 @@
+"""The catalogue, with real ``.dist-info`` folders on the path of a process of their own."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+GOOD = "from fl_labelskew_registry import Method\nclass A(Method):\n    class Params:\n        model_validate = None\n"
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A folder that acts as a site-packages of its own; ``HOME`` is empty beside it."""
+
+    class Site:
+        path = tmp_path / "site"
+
+        def dist(self, name, methods, metadata=True, **modules):
+            info = self.path / f"{name.replace('-', '_')}-1.0.dist-info"
+            info.mkdir(parents=True)
+            if metadata:
+                (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+            lines = "".join(f"{key} = {value}\n" for key, value in methods)
+            (info / "entry_points.txt").write_text(f"[fl_labelskew.methods]\n{lines}")
+            for module, source in modules.items():
+                (self.path / f"{module}.py").write_text(source)
+
+        def run(self, source):
+            environment = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "COVERAGE_"))}
+            environment |= {"PYTHONPATH": str(self.path), "HOME": str(tmp_path / "home")}
+            done = subprocess.run(
+                [sys.executable, "-c", textwrap.dedent(source)],
+                env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert done.stderr == ""
+            return json.loads(done.stdout)
+
+        def load(self, *names):
+            """For each name what loading it gave: the class's name, or the error's text."""
+            return self.run(
+                f"""
+                import json
+                from fl_labelskew_registry import PluginError, load
+                def attempt(name):
+                    try:
+                        return load("methods", name).__name__
+                    except PluginError as error:
+                        return "error: " + str(error)
+                print(json.dumps([attempt(name) for name in {names}]))
+                """
+            )
+
+        def entries(self):
+            return self.run(
+                """
+                import json
+                from fl_labelskew_registry import entries
+                print(json.dumps([[e.name, e.distribution, e.target] for e in entries("methods")]))
+                """
+            )
+
+    return Site()
+
+
+def test_importing_the_registry_imports_nothing_heavy(site):
+    loaded = site.run(
+        """
+        import json, sys
+        import fl_labelskew_registry
+        print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
+        """
+    )
+    assert not {"torch", "numpy", "fedml", "pydantic"} & set(loaded)
+
+
+def test_listing_imports_no_plugin_and_nothing_heavy(site):
+    site.dist("acme-methods", [("acme", "acme:A")], acme="raise SystemExit('imported')")
+    names, loaded = site.run(
+        """
+        import json, sys
+        from fl_labelskew_registry import entries
+        names = [e.name for kind in ("methods", "partitioners", "datasets", "models") for e in entries(kind)]
+        print(json.dumps([names, sorted({name.split(".")[0] for name in sys.modules})]))
+        """
+    )
+    assert {"acme", "fedmr", "pcdd", "digits", "mlp"} <= set(names)
+    assert not {"acme", "torch", "numpy", "fedml", "pydantic"} & set(loaded)
+
+
+def test_an_entry_names_its_distribution_and_target(site):
+    site.dist("acme-methods", [("acme", "acme:A")])
+    found = site.entries()
+    assert ["acme", "acme-methods", "acme:A"] in found
+    assert ["fedlc", "fl-labelskew-plugins", "fl_labelskew_plugins.methods.fedlc:FedLC"] in found
+    assert found == sorted(found)
+
+
+def test_load_gives_the_class(site):
+    site.dist("acme-methods", [("acme", "acme:A")], acme=GOOD)
+    assert site.load("acme") == ["A"]
+
+
+def test_a_name_claimed_twice_is_refused_and_the_others_stay(site):
+    # Several names between the two claims, and they come from distributions that are no neighbours on the path.
+    site.dist("aaa", [("acme", "aaa:A"), ("first", "aaa:A")], aaa=GOOD)
+    site.dist("mmm", [("middle", "aaa:A")])
+    site.dist("zzz", [("other", "aaa:A"), ("acme", "zzz:A")], zzz=GOOD)
+    assert site.load("acme", "first", "middle", "other") == [
+        "error: name 'acme' in methods is claimed by aaa (aaa:A) and zzz (zzz:A); uninstall one of them",
+        *["A"] * 3,
+    ]
+    assert [name for name, *_ in site.entries()].count("acme") == 2
+
+
+def test_a_name_of_ours_that_another_claims_is_refused(site):
+    site.dist("aaa", [("fedlc", "aaa:A")], aaa=GOOD)
+    (message,) = site.load("fedlc")
+    assert "aaa (aaa:A)" in message
+    assert "fl-labelskew-plugins (fl_labelskew_plugins.methods.fedlc:FedLC)" in message
+
+
+@pytest.mark.parametrize(
+    ("target", "source", "message"),
+    [
+        ("bad:A", "import no_such_module", "does not import: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("bad:A", "class A(:", "does not import: SyntaxError: "),
+        ("bad:A", "raise ValueError('two\\nlines')", "does not import: ValueError: two"),
+        ("bad:A", "assert False, 'no'", "does not import: AssertionError: no"),
+        ("bad:A", "raise SystemExit('gone')", "does not import: SystemExit: gone"),
+        ("bad:B", GOOD, "does not import: AttributeError: module 'bad' has no attribute 'B'"),
+        ("bad:A", "class A: pass", "is no subclass of fl_labelskew_registry.Method"),
+        ("bad:A", "def A(): pass", "is no subclass of fl_labelskew_registry.Method"),
+        ("bad:A", "from fl_labelskew_registry import Method\nclass A(Method): pass", "has no Params; "),
+        (
+            "bad:A",
+            "from fl_labelskew_registry import Method\nclass A(Method):\n    Params = 3",
+            "has no Params; it would be right to give it a pydantic model, empty if need be",
+        ),
+    ],
+)
+def test_a_broken_plugin_gives_one_line_with_its_distribution_and_hides_no_other(site, target, source, message):
+    site.dist("bad-methods", [("broken", target)], bad=source)
+    site.dist("good-methods", [("acme", "good:A")], good=GOOD)
+    error, good = site.load("broken", "acme")
+    assert error.startswith(f"error: method 'broken' of distribution bad-methods ({target}) {message}")
+    assert "\n" not in error
+    assert good == "A"
+    assert {"broken", "acme", "fedmr"} <= {name for name, *_ in site.entries()}
+
+
+def test_a_distribution_without_metadata_hides_no_other(site):
+    site.dist("torn", [("torn", "good:A")], metadata=False, good=GOOD)
+    assert ["torn", "unknown", "good:A"] in site.entries()
+    assert site.load("torn") == ["A"]
+
+
+def test_an_unknown_name_is_answered_with_the_known_and_the_nearest(site):
+    site.dist("acme-methods", [("acme", "acme:A")], acme=GOOD)
+    close, far = site.load("FedLCC", "qqqqqq")
+    assert close.startswith("error: unknown name 'FedLCC' in methods; known: acme, fedavg, fedlc, ")
+    assert close.endswith(" (nearest: fedlc)")
+    assert "nearest" not in far
+
+
+def test_a_plugin_installed_a_moment_ago_is_found(site):
+    # stevedore's cache on disk would still answer from before.
+    site.dist("acme-methods", [("acme", "acme:A")], acme=GOOD)
+    assert site.load("acme") == ["A"]
+    entry_points = site.path / "acme_methods-1.0.dist-info" / "entry_points.txt"
+    entry_points.write_text("[fl_labelskew.methods]\nacme = acme:B\nnewer = acme:A\n")
+    (site.path / "acme.py").write_text(GOOD + "class B(A):\n    pass\n")
+    assert site.load("acme", "newer") == ["B", "A"]

@@ -1,0 +1,60 @@
+"""The neutral defaults of the contracts."""
+
+import pytest
+import torch
+from fl_labelskew_registry import Batch, ClientView, Federation, Method, Partitioner
+from pydantic import BaseModel
+
+
+class Plain(Method):
+    class Params(BaseModel):
+        factor: float = 2.0
+
+
+@pytest.fixture
+def client():
+    federation = Federation(
+        num_clients=4, clients_per_round=2, rounds=3, epochs=1, num_classes=3, num_features=5, num_samples=20,
+        min_samples=3, seed=0,
+    )  # fmt: skip
+    return ClientView(
+        id=1, round=0, counts=torch.tensor([2, 0, 3]), shared={}, state={}, generator=torch.Generator(),
+        times_selected=1, federation=federation,
+    )  # fmt: skip
+
+
+def test_params_default_to_the_model_s_own():
+    assert Plain().params.factor == 2.0
+    assert Plain(Plain.Params(factor=3.0)).params.factor == 3.0
+
+
+def test_samples_of_a_client(client):
+    assert client.num_samples == 5
+
+
+def test_a_method_as_it_stands_is_fedavg(client):
+    method = Plain()
+    logits, labels = torch.randn(4, 3), torch.tensor([0, 2, 2, 0])
+    batch = Batch(inputs=torch.zeros(4, 1), features=torch.zeros(4, 5), logits=logits, labels=labels)
+    terms = method.loss(batch, client)
+    assert list(terms) == ["cross_entropy"]
+    by_hand = torch.stack([row.logsumexp(0) - row[label] for row, label in zip(logits, labels, strict=True)]).mean()
+    torch.testing.assert_close(terms["cross_entropy"], by_hand)
+    assert [(stage.name, stage.epochs, stage.upload) for stage in method.stages(5)] == [("train", 5, True)]
+    update = {"weight": torch.ones(2)}
+    assert method.protect(update, client) is update
+    assert method.combine([], {"kept": logits})["kept"] is logits
+    assert (method.opening(client), method.open([]), method.contribute(client)) == ({}, {}, {})
+    assert method.before_round(client) is None
+    assert method.after_round(client) is None
+    assert method.personalised({}) is None
+    assert (method.deviations(), method.warnings(client.federation), method.report(client.federation)) == ([], [], {})
+
+
+def test_a_partitioner_must_say_how_it_splits():
+    class Nothing(Partitioner):
+        class Params(BaseModel):
+            pass
+
+    with pytest.raises(NotImplementedError):
+        Nothing().split(None, None, clients=2, rng=None)
