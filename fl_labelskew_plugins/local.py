@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from fl_labelskew_registry import Batch, ClientView, Data, Federation, Method
+from fl_labelskew_registry import Arrays, Batch, ClientView, Data, Federation, Method
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -238,7 +238,7 @@ class LocalTrainer:
                     logits = model.classifier(features)  # type: ignore[operator]
                 terms = method.loss(Batch(inputs, features, logits.float(), labels, last_epoch), view)
                 optimizer.zero_grad(set_to_none=True)
-                _total(terms).backward()
+                _total(terms).backward()  # type: ignore[no-untyped-call]
                 if settings.gradient_clip_norm is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clip_norm)
                 optimizer.step()
@@ -329,7 +329,7 @@ class LocalTrainer:
     @staticmethod
     def _parts(samples: Samples, index: Tensor | None) -> Iterator[Tensor | slice]:
         if index is not None:
-            yield from index.split(TEST_BATCH)
+            yield from index.split(TEST_BATCH)  # type: ignore[no-untyped-call]
             return
         for start in range(0, len(samples.y), TEST_BATCH):
             yield slice(start, start + TEST_BATCH)
@@ -364,7 +364,7 @@ class ClientBatches:
         return math.ceil(len(self.index) / self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for part in self.index.split(self.batch_size):
+        for part in self.index.split(self.batch_size):  # type: ignore[no-untyped-call]
             yield self.samples.inputs(part), self.samples.y[part]
 
 
@@ -381,11 +381,10 @@ def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def samples(data: Data, device: torch.device) -> tuple[Samples, Samples]:
     """Training and test samples of a data set, on the device."""
 
-    def move(x: object, y: object) -> Samples:
-        to: Callable[[object], Tensor] = lambda a: torch.from_numpy(a).to(device)  # type: ignore[arg-type]  # noqa: E731
-        return Samples(to(x), to(y), data.mean, data.std)
+    def move(part: Arrays) -> Samples:
+        return Samples(torch.from_numpy(part.x).to(device), torch.from_numpy(part.y).to(device), data.mean, data.std)
 
-    return move(data.train.x, data.train.y), move(data.test.x, data.test.y)
+    return move(data.train), move(data.test)
 
 
 def mean_loss(logits: Tensor, labels: Tensor) -> float:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 
-def heat_map(counts: np.ndarray, class_names: Sequence[str], path: Path, *, title: str) -> None:
+def heat_map(
+    counts: np.ndarray[Any, np.dtype[np.int64]], class_names: Sequence[str], path: Path, *, title: str
+) -> None:
     """Heat map of samples: classes down, clients across; a missing class stays white.
 
     Args:
@@ -19,7 +21,7 @@ def heat_map(counts: np.ndarray, class_names: Sequence[str], path: Path, *, titl
         title: above the picture.
     """
     figure, axes = _figure(min(16, 2.6 + 0.5 * len(counts)), min(12, 1.6 + 0.38 * len(class_names)))
-    table = np.ma.masked_equal(counts.T, 0)
+    table = np.where(counts.T == 0, np.nan, counts.T)
     image = axes.imshow(table, aspect="auto", cmap="viridis_r", vmin=0)
     axes.set(xlabel="client", ylabel="class", title=title)
     if len(class_names) <= 40:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Progress(Protocol):
@@ -62,17 +65,18 @@ class Plain(Silent):
         """Say how the round went."""
         done = line["round"] + 1
         left = (time.monotonic() - self._begun) / (done - self._first) * (self._rounds - done)
-        self.note(f"round {done:>{len(str(self._rounds))}}/{self._rounds}  {told(line)}  {seconds:.1f} s  left {clock(left)}")
+        number = f"{done:>{len(str(self._rounds))}}/{self._rounds}"
+        self.note(f"round {number}  {told(line)}  {seconds:.1f} s  left {clock(left)}")
 
 
 class Live(Silent):
     """A bar with the round, the client, the last accuracy and the time left."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        self._console = Console()
+        self._console = console or Console()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -59,9 +59,7 @@ class Record:
         every = self.session.recipe.validation.frequency_of_the_test
         return round == self.session.federation.rounds - 1 or (every > 0 and round % every == 0)
 
-    def round(
-        self, line: dict[str, Any], weights: Weights, shared: Mapping[str, Tensor], *, seconds: float
-    ) -> None:
+    def round(self, line: dict[str, Any], weights: Weights, shared: Mapping[str, Tensor], *, seconds: float) -> None:
         """A round is complete."""
         self.states.commit()
         self.next_round = line["round"] + 1

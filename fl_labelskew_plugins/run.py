@@ -19,7 +19,7 @@ from fl_labelskew_plugins.aggregate import num_bytes
 from fl_labelskew_plugins.progress import clock, progress
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Record
-from fl_labelskew_plugins.results import RunFolder, read_lines, summary
+from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.session import Session, build
 
 
@@ -127,7 +127,7 @@ def table(record: Record) -> str:
 
 
 def _new(path: Path | None, overrides: Sequence[str], run_dir: Path | None) -> tuple[Recipe, RunFolder]:
-    assert path is not None  # noqa: S101  # start() has checked it
+    assert path is not None  # start() has checked it
     recipe = recipes.load(path, overrides)
     if run_dir is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")

@@ -48,9 +48,7 @@ def divided(recipe: Recipe) -> tuple[Data, Clients]:
     path = None if folder is None else Path(folder).expanduser()
     recipe.dataset.check(path, download=recipe.data.download)
     data = recipe.dataset.load(path, download=recipe.data.download, seed=recipe.common.random_seed)
-    clients = divide(
-        data, recipe.partitioner, clients=recipe.train.client_num_in_total, seed=recipe.common.random_seed
-    )
+    clients = divide(data, recipe.partitioner, clients=recipe.train.client_num_in_total, seed=recipe.common.random_seed)
     return data, clients
 
 

@@ -1,0 +1,31 @@
+import numpy as np
+from PIL import Image
+
+from fl_labelskew_plugins.plots import curves, heat_map
+
+
+def picture(path):
+    image = np.asarray(Image.open(path).convert("RGB"))
+    assert image.shape[0] > 150
+    assert image.shape[1] > 200
+    return image
+
+
+def test_heat_map_of_few_and_many_clients(tmp_path):
+    counts = np.array([[5, 0, 3], [0, 9, 1]])
+    heat_map(counts, ["a", "b", "c"], tmp_path / "a.png", title="t")
+    few = picture(tmp_path / "a.png")
+    assert len(np.unique(few.reshape(-1, 3), axis=0)) > 20
+    heat_map(
+        np.random.default_rng(0).integers(0, 5, (200, 60)), [str(c) for c in range(60)], tmp_path / "b.png", title="t"
+    )
+    picture(tmp_path / "b.png")
+    assert {f.name for f in tmp_path.iterdir()} == {"a.png", "b.png"}
+
+
+def test_curves_with_gaps_and_without_tests(tmp_path):
+    line = {"loss_terms": {"cross_entropy": 1.0}}
+    lines = [{"round": 0, "accuracy": 0.3, "loss": 2.0, "personalised_accuracy": None, **line}, {"round": 1, **line}]
+    lines.append({"round": 2, "accuracy": 0.6, "loss": 1.0, "personalised_accuracy": 0.9, "loss_terms": {"other": 1.0}})
+    curves(lines, tmp_path / "c.png", title="t")
+    picture(tmp_path / "c.png")

@@ -1,0 +1,64 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from fl_labelskew_plugins import progress as module
+from fl_labelskew_plugins.progress import Live, Plain, Silent, clock, progress, told
+
+LINE = {
+    "round": 1,
+    "accuracy": 0.6213,
+    "personalised_accuracy": 0.98,
+    "loss_terms": {"cross_entropy": 0.4, "intra": 0.01},
+}
+
+
+def test_told():
+    words = "accuracy 62.13 %  personalised 98.00 %  loss cross_entropy 0.4000 + intra 0.0100"
+    assert told(LINE) == words
+    assert told({"round": 0, "loss_terms": {"cross_entropy": 1.0}}) == "loss cross_entropy 1.0000"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(None, "?"), (0, "0:00"), (61.4, "1:01"), (3725, "1:02:05")])
+def test_clock(seconds, text):
+    assert clock(seconds) == text
+
+
+def test_plain_lines_count_rounds_and_time_left(capsys, monkeypatch):
+    times = iter([100.0, 110.0])
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
+    shown = Plain()
+    shown.start("x", 1, 4, 10)
+    shown.client(1, 1, 10)
+    shown.round(LINE, 10.0)
+    shown.stop()
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "x: 4 rounds of 10 clients, 1 done already"
+    assert second.startswith("round 2/4  accuracy 62.13 %")
+    assert second.endswith("10.0 s  left 0:20")
+
+
+def test_live_shows_round_client_accuracy_and_time_left():
+    screen = io.StringIO()
+    shown = Live(Console(file=screen, force_terminal=True, width=200))
+    shown.start("fedmr", 0, 4, 10)
+    shown.client(0, 3, 10)
+    shown.round(LINE, 1.0)
+    shown.note("a [b] note")
+    shown.stop()
+    text = screen.getvalue()
+    for word in ("fedmr", "2/4", "client 3/10", "accuracy 62.13 %", "left", "a [b] note"):
+        assert word in text
+
+
+def test_quiet_is_silent_and_pipes_get_lines(capsys):
+    assert type(progress(True)) is Silent
+    assert type(progress(False)) is Plain
+    shown = Silent()
+    shown.note("x")
+    shown.start("x", 0, 1, 1)
+    shown.client(0, 1, 1)
+    shown.round(LINE, 1.0)
+    shown.stop()
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,74 @@
+import json
+
+import pytest
+import torch
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.results import RunFolder, environment, read_lines, summary
+from fl_labelskew_plugins.state import StateStore
+
+
+def test_truncate_drops_later_rounds_and_a_line_cut_in_half(tmp_path):
+    folder = RunFolder(tmp_path)
+    for round in range(4):
+        folder.append(folder.metrics, {"round": round, "accuracy": 0.1 * round})
+    with folder.metrics.open("a") as stream:
+        stream.write('{"round": 4, "accu')
+    assert len(read_lines(folder.metrics)) == 4
+    before = folder.metrics.read_text().splitlines(keepends=True)
+    folder.truncate(3)
+    assert folder.metrics.read_text() == "".join(before[:3])
+
+
+def test_checkpoint_comes_back(tmp_path):
+    folder = RunFolder(tmp_path)
+    states = StateStore(folder.states, 10**6)
+    states.put(2, 0, {"hpm.w": torch.ones(2)})
+    states.select(2)
+    states.commit()
+    weights = {"a.b": torch.randn(3), "steps": torch.tensor(7)}
+    folder.save_checkpoint(5, weights, {"prior": torch.rand(4)}, states, seconds=1.5)
+    back = folder.load_checkpoint(torch.device("cpu"))
+    assert (back.round, back.seconds, back.states, back.selections) == (5, 1.5, {2: 0}, {2: 1})
+    assert all(torch.equal(back.weights[k], weights[k]) for k in weights)
+    assert back.shared["prior"].shape == (4,)
+    assert StateStore(folder.states, 0, back.states).get(2)["hpm.w"].tolist() == [1, 1]
+
+
+def test_no_checkpoint_yet_and_a_broken_one(tmp_path):
+    folder = RunFolder(tmp_path)
+    assert folder.load_checkpoint(torch.device("cpu")) is None
+    folder.checkpoint.parent.mkdir()
+    folder.checkpoint.write_bytes(b"\x80\x04\x95 not a checkpoint")
+    with pytest.raises(LabelSkewError, match="is no checkpoint") as error:
+        folder.load_checkpoint(torch.device("cpu"))
+    assert "\n" not in str(error.value)
+
+
+def test_summary_by_hand():
+    tests = [0.2, 0.5, 0.9, 0.7]
+    lines = [
+        {"round": i, "accuracy": a, "personalised_accuracy": None if i < 3 else 0.8, "bytes_up": 1, "bytes_down": 2}
+        for i, a in enumerate(tests)
+    ]
+    result = summary([*lines, {"round": 4, "bytes_up": 1, "bytes_down": 2}], 2)
+    assert result == {
+        "rounds": 5, "final_accuracy": 0.7, "best_accuracy": 0.9, "best_round": 2, "last_tests": 2,
+        "last_mean": pytest.approx(0.8), "last_std": pytest.approx(0.1), "bytes_up": 5, "bytes_down": 10,
+        "personalised_last_mean": 0.8,
+    }  # fmt: skip
+    assert summary([{"round": 0}], 5) == {"rounds": 1}
+
+
+def test_environment_names_what_numbers_depend_on():
+    found = environment(torch.device("cpu"))
+    assert found["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert found["threads"] == torch.get_num_threads()
+    json.dumps(found)
+
+
+def test_json_is_written_whole(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_json("x.json", {"a": 1})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": 1}
+    assert [f.name for f in tmp_path.iterdir()] == ["x.json"]
