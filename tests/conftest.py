@@ -34,6 +34,9 @@ class Venv:
         """Python reads no .pth files in a path that a .pth file adds: the checkout's editable install stays unseen."""
         paths = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
         (self.site / "zz_dependencies.pth").write_text("\n".join(paths) + "\n")
+        fedml = self.path / "bin" / "fedml"  # as pip would have made it
+        fedml.write_text(f"#!{self.python}\nimport sys\nfrom fedml.cli.cli import cli\nsys.exit(cli())\n")
+        fedml.chmod(0o755)
 
     def run(self, *command, cwd=None, check=True, timeout=120, **environment):
         """A command of this environment, with an empty home and nothing of ours in the environment variables."""

@@ -46,9 +46,6 @@ def venv(make_venv):
     (made.site / "fedml" / "api.py").touch()
     shutil.copy(HOST_FILE, modules)
     (modules.parent / "cli.py").write_text(ROOT_GROUP)
-    script = made.path / "bin" / "fedml"
-    script.write_text(f"#!{made.python}\nfrom fedml.cli.cli import cli\ncli()\n")
-    script.chmod(0o755)
     return made
 
 

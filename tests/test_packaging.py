@@ -1,0 +1,75 @@
+"""The two wheels, installed away from the checkout: everything a user needs is in them."""
+
+import zipfile
+from email.parser import Parser
+
+import pytest
+
+METHODS = ["fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr"]
+
+
+@pytest.fixture(scope="module")
+def venv(make_venv, wheels):
+    """An environment with our wheels and others' packages."""
+    made = make_venv()
+    made.install(*wheels)
+    made.add_dependencies()
+    return made
+
+
+def contents(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        metadata = next(name for name in names if name.endswith(".dist-info/METADATA"))
+        return names, Parser().parsestr(archive.read(metadata).decode())
+
+
+def test_the_wheels_hold_what_they_should(wheels):
+    for wheel, package in zip(wheels, ("fl_labelskew_registry", "fl_labelskew_plugins"), strict=True):
+        names, metadata = contents(wheel)
+        assert f"{package}/py.typed" in names
+        assert any(name.endswith("licenses/LICENSE") for name in names)
+        assert metadata["License-Expression"] == "Apache-2.0"
+        assert metadata["Description-Content-Type"] == "text/markdown"
+        assert len(metadata.get_payload()) > 20
+    assert "fl_labelskew_fedml_run.pth" in names
+    assert "fl_labelskew_plugins/recipes/quickstart.yaml" in names
+    assert not [name for name in names if name.split("/")[0] in {"tests", "recipes", "benchmarks", "registry", "docs"}]
+
+
+def test_the_registry_needs_stevedore_alone(wheels):
+    _, metadata = contents(wheels[0])
+    assert metadata.get_all("Requires-Dist") == ["stevedore>=5.2"]
+
+
+def test_the_code_comes_from_the_wheels(venv):
+    source = "import fl_labelskew_plugins as p, fl_labelskew_registry as r; print(p.__file__); print(r.__file__)"
+    for line in venv.run("python", "-c", source).stdout.splitlines():
+        assert line.startswith(str(venv.site)), line
+
+
+def test_all_methods_are_listed_with_their_distribution(venv):
+    lines = [line.split() for line in venv.run("labelskew", "methods").stdout.splitlines()]
+    assert all([name, "fl-labelskew-plugins"] in lines for name in METHODS)
+
+
+def test_a_recipe_can_be_copied_out_checked_and_tried(venv, tmp_path):
+    venv.run("labelskew", "recipes", "cp", "quickstart", cwd=tmp_path)
+    assert (tmp_path / "quickstart.yaml").is_file()
+    assert venv.run("labelskew", "validate", "quickstart.yaml", cwd=tmp_path).stdout == "quickstart.yaml: ok\n"
+    assert "fedrs" in venv.run("fedml", "run", "quickstart.yaml", "--dry-run", cwd=tmp_path).stdout
+
+
+def test_the_host_s_own_command_line_still_answers(venv):
+    done = venv.run("fedml", "run", "--help")
+    assert "Manage runs" in done.stdout
+    assert "fedml run RECIPE.yaml" in done.stdout
+
+
+def test_a_recipe_that_is_missing_is_one_line(venv):
+    done = venv.run("fedml", "run", "none.yaml", check=False)
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [
+        "error: none.yaml: cannot be read: No such file or directory"
+    ]
+    assert "Traceback" not in done.stderr
