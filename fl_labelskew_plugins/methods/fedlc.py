@@ -78,7 +78,7 @@ def others_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     own = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -torch.inf)
     empty = (others == -torch.inf).all(dim=1, keepdim=True)
-    # logsumexp of a row of minus infinities has NaN for a gradient, so such rows never reach it
+    # minus infinities alone would make the gradient inf - inf, so such rows never reach logsumexp
     total = others.masked_fill(empty, 0).logsumexp(dim=1, keepdim=True)
     return (total - own).masked_fill(empty, 0).mean()
 

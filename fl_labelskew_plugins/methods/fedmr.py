@@ -36,6 +36,11 @@ Scale = Literal["code", "paper"]
 Negatives = Literal["all", "observed"]
 
 
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """Sum of products of all entries, in one step."""
+    return a.reshape(-1).dot(b.reshape(-1))
+
+
 def intra_class_loss(
     features: Tensor, labels: Tensor, *, scale: Scale = "code", eps: float = 1e-5, num_classes: int | None = None
 ) -> Tensor:
@@ -82,12 +87,12 @@ def intra_class_loss(
             weight = 1 / ((n * (n > 1)).sum().clamp(min=1) * (d * (d - 1)))
             masked = gram * member.mm(per_class)
             diagonal = squares / clamped  # sum of zhat^2, the diagonal of the (d, d) matrix
-            value = (torch.sum(masked * gram) - diagonal.square().sum()) * weight
+            value = (_dot(masked, gram) - _dot(diagonal, diagonal)) * weight
         else:
             weight = 1 / (n > 1).sum().clamp(min=1)
             masked = gram * (member / m.square().T).mm(per_class)
             diagonal = torch.zeros_like(squares)
-            value = torch.sum(masked * gram) * weight
+            value = _dot(masked, gram) * weight
         if not features.requires_grad:
             return value
         # down to zhat, then through the standard deviation where it is not clamped; the mean takes nothing away,
@@ -136,12 +141,12 @@ def inter_class_loss(
         n = member.sum(dim=0)
         negative = known if negatives == "all" else known & (n > 0 if observed is None else observed)
         own, negative = ((n > 0) & known).to(z.dtype), negative.to(z.dtype)
-        pairs = own.sum() * negative.sum() - own.dot(negative)
+        pairs = own.dot(negative.sum() - negative)
         weight = member.mv(own / n.clamp(min=1)) / pairs.clamp(min=1)
         distance = torch.cdist(z, g, compute_mode="donot_use_mm_for_euclid_dist")
         margin = distance.gather(1, labels[:, None]) - distance  # 0 for the own class, which so drops out
         active = (margin > 0) * (weight[:, None] * negative)
-        value = torch.sum(active * margin)
+        value = _dot(active, margin)
         if not features.requires_grad:
             return value
         pull = torch.addcmul(active, member, active.sum(dim=1, keepdim=True), value=-1)

@@ -94,7 +94,7 @@ def shifted_logits(logits: Tensor, counts: Tensor, prior: Tensor, *, smoothing: 
     check_per_class("counts", counts, logits)
     check_per_class("prior", prior, logits)
     dtype = full(logits.new_empty(0)).dtype
-    local = smoothed_distribution(counts.double(), smoothing=smoothing).to(dtype)
+    local = smoothed_distribution(counts.to(dtype), smoothing=smoothing)
     return logits + (local / prior.to(dtype)).log()
 
 
