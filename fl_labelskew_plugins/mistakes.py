@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -82,7 +83,8 @@ def show(value: object) -> str:
 def closest(name: object, known: Iterable[str]) -> str | None:
     """The known name that ``name`` was probably meant to be."""
     by_lower = {each.lower(): each for each in known}
-    close = get_close_matches(str(name)[:100].lower(), by_lower, n=1)
+    lower = str(name)[:100].lower()
+    close = get_close_matches(lower, by_lower, n=1) or [each for each in by_lower if len(lower) > 2 and lower in each]
     return by_lower[close[0]] if close else None
 
 
@@ -138,14 +140,20 @@ def allowed(schema: Schema, defs: Schema) -> str:
 
 def needed(model: type[BaseModel], key: str) -> str:
     """What an optional key admits where it is not optional."""
-    schema = model.model_json_schema()
+    schema = schema_of(model)
     parts = schema["properties"][key].get("anyOf", [schema["properties"][key]])
     return allowed({"anyOf": [part for part in parts if part.get("type") != "null"]}, schema.get("$defs", {}))
 
 
+@lru_cache(maxsize=256)
+def schema_of(model: type[BaseModel]) -> Schema:
+    """A model's JSON Schema; to be read only."""
+    return model.model_json_schema()
+
+
 def keys_of(model: type[BaseModel]) -> dict[str, Schema]:
     """The keys that a parameter model takes from a recipe, each with its JSON Schema."""
-    properties: dict[str, Schema] = model.model_json_schema().get("properties", {})
+    properties: dict[str, Schema] = schema_of(model).get("properties", {})
     return properties
 
 
@@ -156,7 +164,7 @@ def validate(model: type[BaseModel], raw: Mapping[str, Any]) -> tuple[BaseModel 
     that cannot be had.
     """
     wrong: dict[str, str] = {}
-    schema = model.model_json_schema()
+    schema = schema_of(model)
     good = {key: value for key, value in raw.items() if key in schema.get("properties", {})}
     try:
         # From JSON text: a list may become a tuple, and still no text becomes a number.

@@ -74,7 +74,7 @@ def _place(error: yaml.MarkedYAMLError) -> str:
     mark = error.problem_mark or error.context_mark
     where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     problem = _one_line(error.problem or error.context or "not YAML")
-    if problem.startswith("but found") and error.context:
+    if problem.startswith(("but found", "second occurrence")) and error.context:
         problem = f"{_one_line(error.context)}, {problem}"
     return where + problem
 
@@ -110,7 +110,7 @@ def _value(loader: _Loader, node: yaml.Node, twice: list[str]) -> Any:
         return [_value(loader, part, twice) for part in node.value]
     if isinstance(node, yaml.ScalarNode) and node.tag in _SCALARS:
         return _scalar(loader, node)
-    raise YamlError(f"{_line(node)}: tag {node.tag} is not allowed; allowed: plain values")
+    raise YamlError(f"{_line(node)}: tag {_short(node.tag)} is not allowed; allowed: plain values")
 
 
 def _scalar(loader: _Loader, node: yaml.ScalarNode) -> Hashable:

@@ -18,7 +18,9 @@ Resolved = Mapping[str, Mapping[str, Any]]
 SEED = "common_args.random_seed"
 # Where and how fast a run was computed does not make it another experiment.
 ELSEWHERE = ("tracking_args", "device_args", "comm_args")
-HEAD = ("method", "data", "partition", "differs in", "seeds", "rounds", "accuracy", "personalised", "best")
+COLUMNS = ("method_args.method", "data_args.dataset", "partition_args.partition_method")
+LABELS = ("method", "data", "partition", "differs in", "seeds", "rounds")
+MEASURES = ("accuracy", "personalised", "best")
 
 
 class ReportError(LabelSkewError):
@@ -124,40 +126,50 @@ def grouped(runs: Sequence[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
-def table(groups: Sequence[Sequence[Run]], last: int) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Head and rows: a row for each group, accuracies in per cent over the last tests, mean and std over seeds."""
+def table(
+    groups: Sequence[Sequence[Run]], last: int, *, split: bool = False
+) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Head and rows: a row for each group, accuracies in per cent over the last tests, mean and std over seeds.
+
+    With ``split``, mean and std have a column each, for machines.
+    """
     recipes = [flat(group[0].recipe) for group in groups]
-    return HEAD, [_row(group, _differing(mine, recipes), last) for group, mine in zip(groups, recipes, strict=True)]
+    measures = [part for name in MEASURES for part in ((name, f"{name}_std") if split else (name,))]
+    rows = []
+    for group, mine in zip(groups, recipes, strict=True):
+        spreads = [spread(values) for values in _measures(group, last)]
+        cells = [cell for pair in spreads for cell in (pair if split else (" ± ".join(filter(None, pair)) or "-",))]
+        rows.append([*_labels(group, mine, recipes), *cells])
+    return (*LABELS, *measures), rows
 
 
-def _row(group: Sequence[Run], differing: str, last: int) -> list[str]:
-    recipe = flat(group[0].recipe)
+def _labels(group: Sequence[Run], mine: Mapping[str, Any], recipes: Sequence[Mapping[str, Any]]) -> list[str]:
     rounds = sorted({len(run.metrics) for run in group})
     return [
-        str(recipe.get("method_args.method", "?")),
-        str(recipe.get("data_args.dataset", "?")),
-        str(recipe.get("partition_args.partition_method", "?")),
-        differing,
+        *(str(mine.get(key, "?")) for key in COLUMNS),
+        _differing(mine, recipes),
         str(len(group)),
         "-".join(map(str, dict.fromkeys((rounds[0], rounds[-1])))),
-        spread([run.last("accuracy", last) for run in group]),
-        spread([run.last("personalised_accuracy", last) for run in group]),
-        spread([run.best for run in group]),
+    ]
+
+
+def _measures(group: Sequence[Run], last: int) -> list[list[float | None]]:
+    return [
+        [run.last("accuracy", last) for run in group],
+        [run.last("personalised_accuracy", last) for run in group],
+        [run.best for run in group],
     ]
 
 
 def _differing(mine: Mapping[str, Any], recipes: Sequence[Mapping[str, Any]]) -> str:
     """The keys, beside the columns, in which runs of the same method, data and partition differ."""
-    columns = ("method_args.method", "data_args.dataset", "partition_args.partition_method")
-    same = [other for other in recipes if all(other.get(key) == mine.get(key) for key in columns)]
+    same = [other for other in recipes if all(other.get(key) == mine.get(key) for key in COLUMNS)]
     keys = [key for key in mine if any(other.get(key) != mine[key] for other in same)]
     return ", ".join(f"{key.partition('.')[2]}={json.dumps(mine[key])}".replace('"', "") for key in keys)
 
 
-def spread(values: Sequence[float | None]) -> str:
-    """Mean and, of two or more, sample std, in per cent."""
+def spread(values: Sequence[float | None]) -> tuple[str, str]:
+    """Mean and, of two or more, sample std, in per cent; empty where there is none."""
     known = [100 * value for value in values if value is not None]
-    if not known:
-        return "-"
-    std = f" ± {statistics.stdev(known):.2f}" if len(known) > 1 else ""
-    return f"{statistics.fmean(known):.2f}{std}"
+    std = f"{statistics.stdev(known):.2f}" if len(known) > 1 else ""
+    return (f"{statistics.fmean(known):.2f}" if known else "", std)

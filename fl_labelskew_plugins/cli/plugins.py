@@ -33,7 +33,7 @@ def parameters(model: Any) -> list[list[str]]:
     """A row for each key: name, default, what is allowed, help text."""
     from fl_labelskew_plugins import mistakes
 
-    schema = model.model_json_schema()
+    schema = mistakes.schema_of(model)
     return [
         [
             key,

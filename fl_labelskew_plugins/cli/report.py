@@ -23,7 +23,7 @@ def report_command(runs: tuple[Path, ...], last: int, form: str) -> None:
 
     found, missing = report.read_all(runs)
     if found:
-        head, rows = report.table(report.grouped(found), last)
+        head, rows = report.table(report.grouped(found), last, split=form == "csv")
         click.echo(FORMATS[form](head, rows))
     if missing:
         raise report.ReportError(missing)

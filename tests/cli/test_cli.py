@@ -1,0 +1,271 @@
+"""The commands, in this process; what needs a process of its own is in test_processes.py."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from fl_labelskew_registry import LabelSkewError, PluginError, RunError, catalog
+
+from fl_labelskew_plugins.cli import recipes, table
+from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+QUICK = ROOT / "recipes" / "quickstart.yaml"
+
+
+def call(*args, code=0):
+    result = CliRunner().invoke(main, [str(arg) for arg in args])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def errors(*args, code=2):
+    lines = call(*args, code=code).stderr.splitlines()
+    assert all(line.startswith("error: ") for line in lines)
+    return [line.removeprefix("error: ") for line in lines]
+
+
+# How a verb ends
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (LabelSkewError("a\nb"), 2, "error: a b\n"),
+        (PluginError("a"), 2, "error: a\n"),
+        (RunError("diverged"), 1, "error: diverged\n"),
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+    ],
+)
+def test_a_mistake_is_a_line_and_a_code(capsys, error, code, said):
+    def verb():
+        raise error
+
+    with pytest.raises(SystemExit) as end:
+        guarded(verb)()
+    assert end.value.code == code
+    assert capsys.readouterr().err == said
+
+
+def test_a_bug_keeps_its_traceback():
+    def verb():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        guarded(verb)()
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["run", "methods", "partitions", "datasets", "models", "recipes", "validate", "partition", "schema", "report"],
+)
+def test_every_verb_has_help(verb):
+    assert call(verb, "-h").output == call(verb, "--help").output
+    assert call(verb, "-h").output.startswith("Usage: main ")
+
+
+def test_version():
+    assert call("--version").output.startswith("labelskew, version ")
+
+
+# Plugins
+
+
+@pytest.mark.parametrize(
+    ("verb", "kind"),
+    [("methods", "methods"), ("partitions", "partitioners"), ("datasets", "datasets"), ("models", "models")],
+)
+def test_lists_and_details(verb, kind):
+    entries = catalog.entries(kind)
+    listed = [line.split() for line in call(verb).output.splitlines()]
+    assert listed == [["name", "distribution"], *([entry.name, entry.distribution] for entry in entries)]
+    for entry in entries:
+        assert call(verb, entry.name).output.startswith(f"{entry.name}: ")
+
+
+def test_details_show_paper_and_parameters():
+    output = call("methods", "fedlc").output
+    assert "paper: Federated Learning with Label Distribution Skew" in output
+    assert "aggregation: samples" in output
+    rows = [line.split() for line in output.splitlines()]
+    assert ["parameter", "default", "allowed", "meaning"] in rows
+    assert any(row[:6] == ["tau", "1.0", "a", "number", "of", "at"] for row in rows)
+    assert any(row[:2] == ["missing", "one"] for row in rows)
+    assert "classes_per_client  required" in call("partitions", "pcdd").output
+    assert call("partitions", "iid").output.endswith("no parameters\n")
+
+
+def test_a_broken_plugin_is_listed_and_is_one_line_when_asked_for(monkeypatch):
+    broken = catalog.Entry("aaa", "somebody", "no.such.module:Thing")
+    real = catalog.entries
+    monkeypatch.setattr(catalog, "entries", lambda kind: sorted([broken, *real(kind)]))
+    assert "aaa" in call("methods").output
+    (line,) = errors("methods", "aaa")
+    assert line.startswith("method 'aaa' of distribution somebody (no.such.module:Thing) does not import: ")
+    assert call("methods", "fedrs").output.startswith("fedrs: ")
+
+
+def test_an_unknown_plugin():
+    (line,) = errors("methods", "fedm")
+    assert line.endswith("(nearest: fedmr)")
+
+
+# Recipes
+
+
+def test_recipes_are_listed_shown_and_copied(tmp_path):
+    listed = call("recipes", "ls").output
+    assert listed.splitlines()[0].split() == ["name", "what"]
+    assert "quickstart" in listed
+    assert "small/fedmr_fmnist" in listed
+    assert call("recipes", "show", "quickstart").output == QUICK.read_text()
+    assert call("recipes", "show", "quickstart.yaml").output == QUICK.read_text()
+    assert call("recipes", "cp", "quickstart", tmp_path).output == f"{tmp_path / 'quickstart.yaml'}\n"
+    assert (tmp_path / "quickstart.yaml").read_text() == QUICK.read_text()
+    call("recipes", "cp", "small/fedmr_fmnist", tmp_path / "mine.yaml")
+    assert (tmp_path / "mine.yaml").read_text().startswith("# fedml run recipes/small/fedmr_fmnist.yaml")
+
+
+def test_a_copy_overwrites_nothing(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("mine")
+    assert errors("recipes", "cp", "quickstart", mine) == [f"{mine}: exists already; another DEST would be right"]
+    assert mine.read_text() == "mine"
+    assert errors("recipes", "cp", "quickstart", tmp_path / "no" / "x.yaml") == [
+        f"{tmp_path / 'no' / 'x.yaml'}: cannot be written: No such file or directory"
+    ]
+
+
+@pytest.mark.parametrize("name", ["quickstrat", "../pyproject", "/etc/passwd", ""])
+def test_only_shipped_recipes_are_found(name):
+    (line,) = errors("recipes", "show", name)
+    assert line.startswith(f"recipe '{name}' is unknown; allowed: ")
+
+
+def test_recipes_inside_an_installed_package_come_first(tmp_path, monkeypatch):
+    inside = tmp_path / "recipes" / "deep"
+    inside.mkdir(parents=True)
+    (inside / "one.yaml").write_text("# fedml run x.yaml\n\n# What it is.\n# More.\n")
+    monkeypatch.setattr("importlib.resources.files", lambda name: tmp_path)
+    assert recipes.shipped() == {"deep/one": inside / "one.yaml"}
+    assert recipes.description((inside / "one.yaml").read_text()) == "What it is."
+    assert recipes.description("a: 1\n") == ""
+
+
+def test_validate_shows_all_files_and_all_mistakes(tmp_path):
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(QUICK.read_text().replace("epochs: 2", "epochs: 0").replace("alpha: 0.5", "alhpa: 0.5"))
+    result = call("validate", bad, QUICK, tmp_path / "nope.yaml", code=2)
+    assert result.stdout == f"{QUICK}: ok\n"
+    lines = result.stderr.splitlines()
+    assert [line.split(";")[0] for line in lines] == [
+        f"error: {bad}: train_args.epochs: 0 is out of range",
+        f"error: {bad}: method_args.alhpa: unknown key",
+        f"error: {tmp_path / 'nope.yaml'}: cannot be read: No such file or directory",
+    ]
+    assert call("validate", QUICK).stdout == f"{QUICK}: ok\n"
+    assert len(errors("validate", QUICK, "--set", "train_args.epochs=0")) == 1
+    assert call("validate", code=2).stderr.startswith("Usage: ")
+
+
+def test_schema_is_json():
+    assert json.loads(call("schema").output)["properties"]["method_args"]
+
+
+# Partition and report
+
+
+def test_partition_shows_counts_and_writes_them(tmp_path):
+    six = ["--set", "train_args.client_num_in_total=6", "--set", "train_args.client_num_per_round=6"]
+    output = call("partition", QUICK, "--out", tmp_path / "new", *six).output
+    head, *rows = [line.split() for line in output.splitlines()[:-1]]
+    assert head[0] == "client"
+    assert head[-1] == "all"
+    assert len(rows) == 6
+    counts = [[int(cell) for cell in row[1:]] for row in rows]
+    assert all(sum(row[:-1]) == row[-1] for row in counts)
+    assert all(sum(count > 0 for count in row[:-1]) == 2 for row in counts)
+    assert (tmp_path / "new" / "partition.png").read_bytes().startswith(b"\x89PNG")
+    written = list(csv.reader(io.StringIO((tmp_path / "new" / "partition.csv").read_text())))
+    assert [row[1:] for row in written[1:]] == [list(map(str, row)) for row in counts]
+
+
+def test_partition_mistakes_are_lines(tmp_path):
+    assert errors("partition", tmp_path / "x.yaml") == [
+        f"{tmp_path / 'x.yaml'}: cannot be read: No such file or directory"
+    ]
+    # The digits have ten classes.
+    assert len(errors("partition", QUICK, "--set", "partition_args.classes_per_client=11")) == 1
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in call("partition", QUICK, "--out", tmp_path / "file", code=2).stderr
+
+
+def run_folder(path, accuracy):
+    path.mkdir()
+    (path / "recipe.yaml").write_text("method_args: {method: fedavg}\n")
+    (path / "metrics.jsonl").write_text(json.dumps({"round": 0, "accuracy": accuracy}) + "\n")
+    return path
+
+
+def test_report_formats(tmp_path):
+    run = run_folder(tmp_path / "a", 0.5)
+    assert call("report", run).output.splitlines()[1].split() == ["fedavg", "?", "?", "1", "1", "50.00", "-", "50.00"]
+    assert call("report", run, "--format", "markdown").output.splitlines()[1].startswith("| --- | --- |")
+    rows = list(csv.reader(io.StringIO(call("report", run, "--format", "csv", "--last", "3").output)))
+    assert dict(zip(*rows, strict=True))["best"] == "50.00"
+
+
+def test_report_shows_what_it_can_and_names_the_rest(tmp_path):
+    result = call("report", run_folder(tmp_path / "a", 0.5), tmp_path / "b", tmp_path, code=2)
+    assert "50.00" in result.stdout
+    assert result.stderr.splitlines() == [
+        f"error: {tmp_path / 'b'}: no such folder",
+        f"error: {tmp_path}: no run: recipe.yaml is missing",
+    ]
+
+
+# Run
+
+
+def test_run_hands_everything_on(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr("fl_labelskew_plugins.run.start", lambda *args, **kwargs: calls.append((args, kwargs)))
+    call("run", QUICK, "--set", "a.b=1", "--set", "c.d=2", "--run-dir", tmp_path, "--dry-run", "--quiet")
+    call("run", "--resume", tmp_path)
+    call("run", QUICK, "--resume", tmp_path)
+    nothing = {"run_dir": None, "resume": None, "dry_run": False, "quiet": False}
+    assert calls == [
+        ((QUICK, ("a.b=1", "c.d=2")), nothing | {"run_dir": tmp_path, "dry_run": True, "quiet": True}),
+        ((None, ()), nothing | {"resume": tmp_path}),
+        ((QUICK, ()), nothing | {"resume": tmp_path}),
+    ]
+
+
+def test_run_needs_a_recipe_or_a_run():
+    assert "Give a RECIPE, or --resume RUN_DIR." in call("run", code=2).stderr
+    assert "leave --run-dir out" in call("run", "--resume", "a", "--run-dir", "b", code=2).stderr
+    assert errors("run", "nope.yaml") == ["nope.yaml: cannot be read: No such file or directory"]
+
+
+# Tables
+
+
+def test_plain_tables_wrap_their_last_column(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    text = table.plain(["a", "what"], [["long name", "word " * 9], ["b", ""]])
+    assert text.splitlines() == [
+        "a          what",
+        "long name  word word word word word word",
+        "           word word word",
+        "b",
+    ]
+
+
+def test_markdown_and_csv_quote():
+    assert table.markdown(["a"], [["x|y"]]) == "| a |\n| --- |\n| x\\|y |"
+    assert table.comma_separated(["a", "b"], [["x,y", 'z"']]) == 'a,b\n"x,y","z"""'

@@ -1,0 +1,106 @@
+"""The commands as a user starts them: exit codes, what is imported, pipes and signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+QUICK = ROOT / "recipes" / "quickstart.yaml"
+LABELSKEW = Path(sysconfig.get_path("scripts")) / "labelskew"
+HEAVY = ("torch", "fedml", "numpy", "pydantic", "sklearn", "matplotlib", "rich")
+
+
+def labelskew(*args, code=0, **options):
+    done = subprocess.run([LABELSKEW, *args], capture_output=True, text=True, timeout=120, check=False, **options)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.mark.parametrize("args", [["--help"], ["-h"], ["--version"], ["run", "-h"], ["methods"], ["recipes", "ls"]])
+def test_nothing_heavy_is_imported_before_it_is_needed(args):
+    script = f"""
+import sys
+from fl_labelskew_plugins.cli.main import main
+try:
+    main({args!r})
+except SystemExit as end:
+    assert not end.code
+assert not (found := sys.modules.keys() & set({HEAVY!r})), found
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_answers_at_once():
+    best = 9.0
+    for _ in range(3):  # the best of three: the machine may be busy
+        begun = time.perf_counter()
+        labelskew("--help")
+        best = min(best, time.perf_counter() - begun)
+    assert best < 1
+
+
+def test_a_run_from_start_to_report(tmp_path):
+    few = ["--set", "train_args.comm_round=2", "--quiet"]
+    labelskew("run", QUICK, *few, "--run-dir", "s0", cwd=tmp_path)
+    rows = labelskew("report", "s0", cwd=tmp_path).stdout.splitlines()
+    assert rows[1].split()[:5] == ["fedrs", "digits", "pcdd", "1", "2"]
+    again = labelskew("run", QUICK, *few, "--run-dir", "s0", cwd=tmp_path, code=2)
+    assert again.stderr.startswith("error: run directory s0 is not empty")
+    other = labelskew("run", QUICK, *few, "--resume", "s0", "--set", "method_args.alpha=0.1", cwd=tmp_path, code=2)
+    assert "another recipe, which differs in method_args.alpha" in other.stderr
+
+
+def test_a_mistake_ends_with_2_and_a_line(tmp_path):
+    done = labelskew("run", QUICK, "--set", "train_args.epochs=0", cwd=tmp_path, code=2)
+    assert done.stderr == "error: --set train_args.epochs: 0 is out of range; allowed: an integer of at least 1\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_ends_with_1_and_keeps_its_traceback():
+    script = """
+import fl_labelskew_plugins.recipe as recipe
+from fl_labelskew_plugins.cli.main import main
+def bug(*args): raise ZeroDivisionError
+recipe.load = bug
+main(["validate", "x.yaml"])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("ZeroDivisionError")
+
+
+@pytest.mark.parametrize("args", [["schema"], ["recipes", "ls"], ["--help"]])
+def test_a_reader_that_stops_early_is_no_error(args):
+    with subprocess.Popen([LABELSKEW, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()  # before anything was written
+        stderr = process.stderr.read()
+    assert "Traceback" not in stderr
+    assert "BrokenPipe" not in stderr
+
+
+def test_an_interrupt_ends_with_130(tmp_path):
+    many = ["--set", "train_args.comm_round=100000", "--run-dir", "run"]
+    with subprocess.Popen(
+        [LABELSKEW, "run", QUICK, *many],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    ) as process:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        limit = time.monotonic() + 90
+        while not metrics.exists() and time.monotonic() < limit and process.poll() is None:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr

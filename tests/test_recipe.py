@@ -1,0 +1,628 @@
+"""Recipes: what is right loads and survives a round trip; every mistake is one line, and all come together."""
+
+import re
+
+import pytest
+import yaml
+from fl_labelskew_registry import LabelSkewError, Method, PluginError, catalog
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from fl_labelskew_plugins import mistakes, plain_yaml, recipe
+from fl_labelskew_plugins.recipe import RecipeError
+from fl_labelskew_plugins.settings import DEAD, NEEDS, SECTIONS, DpArgs, SecurityArgs
+
+GOOD = {
+    "data_args": {"dataset": "digits"},
+    "partition_args": {"partition_method": "pcdd", "classes_per_client": 2},
+    "model_args": {"model": "mlp"},
+    "train_args": {"epochs": 2, "weight_decay": 1e-5},
+    "method_args": {"method": "fedmr", "mu1": 0.1},
+}
+
+
+def text_with(**sections):
+    """A good recipe with some sections changed; None takes a section out."""
+    content = {section: dict(keys) for section, keys in GOOD.items()}
+    for section, keys in sections.items():
+        if isinstance(keys, dict):
+            content[section] = content.get(section, {}) | keys
+        else:
+            content[section] = keys
+    return plain_yaml.write(content)
+
+
+def lines_of(text, *overrides):
+    with pytest.raises(RecipeError) as error:
+        recipe.parse(text, source="r.yaml", overrides=overrides)
+    assert all("\n" not in line for line in error.value.mistakes)
+    assert str(error.value) == "\n".join(error.value.mistakes)
+    return error.value.mistakes
+
+
+def only_line(text, *overrides):
+    (line,) = lines_of(text, *overrides)
+    return line
+
+
+# What is right
+
+
+def test_defaults_are_filled_in_and_plugins_are_made():
+    loaded = recipe.parse(text_with(), source="some/where/r.yaml")
+    assert loaded.name == "r"
+    assert loaded.method_name == "fedmr"
+    assert (loaded.method.params.mu1, loaded.method.params.mu2) == (0.1, 1e-4)
+    assert loaded.partitioner.params.classes_per_client == 2
+    assert loaded.train.client_num_per_round == loaded.train.client_num_in_total == 10
+    assert loaded.common.random_seed == 0
+
+
+def test_the_least_recipe():
+    least = text_with(train_args=None, partition_args=None).replace("train_args: null\n", "")
+    loaded = recipe.parse(least.replace("partition_args: null\n", ""))
+    assert loaded.partition.partition_method == "iid"
+
+
+def test_resolved_has_every_section_and_plain_values():
+    resolved = recipe.parse(text_with()).resolved()
+    assert tuple(resolved) == SECTIONS
+    assert resolved["method_args"]["method"] == "fedmr"
+    assert resolved["method_args"]["negatives"] == "all"
+    assert yaml.safe_load(yaml.safe_dump(resolved)) == resolved
+
+
+def test_a_dump_loads_to_the_same(tmp_path):
+    odd = text_with(
+        data_args={"data_cache_dir": "1e5"},
+        tracking_args={"run_dir": "2020-01-01: # 'é"},
+        security_args={
+            "enable_attack": True,
+            "attack_type": "byzantine",
+            "byzantine_client_num": 1,
+            "attack_mode": "zero",
+        },
+    )
+    first = recipe.parse(odd, source="odd.yaml")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(first.dump(), encoding="utf-8")
+    again = recipe.load(path)
+    assert again.resolved() == first.resolved()
+    assert again.security == first.security
+    assert first.dump().startswith("# fedml run odd.yaml\ncommon_args: {")
+
+
+@pytest.mark.parametrize("number", ["1e-5", "1E-5", "1.0e-5", "+1e-5", ".1e-4", "0.00001"])
+def test_every_way_to_write_a_float(number):
+    assert recipe.parse(text_with(), overrides=[f"train_args.weight_decay={number}"]).train.weight_decay == 1e-5
+
+
+def test_a_whole_number_is_a_float_where_one_is_asked_for():
+    assert recipe.parse(text_with(train_args={"learning_rate": 1})).train.learning_rate == 1.0
+
+
+def test_overrides_win_and_the_last_one_most():
+    loaded = recipe.parse(
+        text_with(),
+        overrides=[
+            "train_args.epochs=3",
+            "train_args.epochs=4",
+            "method_args.mu2=0",
+            "device_args.gpu_ids=[1, 2]",
+            "data_args.data_cache_dir=a=b",
+            "train_args.gradient_clip_norm=",
+        ],
+    )
+    assert loaded.train.epochs == 4
+    assert loaded.method.params.mu2 == 0
+    assert loaded.device.gpu_ids == [1, 2]
+    assert loaded.data.data_cache_dir == "a=b"
+    assert loaded.train.gradient_clip_norm is None
+
+
+def test_an_alias_that_stays_small_is_fine():
+    text = "data_args: &d {dataset: digits}\nmodel_args: {model: mlp}\nmethod_args: {method: fedavg}\n"
+    assert recipe.parse(text + "device_args: {gpu_ids: &g [0]}").device.gpu_ids == [0]
+
+
+def test_a_file_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + text_with().encode())
+    assert recipe.load(path).method_name == "fedmr"
+
+
+def test_differences_name_the_key_and_leave_tracking_out():
+    a = recipe.parse(text_with()).resolved()
+    b = recipe.parse(
+        text_with(method_args={"mu1": 0.2}, tracking_args={"run_dir": "x"}, dp_args={"epsilon": 1.0})
+    ).resolved()
+    assert recipe.different(a, a) == []
+    assert recipe.different(a, b) == ["method_args.mu1", "dp_args.epsilon"]
+    assert recipe.different(b, a) == ["method_args.mu1", "dp_args.epsilon"]
+
+
+# Files
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    junk = tmp_path / "junk.yaml"
+    cases = {tmp_path / "nope.yaml": "cannot be read: No such file", tmp_path: "cannot be read: Is a directory"}
+    for path, message in cases.items():
+        with pytest.raises(RecipeError) as error:
+            recipe.load(path)
+        assert error.value.mistakes[0].startswith(f"{path}: {message}")
+    for content, message in {
+        b"a: \xff\xfe": "not text: byte 4 is not UTF-8",
+        b"a: \0": "not YAML: unacceptable character #x0000",
+        b"": "empty; a recipe has the sections common_args, ",
+        b"# nothing\n": "empty; ",
+        b"#" * (1 << 20) + b"\n": "larger than 1 MiB",
+    }.items():
+        junk.write_bytes(content)
+        with pytest.raises(RecipeError) as error:
+            recipe.load(junk)
+        assert len(error.value.mistakes) == 1
+        assert error.value.mistakes[0].startswith(f"{junk}: {message}")
+
+
+BOMB = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"{y}: &{y} [*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x},*{x}]\n"
+    for x, y in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "line 1, column 5: expected the node content"),
+        ("a: 1\n b: 2", "line 2, column 3: mapping values are not allowed here"),
+        ("--- {}\n--- {}", "line 2, column 1: expected a single document in the stream, but found another document"),
+        ("just words", "'just words' is no mapping of sections to keys"),
+        ("[1, 2]", "[1, 2] is no mapping of sections to keys"),
+        ("3", "3 is no mapping of sections to keys"),
+        ("a: &a [*a]", "line 1: an alias that contains itself"),
+        ("&a {a: *a}", "line 1: an alias that contains itself"),
+        (BOMB, "line 5: unfolds to more than 100,000 values"),
+        ("[" * 5000, "nested too deeply"),
+        ("a: !!python/object/apply:os.system [x]", "line 1: tag tag:yaml.org,2002:python/object/apply:os.system"),
+        ("a: !!binary aGk=", "line 1: tag tag:yaml.org,2002:binary is not allowed"),
+        ("a: !!int x", "line 1: x is no int"),
+        ("a: " + "9" * 5000, "line 1: 9999"),
+        ("? [a]\n: 1", "line 1: a key that is no single value"),
+        ('a: "\\ud800"', "line 1: half of a surrogate pair"),
+        ("a: *b", "line 1, column 4: found undefined alias 'b'"),
+    ],
+)
+def test_texts_that_hold_no_recipe(text, message):
+    assert only_line(text).startswith(f"r.yaml: {message}")
+
+
+def test_keys_that_stand_twice_at_any_depth():
+    text = text_with() + "common_args: {random_seed: 1, random_seed: 2}\ndata_args: {dataset: digits}\n"
+    lines = lines_of(text)
+    assert [re.sub(r"\d+", "N", line) for line in lines] == [
+        "r.yaml: line N: key 'random_seed' stands twice; first on line N",
+        "r.yaml: line N: key 'data_args' stands twice; first on line N",
+    ]
+
+
+# Sections and keys
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", [1]])
+@pytest.mark.parametrize("section", ["train_args", "method_args", "data_args", "dp_args"])
+def test_a_section_that_is_no_mapping(section, value):
+    assert f"r.yaml: {section}: " in only_line(text_with(**{section: value}))
+    assert "is no mapping of keys to values" in only_line(text_with(**{section: value}))
+
+
+def test_an_unknown_section_names_the_nearest():
+    line = only_line(text_with(trian_args={"epochs": 1}))
+    assert line == f"r.yaml: trian_args: unknown section; allowed: {', '.join(SECTIONS)}; nearest: train_args"
+
+
+def test_a_misspelt_section_is_not_missing_as_well():
+    content = dict(GOOD)
+    content["data_arg"] = content.pop("data_args")
+    assert only_line(plain_yaml.write(content)).endswith("nearest: data_args")
+
+
+def test_missing_names_list_what_there_is():
+    lines = lines_of("common_args: {}")
+    assert [line.partition(";")[0] for line in lines] == [
+        "r.yaml: data_args.dataset: missing",
+        "r.yaml: model_args.model: missing",
+        "r.yaml: method_args.method: missing",
+    ]
+    assert lines[0].endswith("digits, fashion_mnist, image_folder, mnist, npz, synthetic")
+
+
+def test_a_misspelt_chooser_is_one_mistake():
+    text = text_with().replace("method: fedmr", "metod: fedmr")
+    line = only_line(text)
+    assert line.startswith("r.yaml: method_args.method: missing; allowed: fedavg, ")
+    assert line.endswith("; found instead: metod")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("train_args.learning_rat", 1, "unknown key; allowed: federated_optimizer, "),
+        ("train_args.epochs", 0, "0 is out of range; allowed: an integer of at least 1"),
+        ("train_args.epochs", 1.0, "1.0 is of the wrong type; allowed: an integer of at least 1"),
+        ("train_args.epochs", "2", "'2' is of the wrong type; allowed: an integer of at least 1"),
+        ("train_args.epochs", None, "null is of the wrong type; allowed: an integer of at least 1"),
+        ("train_args.epochs", True, "true is of the wrong type; allowed: an integer of at least 1"),
+        ("train_args.epochs", [1], "[1] is of the wrong type; allowed: an integer of at least 1"),
+        ("train_args.epochs", {"a": 1}, '{"a": 1} is of the wrong type; allowed: an integer of at least 1'),
+        ("train_args.learning_rate", float("nan"), ".nan is out of range; allowed: a number above 0"),
+        ("train_args.learning_rate", float("inf"), ".inf is out of range; allowed: a number above 0"),
+        ("train_args.learning_rate", float("-inf"), "-.inf is out of range; allowed: a number above 0"),
+        ("train_args.momentum", 1, "1 is out of range; allowed: a number of at least 0 and below 1"),
+        ("train_args.nesterov", "yes", "'yes' is of the wrong type; allowed: true or false"),
+        ("train_args.client_optimizer", "sdg", "'sdg' is unknown; allowed: sgd, adam; nearest: sgd"),
+        ("train_args.gradient_clip_norm", 0, "0 is out of range; allowed: a number above 0, or null"),
+        (
+            "train_args.client_num_per_round",
+            11,
+            "11 is out of range; allowed: an integer from 1 to client_num_in_total, 10",
+        ),
+        ("train_args.nesterov", True, "true needs momentum; allowed: true with a momentum above 0, or false"),
+        (
+            "common_args.random_seed",
+            2**31,
+            f"{2**31} is out of range; allowed: an integer of at least 0 and below 2**31",
+        ),
+        ("common_args.random_seed", 10**60, f"{10**60}"[:57] + "... is out of range"),
+        (
+            "device_args.gpu_ids",
+            [],
+            "[] has the wrong length; allowed: a list of at least 1, each an integer of at least 0",
+        ),
+        ("device_args.gpu_ids", [0, -1], "item 2: -1 is out of range; allowed: a list of at least 1, each an integer"),
+        ("device_args.gpu_ids", [0, -1, "x"], "item 2: -1 is out of range"),
+        ("comm_args.backend", "spp", "'spp' is unknown; allowed: sp; nearest: sp"),
+        (
+            "data_args.dataset",
+            "digit",
+            "'digit' is unknown; allowed: digits, fashion_mnist, image_folder, mnist, npz, ",
+        ),
+        ("data_args.dataset", 3, "3 is of the wrong type; allowed: text"),
+        ("partition_args.partition_method", "pcddd", "'pcddd' is unknown; allowed: dirichlet, iid, natural, pcdd, "),
+        ("partition_args.classes_per_client", 0, "0 is out of range; allowed: an integer of at least 1"),
+        (
+            "partition_args.classes",
+            1,
+            "unknown key; allowed: partition_method, classes_per_client; nearest: classes_per",
+        ),
+        ("model_args.model", "mpl", "'mpl' is unknown; allowed: fedlc_cnn_cifar, "),
+        (
+            "method_args.method",
+            "fedrm",
+            "'fedrm' is unknown; allowed: fedavg, fedlc, fedmr, fedphp, fedrs, fedshift, map;",
+        ),
+        (
+            "method_args.method",
+            "FedMR",
+            "'FedMR' is unknown; allowed: fedavg, fedlc, fedmr, fedphp, fedrs, fedshift, map; near",
+        ),
+        ("method_args.mu1", -1, "-1 is out of range; allowed: a number of at least 0"),
+        ("method_args.mu3", 1, "unknown key; allowed: method, mu1, mu2, scale, "),
+        ("method_args.scale", "papr", "'papr' is unknown; allowed: code, paper; nearest: paper"),
+    ],
+)
+def test_one_mistake_is_one_line(place, value, message):
+    section, key = place.split(".")
+    assert only_line(text_with(**{section: {key: value}})).startswith(f"r.yaml: {place}: {message}")
+    # The same value on the command line says where it came from.
+    written = plain_yaml.write([value]).strip()
+    written = written[1:-1] if written.startswith("[") else written.removeprefix("- ")
+    assert only_line(text_with(), f"{place}={written}").startswith(f"--set {place}: {message}")
+
+
+def test_all_mistakes_of_a_file_come_together():
+    lines = lines_of(
+        text_with(
+            common_args={"random_seed": -1},
+            train_args={"epochs": 0, "learning_rat": 1, "nesterov": True, "client_num_per_round": 99},
+            method_args={"mu1": -1, "mu3": 1},
+            data_args={"download": 3, "typo": 1},
+            model_args={"model": "mlpp"},
+            oops=None,
+        ),
+        "nonsense",
+        "train_args.batch_size=-3",
+    )
+    places = [line.partition(": ")[0] if line.startswith("--set") else line.split(": ")[1] for line in lines]
+    assert sorted(places) == sorted(
+        [
+            "oops",
+            "--set nonsense",
+            "common_args.random_seed",
+            "train_args.epochs",
+            "train_args.learning_rat",
+            "train_args.nesterov",
+            "train_args.client_num_per_round",
+            "--set train_args.batch_size",
+            "method_args.mu1",
+            "method_args.mu3",
+            "data_args.download",
+            "data_args.typo",
+            "model_args.model",
+        ]
+    )
+
+
+def test_a_judgement_does_not_rest_on_a_value_that_is_wrong():
+    assert len(lines_of(text_with(train_args={"client_num_in_total": 0, "client_num_per_round": 20}))) == 1
+    assert len(lines_of(text_with(train_args={"nesterov": True, "momentum": 2}))) == 1
+    assert len(lines_of(text_with(train_args={"nesterov": True, "momentun": 0.9}))) == 1
+
+
+def test_nesterov_with_adam():
+    line = only_line(text_with(train_args={"nesterov": True, "momentum": 0.9, "client_optimizer": "adam"}))
+    assert "does not go with client_optimizer adam" in line
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("epochs=1", "--set epochs=1: malformed; allowed: section.key=value"),
+        ("train_args.epochs", "--set train_args.epochs: malformed"),
+        ("=3", "--set =3: malformed"),
+        (".=3", "--set .=3: malformed"),
+        ("train_arg.epochs=3", "--set train_arg.epochs: unknown section; allowed: common_args, "),
+        ("train_args.epoch=3", "--set train_args.epoch: unknown key; allowed: federated_optimizer, "),
+        ("train_args.epochs.x=3", "--set train_args.epochs.x: unknown key; "),
+        ("train_args.epochs=[", "--set train_args.epochs: '[' is no YAML value: line 1, column 2"),
+        ("device_args.gpu_ids={a: 1, a: 2}", "--set device_args.gpu_ids: line 1: key 'a' stands twice"),
+        ("a\nb=3", "--set a?b=3: malformed"),
+    ],
+)
+def test_overrides_that_are_wrong(override, message):
+    assert lines_of(text_with(), override)[0].startswith(message)
+
+
+# Plugins of anybody
+
+
+class Broken(Method):
+    class Params(BaseModel):  # lenient, unlike ours: it ignores keys that it does not know
+        number: int = Field(1, ge=0)
+        pair: tuple[int, int] = (1, 2)
+
+        def model_post_init(self, context):
+            if self.number == 13:
+                raise RuntimeError("an unlucky\nnumber")
+
+    def __init__(self, params=None):
+        super().__init__(params)
+        if params.number == 14:
+            raise OSError("no disk")
+
+
+@pytest.fixture
+def foreign(monkeypatch):
+    real = catalog.load
+    monkeypatch.setattr(catalog, "load", lambda kind, name: Broken if name == "fedavg" else real(kind, name))
+
+
+def foreign_text(**keys):
+    return plain_yaml.write(GOOD | {"method_args": {"method": "fedavg", **keys}})
+
+
+@pytest.mark.usefixtures("foreign")
+def test_parameters_of_a_lenient_model_are_checked_all_the_same():
+    assert recipe.parse(foreign_text(pair=[3, 4])).method.params.pair == (3, 4)
+    assert "unknown key; allowed: method, number, pair; nearest: number" in only_line(foreign_text(numbr=1))
+    assert "method_args.pair: item 2: missing; allowed: a list of 2: an integer; an integer" in only_line(
+        foreign_text(pair=[3])
+    )
+
+
+@pytest.mark.usefixtures("foreign")
+@pytest.mark.parametrize(("number", "message"), [(13, "RuntimeError: an unlucky number"), (14, "OSError: no disk")])
+def test_a_plugin_that_fails_is_one_line(number, message):
+    assert message in only_line(foreign_text(number=number))
+
+
+def test_a_plugin_that_does_not_import_hides_no_other_mistake(monkeypatch):
+    def load(kind, name):
+        raise PluginError("method 'fedmr' of distribution x (y:Z) does not import: ImportError: no\nsuch module")
+
+    monkeypatch.setattr(catalog, "load", load)
+    lines = lines_of(text_with(train_args={"epochs": 0}))
+    assert sum("does not import: ImportError: no such module" in line for line in lines) == 4
+    assert sum("train_args.epochs" in line for line in lines) == 1
+
+
+# The host's attacks, defences and differential privacy
+
+ENOUGH = {
+    "byzantine_client_num": 1,
+    "attack_mode": "flip",
+    "original_class_list": [0],
+    "target_class_list": [1],
+    "ratio_of_poisoned_client": 0.5,
+    "norm_bound": 0.1,
+    "krum_param_m": 2,
+    "trim_param_b": 1,
+    "alpha": 0.5,
+    "option_type": 2,
+    "batch_num": 2,
+    "bucket_size": 2,
+    "clip_threshold": 1,
+    "beta": 0.1,
+    "cosine_similarity_bound": 0.1,
+    "mechanism_type": "gaussian",
+    "epsilon": 0.5,
+    "delta": 1e-5,
+    "sensitivity": 1,
+}
+
+
+def host_case(name):
+    for section, model, switch, chooser in (
+        ("security_args", SecurityArgs, "enable_attack", "attack_type"),
+        ("security_args", SecurityArgs, "enable_defense", "defense_type"),
+        ("dp_args", DpArgs, "enable_dp", "dp_solution_type"),
+    ):
+        part = mistakes.keys_of(model)[chooser]
+        if name in mistakes.names_in(part):
+            return section, {switch: True, chooser: name}
+    raise AssertionError(name)
+
+
+@pytest.mark.parametrize("name", NEEDS)
+def test_the_keys_that_a_type_needs(name):
+    section, keys = host_case(name)
+    full = keys | {key: ENOUGH[key] for key in NEEDS[name]}
+    loaded = recipe.parse(text_with(**{section: full}))
+    args = loaded.security if section == "security_args" else loaded.dp
+    assert {key: args.host_keys()[key] for key in full} == full
+    lines = lines_of(text_with(**{section: keys}))
+    assert [line.split(";")[0] for line in lines] == [f"r.yaml: {section}.{key}: missing" for key in NEEDS[name]]
+    assert all("; allowed: " in line and "null" not in line for line in lines)
+
+
+@pytest.mark.parametrize("switch", ["enable_attack", "enable_defense"])
+def test_a_switch_without_a_type(switch):
+    assert f"missing; {switch}: true needs it; allowed: " in only_line(text_with(security_args={switch: True}))
+
+
+@pytest.mark.parametrize("name", DEAD)
+def test_what_the_host_only_pretends_to_do_is_refused(name):
+    section, chooser = (
+        ("dp_args", "dp_solution_type") if name in ("nbafl", "dp_clip") else ("security_args", "defense_type")
+    )
+    assert f"'{name}' does not work in the host: FedML 0.9.6 " in only_line(text_with(**{section: {chooser: name}}))
+
+
+@pytest.mark.parametrize(
+    ("section", "keys", "message"),
+    [
+        (
+            "security_args",
+            {"defense_type": "krum", "byzantine_client_num": 4},
+            "byzantine_client_num: 4 is out of range",
+        ),
+        (
+            "security_args",
+            {"defense_type": "slsgd", "trim_param_b": 5, "alpha": 1, "option_type": 2},
+            "trim_param_b: 5 is out of range",
+        ),
+        (
+            "security_args",
+            {"defense_type": "geo_median", "batch_num": 11, "byzantine_client_num": 1},
+            "batch_num: 11 is out of range; allowed: at most client_num_per_round, 10",
+        ),
+        (
+            "security_args",
+            {"attack_type": "label_flipping", "original_class_list": [1], "target_class_list": []}
+            | {"ratio_of_poisoned_client": 0.5},
+            "target_class_list: 0 classes for 1 in original_class_list",
+        ),
+        (
+            "security_args",
+            {"attack_type": "model_replacement", "attack_training_rounds": [1]},
+            "differs from attack_train",
+        ),
+        ("dp_args", {"epsilon": 2, "delta": 0.1}, "epsilon: 2.0 is out of range"),
+        ("dp_args", {"epsilon": 1, "delta": 0}, "delta: 0 is out of range"),
+    ],
+)
+def test_values_that_the_host_would_trip_over_in_a_run(section, keys, message):
+    switch = "enable_attack" if "attack_type" in keys else "enable_defense"
+    if section == "dp_args":
+        switch = "enable_dp"
+        keys = {"dp_solution_type": "cdp", "mechanism_type": "gaussian", "sensitivity": 1} | keys
+    assert message in only_line(text_with(**{section: {switch: True} | keys}))
+
+
+# JSON Schema
+
+
+def test_the_schema_knows_every_section_and_every_plugin():
+    schema = recipe.json_schema()
+    assert tuple(schema["properties"]) == SECTIONS
+    assert schema["additionalProperties"] is False
+    method = schema["properties"]["method_args"]
+    assert method["properties"]["method"]["enum"] == [e.name for e in catalog.entries("methods")]
+    fedmr = next(rule for rule in method["allOf"] if rule["if"]["properties"]["method"] == {"const": "fedmr"})
+    assert fedmr["then"]["properties"]["mu1"]["minimum"] == 0
+    assert schema["properties"]["comm_args"]["properties"]["backend"]["enum"] == ["sp"]
+    references = set(re.findall(r"#/\$defs/([^'\"]+)", str(schema)))
+    assert references <= set(schema["$defs"])
+
+
+def test_a_broken_plugin_does_not_hide_the_schema(monkeypatch):
+    def load(kind, name):
+        raise PluginError("broken")
+
+    monkeypatch.setattr(catalog, "load", load)
+    assert recipe.json_schema()["properties"]["model_args"]["allOf"] == []
+
+
+# Whatever comes in, nothing but RecipeError comes out
+
+FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def parses_or_refuses(text, *overrides):
+    mistakes_found = ["none"]
+    try:
+        recipe.parse(text, source="r.yaml", overrides=overrides).dump()
+    except RecipeError as error:
+        mistakes_found = error.mistakes
+    assert mistakes_found
+    assert all("\n" not in line for line in mistakes_found)
+
+
+@FUZZ
+@given(st.binary(max_size=200))
+def test_any_bytes(tmp_path_factory, content):
+    path = tmp_path_factory.mktemp("fuzz") / "r.yaml"
+    path.write_bytes(content)
+    with pytest.raises(LabelSkewError):
+        recipe.load(path)
+
+
+@FUZZ
+@given(st.sampled_from(SECTIONS), st.text(max_size=12), values)
+def test_any_key_and_value(section, key, value):
+    try:
+        text = plain_yaml.write(GOOD | {section: {**GOOD.get(section, {}), key: value}})
+    except yaml.YAMLError:
+        return
+    parses_or_refuses(text)
+
+
+@FUZZ
+@given(st.sampled_from(sorted(k for keys in recipe.parse(text_with()).resolved().values() for k in keys)), values)
+def test_any_value_of_a_known_key(key, value):
+    content = recipe.parse(text_with()).resolved()
+    for keys in content.values():
+        if key in keys:
+            keys[key] = value
+    parses_or_refuses(plain_yaml.write(content))
+
+
+@FUZZ
+@given(st.data())
+def test_any_cut_and_splice_of_a_recipe(data):
+    text = text_with()
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, len(text)))
+    parses_or_refuses(text[:start] + data.draw(st.text(max_size=10)) + text[end:])
+
+
+@FUZZ
+@given(st.text(max_size=40), values)
+def test_any_override(override, value):
+    parses_or_refuses(text_with(), override, f"train_args.epochs={value}", f"{override}.x=1")
