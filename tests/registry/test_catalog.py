@@ -29,8 +29,7 @@ def site(tmp_path):
                 (self.path / f"{module}.py").write_text(source)
 
         def run(self, source):
-            environment = {k: v for k, v in os.environ.items() if not k.startswith(("COV_", "COVERAGE_"))}
-            environment |= {"PYTHONPATH": str(self.path), "HOME": str(tmp_path / "home")}
+            environment = os.environ | {"PYTHONPATH": str(self.path), "HOME": str(tmp_path / "home")}
             done = subprocess.run(
                 [sys.executable, "-c", textwrap.dedent(source)],
                 env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
