@@ -13,6 +13,7 @@ paired ratios.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import resource
@@ -101,7 +102,7 @@ def stock(rounds: int, overrides: list[str]) -> dict[str, object]:
 
 
 def _periods(marks: list[tuple[float, float]]) -> dict[str, object]:
-    pairs = list(zip(marks, marks[1:], strict=False))
+    pairs = list(itertools.pairwise(marks))
     return {
         "cpu": statistics.median(b[0] - a[0] for a, b in pairs),
         "wall": statistics.median(b[1] - a[1] for a, b in pairs),
@@ -202,7 +203,8 @@ def main() -> None:
         )
     start = median["ours, test every round"]
     print(
-        f"\nstart-up to the first round: {start['startup']:.2f} s beyond `import fedml` ({start['import_fedml']:.1f} s)\n"
+        f"\nstart-up to the first round: {start['startup']:.2f} s beyond `import fedml`, which takes "
+        f"{start['import_fedml']:.1f} s\n"
     )
     print("| one client's round | CPU s | beside FedAvg |\n|---|---|---|")
     for name, (seconds, ratio) in _child("methods", environment, options.quick).items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,26 @@ def curves(lines: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.xaxis.get_major_locator().set_params(integer=True)
+    _save(figure, path)
+
+
+def compare(groups: Mapping[str, Mapping[int, Sequence[float]]], path: Path) -> None:
+    """Global accuracy over the rounds: a line for the mean over seeds, a band from the lowest to the highest.
+
+    Args:
+        groups: label to round to the accuracy of each seed.
+        path: where the PNG goes.
+    """
+    figure, axes = _figure(8, 4.8)
+    for label, rounds in groups.items():
+        xs = sorted(rounds)
+        values = [[100 * value for value in rounds[x]] for x in xs]
+        (line,) = axes.plot(xs, [float(np.mean(v)) for v in values], label=label)
+        axes.fill_between(xs, [min(v) for v in values], [max(v) for v in values], color=line.get_color(), alpha=0.15)
+    axes.set(xlabel="round", ylabel="accuracy on the global test set in %")
+    axes.grid(alpha=0.3)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(loc="lower right", fontsize=8)
     _save(figure, path)
 
 

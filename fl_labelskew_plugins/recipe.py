@@ -270,14 +270,27 @@ class _Check:
             else:
                 self._set(raw.setdefault(section, {}), section, key, text)
 
+    def _drop_parameters(self, keys: dict[str, Any], section: str, name: Any) -> None:
+        """Parameters in the file are those of the plugin that it names; another one starts from its own defaults."""
+        plugged = PLUGGED[section]
+        if name != keys.get(plugged.key, plugged.model.model_fields[plugged.key].default):
+            for key in set(keys) - set(mistakes.keys_of(plugged.model)) - self._set_keys(section):
+                del keys[key]
+
+    def _set_keys(self, section: str) -> set[str]:
+        return {place.partition(".")[2] for place in self.overridden if place.startswith(f"{section}.")}
+
     def _set(self, keys: dict[str, Any], section: str, key: str, text: str) -> None:
         place = f"{section}.{key}"
         self.overridden.add(place)
         try:
-            keys[key], twice = plain_yaml.read(text)
+            value, twice = plain_yaml.read(text)
         except plain_yaml.YamlError as error:
             self._say(place, f"{mistakes.show(text)} is no YAML value: {error}")
             return
+        if section in PLUGGED and key == PLUGGED[section].key:
+            self._drop_parameters(keys, section, value)
+        keys[key] = value
         for line in twice:
             self._say(place, line)
 

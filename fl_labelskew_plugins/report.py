@@ -143,6 +143,20 @@ def table(
     return (*LABELS, *measures), rows
 
 
+def curves(groups: Sequence[Sequence[Run]]) -> dict[str, dict[int, list[float]]]:
+    """Label of each group to its accuracies: those of all its seeds in each tested round, counted from 1."""
+    recipes = [flat(group[0].recipe) for group in groups]
+    varying = [key for key in COLUMNS if len({str(mine.get(key)) for mine in recipes}) > 1] or list(COLUMNS[:1])
+    found: dict[str, dict[int, list[float]]] = {}
+    for group, mine in zip(groups, recipes, strict=True):
+        label = ", ".join([*(str(mine.get(key, "?")) for key in varying), _differing(mine, recipes)]).removesuffix(", ")
+        rounds = found.setdefault(label, {})
+        for run in group:
+            for line in run.tests:
+                rounds.setdefault(int(line["round"]) + 1, []).append(float(line["accuracy"]))
+    return found
+
+
 def _labels(group: Sequence[Run], mine: Mapping[str, Any], recipes: Sequence[Mapping[str, Any]]) -> list[str]:
     rounds = sorted({len(run.metrics) for run in group})
     return [

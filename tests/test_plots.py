@@ -1,7 +1,7 @@
 import numpy as np
 from PIL import Image
 
-from fl_labelskew_plugins.plots import curves, heat_map
+from fl_labelskew_plugins.plots import compare, curves, heat_map
 
 
 def picture(path):
@@ -29,3 +29,8 @@ def test_curves_with_gaps_and_without_tests(tmp_path):
     lines.append({"round": 2, "accuracy": 0.6, "loss": 1.0, "personalised_accuracy": 0.9, "loss_terms": {"other": 1.0}})
     curves(lines, tmp_path / "c.png", title="t")
     picture(tmp_path / "c.png")
+
+
+def test_compare_draws_a_line_a_group(tmp_path):
+    compare({"fedavg": {1: [0.1, 0.2], 2: [0.3, 0.4]}, "fedrs": {1: [0.5], 2: [0.6]}}, tmp_path / "d.png")
+    picture(tmp_path / "d.png")

@@ -626,3 +626,14 @@ def test_any_cut_and_splice_of_a_recipe(data):
 @given(st.text(max_size=40), values)
 def test_any_override(override, value):
     parses_or_refuses(text_with(), override, f"train_args.epochs={value}", f"{override}.x=1")
+
+
+def test_another_plugin_by_set_starts_from_its_own_defaults():
+    text = text_with(partition_args={"partition_method": "pcdd", "classes_per_client": 2})
+    dirichlet = ["partition_args.partition_method=dirichlet", "partition_args.beta=0.1"]
+    for overrides in (dirichlet, dirichlet[::-1]):
+        assert recipe.parse(text, overrides=overrides).partitioner.params.beta == 0.1
+    same = recipe.parse(text, overrides=["partition_args.partition_method=pcdd"])
+    assert same.partitioner.params.classes_per_client == 2
+    wrong = lines_of(text, dirichlet[0], "partition_args.classes_per_client=3")
+    assert any("--set partition_args.classes_per_client: unknown key" in line for line in wrong)

@@ -108,3 +108,17 @@ def test_a_folder_without_results_is_one_line(tmp_path, spoil, message):
 
 def test_no_such_folder(tmp_path):
     assert report.read_all([tmp_path / "nope"]) == ([], [f"{tmp_path / 'nope'}: no such folder"])
+
+
+def test_curves_gather_seeds_and_name_what_differs(tmp_path):
+    runs = [
+        report.read(folder(tmp_path / "a", resolved(0), [0.1, 0.2])),
+        report.read(folder(tmp_path / "b", resolved(1), [0.3, 0.4])),
+        report.read(folder(tmp_path / "c", resolved(0, "fedrs", alpha=0.5), [0.5, 0.6])),
+        report.read(folder(tmp_path / "d", resolved(0, "fedrs", alpha=0.9), [0.7, 0.8])),
+    ]
+    assert report.curves(report.grouped(runs)) == {
+        "fedavg": {1: [0.1, 0.3], 2: [0.2, 0.4]},
+        "fedrs, alpha=0.5": {1: [0.5], 2: [0.6]},
+        "fedrs, alpha=0.9": {1: [0.7], 2: [0.8]},
+    }

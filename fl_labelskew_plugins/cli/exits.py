@@ -28,8 +28,8 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
             for line in lines_of(error):
                 click.echo(f"error: {line}", err=True)
             sys.exit(error.exit_code)
-        except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
+        except KeyboardInterrupt as interruption:
+            click.echo(str(interruption) or "interrupted", err=True)
             sys.exit(130)
         except BrokenPipeError:
             # The reader has seen enough, as in `| head`. Python flushes once more on its way out: into nothing.

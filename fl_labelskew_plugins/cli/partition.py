@@ -14,10 +14,17 @@ from fl_labelskew_plugins.cli.exits import guarded
 @click.command("partition")
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a value; repeatable.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Also write partition.png and .csv there.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    default=".",
+    show_default="here",
+    help="Folder for the heat map and the table, RECIPE-partition.png and .csv.",
+)
 @guarded
-def partition_command(recipe: Path, overrides: tuple[str, ...], out: Path | None) -> None:
-    """Show the training samples of each client and class under RECIPE's partition."""
+def partition_command(recipe: Path, overrides: tuple[str, ...], out: Path) -> None:
+    """Show the training samples of each client and class under RECIPE's partition, as table and as heat map."""
     from fl_labelskew_plugins.recipe import load
     from fl_labelskew_plugins.session import divided
 
@@ -26,15 +33,13 @@ def partition_command(recipe: Path, overrides: tuple[str, ...], out: Path | None
     head = ["client", *data.class_names, "all"]
     rows = [[str(k), *map(str, counts), str(sum(counts))] for k, counts in enumerate(clients.counts.tolist())]
     click.echo(table.plain(head, rows))
-    if out is None:
-        return
     from fl_labelskew_plugins.plots import heat_map
 
     title = f"{checked.data.dataset}, {checked.partition.partition_method}"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "partition.csv").write_text(table.comma_separated(head, rows) + "\n", encoding="utf-8")
-        heat_map(clients.counts, data.class_names, out / "partition.png", title=title)
+        (out / f"{checked.name}-partition.csv").write_text(table.comma_separated(head, rows) + "\n", encoding="utf-8")
+        heat_map(clients.counts, data.class_names, out / f"{checked.name}-partition.png", title=title)
     except OSError as error:
         raise LabelSkewError(f"{out}: cannot be written: {error.strerror}") from None
-    click.echo(f"written: {out / 'partition.png'}, {out / 'partition.csv'}")
+    click.echo(f"written: {out / checked.name}-partition.png and .csv")

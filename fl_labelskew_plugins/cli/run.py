@@ -17,7 +17,7 @@ PATH = click.Path(path_type=Path)
 @click.option("--run-dir", type=PATH, metavar="DIR", help="Folder of this run, new or empty.  [default: one in runs/]")
 @click.option("--resume", type=PATH, metavar="RUN_DIR", help="Continue a run from its last checkpoint.")
 @click.option("--dry-run", is_flag=True, help="Do everything but training.")
-@click.option("--quiet", is_flag=True, help="Print only the result.")
+@click.option("--quiet", is_flag=True, help="Print nothing but errors and warnings.")
 @guarded
 def run_command(
     *,
@@ -29,10 +29,6 @@ def run_command(
     quiet: bool,
 ) -> None:
     """Run one RECIPE on this machine."""
-    if recipe is None and resume is None:
-        raise click.UsageError("Give a RECIPE, or --resume RUN_DIR.")
-    if resume is not None and run_dir is not None:
-        raise click.UsageError("--resume continues in its own folder; leave --run-dir out.")
     from fl_labelskew_plugins.run import start
 
     start(recipe, overrides, run_dir=run_dir, resume=resume, dry_run=dry_run, quiet=quiet)

@@ -40,7 +40,7 @@ def start(recipe: Recipe, config_file: Path) -> Any:
     text = yaml.safe_dump(host_config(recipe), sort_keys=False)
     config_file.write_text("# what FedML itself was given\n" + text, encoding="utf-8")
     args = fedml.arguments.Arguments(Namespace(yaml_config_file=str(config_file), run_id="0", rank=0, role="server"))
-    fedml.core.mlops.fetch_config = lambda *_, **__: None  # type: ignore[assignment]
+    fedml.core.mlops.fetch_config = lambda *_, **__: None
     # Singletons of the host: what an earlier run in this process switched on would otherwise stay on.
     FedMLDifferentialPrivacy._dp_instance = None
     FedMLAttacker._attacker_instance = None

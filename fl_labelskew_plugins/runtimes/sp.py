@@ -141,7 +141,7 @@ class SingleProcess(FedAvgAPI):  # type: ignore[misc]
             )
             upload = slot.train(server.weights)
             result = turn.result
-            assert result is not None  # noqa: S101  # trainer.train has set it
+            assert result is not None  # trainer.train has set it
             states.put(client, round, result.state)
             sent += num_bytes(upload.values()) + num_bytes(result.contributions.values())
             for name, value in result.loss_terms.items():

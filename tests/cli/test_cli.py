@@ -190,8 +190,8 @@ def test_partition_shows_counts_and_writes_them(tmp_path):
     counts = [[int(cell) for cell in row[1:]] for row in rows]
     assert all(sum(row[:-1]) == row[-1] for row in counts)
     assert all(sum(count > 0 for count in row[:-1]) == 2 for row in counts)
-    assert (tmp_path / "new" / "partition.png").read_bytes().startswith(b"\x89PNG")
-    written = list(csv.reader(io.StringIO((tmp_path / "new" / "partition.csv").read_text())))
+    assert (tmp_path / "new" / "quickstart-partition.png").read_bytes().startswith(b"\x89PNG")
+    written = list(csv.reader(io.StringIO((tmp_path / "new" / "quickstart-partition.csv").read_text())))
     assert [row[1:] for row in written[1:]] == [list(map(str, row)) for row in counts]
 
 
@@ -247,8 +247,8 @@ def test_run_hands_everything_on(monkeypatch, tmp_path):
 
 
 def test_run_needs_a_recipe_or_a_run():
-    assert "Give a RECIPE, or --resume RUN_DIR." in call("run", code=2).stderr
-    assert "leave --run-dir out" in call("run", "--resume", "a", "--run-dir", "b", code=2).stderr
+    assert "no recipe given" in call("run", code=2).stderr
+    assert "--run-dir is for a new run" in call("run", "--resume", "a", "--run-dir", "b", code=2).stderr
     assert errors("run", "nope.yaml") == ["nope.yaml: cannot be read: No such file or directory"]
 
 
