@@ -11,6 +11,7 @@ from fedml.core.security.fedml_defender import FedMLDefender
 from fl_labelskew_registry import Contribution, Federation, Method
 from torch import Tensor
 
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.aggregate import (
     WeightedMean,
     Weights,
@@ -97,7 +98,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
                 raw.append((sizes[i], upload))
             else:
                 mean.add(upload, shares[i], None if proxies is None else proxies[i])
-        self.weights = self._through_hooks(raw) if self.hooks else mean.result()
+        self.weights = self._through_hooks(round, raw) if self.hooks else mean.result()
         self.shared = self.method.combine(contributions, self.shared)
         return contributions
 
@@ -125,7 +126,8 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         shares = client_weights([int(n) for n, _ in raw], self.method.aggregation, self.federation.num_samples)
         return weighted_mean(zip(shares, (weights for _, weights in raw), strict=True), floating(self.weights))
 
-    def _through_hooks(self, raw: list[tuple[int, Weights]]) -> Weights:
+    def _through_hooks(self, round: int, raw: list[tuple[int, Weights]]) -> Weights:
+        seeds.seed_globals(self.federation.seed, "host's server hooks", round)
         kept, _ = self.on_before_aggregation([(n, floating(upload)) for n, upload in raw])
         averaged = self.on_after_aggregation(self.aggregate(kept))
         shares = client_weights([n for n, _ in raw], self.method.aggregation, self.federation.num_samples)

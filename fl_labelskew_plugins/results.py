@@ -64,7 +64,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise LabelSkewError(f"run directory {self.path} cannot be made: {error.strerror}") from error
+            raise LabelSkewError(f"run directory {self.path} cannot be written: {error.strerror}") from error
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file as a whole or not at all."""

@@ -20,7 +20,7 @@ from fl_labelskew_plugins.progress import clock, progress
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import RunFolder
-from fl_labelskew_plugins.session import Session, build
+from fl_labelskew_plugins.session import Session, build, host_switches
 
 
 def start(
@@ -66,6 +66,12 @@ def start(
     if resume is not None and record.next_round >= session.federation.rounds and folder.summary.exists():
         show.note(f"{folder.path}: all {session.federation.rounds} rounds are done already")
         return
+    if record.next_round and (switches := host_switches(recipe)):
+        print(
+            f"warning: {switches[0]}: what the host remembers from round to round is not in its checkpoint, so a "
+            "resumed run may give other numbers",
+            file=sys.stderr,
+        )
     show.note(describe(session))
     show.start(recipe.name, record.next_round, session.federation.rounds, session.federation.clients_per_round)
     try:

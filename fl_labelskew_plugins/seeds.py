@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -31,3 +32,16 @@ def torch_generator(seed: int, purpose: str, round: int = 0, client: int = 0) ->
     import torch
 
     return torch.Generator().manual_seed(torch_seed(seed, purpose, round, client))
+
+
+def seed_globals(seed: int, purpose: str, round: int, client: int = 0) -> None:
+    """Seed the global generators, for the host's attacks and noise alone, which draw from no other.
+
+    A run that goes on after a kill then draws what the undisturbed one drew.
+    """
+    import torch
+
+    number = torch_seed(seed, purpose, round, client)
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)

@@ -11,6 +11,7 @@ import torch
 from fedml.core import ClientTrainer
 from torch import Tensor
 
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.local import ClientBatches, LocalResult, LocalTrainer, Samples
 
@@ -36,11 +37,12 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
     Args:
         local: the local trainer.
         args: the host's arguments.
+        hooks: whether a switch of the host (attack, defence, differential privacy) is on.
     """
 
-    def __init__(self, local: LocalTrainer, args: Any) -> None:
+    def __init__(self, local: LocalTrainer, args: Any, *, hooks: bool = False) -> None:
         super().__init__(local.model, args)
-        self.local = local
+        self.local, self.hooks = local, hooks
         self.turn: Turn | None = None
         self._params: Weights = {}
 
@@ -54,6 +56,9 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
 
     def update_dataset(self, local_train_dataset: Any, local_test_dataset: Any, local_sample_number: int) -> None:
         """The host's hook for data poisoning; what it returns replaces the client's samples for this turn."""
+        if self.hooks:
+            turn = self._turn
+            seeds.seed_globals(self.local.federation.seed, "host's client hooks", turn.round, turn.client)
         super().update_dataset(local_train_dataset, local_test_dataset, local_sample_number)
         self.local.replaced.clear()
         if self.local_train_dataset is not local_train_dataset:

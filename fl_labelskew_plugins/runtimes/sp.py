@@ -30,7 +30,7 @@ def run(session: Session, record: Record) -> None:
         KeyboardInterrupt: after the record has saved a checkpoint.
     """
     args = host.start(session.recipe, record.folder.path / "fedml.yaml")
-    trainer = LabelSkewTrainer(session.trainer, args)
+    trainer = LabelSkewTrainer(session.trainer, args, hooks=bool(host_switches(session.recipe)))
     SingleProcess(args, session, record, trainer).train()
 
 
@@ -71,7 +71,7 @@ class SingleProcess(FedAvgAPI):  # type: ignore[misc]
             method=session.method,
             federation=session.federation,
             weights=session.start,
-            hooks=bool(host_switches(session.recipe)),
+            hooks=trainer.hooks,
             proxy_smoothing=train.proxy_smoothing if train.proxy_aggregation == "class" else None,
         )
         self.counts = torch.stack([local.counts(k) for k in range(session.federation.num_clients)])

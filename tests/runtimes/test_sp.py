@@ -207,3 +207,18 @@ def test_private_upload_is_reported_and_bounds_the_update(go):
     report = json.loads((noisy / "environment.json").read_text())["report"]
     assert report["privacy"]["delta"] == 0.01
     assert report["privacy"]["epsilon"] > 0
+
+
+def test_the_hosts_noise_repeats_after_resuming(go, tmp_path, capsys):
+    noise = [*DP, "dp_args.dp_solution_type=ldp", "dp_args.epsilon=0.5", "tracking_args.checkpoint_every=1"]
+    whole = go(*noise)
+    cut = go(*noise)
+    # the folder as a kill after round 2 would have left it: the checkpoint of a run of 2 rounds, nothing of the third
+    two = go(*noise, "train_args.comm_round=2")
+    (cut / "checkpoint" / "latest.safetensors").write_bytes((two / "checkpoint" / "latest.safetensors").read_bytes())
+    for name in ("summary.json", "model.safetensors"):
+        (cut / name).unlink()
+    torch.rand(5)
+    run.start(None, resume=cut, quiet=True)
+    assert (cut / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+    assert "what the host remembers" in capsys.readouterr().err

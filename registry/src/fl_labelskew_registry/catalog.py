@@ -79,7 +79,7 @@ def load(kind: Kind, name: str) -> Any:
     # installed a moment after the last run would be listed and yet not found.
     DriverManager.ENTRY_POINT_CACHE[namespace(kind)] = [EntryPoint(name, first.target, namespace(kind))]
     try:
-        plugin = DriverManager(namespace(kind), name, on_load_failure_callback=None).driver
+        plugin = DriverManager(namespace(kind), name).driver
     except (Exception, SystemExit) as error:
         raise PluginError(f"{source} does not import: {type(error).__name__}: {error}".splitlines()[0]) from error
     _check(kind, plugin, source)
