@@ -88,6 +88,7 @@ def stock(rounds: int, overrides: list[str]) -> dict[str, object]:
         args = host.start(made.recipe, Path(folder) / "fedml.yaml")
     if overrides:
         args.frequency_of_the_test = 10**9
+    args.enable_wandb = False
     data = host_dataset(made.trainer, 64)
     data = [list(d) if isinstance(d, ClientBatches) else d for d in data]
     for part in (5, 6):

@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.aggregate import Weights
 
-TEST_BATCH = 500
-"""Samples of a batch where no gradient is needed; a small network's activations then still fit a core's cache."""
+TEST_BATCH = {"cpu": 128, "cuda": 1024}
+"""Samples of a batch where no gradient is needed: few enough that activations stay in a core's cache, or fill a GPU."""
 
 
 @dataclass(frozen=True)
@@ -328,11 +328,12 @@ class LocalTrainer:
 
     @staticmethod
     def _parts(samples: Samples, index: Tensor | None) -> Iterator[Tensor | slice]:
+        size = TEST_BATCH.get(samples.x.device.type, 1024)
         if index is not None:
-            yield from index.split(TEST_BATCH)  # type: ignore[no-untyped-call]
+            yield from index.split(size)  # type: ignore[no-untyped-call]
             return
-        for start in range(0, len(samples.y), TEST_BATCH):
-            yield slice(start, start + TEST_BATCH)
+        for start in range(0, len(samples.y), size):
+            yield slice(start, start + size)
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         if self.settings.precision == "bf16":

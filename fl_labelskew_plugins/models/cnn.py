@@ -11,10 +11,13 @@ from fl_labelskew_plugins.params import Params
 
 
 def conv_pool(channels: int, widths: Sequence[int], kernel: int, padding: int = 0) -> list[nn.Module]:
-    """Blocks of convolution, ReLU and 2x2 max-pooling, one for each of ``widths``."""
+    """Blocks of convolution, 2x2 max-pooling and ReLU, one for each of ``widths``.
+
+    ReLU after the pooling gives the same values and gradients as before it, at a quarter of its work.
+    """
     layers: list[nn.Module] = []
     for before, after in zip([channels, *widths], widths, strict=False):
-        layers += [nn.Conv2d(before, after, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(before, after, kernel, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
     return layers
 
 
