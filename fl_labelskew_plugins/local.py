@@ -71,7 +71,8 @@ class Samples:
 
     def inputs(self, index: Tensor | slice) -> Tensor:
         """Normalised float32 inputs ``(B, ...)``."""
-        x = self.x[index]
+        # index_select copies whole samples; indexing would walk their elements
+        x = self.x[index] if isinstance(index, slice) else self.x.index_select(0, index)
         if self._plain:
             return x
         return torch.addcmul(self._shift, x.float(), self._scale)

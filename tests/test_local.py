@@ -24,6 +24,14 @@ CPU = torch.device("cpu")
 class Plain(Method):
     Params = Params
 
+    def __init__(self):
+        super().__init__()
+        self.batches = []
+
+    def loss(self, batch, client):
+        self.batches.append((batch.inputs, batch.labels))
+        return super().loss(batch, client)
+
 
 class Net(nn.Module):
     def __init__(self, norm: bool = False, dropout: float = 0.0):
@@ -72,9 +80,6 @@ def fit(trainer, client=0, round=0, weights=None, **extra):
 def test_training_equals_a_plain_loop(settings):
     trainer = make(**settings)
     start = snapshot(trainer.model)
-    seen = []
-    original = trainer._inputs
-    trainer._inputs = lambda data, index: seen.append(index) or original(data, index)
     result = fit(trainer, weights=start)
 
     naive = Net()
@@ -91,8 +96,8 @@ def test_training_equals_a_plain_loop(settings):
             nesterov=s.nesterov,
         )
     losses = []
-    for index in seen:
-        loss = cross_entropy(naive(trainer.train.x[index]), trainer.train.y[index])
+    for inputs, labels in trainer.method.batches:
+        loss = cross_entropy(naive(inputs), labels)
         optimizer.zero_grad()
         loss.backward()
         if s.gradient_clip_norm is not None:
@@ -103,10 +108,13 @@ def test_training_equals_a_plain_loop(settings):
         torch.testing.assert_close(result.upload[key], value)
     assert result.loss_terms["cross_entropy"] == pytest.approx(sum(losses) / len(losses))
     # every epoch sees each of the client's own samples once
-    per_epoch = len(seen) // s.epochs
+    per_epoch = len(losses) // s.epochs
+    own = {(tuple(x.tolist()), int(y)) for x, y in zip(trainer.train.x[:10], trainer.train.y[:10], strict=True)}
     for epoch in range(s.epochs):
-        order = torch.cat(seen[epoch * per_epoch : (epoch + 1) * per_epoch])
-        assert order.sort().values.tolist() == list(range(10))
+        part = trainer.method.batches[epoch * per_epoch : (epoch + 1) * per_epoch]
+        seen = [(tuple(x.tolist()), int(y)) for xs, ys in part for x, y in zip(xs, ys, strict=True)]
+        assert len(seen) == 10
+        assert set(seen) == own
 
 
 def test_start_weights_are_not_changed_and_the_same_call_gives_the_same_bits():
@@ -135,11 +143,8 @@ def test_the_global_generator_is_left_alone():
 @pytest.mark.parametrize(("size", "batches"), [(9, [4, 5]), (10, [4, 4, 2]), (5, [5]), (1, [1]), (3, [3])])
 def test_batch_norm_never_trains_on_one_sample(size, batches):
     trainer = make((size, 7), norm=True)
-    seen = []
-    original = trainer._inputs
-    trainer._inputs = lambda data, index: seen.append(len(index)) or original(data, index)
     result = fit(trainer)
-    assert seen == batches
+    assert [len(labels) for _, labels in trainer.method.batches] == batches
     assert all(torch.isfinite(v).all() for v in result.upload.values())
     assert result.upload["body.1.num_batches_tracked"].dtype == torch.int64
     if size == 1:  # running statistics are used, not changed
@@ -148,11 +153,17 @@ def test_batch_norm_never_trains_on_one_sample(size, batches):
 
 def test_without_batch_norm_a_last_batch_of_one_is_a_batch():
     trainer = make((9, 7))
-    seen = []
-    original = trainer._inputs
-    trainer._inputs = lambda data, index: seen.append(len(index)) or original(data, index)
     fit(trainer)
-    assert seen == [4, 4, 1]
+    assert [len(labels) for _, labels in trainer.method.batches] == [4, 4, 1]
+
+
+@pytest.mark.parametrize("size", [64, 65, 67, 68, 128, 131])
+def test_batches_are_cut_right_however_many_are_gathered_at_once(size):
+    trainer = make((size, 7), epochs=2)
+    fit(trainer)
+    sizes = [len(labels) for _, labels in trainer.method.batches]
+    assert sizes == 2 * ([4] * (size // 4) + [size % 4] * (size % 4 > 0))
+    assert torch.cat([y for _, y in trainer.method.batches]).bincount().tolist() == (2 * trainer.counts(0)).tolist()
 
 
 class TwoStages(Plain):
