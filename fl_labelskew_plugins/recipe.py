@@ -7,19 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from fl_labelskew_registry import Dataset, LabelSkewError, Method, Network, Partitioner, PluginError, catalog
+from fl_labelskew_registry import Dataset, Method, MistakesError, Network, Partitioner, PluginError, catalog
 from pydantic import BaseModel
 
 from fl_labelskew_plugins import mistakes, plain_yaml, settings
 from fl_labelskew_plugins.settings import PLAIN, PLUGGED, SECTIONS, PluginSection
 
 
-class RecipeError(LabelSkewError):
-    """A recipe that cannot be run; ``mistakes`` holds a line for each thing to put right."""
-
-    def __init__(self, mistakes: Sequence[str]) -> None:
-        super().__init__("\n".join(mistakes))
-        self.mistakes = list(mistakes)
+class RecipeError(MistakesError):
+    """A recipe that cannot be run, with a line for each thing to put right."""
 
 
 @dataclass(frozen=True)

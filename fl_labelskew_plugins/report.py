@@ -23,14 +23,6 @@ LABELS = ("method", "data", "partition", "differs in", "seeds", "rounds")
 MEASURES = ("accuracy", "personalised", "best")
 
 
-class ReportError(LabelSkewError):
-    """Folders that hold no results; ``mistakes`` has a line for each."""
-
-    def __init__(self, mistakes: Sequence[str]) -> None:
-        super().__init__("\n".join(mistakes))
-        self.mistakes = list(mistakes)
-
-
 @dataclass(frozen=True)
 class Run:
     """What one run left behind.

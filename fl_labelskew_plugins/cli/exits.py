@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import ParamSpec
 
 import click
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, MistakesError
 
 P = ParamSpec("P")
 
@@ -40,5 +40,4 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
 
 def lines_of(error: LabelSkewError) -> list[str]:
     """A line for each mistake."""
-    mistakes: list[str] | None = getattr(error, "mistakes", None)
-    return mistakes if mistakes is not None else [" ".join(str(error).split())]
+    return error.mistakes if isinstance(error, MistakesError) else [" ".join(str(error).split())]

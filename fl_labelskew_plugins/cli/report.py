@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, MistakesError
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
@@ -36,4 +36,4 @@ def report_command(runs: tuple[Path, ...], last: int, form: str, plot: Path | No
             except OSError as error:
                 raise LabelSkewError(f"{plot}: cannot be written: {error.strerror}") from None
     if missing:
-        raise report.ReportError(missing)
+        raise MistakesError(missing)

@@ -15,7 +15,7 @@ from fl_labelskew_registry.contracts import (
     Partitioner,
     Stage,
 )
-from fl_labelskew_registry.errors import LabelSkewError, PluginError, RunError
+from fl_labelskew_registry.errors import LabelSkewError, MistakesError, PluginError, RunError
 
 __all__ = [
     "Aggregation",
@@ -30,6 +30,7 @@ __all__ = [
     "Kind",
     "LabelSkewError",
     "Method",
+    "MistakesError",
     "Network",
     "Partitioner",
     "PluginError",

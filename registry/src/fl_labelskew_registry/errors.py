@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class LabelSkewError(Exception):
     """A user's mistake. The command line prints it without a traceback and ends with exit code 2."""
 
     exit_code = 2
+
+
+class MistakesError(LabelSkewError):
+    """Several mistakes found together; ``mistakes`` holds a line for each."""
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        super().__init__("\n".join(mistakes))
+        self.mistakes = list(mistakes)
 
 
 class PluginError(LabelSkewError):
