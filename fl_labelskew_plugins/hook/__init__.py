@@ -62,6 +62,24 @@ def install() -> None:
     """Put the finder in front of the import system, once."""
     if Finder not in sys.meta_path and TARGET not in sys.modules:
         sys.meta_path.insert(0, Finder)
+        if _is_ours(sys.orig_argv):
+            _quiet_imports()
+
+
+def _is_ours(argv: list[str]) -> bool:
+    """Whether the interpreter was started as ``fedml run`` with a recipe or ``--resume``."""
+    words = [word.rpartition("/")[2] for word in argv]
+    if "fedml" not in words or "run" not in words:
+        return False
+    return any(word.lower().endswith(RECIPES) or word.startswith("--resume") for word in argv)
+
+
+def _quiet_imports() -> None:
+    """Leave out what the host's imports warn of, its own dependencies: a recipe's user can do nothing about them."""
+    import warnings
+
+    for module in ("requests", "fedml"):
+        warnings.filterwarnings("ignore", module=module)
 
 
 def patch(group: click.Group) -> None:

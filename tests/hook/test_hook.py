@@ -1,6 +1,7 @@
 """The hook's own logic, on a click group like the host's."""
 
 import sys
+import warnings
 from types import ModuleType
 
 import click
@@ -192,3 +193,36 @@ def test_a_finder_that_fails_steps_aside(fake_host, monkeypatch):
     hook.install()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: 1 / 0)
     assert importlib.import_module(hook.TARGET).fedml_run == 3
+
+
+@pytest.mark.parametrize(
+    ("argv", "ours"),
+    [
+        (["python", "/x/bin/fedml", "run", "recipes/a.yaml"], True),
+        (["python", "/x/bin/fedml", "run", "--set", "a.b=c", "a.YML", "--quiet"], True),
+        (["python", "/x/bin/fedml", "run", "--resume", "runs/x"], True),
+        (["python", "/x/bin/fedml", "run", "list"], False),
+        (["python", "/x/bin/fedml", "launch", "job.yaml"], False),
+        (["python", "train.py", "run", "a.yaml"], False),
+        ([], False),
+    ],
+)
+def test_only_our_calls_leave_the_host_s_import_warnings_out(argv, ours, monkeypatch):
+    called = []
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.delitem(sys.modules, hook.TARGET, raising=False)
+    monkeypatch.setattr(sys, "orig_argv", argv)
+    monkeypatch.setattr(hook, "_quiet_imports", lambda: called.append(1))
+    while hook.Finder in sys.meta_path:
+        sys.meta_path.remove(hook.Finder)
+    hook.install()
+    assert bool(called) == ours
+
+
+def test_the_filters_are_for_the_host_alone():
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        hook._quiet_imports()
+        for module in ("requests", "fedml.core.x", "mine.requests_like"):
+            warnings.warn_explicit("w", UserWarning, "f.py", 1, module=module)
+    assert len(seen) == 1
