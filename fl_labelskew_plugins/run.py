@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import secrets
 import signal
 import sys
@@ -109,8 +111,6 @@ def describe(session: Session) -> str:
 
 def table(record: Record) -> str:
     """The final table."""
-    import json
-
     result = json.loads(record.folder.summary.read_text())
     rows = [
         ("accuracy, last round", f"{100 * result['final_accuracy']:.2f} %"),
@@ -154,7 +154,7 @@ def _resumed(path: Path | None, overrides: Sequence[str], resume: Path) -> tuple
             f"--resume {resume}: its checkpoint belongs to another recipe, which differs in {', '.join(differing)}; "
             "the same recipe, or no recipe at all, would be right"
         )
-    return recipe, folder
+    return dataclasses.replace(recipe, name=folder.path.resolve().name), folder
 
 
 @contextmanager
