@@ -30,6 +30,8 @@ class Record:
         folder: where it is written.
         progress: who watches.
         resume: go on from the folder's checkpoint rather than begin.
+
+    ``next_round``, ``weights`` and ``shared`` always belong together: they are where the last complete round left off.
     """
 
     def __init__(self, session: Session, folder: RunFolder, progress: Progress, *, resume: bool) -> None:
@@ -37,6 +39,8 @@ class Record:
         self.session, self.folder, self.progress = session, folder, progress
         self.checkpoint: Checkpoint | None = folder.load_checkpoint(session.trainer.device) if resume else None
         self.next_round = self.checkpoint.round if self.checkpoint else 0
+        self.weights: Weights = self.checkpoint.weights if self.checkpoint else session.start
+        self.shared: Mapping[str, Tensor] = self.checkpoint.shared if self.checkpoint else {}
         self.personalised = recipe.validation.personalised
         self.states = StateStore(
             folder.states,
@@ -61,24 +65,27 @@ class Record:
 
     def round(self, line: dict[str, Any], weights: Weights, shared: Mapping[str, Tensor], *, seconds: float) -> None:
         """A round is complete."""
-        self.states.commit()
-        self.next_round = line["round"] + 1
-        self.folder.append(self.folder.metrics, line)
-        self.folder.append(self.folder.timings, {"round": line["round"], "seconds": round(seconds, 4)})
-        if self.next_round % self.session.recipe.tracking.checkpoint_every == 0:
-            self._save(weights, shared)
+        with uninterrupted():
+            # what may fail comes first: a line too many is dropped on resuming, a round too many could not be
+            self.folder.append(self.folder.metrics, line)
+            self.folder.append(self.folder.timings, {"round": line["round"], "seconds": round(seconds, 4)})
+            self.states.commit()
+            self.next_round, self.weights, self.shared = line["round"] + 1, weights, shared
+            if self.next_round % self.session.recipe.tracking.checkpoint_every == 0:
+                self._save()
         self.progress.round(line, seconds)
 
-    def abandon(self, weights: Weights, shared: Mapping[str, Tensor]) -> None:
+    def abandon(self) -> None:
         """The round under way broke off: forget it and save what was complete."""
-        self.states.discard()
-        if self.next_round != self._saved:
-            self._save(weights, shared)
+        with uninterrupted():
+            self.states.discard()
+            if self.next_round != self._saved:
+                self._save()
 
-    def finish(self, weights: Weights, shared: Mapping[str, Tensor]) -> None:
+    def finish(self) -> None:
         """All rounds are done: write models, pictures and summary."""
         folder, session = self.folder, self.session
-        save_atomic(weights, folder.path / "model.safetensors")
+        save_atomic(self.weights, folder.path / "model.safetensors")
         result = summary(read_lines(folder.metrics), session.recipe.validation.last_rounds)
         result |= self._personalised_models()
         result["seconds"] = round(self.seconds, 2)
@@ -86,10 +93,10 @@ class Record:
         plots.curves(read_lines(folder.metrics), folder.path / "curves.png", title=title)
         folder.write_json("summary.json", result)
         if self.next_round != self._saved:
-            self._save(weights, shared)
+            self._save()
 
-    def _save(self, weights: Weights, shared: Mapping[str, Tensor]) -> None:
-        self.folder.save_checkpoint(self.next_round, weights, shared, self.states, seconds=self.seconds)
+    def _save(self) -> None:
+        self.folder.save_checkpoint(self.next_round, self.weights, self.shared, self.states, seconds=self.seconds)
         self._saved = self.next_round
 
     def _personalised_models(self) -> dict[str, float]:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import secrets
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 import fl_labelskew_registry as registry
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.aggregate import num_bytes
-from fl_labelskew_plugins.progress import clock, progress
+from fl_labelskew_plugins.progress import Progress, clock, progress
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.session import Session, build, host_switches
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EFBIG)
+"""What a disk that is full or has gone away says."""
 
 
 def start(
@@ -62,10 +66,25 @@ def start(
         show.note(describe(session))
         show.note("dry run: nothing was trained or written")
         return
-    if resume is None:
+    try:
+        _run(session, folder, show, runtime, resume=resume is not None)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise RunError(
+            f"run directory {folder.path} can no longer be written: {error.strerror}; once there is room, go on: "
+            f"fedml run --resume {folder.path}"
+        ) from error
+
+
+def _run(
+    session: Session, folder: RunFolder, show: Progress, runtime: Callable[[Session, Record], None], *, resume: bool
+) -> None:
+    recipe = session.recipe
+    if not resume:
         folder.create()
-    record = Record(session, folder, show, resume=resume is not None)
-    if resume is not None and record.next_round >= session.federation.rounds and folder.summary.exists():
+    record = Record(session, folder, show, resume=resume)
+    if resume and record.next_round >= session.federation.rounds and folder.summary.exists():
         show.note(f"{folder.path}: all {session.federation.rounds} rounds are done already")
         return
     if record.next_round and (switches := host_switches(recipe)):

@@ -6,10 +6,12 @@ a round that breaks off leaves no trace. Files that the last checkpoint refers t
 
 from __future__ import annotations
 
+import errno
 import os
 from collections import OrderedDict
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -136,7 +138,10 @@ class StateStore:
 def save_atomic(tensors: State, path: Path, metadata: dict[str, str] | None = None) -> None:
     """Write tensors as safetensors so that a reader sees the old file or the whole new one, also after a power cut."""
     part = path.with_name(path.name + ".part")
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, part, metadata)
+    try:
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, part, metadata)
+    except SafetensorError as error:  # what it says of a full disk, in the form of every other file's
+        raise OSError(errno.EIO, str(error)) from error
     with part.open("rb+") as stream:
         os.fsync(stream.fileno())
     part.replace(path)

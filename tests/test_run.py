@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -137,6 +138,21 @@ def test_resuming_a_finished_run_changes_nothing(undisturbed):
     assert code == 0
     assert "all 8 rounds are done already" in out
     assert (run / "summary.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("largest", [5_000, 40_000])
+def test_a_full_disk_is_a_line_and_the_run_goes_on_afterwards(undisturbed, tmp_path, largest):
+    def full():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
+
+    code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", preexec_fn=full)
+    assert code == 1
+    assert re.fullmatch(r"error: run directory run can no longer be written: .* go on: fedml run --resume run\n", err)
+    if largest == 5_000:  # not even the pictures and the recipe were there
+        return
+    code, _, err = finish(tmp_path, "--resume", "run")
+    assert (code, err) == (0, "")
+    assert_same(undisturbed[0], tmp_path / "run")
 
 
 def mistakes(undisturbed, tmp_path):

@@ -28,6 +28,7 @@ from fl_labelskew_plugins.ops import check_per_class, full, on_device
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fl_labelskew_registry.contracts import Aggregation
     from torch import Tensor
 
 
@@ -117,10 +118,12 @@ class FedShift(Method):
 
     paper = "Federated Learning with Classifier Shift for Class Imbalance, arXiv 2023, https://arxiv.org/abs/2304.04972"
     runtimes = ("sp",)
+    aggregation: Aggregation = "population"
 
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
-        self.aggregation = "population" if self.params.denominator == "population" else "samples"
+        if self.params.denominator == "participants":
+            self.aggregation = "samples"
 
     def _smoothing(self, counts: Tensor) -> float | Tensor:
         """``a`` of each client: a number, or ``(..., 1)``."""

@@ -16,7 +16,7 @@ from fl_labelskew_plugins import metrics, seeds
 from fl_labelskew_plugins.aggregate import Weights, num_bytes
 from fl_labelskew_plugins.aggregator import LabelSkewAggregator
 from fl_labelskew_plugins.local import LocalResult, mean_loss
-from fl_labelskew_plugins.record import Record, uninterrupted
+from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.runtimes import host
 from fl_labelskew_plugins.session import Session, host_switches
 from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn, host_dataset
@@ -90,25 +90,20 @@ class SingleProcess(FedAvgAPI):  # type: ignore[misc]
     def train(self) -> None:
         """All rounds that are left."""
         federation, record, server = self.session.federation, self.record, self.aggregator
-        if record.checkpoint is not None:
-            server.weights, server.shared = record.checkpoint.weights, record.checkpoint.shared
-        else:
+        server.weights, server.shared = record.weights, record.shared
+        if record.checkpoint is None:
             self._open()
-        complete = server.weights, server.shared
         try:
             for round in range(record.next_round, federation.rounds):
                 begun = time.perf_counter()
                 self.args.round_idx = round
                 clients = self._client_sampling(round, federation.num_clients, federation.clients_per_round)
                 line = self._round(round, clients)
-                with uninterrupted():
-                    record.round(line, server.weights, server.shared, seconds=time.perf_counter() - begun)
-                    complete = server.weights, server.shared
+                record.round(line, server.weights, server.shared, seconds=time.perf_counter() - begun)
         except BaseException:
-            with uninterrupted():  # the round that broke off leaves no trace; what was complete is kept
-                record.abandon(*complete)
+            record.abandon()
             raise
-        record.finish(*complete)
+        record.finish()
 
     def _open(self) -> None:
         """The opening exchange, for methods that have one."""
