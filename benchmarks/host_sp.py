@@ -120,6 +120,14 @@ VARIANTS = {
     "ours, no test, channels_last: false": (ours, [*NEVER, "device_args.channels_last=false"]),
     "ours, no test, bf16": (ours, [*NEVER, "device_args.precision=bf16"]),
 }
+MANY = [
+    "method_args.method=map",
+    "train_args.client_num_in_total=1000",
+    "train_args.client_num_per_round=1000",
+    "tracking_args.state_memory_mb=32",
+    "tracking_args.checkpoint_every=1",
+]
+"""MAP with 1,000 private models, of which 32 MiB stay in memory."""
 
 
 def methods(repetitions: int) -> dict[str, list[float]]:
@@ -177,14 +185,15 @@ def main() -> None:
     """Run the variants alternately and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    parser.add_argument("--variant", choices=[*VARIANTS, "many", "methods"], help="measure one alone, print JSON")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of a variant")
     options = parser.parse_args()
     if options.variant == "methods":
         print(json.dumps(methods(4 if options.quick else 15)))
         return
     if options.variant:
-        function, overrides = VARIANTS[options.variant]
-        print(json.dumps(function(4, list(overrides))))
+        function, overrides = {**VARIANTS, "many": (ours, MANY)}[options.variant]
+        print(json.dumps(function(options.rounds, list(overrides))))
         return
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
@@ -207,6 +216,8 @@ def main() -> None:
         f"\nstart-up to the first round: {start['startup']:.2f} s beyond `import fedml`, which takes "
         f"{start['import_fedml']:.1f} s\n"
     )
+    many = _child("many", environment, options.quick)
+    print(f"MAP with 1,000 clients: {many['peak_mb']:.0f} MB peak, {many['wall']:.1f} s a round\n")
     print("| one client's round | CPU s | beside FedAvg |\n|---|---|---|")
     for name, (seconds, ratio) in _child("methods", environment, options.quick).items():
         print(f"| {name} | {seconds:.3f} | {ratio:.3f} |")

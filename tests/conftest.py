@@ -14,6 +14,18 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+def pytest_collection_modifyitems(config, items):
+    """Tests marked gpu run where there is one, and are left out elsewhere."""
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        config.hook.pytest_deselected(gpu)
+        items[:] = [item for item in items if item not in gpu]
+
+
 class Venv:
     """A virtual environment without this checkout; :meth:`add_dependencies` shows it everybody else's packages."""
 
