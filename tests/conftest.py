@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(config, items):
     import torch
 
     if not torch.cuda.is_available():
-        config.hook.pytest_deselected(gpu)
+        config.hook.pytest_deselected(items=gpu)
         items[:] = [item for item in items if item not in gpu]
 
 
