@@ -205,6 +205,23 @@ def test_a_mistake_is_one_line_and_exit_code_2(undisturbed, tmp_path, words):
     assert not (tmp_path / "runs").exists()
 
 
+def test_nothing_contacts_the_network(tmp_path):
+    code = """
+import socket, sys
+calls = []
+def refuse(*arguments, **options):
+    calls.append(arguments)
+    raise OSError("no network in this test")
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.gethostbyname = refuse
+from fl_labelskew_plugins.cli.main import main
+main(["run", sys.argv[1], "--run-dir", "run", "--quiet"], standalone_mode=False)
+print(calls)
+"""
+    command = [sys.executable, "-c", code, str(write(tmp_path, "fedshift", rounds=2))]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_dry_run_writes_nothing(tmp_path):
     recipe = write(tmp_path)
     code, out, err = finish(tmp_path, recipe, "--dry-run")
