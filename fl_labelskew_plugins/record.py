@@ -85,6 +85,8 @@ class Record:
     def finish(self) -> None:
         """All rounds are done: write models, pictures and summary."""
         folder, session = self.folder, self.session
+        if self.next_round != self._saved:
+            self._save()
         save_atomic(self.weights, folder.path / "model.safetensors")
         result = summary(read_lines(folder.metrics), session.recipe.validation.last_rounds)
         result |= self._personalised_models()
@@ -92,8 +94,6 @@ class Record:
         title = f"{session.recipe.method_name} on {session.recipe.data.dataset}"
         plots.curves(read_lines(folder.metrics), folder.path / "curves.png", title=title)
         folder.write_json("summary.json", result)
-        if self.next_round != self._saved:
-            self._save()
 
     def _save(self) -> None:
         self.folder.save_checkpoint(self.next_round, self.weights, self.shared, self.states, seconds=self.seconds)
@@ -128,11 +128,11 @@ class Record:
             folder.truncate(self.next_round)
             return
         folder.write_json("environment.json", now)
-        folder.write_text("recipe.yaml", session.recipe.dump())
         folder.write_json("partition.json", session.clients.record())
         recipe = session.recipe
         title = f"{recipe.data.dataset}, {recipe.partition.partition_method}"
         plots.heat_map(session.clients.counts, session.class_names, folder.path / "partition.png", title=title)
+        folder.write_text("recipe.yaml", recipe.dump())  # last: a folder with a recipe is one that can be resumed
 
     def _compare(self, now: dict[str, Any]) -> None:
         """Refuse to go on with other data; say where another machine may give other numbers."""
