@@ -3,7 +3,6 @@
 import gzip
 import shutil
 import struct
-import time
 from pathlib import Path
 
 import numpy as np
@@ -46,9 +45,7 @@ def load(kind, folder, **options):
 @real
 def test_debians_folder_is_the_default():
     FashionMNIST().check(None, download=False)
-    start = time.perf_counter()
     data = load(FashionMNIST, None)
-    assert time.perf_counter() - start < 5  # about 0.3 s on one core
     assert (data.train.x.shape, data.test.x.shape) == ((60_000, 1, 28, 28), (10_000, 1, 28, 28))
     assert data.train.x.dtype == np.uint8
     assert data.train.y.dtype == np.int64
