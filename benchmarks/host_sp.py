@@ -26,6 +26,8 @@ from pathlib import Path
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "small" / "fedavg_fmnist.yaml"
 COMMON = ["train_args.momentum=0.0", "device_args.threads=1", "tracking_args.checkpoint_every=1000"]
+COPIED = "copied"
+"""The stock host hands out live weights, so in its round 0 each client starts from the one before it; a copy mends it."""
 NEVER = ["validation_args.frequency_of_the_test=0", "validation_args.personalised=false"]
 
 
@@ -96,6 +98,9 @@ def stock(rounds: int, overrides: list[str]) -> dict[str, object]:
     model = made.recipe.network.build((1, 28, 28), 10)
     model.load_state_dict(made.start)
     api = Stock(args, torch.device("cpu"), data, model)
+    if COPIED in overrides:
+        live = api.model_trainer.get_model_params
+        api.model_trainer.get_model_params = lambda: {k: v.clone() for k, v in live().items()}
     api.train()
     made.trainer.model.load_state_dict(model.state_dict())
     logits, labels = made.trainer.predict()
@@ -116,6 +121,7 @@ VARIANTS = {
     "ours, test every round": (ours, []),
     "ours, test every round, no personalised measure": (ours, ["validation_args.personalised=false"]),
     "host FedAvg, no test": (stock, NEVER),
+    "host FedAvg, no test, start weights copied": (stock, [*NEVER, COPIED]),
     "ours, no test": (ours, NEVER),
     "ours, no test, channels_last: false": (ours, [*NEVER, "device_args.channels_last=false"]),
     "ours, no test, bf16": (ours, [*NEVER, "device_args.precision=bf16"]),
