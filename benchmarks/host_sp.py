@@ -27,7 +27,7 @@ from pathlib import Path
 RECIPE = Path(__file__).parent.parent / "recipes" / "small" / "fedavg_fmnist.yaml"
 COMMON = ["train_args.momentum=0.0", "device_args.threads=1", "tracking_args.checkpoint_every=1000"]
 COPIED = "copied"
-"""The stock host hands out live weights, so in its round 0 each client starts from the one before it; a copy mends it."""
+"""The stock host hands out live weights: in its round 0 each client starts from the one before it; a copy mends it."""
 NEVER = ["validation_args.frequency_of_the_test=0", "validation_args.personalised=false"]
 
 
