@@ -6,11 +6,12 @@ Non-Identical Data Distribution for Federated Visual Classification", 2019.
 """
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError, Partitioner
+from fl_labelskew_registry import LabelSkewError
 from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.partition.by_labels import ByLabels
 from fl_labelskew_plugins.partition.checks import Indices, by_class, gather
 
 MAX_DRAWS = 1000
@@ -102,7 +103,7 @@ def dirichlet(
     return gather("dirichlet", pieces, "min_samples=1 or more would be right")
 
 
-class Dirichlet(Partitioner):
+class Dirichlet(ByLabels):
     """FedLC's D(beta)."""
 
     class Params(Params):
@@ -112,14 +113,4 @@ class Dirichlet(Partitioner):
         min_samples: int = Field(1, ge=1, description="Draw again until every client has this many samples.")
         balanced: bool = Field(False, description="Whether client totals are equal, up to one sample.")
 
-    def split(
-        self,
-        labels: NDArray[np.int64],
-        groups: NDArray[np.int64] | None,
-        *,
-        clients: int,
-        rng: np.random.Generator,
-    ) -> list[NDArray[np.int64]]:
-        """See :func:`dirichlet`."""
-        options = self.params.model_dump()
-        return dirichlet(labels, clients=clients, rng=rng, **options)
+    deal = staticmethod(dirichlet)

@@ -1,10 +1,10 @@
 """iid: shuffled samples in equal parts; no label skew, the reference of every table."""
 
 import numpy as np
-from fl_labelskew_registry import Partitioner
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.partition.by_labels import ByLabels
 from fl_labelskew_plugins.partition.checks import check_size
 
 
@@ -23,19 +23,10 @@ def iid(labels: NDArray[np.int64], *, clients: int, rng: np.random.Generator) ->
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)).astype(np.int64), clients)]
 
 
-class IID(Partitioner):
+class IID(ByLabels):
     """Equal parts of shuffled samples."""
 
     class Params(Params):
         """No parameters."""
 
-    def split(
-        self,
-        labels: NDArray[np.int64],
-        groups: NDArray[np.int64] | None,
-        *,
-        clients: int,
-        rng: np.random.Generator,
-    ) -> list[NDArray[np.int64]]:
-        """See :func:`iid`."""
-        return iid(labels, clients=clients, rng=rng)
+    deal = staticmethod(iid)

@@ -5,11 +5,12 @@ The authors' loop runs twice, which puts every sample into two clients; here eac
 """
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError, Partitioner
+from fl_labelskew_registry import LabelSkewError
 from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.partition.by_labels import ByLabels
 from fl_labelskew_plugins.partition.checks import Indices, by_class, gather
 
 
@@ -60,7 +61,7 @@ def pcdd(
     return gather("pcdd", pieces, "its classes have fewer samples than holders: fewer clients would be right")
 
 
-class PCDD(Partitioner):
+class PCDD(ByLabels):
     """FedMR's P<clients>C<classes_per_client>."""
 
     class Params(Params):
@@ -68,13 +69,4 @@ class PCDD(Partitioner):
 
         classes_per_client: int = Field(ge=1, description="Classes that each client holds (FedMR: 2 to 5 of 10).")
 
-    def split(
-        self,
-        labels: NDArray[np.int64],
-        groups: NDArray[np.int64] | None,
-        *,
-        clients: int,
-        rng: np.random.Generator,
-    ) -> list[NDArray[np.int64]]:
-        """See :func:`pcdd`."""
-        return pcdd(labels, clients=clients, classes_per_client=self.params.classes_per_client, rng=rng)
+    deal = staticmethod(pcdd)

@@ -5,11 +5,12 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 """
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError, Partitioner
+from fl_labelskew_registry import LabelSkewError
 from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.partition.by_labels import ByLabels
 from fl_labelskew_plugins.partition.checks import by_class, gather
 
 
@@ -42,7 +43,7 @@ def quantity(
     return gather("quantity", [[pieces[i] for i in row] for row in dealt], "fewer clients would be right")
 
 
-class Quantity(Partitioner):
+class Quantity(ByLabels):
     """FedLC's Q(sets_per_client)."""
 
     class Params(Params):
@@ -50,13 +51,4 @@ class Quantity(Partitioner):
 
         sets_per_client: int = Field(ge=1, description="a of Q(a), sets of each client (FedLC: 2 to 20).")
 
-    def split(
-        self,
-        labels: NDArray[np.int64],
-        groups: NDArray[np.int64] | None,
-        *,
-        clients: int,
-        rng: np.random.Generator,
-    ) -> list[NDArray[np.int64]]:
-        """See :func:`quantity`."""
-        return quantity(labels, clients=clients, sets_per_client=self.params.sets_per_client, rng=rng)
+    deal = staticmethod(quantity)

@@ -5,11 +5,12 @@ Cifar10-100-5 is 100 clients, 50 shards a class and 5 shards a client.
 """
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError, Partitioner
+from fl_labelskew_registry import LabelSkewError
 from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.partition.by_labels import ByLabels
 from fl_labelskew_plugins.partition.checks import by_class, gather
 
 
@@ -56,7 +57,7 @@ def shards(
     return gather("shards", own, "its shards are smaller than a sample: fewer shards would be right")
 
 
-class Shards(Partitioner):
+class Shards(ByLabels):
     """FedRS's shards."""
 
     class Params(Params):
@@ -67,14 +68,4 @@ class Shards(Partitioner):
             None, ge=1, description="Shards of each class; default: clients * shards_per_client / classes."
         )
 
-    def split(
-        self,
-        labels: NDArray[np.int64],
-        groups: NDArray[np.int64] | None,
-        *,
-        clients: int,
-        rng: np.random.Generator,
-    ) -> list[NDArray[np.int64]]:
-        """See :func:`shards`."""
-        options = self.params.model_dump()
-        return shards(labels, clients=clients, rng=rng, **options)
+    deal = staticmethod(shards)
