@@ -30,13 +30,14 @@ export -f one
 {
     for seed in 0 1 2; do
         for method in fedavg fedrs map fedphp fedlc fedshift fedmr; do runs $method $method $seed; done
+        runs fedlc-tau5 fedlc $seed method_args.tau=5.0
     done
     for alpha in 0.1 0.9 1.0; do runs fedrs-alpha$alpha fedrs 0 method_args.alpha=$alpha; done
-    for tau in 3.0 5.0; do runs fedlc-tau$tau fedlc 0 method_args.tau=$tau; done
+    runs fedlc-tau3 fedlc 0 method_args.tau=3.0
     runs fedmr-mu1_0.1 fedmr 0 method_args.mu1=0.1 method_args.mu2=0.001
 } | OMP_NUM_THREADS=1 xargs -P "$(nproc)" -d '\n' -I{} bash -c 'one {}'
 
 for partition in p10c2 dirichlet; do
     labelskew report "$out/$partition"-* --format markdown
-    labelskew report "$out/$partition"-{fedavg,fedrs,map,fedphp,fedlc,fedshift,fedmr}-? --plot "$out/$partition.png" >/dev/null
+    labelskew report "$out/$partition"-{fedavg,fedrs,map,fedphp,fedlc,fedlc-tau5,fedshift,fedmr}-? --plot "$out/$partition.png" >/dev/null
 done
