@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The table of docs/results.md: seven methods on Fashion-MNIST, two partitions, three seeds, one core a run.
-#   benchmarks/fmnist_table.sh [FOLDER]        about 90 minutes on 2 cores; a run that is done is not run again
+#   benchmarks/fmnist_table.sh [FOLDER]        about an hour on 2 cores; a run that is done is not run again
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-runs/fmnist_table}
