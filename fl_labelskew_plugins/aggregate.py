@@ -28,6 +28,12 @@ def client_weights(samples: Sequence[int], aggregation: Aggregation, population:
     return [n / total for n in samples]
 
 
+def share_of_old(weights: Sequence[float]) -> float:
+    """What the weights leave to 1 for the old model; exactly 0 where they differ from 1 by rounding alone."""
+    rest = 1 - sum(weights)
+    return rest if abs(rest) > 1e-9 else 0.0
+
+
 def class_weights(counts: Tensor, smoothing: float) -> Tensor:
     r"""Weights of the classifier's rows, ``p_kc ~ n_kc + lambda`` (FedRS section 4.4, fine-grained aggregation).
 
@@ -50,7 +56,7 @@ class WeightedMean:
 
     Args:
         old: the model that the round started from.
-        rest: ``1 - sum of weights``, the share of the old model.
+        rest: the share of the old model, see :func:`share_of_old`.
         proxy_rest: the same for each row of the classifier, ``(C,)``; None: as the model's.
     """
 
@@ -90,8 +96,7 @@ class WeightedMean:
 def weighted_mean(uploads: Iterable[tuple[float, Weights]], old: Weights) -> Weights:
     """Weighted mean of uploads, ``sum_k w_k u_k + (1 - sum_k w_k) old``; the weights may sum to 1 or less."""
     uploads = list(uploads)
-    rest = 1 - sum(weight for weight, _ in uploads)
-    mean = WeightedMean(old, rest if abs(rest) > 1e-9 else 0.0)
+    mean = WeightedMean(old, share_of_old([weight for weight, _ in uploads]))
     for weight, upload in uploads:
         mean.add(upload, weight)
     return mean.result()

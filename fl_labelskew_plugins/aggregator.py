@@ -18,6 +18,7 @@ from fl_labelskew_plugins.aggregate import (
     check_upload,
     class_weights,
     client_weights,
+    share_of_old,
     weighted_mean,
 )
 from fl_labelskew_plugins.local import LocalResult
@@ -87,8 +88,9 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         contributions, raw = [], []
         shares = client_weights(sizes, self.method.aggregation, self.federation.num_samples)
         proxies = None if self.proxy_smoothing is None else class_weights(counts, self.proxy_smoothing)
-        rest = _rest(sizes, self.method.aggregation, self.federation.num_samples)
-        mean = WeightedMean(self.weights, rest, None if proxies is None else (1 - proxies.sum(0)).round())
+        # a column of per-class weights sums to 1, or to 0 for a class that nobody holds, whose row then stays
+        unheld = None if proxies is None else (1 - proxies.sum(0)).round()
+        mean = WeightedMean(self.weights, share_of_old(shares), unheld)
         for i, client in enumerate(clients):
             result, upload = train(client)
             check_upload(upload, self.weights, client=client, round=round)
@@ -135,8 +137,3 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         old = {k: v for k, v in self.weights.items() if not v.is_floating_point()}
         integers = weighted_mean(zip(shares, counters, strict=True), old) if old else {}
         return restore(averaged, {**self.weights, **integers})
-
-
-def _rest(sizes: Sequence[int], aggregation: str, population: int) -> float:
-    """Share of the old model, exactly 0 when everybody takes part."""
-    return (population - sum(sizes)) / population if aggregation == "population" else 0.0
