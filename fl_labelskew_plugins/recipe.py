@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,6 +35,7 @@ class Recipe:
         validation: when and what is measured.
         device: where tensors are computed.
         comm: how clients and server talk.
+        client_specific: what differs from silo to silo.
         tracking: what is kept.
         security: the host's attacks and defences.
         dp: the host's differential privacy.
@@ -54,6 +56,7 @@ class Recipe:
     validation: settings.ValidationArgs
     device: settings.DeviceArgs
     comm: settings.CommArgs
+    client_specific: settings.ClientSpecificArgs
     tracking: settings.TrackingArgs
     security: settings.SecurityArgs
     dp: settings.DpArgs
@@ -61,6 +64,11 @@ class Recipe:
     partitioner: Partitioner
     network: Network
     method: Method
+
+    @property
+    def own_data(self) -> bool:
+        """Whether each silo trains on all of a data set of its own, so that nothing is partitioned."""
+        return bool(self.client_specific.data_silo_config)
 
     def resolved(self) -> dict[str, dict[str, Any]]:
         """Every section and key with its value, as plain YAML values; of the host's own two, the keys in use."""
@@ -74,6 +82,7 @@ class Recipe:
             "validation_args": (self.validation,),
             "device_args": (self.device,),
             "comm_args": (self.comm,),
+            "client_specific_args": (self.client_specific,),
             "tracking_args": (self.tracking,),
         }
         host = {"security_args": self.security.host_keys(), "dp_args": self.dp.host_keys()}
@@ -101,6 +110,10 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         RecipeError: with every mistake of the file and the overrides.
     """
+    return parse(_text(path), source=path, overrides=overrides)
+
+
+def _text(path: str | Path) -> str:
     try:
         with Path(path).open("rb") as file:
             content = file.read(plain_yaml.MAX_BYTES + 1)
@@ -110,10 +123,9 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     if len(content) > plain_yaml.MAX_BYTES:
         raise RecipeError([f"{_shown(path)}: larger than 1 MiB; a recipe is a page of YAML"])
     try:
-        text = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise RecipeError([f"{_shown(path)}: not text: byte {error.start + 1} is not UTF-8"]) from None
-    return parse(text, source=path, overrides=overrides)
 
 
 def parse(text: str, *, source: str | Path = "recipe.yaml", overrides: Sequence[str] = ()) -> Recipe:
@@ -125,13 +137,36 @@ def parse(text: str, *, source: str | Path = "recipe.yaml", overrides: Sequence[
     return _Check(Path(source)).recipe(text, overrides)
 
 
+def silo(recipe: Recipe, rank: int) -> Recipe:
+    """The recipe as silo ``rank`` (``1 .. K``) runs it: with its own file of ``data_silo_config``, if there are any.
+
+    That file's ``data_args`` take the place of the recipe's; of other sections, the keys that it gives. Nothing else
+    need exist on this machine.
+
+    Raises:
+        RecipeError: with every mistake of that file.
+    """
+    if not 1 <= rank <= recipe.train.client_num_in_total:
+        raise RecipeError(
+            [f"--rank {rank}: out of range; allowed: 1 to {recipe.train.client_num_in_total}, one a silo"]
+        )
+    if not recipe.own_data:
+        return recipe
+    path = Path(recipe.client_specific.data_silo_config[rank - 1])
+    return _Check(path, allowed=tuple(settings.SILO)).silo(_text(path), recipe)
+
+
 def different(a: Mapping[str, Mapping[str, Any]], b: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """``section.key`` of all that differs between two resolved recipes; where results are kept does not count."""
+    """``section.key`` of all that differs between two resolved recipes.
+
+    Where results are kept does not count, nor where processes find each other and how long they wait.
+    """
     return [
         f"{section}.{key}"
         for section in dict.fromkeys([*a, *b])
         if section != "tracking_args"
         for key in dict.fromkeys([*a.get(section, {}), *b.get(section, {})])
+        if section != "comm_args" or key == "backend"
         if (key in a.get(section, {})) != (key in b.get(section, {})) or a[section][key] != b[section][key]
     ]
 
@@ -195,9 +230,10 @@ def _shown(path: str | Path) -> str:
 
 @dataclass
 class _Check:
-    """One recipe on its way from text to plugins; mistakes gather here."""
+    """One recipe, or one silo's own file, on its way from text to plugins; mistakes gather here."""
 
     path: Path
+    allowed: tuple[str, ...] = SECTIONS
     mistakes: list[str] = field(default_factory=list)
     wrong: set[str] = field(default_factory=set)
     overridden: set[str] = field(default_factory=set)
@@ -217,6 +253,40 @@ class _Check:
             raise RecipeError(self.mistakes)
         return self._build(plain, chosen)
 
+    def silo(self, text: str, base: Recipe) -> Recipe:
+        """``base`` with what a silo's own file says in place of it."""
+        raw, resolved = self._sections(text), base.resolved()
+        plain: dict[str, BaseModel | None] = {
+            section: getattr(base, section.removesuffix("_args")) for section in PLAIN
+        }
+        changed: dict[str, Any] = {}
+        for section, keys in raw.items():
+            if section == "data_args":
+                if (pair := self._plugged(section, keys)) is not None:
+                    changed |= {"data": pair[0], "dataset": pair[1]}
+            elif section == "method_args":
+                changed["method"] = self._own_method(base.method, keys)
+            else:
+                known = settings.SILO[section] or tuple(mistakes.keys_of(PLAIN[section]))
+                plain[section] = self._plain(section, keys, known, resolved[section])
+        self._conflicts(plain)
+        if self.mistakes:
+            raise RecipeError(self.mistakes)
+        changed |= {section.removesuffix("_args"): args for section, args in plain.items() if section in raw}
+        return replace(base, **changed)
+
+    def _own_method(self, method: Method, own: dict[str, Any]) -> Method | None:
+        choices = method.silo_choices
+        self._unknown_keys("method_args", own, choices)
+        good = {key: value for key, value in own.items() if key in choices}
+        given = method.params.model_dump(mode="json", by_alias=True) | good
+        params = self._validated("method_args", type(method).Params, given)
+        try:
+            return None if params is None or self.wrong else type(method)(params)
+        except Exception as error:  # a plugin of anybody's
+            self._say("method_args", f"{type(error).__name__}: {' '.join(str(error).split())}")
+            return None
+
     def _say(self, key: str, message: str) -> None:
         """Note a mistake at ``section`` or ``section.key``."""
         place = f"--set {key}" if key in self.overridden else f"{_shown(self.path)}: {key}"
@@ -234,17 +304,17 @@ class _Check:
         except plain_yaml.YamlError as error:
             raise RecipeError([f"{_shown(self.path)}: {error}"]) from None
         if content is None:
-            raise RecipeError([f"{_shown(self.path)}: empty; a recipe has the sections {', '.join(SECTIONS)}"])
+            what = "a recipe" if self.allowed == SECTIONS else "a silo's file"
+            raise RecipeError([f"{_shown(self.path)}: empty; {what} has the sections {', '.join(self.allowed)}"])
         if not isinstance(content, dict):
             raise RecipeError([f"{_shown(self.path)}: {mistakes.show(content)} is no mapping of sections to keys"])
         self.mistakes += [f"{_shown(self.path)}: {line}" for line in twice]
         raw: dict[str, dict[str, Any]] = {}
         for section, keys in content.items():
-            if section not in SECTIONS:
-                self._say(
-                    section, f"unknown section; allowed: {', '.join(SECTIONS)}{mistakes.nearest(section, SECTIONS)}"
-                )
-                self._meant("", section, [known for known in SECTIONS if known not in content])
+            if section not in self.allowed:
+                near = mistakes.nearest(section, self.allowed)
+                self._say(section, f"unknown section; allowed: {', '.join(self.allowed)}{near}")
+                self._meant("", section, [known for known in self.allowed if known not in content])
             elif not isinstance(keys, dict):
                 self._say(
                     section, f"{mistakes.show(keys)} is no mapping of keys to values; allowed: section: {{key: value}}"
@@ -290,13 +360,34 @@ class _Check:
         for line in twice:
             self._say(place, line)
 
-    def _plain(self, section: str, raw: dict[str, Any]) -> BaseModel | None:
-        known = mistakes.keys_of(PLAIN[section])
-        self._unknown_keys(section, raw, list(known))
-        args = self._validated(section, PLAIN[section], raw)
+    def _plain(
+        self, section: str, raw: dict[str, Any], known: Sequence[str] = (), base: Mapping[str, Any] | None = None
+    ) -> BaseModel | None:
+        """A section that is complete here: its ``known`` keys, all by default, on top of ``base``."""
+        known = known or list(mistakes.keys_of(PLAIN[section]))
+        self._unknown_keys(section, raw, known)
+        args = self._validated(
+            section, PLAIN[section], {**(base or {}), **{k: v for k, v in raw.items() if k in known}}
+        )
         if isinstance(args, settings.CommArgs):
             self._backend(args)
-        return args
+        return args and self._located(section, args)
+
+    def _located(self, section: str, args: BaseModel) -> BaseModel:
+        """Paths made absolute: a run that is resumed reads them from another folder."""
+
+        def absolute(key: str, path: str) -> str:
+            folder = Path() if f"{section}.{key}" in self.overridden else self.path.parent
+            return os.path.abspath(folder / os.path.expanduser(path))
+
+        update: dict[str, Any] = {}
+        for key in settings.PATHS.get(section, ()):
+            value = getattr(args, key)
+            if value is not None:
+                update[key] = (
+                    absolute(key, value) if isinstance(value, str) else [absolute(key, each) for each in value]
+                )
+        return args.model_copy(update=update)
 
     def _plugged(self, section: str, raw: dict[str, Any]) -> tuple[BaseModel, Any] | None:
         """The section's common keys, and the plugin object that it chooses."""
@@ -357,10 +448,9 @@ class _Check:
             self._say("comm_args.backend", mistakes.unknown(comm.backend, known))
 
     def _conflicts(self, plain: Mapping[str, BaseModel | None]) -> None:
-        train = cast("settings.TrainArgs", plain["train_args"])
-        security = cast("settings.SecurityArgs", plain["security_args"])
-        dp = cast("settings.DpArgs", plain["dp_args"])
-        for conflict in list(settings.conflicts(train, security, dp)):
+        sections = ("common_args", "train_args", "comm_args", "client_specific_args", "security_args", "dp_args")
+        common, train, comm, silos, security, dp = (cast("Any", plain[section]) for section in sections)
+        for conflict in list(settings.conflicts(common, train, comm, silos, security, dp)):
             places = {conflict.key, *conflict.others}
             if not self.wrong & (places | {place.partition(".")[0] for place in places}):
                 section, _, key = conflict.key.partition(".")
@@ -382,6 +472,7 @@ class _Check:
             validation=plain["validation_args"],
             device=plain["device_args"],
             comm=plain["comm_args"],
+            client_specific=plain["client_specific_args"],
             tracking=plain["tracking_args"],
             security=plain["security_args"],
             dp=plain["dp_args"],

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
+from fl_labelskew_plugins import addresses
 from fl_labelskew_plugins.params import Params
 
 Positive = Annotated[int, Field(ge=1)]
@@ -21,7 +22,9 @@ Positive = Annotated[int, Field(ge=1)]
 class CommonArgs(Params):
     """What kind of run this is."""
 
-    training_type: Literal["simulation"] = Field("simulation", description="the host's kind of run")
+    training_type: Literal["simulation", "cross_silo"] = Field(
+        "simulation", description="the host's kind of run; cross_silo: every client is a machine with data of its own"
+    )
     random_seed: int = Field(0, ge=0, lt=2**31, description="seed of everything random in this run")
 
 
@@ -88,6 +91,9 @@ class ValidationArgs(Params):
     frequency_of_the_test: int = Field(1, ge=0, description="rounds between two tests; 0: after the last round alone")
     personalised: bool = Field(True, description="also test each client's own model on its own test split")
     last_rounds: Positive = Field(5, description="tests that the summary's mean and std are taken over")
+    server_test_data: bool = Field(
+        True, description="cross_silo: whether the server holds the test part; false: the global model is not tested"
+    )
 
 
 class DeviceArgs(Params):
@@ -95,15 +101,85 @@ class DeviceArgs(Params):
 
     using_gpu: bool = Field(False, description="train on GPUs")
     gpu_ids: list[Annotated[int, Field(ge=0)]] = Field([0], min_length=1, description="GPUs in use; sp uses the first")
+    workers_per_gpu: Positive = Field(1, description="MPI: processes that share one GPU")
+    fallback: Literal["cpu"] | None = Field(
+        None, description="cpu: warn and train on the CPU where one of the GPUs is missing; default: an error"
+    )
     threads: Positive | None = Field(None, description="torch threads of a process; default: the cores it may use")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: mixed precision, weights stay fp32")
     channels_last: bool = Field(True, description="memory format of images and convolutions")
 
 
 class CommArgs(Params):
-    """How clients and server talk."""
+    """How clients and server talk, and how long they wait for each other; times in seconds.
 
-    backend: str = Field("sp", description="name of a runtime; sp: all in one process")
+    Paths are relative to the file that names them, or to the current folder on the command line.
+    """
+
+    backend: str = Field(
+        "sp", description="name of a runtime; sp: all in one process; MPI: several; GRPC: across silos"
+    )
+    workers: Positive | None = Field(
+        None, description="MPI: worker processes; default: one per GPU, else per core, at most clients per round"
+    )
+    server_address: str = Field("127.0.0.1:8890", description="cross_silo: host:port where silos find the server")
+    listen_address: str | None = Field(
+        None, description="cross_silo: host:port where the server listens; default: server_address"
+    )
+    grpc_ipconfig_path: str | None = Field(
+        None, description="cross_silo: the host's CSV file, whose row of rank 0 stands in for server_address"
+    )
+    certs: str | None = Field(
+        None, description="cross_silo: folder of labelskew certs new for this machine; not needed on loopback"
+    )
+    round_deadline_s: float = Field(3600.0, gt=0, description="cross_silo: how long a round waits for its uploads")
+    reconnect_s: float = Field(
+        60.0, ge=0, description="cross_silo: how long a silo that lost its connection in a round is waited for"
+    )
+    min_clients: Positive | None = Field(
+        None, description="cross_silo: uploads that a round needs; default: 2, or 1 where one client joins a round"
+    )
+    quorum_timeout_s: float = Field(
+        600.0, gt=0, description="cross_silo: how long the server waits for min_clients; it then stops, resumable"
+    )
+    send_measures: bool = Field(
+        False, description="cross_silo: a silo also reports its loss terms and the accuracy of its own model"
+    )
+    send_contributions: bool = Field(
+        True, description="cross_silo; false: no prototypes or other contributions leave a silo, weights alone do"
+    )
+    upload_memory_mb: int = Field(
+        256, ge=0, description="uploads that wait for their turn held in memory; the rest is on disk"
+    )
+
+    def quorum(self, clients_per_round: int) -> int:
+        """Uploads that a round needs."""
+        return min(2, clients_per_round) if self.min_clients is None else self.min_clients
+
+    def address(self) -> str:
+        """Where silos find the server; reads ``grpc_ipconfig_path``, if there is one.
+
+        Raises:
+            LabelSkewError: that file does not hold the server's address.
+        """
+        return self.server_address if self.grpc_ipconfig_path is None else addresses.from_csv(self.grpc_ipconfig_path)
+
+    @field_validator("server_address", "listen_address")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            addresses.split(value)
+        return value
+
+
+class ClientSpecificArgs(Params):
+    """What differs from silo to silo, under the host's own key."""
+
+    data_silo_config: list[str] = Field(
+        [],
+        description="cross_silo: a YAML file for each silo, by rank, whose data_args replace the recipe's; the silo"
+        " then trains on all of its own data",
+    )
 
 
 class TrackingArgs(Params):
@@ -239,6 +315,7 @@ PLAIN: dict[str, type[Params]] = {
     "validation_args": ValidationArgs,
     "device_args": DeviceArgs,
     "comm_args": CommArgs,
+    "client_specific_args": ClientSpecificArgs,
     "tracking_args": TrackingArgs,
     "security_args": SecurityArgs,
     "dp_args": DpArgs,
@@ -273,11 +350,28 @@ SECTIONS = (
     "validation_args",
     "device_args",
     "comm_args",
+    "client_specific_args",
     "tracking_args",
     "security_args",
     "dp_args",
 )
 """All sections, in the order in which a recipe is written."""
+
+PATHS: dict[str, tuple[str, ...]] = {
+    "comm_args": ("grpc_ipconfig_path", "certs"),
+    "client_specific_args": ("data_silo_config",),
+}
+"""Keys that hold paths relative to the file that names them."""
+
+SILO: dict[str, tuple[str, ...] | None] = {
+    "data_args": None,
+    "method_args": None,
+    "validation_args": None,
+    "device_args": None,
+    "comm_args": ("certs", "send_measures", "send_contributions"),
+    "tracking_args": None,
+}
+"""Sections of a silo's own file, with the keys that it may set; None: all keys, or those that the method names."""
 
 NEEDS: dict[str, tuple[str, ...]] = {
     "byzantine": ("byzantine_client_num", "attack_mode"),
@@ -314,9 +408,18 @@ class Conflict:
     missing: bool = False
 
 
-def conflicts(train: TrainArgs, security: SecurityArgs, dp: DpArgs) -> Iterator[Conflict]:
+def conflicts(
+    common: CommonArgs,
+    train: TrainArgs,
+    comm: CommArgs,
+    silos: ClientSpecificArgs,
+    security: SecurityArgs,
+    dp: DpArgs,
+) -> Iterator[Conflict]:
     """Everything that no section's own model can see."""
     yield from _train_conflicts(train)
+    yield from _comm_conflicts(common, train, comm)
+    yield from _silo_conflicts(common, train, silos)
     yield from _needed("security_args", security, "enable_attack", "attack_type")
     yield from _needed("security_args", security, "enable_defense", "defense_type")
     yield from _needed("dp_args", dp, "enable_dp", "dp_solution_type")
@@ -347,6 +450,65 @@ def _train_conflicts(train: TrainArgs) -> Iterator[Conflict]:
             "train_args.nesterov",
             "true needs momentum; allowed: true with a momentum above 0, or false",
             ("train_args.momentum",),
+        )
+
+
+def _comm_conflicts(common: CommonArgs, train: TrainArgs, comm: CommArgs) -> Iterator[Conflict]:
+    kind = ("common_args.training_type",)
+    cross_silo = common.training_type == "cross_silo"
+    if cross_silo != (comm.backend == "GRPC"):
+        right = "GRPC" if cross_silo else "another backend, or GRPC with training_type cross_silo"
+        yield Conflict(
+            "comm_args.backend",
+            f"{comm.backend} does not go with training_type {common.training_type}; allowed: {right}",
+            kind,
+        )
+    if comm.workers is not None and comm.backend != "MPI":
+        yield Conflict(
+            "comm_args.workers",
+            f"{comm.workers} does not go with backend {comm.backend}; allowed: null, or a number with MPI",
+            ("comm_args.backend",),
+        )
+    if comm.min_clients is not None and comm.min_clients > train.clients_per_round:
+        yield Conflict(
+            "comm_args.min_clients",
+            f"{comm.min_clients} is out of range; allowed: an integer from 1 to client_num_per_round,"
+            f" {train.clients_per_round}",
+            ("train_args.client_num_per_round", "train_args.client_num_in_total"),
+        )
+    if not comm.send_contributions and not cross_silo:
+        yield Conflict(
+            "comm_args.send_contributions",
+            "false does not go with training_type simulation; allowed: true, or false with cross_silo",
+            kind,
+        )
+    if cross_silo and comm.certs is None:
+        # with the host's CSV file, the server's address is not known before that file is read
+        use = [] if comm.grpc_ipconfig_path is not None else [("server_address", comm.server_address)]
+        for key, address in [*use, ("listen_address", comm.listen_address)]:
+            if address is not None and not addresses.loopback(address):
+                yield Conflict(
+                    "comm_args.certs",
+                    f"missing; {key} {address} can be reached from other machines",
+                    (f"comm_args.{key}", "comm_args.grpc_ipconfig_path", *kind),
+                    missing=True,
+                )
+                break
+
+
+def _silo_conflicts(common: CommonArgs, train: TrainArgs, silos: ClientSpecificArgs) -> Iterator[Conflict]:
+    files, key = silos.data_silo_config, "client_specific_args.data_silo_config"
+    if files and common.training_type != "cross_silo":
+        yield Conflict(
+            key,
+            f"does not go with training_type {common.training_type}; allowed: files with cross_silo, or none",
+            ("common_args.training_type",),
+        )
+    elif files and len(files) != train.client_num_in_total:
+        yield Conflict(
+            key,
+            f"{len(files)} files for {train.client_num_in_total} clients; allowed: a file for each, or none",
+            ("train_args.client_num_in_total",),
         )
 
 

@@ -1,5 +1,6 @@
 """Recipes: what is right loads and survives a round trip; every mistake is one line, and all come together."""
 
+import json
 import re
 
 import pytest
@@ -20,6 +21,13 @@ GOOD = {
     "train_args": {"epochs": 2, "weight_decay": 1e-5},
     "method_args": {"method": "fedmr", "mu1": 0.1},
 }
+
+
+@pytest.fixture(autouse=True)
+def runtimes(monkeypatch):
+    """Three runtimes, whichever of them are installed here."""
+    real = recipe._names
+    monkeypatch.setattr(recipe, "_names", lambda kind: ["GRPC", "MPI", "sp"] if kind == "runtimes" else real(kind))
 
 
 def text_with(**sections):
@@ -140,6 +148,14 @@ def test_differences_name_the_key_and_leave_tracking_out():
     assert recipe.different(a, a) == []
     assert recipe.different(a, b) == ["method_args.mu1", "dp_args.epsilon"]
     assert recipe.different(b, a) == ["method_args.mu1", "dp_args.epsilon"]
+
+
+def test_differences_leave_out_where_processes_find_each_other():
+    a = recipe.parse(text_with(), overrides=["comm_args.backend=MPI", "comm_args.workers=2"]).resolved()
+    b = recipe.parse(text_with(), overrides=["comm_args.backend=MPI", "comm_args.round_deadline_s=5"]).resolved()
+    c = recipe.parse(text_with()).resolved()
+    assert recipe.different(a, b) == []
+    assert recipe.different(a, c) == ["comm_args.backend"]
 
 
 # Files
@@ -282,7 +298,7 @@ def test_a_misspelt_chooser_is_one_mistake():
         ),
         ("device_args.gpu_ids", [0, -1], "item 2: -1 is out of range; allowed: a list of at least 1, each an integer"),
         ("device_args.gpu_ids", [0, -1, "x"], "item 2: -1 is out of range"),
-        ("comm_args.backend", "spp", "'spp' is unknown; allowed: sp; nearest: sp"),
+        ("comm_args.backend", "spp", "'spp' is unknown; allowed: GRPC, MPI, sp; nearest: sp"),
         (
             "data_args.dataset",
             "digit",
@@ -540,6 +556,207 @@ def test_values_that_the_host_would_trip_over_in_a_run(section, keys, message):
     assert message in only_line(text_with(**{section: {switch: True} | keys}))
 
 
+# Across processes and silos
+
+CROSS_SILO = {
+    "common_args": {"training_type": "cross_silo"},
+    "comm_args": {"backend": "GRPC"},
+    "train_args": {"client_num_in_total": 2},
+    "client_specific_args": {"data_silo_config": ["one.yaml", "sub/two.yaml"]},
+}
+
+
+def cross_silo(**comm):
+    return text_with(**CROSS_SILO | {"comm_args": CROSS_SILO["comm_args"] | comm})
+
+
+def silo_with(tmp_path, text, rank=1, base=None):
+    """Silo 1's recipe where its file is ``text``; the other silo's file is on another machine."""
+    (tmp_path / "one.yaml").write_text(text, encoding="utf-8")
+    return recipe.silo(recipe.parse(base or cross_silo(), source=tmp_path / "r.yaml"), rank)
+
+
+def silo_lines(tmp_path, text, base=None):
+    with pytest.raises(RecipeError) as error:
+        silo_with(tmp_path, text, base=base)
+    assert all("\n" not in line for line in error.value.mistakes)
+    where = f"{tmp_path / 'one.yaml'}: "
+    assert all(line.startswith(where) for line in error.value.mistakes)
+    return [line.removeprefix(where) for line in error.value.mistakes]
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"common_args.training_type": "cross_silo"},
+            "comm_args.backend: sp does not go with training_type cross_silo;",
+        ),
+        ({"comm_args.backend": "GRPC"}, "comm_args.backend: GRPC does not go with training_type simulation; allowed: "),
+        ({"comm_args.workers": 2}, "comm_args.workers: 2 does not go with backend sp; allowed: null, or a number with"),
+        ({"comm_args.min_clients": 11}, "comm_args.min_clients: 11 is out of range; allowed: an integer from 1 to "),
+        (
+            {"comm_args.send_contributions": False},
+            "comm_args.send_contributions: false does not go with training_type ",
+        ),
+        ({"client_specific_args.data_silo_config": ["a"]}, "client_specific_args.data_silo_config: does not go with "),
+        ({"comm_args.round_deadline_s": 0}, "comm_args.round_deadline_s: 0 is out of range; allowed: a number above 0"),
+    ],
+)
+def test_keys_that_do_not_go_with_the_runtime(keys, message):
+    line = only_line(text_with(), *[f"{place}={json.dumps(value)}" for place, value in keys.items()])
+    assert message in line
+
+
+@pytest.mark.parametrize("host", ["10.1.2.3", "0.0.0.0", "silo.example.org", "[fe80::1]"])
+@pytest.mark.parametrize("key", ["server_address", "listen_address"])
+def test_an_address_that_others_can_reach_needs_certificates(key, host):
+    line = only_line(cross_silo(**{key: f"{host}:8890"}))
+    assert (
+        line == f"r.yaml: comm_args.certs: missing; {key} {host}:8890 can be reached from other machines; allowed: text"
+    )
+    assert recipe.parse(cross_silo(**{key: f"{host}:8890", "certs": "c"})).comm.certs
+    assert recipe.parse(text_with(comm_args={key: f"{host}:8890"})).comm.certs is None
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "127.8.9.1:65535", "[::1]:8890", "localhost:8890"])
+def test_loopback_needs_none(address):
+    assert recipe.parse(cross_silo(server_address=address)).comm.address() == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "x", "127.0.0.1", "127.0.0.1:", ":8890", "a:65536", "a:-1", "::1:80", "[x]:1", "a b:1", "a:1\n", "a:²"],
+)
+def test_addresses_that_are_none(address):
+    line = only_line(text_with(comm_args={"server_address": address}))
+    assert "is no address; host:port with a port from 0 to 65535, such as" in line
+
+
+def test_a_round_needs_two_uploads_where_two_join_it():
+    assert recipe.parse(text_with()).comm.quorum(10) == 2
+    assert recipe.parse(text_with()).comm.quorum(1) == 1
+    assert recipe.parse(text_with(comm_args={"min_clients": 7})).comm.quorum(10) == 7
+
+
+def test_paths_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    source = tmp_path / "recipes" / "r.yaml"
+    loaded = recipe.parse(cross_silo(certs="../c", grpc_ipconfig_path="/abs.csv"), source=source)
+    assert loaded.comm.certs == str(tmp_path / "c")
+    assert loaded.comm.grpc_ipconfig_path == "/abs.csv"
+    assert loaded.client_specific.data_silo_config == [
+        str(tmp_path / "recipes" / "one.yaml"),
+        str(tmp_path / "recipes" / "sub" / "two.yaml"),
+    ]
+    assert recipe.parse(loaded.dump(), source="run/recipe.yaml").resolved() == loaded.resolved()
+    on_command_line = recipe.parse(cross_silo(), source=source, overrides=["comm_args.certs=c"])
+    assert on_command_line.comm.certs == str(tmp_path / "here" / "c")
+
+
+def test_the_hosts_file_of_addresses(tmp_path):
+    path = tmp_path / "ip.csv"
+    text = cross_silo(grpc_ipconfig_path="ip.csv", certs="c")
+    comm = recipe.parse(text, source=tmp_path / "r.yaml").comm
+    with pytest.raises(LabelSkewError, match="cannot be read: No such file"):
+        comm.address()
+    head = "eid,rank,grpc_server_ip,grpc_server_port\n"
+    for rows, address in {
+        "1,1,10.0.0.1,8891\n0,0,10.0.0.9,8890\n": "10.0.0.9:8890",
+        "0, 0, ::1, 1\n": "[::1]:1",
+    }.items():
+        path.write_text(head + rows)
+        assert comm.address() == address
+    for content, message in {
+        head + "1,1,a,1\n": "has 0 rows of rank 0",
+        head + "0,0,a,1\n1,0,a,2\n": "has 2 rows of rank 0",
+        head + "0,0,a,b\n": "rank 0: 'a:b' is no address",
+        head + "0,0\n": "rank 0: ':' is no address",
+        "": "has 0 rows of rank 0",
+    }.items():
+        path.write_text(content)
+        with pytest.raises(LabelSkewError) as error:
+            comm.address()
+        assert str(error.value).startswith(f"comm_args.grpc_ipconfig_path: {path}: {message}")
+        assert "\n" not in str(error.value)
+    path.write_bytes(b"\xff\xfe\0")
+    with pytest.raises(LabelSkewError, match="is no CSV text"):
+        comm.address()
+
+
+def test_a_silo_without_a_file_runs_the_recipe():
+    loaded = recipe.parse(text_with(**CROSS_SILO | {"client_specific_args": {}}))
+    assert recipe.silo(loaded, 2) is loaded
+    assert not loaded.own_data
+    for rank in (0, 3):
+        with pytest.raises(RecipeError, match=f"--rank {rank}: out of range; allowed: 1 to 2"):
+            recipe.silo(loaded, rank)
+
+
+def test_a_silos_file_speaks_for_itself_alone(tmp_path):
+    own = silo_with(
+        tmp_path,
+        "data_args: {dataset: npz, file: mine.npz}\ndevice_args: {threads: 1}\n"
+        "comm_args: {certs: mine, send_contributions: false}\ntracking_args: {run_dir: here}\n",
+    )
+    assert own.own_data
+    assert (own.data.dataset, own.dataset.params.file) == ("npz", "mine.npz")
+    assert (own.device.threads, own.tracking.run_dir, own.tracking.checkpoint_every) == (1, "here", 10)
+    assert (own.comm.certs, own.comm.send_contributions) == (str(tmp_path / "mine"), False)
+    assert (own.comm.backend, own.method.params.mu1, own.train.epochs) == ("GRPC", 0.1, 2)
+    with pytest.raises(RecipeError, match=r"two.yaml: cannot be read: No such file"):
+        silo_with(tmp_path, "data_args: {dataset: digits}\n", rank=2)
+
+
+def test_a_silos_file_keeps_what_it_does_not_mention(tmp_path):
+    base = cross_silo(send_measures=True)
+    own = silo_with(tmp_path, "device_args: {threads: 1}\ncomm_args: {certs: mine}\n", base=base)
+    assert own.data.dataset == "digits"
+    assert own.comm.send_measures
+
+
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        ("", ["empty; a silo's file has the sections data_args, "]),
+        ("[1]", ["[1] is no mapping of sections to keys"]),
+        ("train_args: {epochs: 3}", ["train_args: unknown section; allowed: data_args, method_args, "]),
+        ("comm_args: {backend: sp}", ["comm_args.backend: unknown key; allowed: certs, send_measures, send_contrib"]),
+        ("method_args: {mu1: 1}", ["method_args.mu1: unknown key; allowed: none"]),
+        ("data_args: {download: true}", ["data_args.dataset: missing; allowed: digits, "]),
+        ("data_args: {dataset: digit}", ["data_args.dataset: 'digit' is unknown; allowed: digits, "]),
+        (
+            "device_args: {threads: 0}\ncomm_args: {send_measures: 1, x: 2}",
+            [
+                "device_args.threads: 0 is out of range",
+                "comm_args.x: unknown key; allowed: certs",
+                "comm_args.send_measures: 1 is of the wrong type",
+            ],
+        ),
+    ],
+)
+def test_a_silos_file_is_checked_like_a_recipe(tmp_path, text, messages):
+    lines = silo_lines(tmp_path, text)
+    assert len(lines) == len(messages)
+    assert all(line.startswith(message) for line, message in zip(lines, messages, strict=True))
+
+
+def test_a_silo_sets_what_its_method_leaves_to_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(type(recipe.parse(text_with()).method), "silo_choices", ("mu2",))
+    own = silo_with(tmp_path, "method_args: {mu2: 0.5}")
+    assert (own.method.params.mu1, own.method.params.mu2) == (0.1, 0.5)
+    assert silo_lines(tmp_path, "method_args: {mu2: -1}") == [
+        "method_args.mu2: -1 is out of range; allowed: a number of at least 0"
+    ]
+    assert silo_lines(tmp_path, "method_args: {mu1: 1}")[0].startswith("method_args.mu1: unknown key; allowed: mu2")
+
+
+def test_as_many_files_as_silos():
+    text = text_with(**CROSS_SILO | {"client_specific_args": {"data_silo_config": ["one.yaml"]}})
+    assert only_line(text).endswith("data_silo_config: 1 files for 2 clients; allowed: a file for each, or none")
+
+
 # JSON Schema
 
 
@@ -551,7 +768,7 @@ def test_the_schema_knows_every_section_and_every_plugin():
     assert method["properties"]["method"]["enum"] == [e.name for e in catalog.entries("methods")]
     fedmr = next(rule for rule in method["allOf"] if rule["if"]["properties"]["method"] == {"const": "fedmr"})
     assert fedmr["then"]["properties"]["mu1"]["minimum"] == 0
-    assert schema["properties"]["comm_args"]["properties"]["backend"]["enum"] == ["sp"]
+    assert schema["properties"]["comm_args"]["properties"]["backend"]["enum"] == ["GRPC", "MPI", "sp"]
     references = set(re.findall(r"#/\$defs/([^'\"]+)", str(schema)))
     assert references <= set(schema["$defs"])
 

@@ -139,13 +139,15 @@ class Method:
     """A label-skew method. Every hook has a neutral default: as it stands, this class is FedAvg.
 
     Subclasses name their ``Params`` (a frozen pydantic model with ranges, defaults and help texts), their ``paper``
-    and, where it is not sample-weighted, their ``aggregation``. A method that only changes logits overrides
+    and, where it is not sample-weighted, their ``aggregation``. ``silo_choices`` are parameters that a silo may set for
+    itself, such as the noise on what it reveals. A method that only changes logits overrides
     :meth:`calibrate` alone. One object serves all clients, so whatever belongs to a client lives in its view.
     """
 
     Params: ClassVar[type[Any]]
     paper: ClassVar[str] = ""
     runtimes: ClassVar[tuple[str, ...]] = ("sp",)
+    silo_choices: ClassVar[tuple[str, ...]] = ()
     aggregation: Aggregation = "samples"
 
     def __init__(self, params: Any = None) -> None:
