@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from fl_labelskew_registry import Aggregation, RunError
@@ -51,19 +51,14 @@ def class_weights(counts: Tensor, smoothing: float) -> Tensor:
 class WeightedMean:
     """Running sum of uploads in the order in which they are added; each can be let go once it is added.
 
-    What the weights leave to 1 (a partial round under ``population``, a class that nobody holds) stays on the old
-    model. Integer tensors, such as batch norm's counters, are averaged in double precision and rounded.
+    Integer tensors, such as batch norm's counters, are averaged in double precision and rounded.
 
     Args:
         old: the model that the round started from.
-        rest: the share of the old model, see :func:`share_of_old`.
-        proxy_rest: the same for each row of the classifier, ``(C,)``; None: as the model's.
     """
 
-    def __init__(self, old: Weights, rest: float = 0.0, proxy_rest: Tensor | None = None) -> None:
+    def __init__(self, old: Weights) -> None:
         self._old = old
-        self._rest = rest
-        self._proxy_rest = proxy_rest
         self._sum: Weights = {}
 
     @torch.no_grad()
@@ -72,8 +67,7 @@ class WeightedMean:
         for key, value in upload.items():
             term = value if value.is_floating_point() else value.double()
             if proxy_weight is not None and key in PROXIES:
-                rows = proxy_weight.to(term).reshape(-1, *[1] * (term.dim() - 1))
-                term = term * rows
+                term = term * _rows(proxy_weight, term)
                 self._sum[key] = self._sum[key] + term if key in self._sum else term
             elif key in self._sum:
                 self._sum[key].add_(term, alpha=weight)
@@ -81,49 +75,97 @@ class WeightedMean:
                 self._sum[key] = term * weight
 
     @torch.no_grad()
-    def result(self) -> Weights:
-        """The mean, in the old model's dtypes."""
-        if self._rest:
-            self.add(self._old, self._rest, self._proxy_rest)
-        elif self._proxy_rest is not None and bool(self._proxy_rest.any()):
-            self.add({k: self._old[k] for k in PROXIES if k in self._old}, 0.0, self._proxy_rest)
+    def scale(self, factor: float, proxy_factor: Tensor | None = None) -> None:
+        """Multiply the sum so far, where not all came whose weights were reckoned with; ``(C,)`` for the rows."""
+        for key, value in self._sum.items():
+            value.mul_(factor if proxy_factor is None or key not in PROXIES else _rows(proxy_factor, value))
+
+    @torch.no_grad()
+    def result(self, rest: float = 0.0, proxy_rest: Tensor | None = None) -> Weights:
+        """The mean, in the old model's dtypes.
+
+        Args:
+            rest: the share of the old model (a partial round under ``population``), see :func:`share_of_old`.
+            proxy_rest: the same for each row of the classifier, ``(C,)``; None: as the model's.
+        """
+        if rest:
+            self.add(self._old, rest, proxy_rest)
+        elif proxy_rest is not None and bool(proxy_rest.any()):
+            self.add({k: self._old[k] for k in PROXIES if k in self._old}, 0.0, proxy_rest)
         return {
             key: value if self._old[key].is_floating_point() else value.round().to(self._old[key].dtype)
             for key, value in self._sum.items()
         }
 
 
+def _rows(per_class: Tensor, like: Tensor) -> Tensor:
+    """``(C,)`` shaped to multiply the rows of the classifier's weight or bias."""
+    return per_class.to(like).reshape(-1, *[1] * (like.dim() - 1))
+
+
 def weighted_mean(uploads: Iterable[tuple[float, Weights]], old: Weights) -> Weights:
     """Weighted mean of uploads, ``sum_k w_k u_k + (1 - sum_k w_k) old``; the weights may sum to 1 or less."""
     uploads = list(uploads)
-    mean = WeightedMean(old, share_of_old([weight for weight, _ in uploads]))
+    mean = WeightedMean(old)
     for weight, upload in uploads:
         mean.add(upload, weight)
-    return mean.result()
+    return mean.result(share_of_old([weight for weight, _ in uploads]))
 
 
-def check_upload(upload: Weights, old: Weights, *, client: int, round: int) -> None:
-    """Refuse an upload that is not the model's: other keys, shapes or dtypes, or values that are not finite.
+def check_upload(upload: Mapping[str, Tensor], old: Mapping[str, Tensor], *, where: str) -> None:
+    """Refuse weights that are not the model's: other keys, shapes or dtypes, or values that are not finite.
 
     Raises:
-        RunError: one line that names the client, the round and the tensor.
+        RunError: one line that begins with ``where`` and names the tensor.
     """
-    where = f"round {round}: upload of client {client}"
     if upload.keys() != old.keys():
         strange = sorted(upload.keys() ^ old.keys())[:3]
-        raise RunError(f"{where} has other tensors than the model: {', '.join(strange)}")
+        raise RunError(f"{where} has other tensors than the model: {_shown(strange)}")
     for key, value in upload.items():
         if value.shape != old[key].shape or value.dtype != old[key].dtype:
             raise RunError(
                 f"{where}: {key} is {tuple(value.shape)} {value.dtype}, expected {tuple(old[key].shape)} "
                 f"{old[key].dtype}"
             )
-        # One reduction tells: a sum with an inf or a nan in it is not finite.
-        if value.is_floating_point() and not torch.isfinite(value.sum()) and not torch.isfinite(value).all():
+        if not _finite(value):
             raise RunError(
                 f"{where}: {key} is not finite, training diverged; a smaller train_args.learning_rate or a "
                 "train_args.gradient_clip_norm would be right"
             )
+
+
+def check_extra(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], *, where: str) -> None:
+    """Refuse tensors beside the weights that the method has not announced, or that are not finite, or counts below 0.
+
+    A client may send fewer than announced.
+
+    Args:
+        tensors: what a client sent.
+        shapes: names and shapes that the method announces, see ``Method.contribution_shapes``.
+        where: how messages begin.
+
+    Raises:
+        RunError: one line that names the tensor.
+    """
+    if unknown := sorted(tensors.keys() - shapes.keys()):
+        raise RunError(f"{where} has tensors that its method does not announce: {_shown(unknown[:3])}")
+    for key, value in tensors.items():
+        if tuple(value.shape) != tuple(shapes[key]):
+            raise RunError(f"{where}: {key} is of shape {tuple(value.shape)}, expected {tuple(shapes[key])}")
+        if not _finite(value):
+            raise RunError(f"{where}: {key} is not finite")
+        if not value.is_floating_point() and bool((value < 0).any()):
+            raise RunError(f"{where}: {key} has whole numbers below 0")
+
+
+def _finite(value: Tensor) -> bool:
+    """Whether every entry is. One reduction tells: a sum with an inf or a nan in it is not finite."""
+    return not value.is_floating_point() or bool(torch.isfinite(value.sum()) or torch.isfinite(value).all())
+
+
+def _shown(names: Sequence[str]) -> str:
+    """Names that a stranger may have chosen, fit for a line of a log."""
+    return ", ".join("".join(c if c.isprintable() else "?" for c in name[:80]) for name in names)
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.aggregate import (
     WeightedMean,
     Weights,
+    check_extra,
     check_upload,
     class_weights,
     client_weights,
@@ -67,42 +68,82 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         self.weights = model_parameters
 
     def open(self, openings: Sequence[Contribution]) -> None:
-        """Before round 0: the first shared tensors, from every client's opening."""
-        self.shared = self.method.open(openings)
+        """Before round 0: the first shared tensors, from every client's opening; later ones, when a client joins."""
+        if openings:
+            self.shared = {**self.shared, **self.method.open(openings)}
+
+    def check(self, client: int, round: int, result: LocalResult) -> None:
+        """Refuse what is not of the model's and the method's form, or not finite.
+
+        Raises:
+            RunError: one line that names the client, the round and the tensor.
+        """
+        where = f"round {round}: upload of client {client}"
+        check_upload(result.upload, self.weights, where=where)
+        check_extra(result.contributions, self.method.contribution_shapes(self.federation), where=where)
 
     def run_round(
-        self, round: int, clients: Sequence[int], counts: Tensor, train: Callable[[int], tuple[LocalResult, Weights]]
-    ) -> list[Contribution]:
-        """One round: train the clients in turn, aggregate, combine.
+        self,
+        clients: Sequence[int],
+        sizes: Sequence[int],
+        uploads: Iterable[tuple[int, LocalResult]],
+        counts: Tensor | None = None,
+    ) -> list[int]:
+        """Aggregate a round's uploads and combine what rides with them.
 
         Args:
-            round: its number.
-            clients: who takes part, ascending.
-            counts: ``(|S|, C)`` training samples per class of those clients.
-            train: trains a client; returns its result and its upload as the host's client hooks left it.
+            clients: who was asked to take part, ascending.
+            sizes: training samples of each of them.
+            uploads: client and result, ascending and checked; who is missing is left out of the mean.
+            counts: ``(|S|, C)`` training samples per class of those clients, for per-class weights of the proxies.
 
         Returns:
-            The contributions of the clients that sent any.
+            Whose uploads came.
         """
-        sizes = [int(n) for n in counts.sum(1)]
-        contributions, raw = [], []
-        shares = client_weights(sizes, self.method.aggregation, self.federation.num_samples)
-        proxies = None if self.proxy_smoothing is None else class_weights(counts, self.proxy_smoothing)
-        # a column of per-class weights sums to 1, or to 0 for a class that nobody holds, whose row then stays
-        unheld = None if proxies is None else (1 - proxies.sum(0)).round()
-        mean = WeightedMean(self.weights, share_of_old(shares), unheld)
-        for i, client in enumerate(clients):
-            result, upload = train(client)
-            check_upload(upload, self.weights, client=client, round=round)
+        shares = self._shares(sizes)
+        proxies = None
+        if self.proxy_smoothing is not None and counts is not None:
+            proxies = class_weights(counts, self.proxy_smoothing)
+        position = {client: i for i, client in enumerate(clients)}
+        mean, contributions, raw, came = WeightedMean(self.weights), [], [], []
+        for client, result in uploads:
+            i = position[client]
+            came.append(i)
             if result.contributions:
-                contributions.append(Contribution(client, counts[i], result.contributions))
+                contributions.append(Contribution(client, result.contributions))
             if self.hooks:
-                raw.append((sizes[i], upload))
+                raw.append((sizes[i], result.upload))
             else:
-                mean.add(upload, shares[i], None if proxies is None else proxies[i])
-        self.weights = self._through_hooks(round, raw) if self.hooks else mean.result()
+                mean.add(result.upload, shares[i], None if proxies is None else proxies[i])
+            del result  # each is let go before the next one comes
+        if not came:
+            return []
+        if self.hooks:
+            self.weights = self._through_hooks(raw)
+        else:
+            self.weights = self._mean_of_those_who_came(mean, came, sizes, counts, shares, proxies)
         self.shared = self.method.combine(contributions, self.shared)
-        return contributions
+        return [clients[i] for i in came]
+
+    def _mean_of_those_who_came(
+        self,
+        mean: WeightedMean,
+        came: Sequence[int],
+        sizes: Sequence[int],
+        counts: Tensor | None,
+        shares: Sequence[float],
+        proxies: Tensor | None,
+    ) -> Weights:
+        if len(came) < len(sizes):
+            first, old_shares, old_proxies = came[0], shares, proxies
+            shares = self._shares([sizes[i] for i in came])
+            factor = None
+            if proxies is not None and old_proxies is not None and counts is not None:
+                proxies = class_weights(counts[list(came)], self.proxy_smoothing or 0.0)
+                factor = proxies.sum(0) / old_proxies[list(came)].sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+            mean.scale(shares[0] / old_shares[first], factor)
+        # a column of per-class weights sums to 1, or to 0 for a class that nobody holds, whose row then stays
+        return mean.result(share_of_old(shares), None if proxies is None else (1 - proxies.sum(0)).round())
 
     def aggregate(self, raw_client_model_or_grad_list: list[tuple[float, Weights]]) -> Weights:
         """The host's hook: its defences that aggregate themselves, else the method's own mean.
@@ -125,14 +166,17 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         """Evaluation is the runtime's, once a round on the global test set; nothing to do here."""
 
     def _mean(self, raw: Sequence[tuple[float, Weights]]) -> Weights:
-        shares = client_weights([int(n) for n, _ in raw], self.method.aggregation, self.federation.num_samples)
+        shares = self._shares([int(n) for n, _ in raw])
         return weighted_mean(zip(shares, (weights for _, weights in raw), strict=True), floating(self.weights))
 
-    def _through_hooks(self, round: int, raw: list[tuple[int, Weights]]) -> Weights:
-        seeds.seed_globals(self.federation.seed, "host's server hooks", round)
+    def _shares(self, sizes: Sequence[int]) -> list[float]:
+        return client_weights(sizes, self.method.aggregation, self.federation.num_samples)
+
+    def _through_hooks(self, raw: list[tuple[int, Weights]]) -> Weights:
+        seeds.seed_globals(self.federation.seed, "host's server hooks", self.args.round_idx)
         kept, _ = self.on_before_aggregation([(n, floating(upload)) for n, upload in raw])
         averaged = self.on_after_aggregation(self.aggregate(kept))
-        shares = client_weights([n for n, _ in raw], self.method.aggregation, self.federation.num_samples)
+        shares = self._shares([n for n, _ in raw])
         counters = [{k: v for k, v in upload.items() if not v.is_floating_point()} for _, upload in raw]
         old = {k: v for k, v in self.weights.items() if not v.is_floating_point()}
         integers = weighted_mean(zip(shares, counters, strict=True), old) if old else {}

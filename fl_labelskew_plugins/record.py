@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import signal
 import sys
 import time
@@ -31,6 +32,7 @@ class Record:
         progress: who watches.
         resume: go on from the folder's checkpoint rather than begin.
 
+    ``run`` names this run among all others.
     ``next_round``, ``weights`` and ``shared`` always belong together: they are where the last complete round left off.
     """
 
@@ -41,6 +43,7 @@ class Record:
         self.next_round = self.checkpoint.round if self.checkpoint else 0
         self.weights: Weights = self.checkpoint.weights if self.checkpoint else session.start
         self.shared: Mapping[str, Tensor] = self.checkpoint.shared if self.checkpoint else {}
+        self.run = folder.run_id() if resume else secrets.token_hex(8)
         self.personalised = recipe.validation.personalised
         self.states = StateStore(
             folder.states,
@@ -96,14 +99,16 @@ class Record:
         folder.write_json("summary.json", result)
 
     def _save(self) -> None:
-        self.folder.save_checkpoint(self.next_round, self.weights, self.shared, self.states, seconds=self.seconds)
+        self.folder.save_checkpoint(
+            self.next_round, self.weights, self.shared, self.states, sizes=self.session.sizes, seconds=self.seconds
+        )
         self._saved = self.next_round
 
     def _personalised_models(self) -> dict[str, float]:
         """Write every client's personalised model; returns their mean accuracy on the clients' own test splits."""
         method, local = self.session.method, self.session.trainer
         accuracies = []
-        for client in self.states.clients():
+        for client in self.states.clients() if local.indices else []:  # no client is here, no client's state either
             model = method.personalised(self.states.get(client))
             if model is None:
                 break
@@ -118,7 +123,8 @@ class Record:
         """Write what is known before the first round."""
         session, folder = self.session, self.folder
         now = environment(session.trainer.device) | {
-            "partition": session.clients.digest,
+            "run": self.run,
+            "partition": session.digest,
             "method": session.recipe.method_name,
             "deviations": session.method.deviations(),
             "report": session.method.report(session.federation),
@@ -128,10 +134,11 @@ class Record:
             folder.truncate(self.next_round)
             return
         folder.write_json("environment.json", now)
-        folder.write_json("partition.json", session.clients.record())
         recipe = session.recipe
-        title = f"{recipe.data.dataset}, {recipe.partition.partition_method}"
-        plots.heat_map(session.clients.counts, session.class_names, folder.path / "partition.png", title=title)
+        if session.clients is not None:
+            folder.write_json("partition.json", session.clients.record())
+            title = f"{recipe.data.dataset}, {recipe.partition.partition_method}"
+            plots.heat_map(session.clients.counts, session.class_names, folder.path / "partition.png", title=title)
         folder.write_text("recipe.yaml", recipe.dump())  # last: a folder with a recipe is one that can be resumed
 
     def _compare(self, now: dict[str, Any]) -> None:

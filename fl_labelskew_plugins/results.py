@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fl_labelskew_plugins.aggregate import Weights
-from fl_labelskew_plugins.state import StateStore, save_atomic
+from fl_labelskew_plugins.state import StateStore, group, joined, save_atomic
 
+CPU = torch.device("cpu")
 PACKAGES = ("fl-labelskew-plugins", "fl-labelskew-registry", "fedml", "torch", "torchvision", "numpy")
 
 
@@ -40,11 +41,16 @@ class RunFolder:
         self.checkpoint = path / "checkpoint" / "latest.safetensors"
         self.states = path / "checkpoint" / "clients"
 
+    def run_id(self) -> str:
+        """What names this run among all others."""
+        return str(json.loads((self.path / "environment.json").read_text(encoding="utf-8"))["run"])
+
     def check_new(self) -> None:
         """Raise LabelSkewError unless a new run may be written here; makes nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise LabelSkewError(f"run directory {self.path} is a file; a new or empty folder would be right")
-        if self.path.is_dir() and any(self.path.iterdir()):
+        # the host's configuration alone is what a server leaves behind that no silo came to
+        if self.path.is_dir() and any(file.name != "fedml.yaml" for file in self.path.iterdir()):
             raise LabelSkewError(
                 f"run directory {self.path} is not empty; a new or empty folder would be right, or --resume {self.path}"
             )
@@ -88,17 +94,24 @@ class RunFolder:
             self.write_text(file.name, "".join(json.dumps(line) + "\n" for line in kept))
 
     def save_checkpoint(
-        self, round: int, weights: Weights, shared: Mapping[str, Tensor], states: StateStore, *, seconds: float
+        self,
+        round: int,
+        weights: Weights,
+        shared: Mapping[str, Tensor],
+        states: StateStore,
+        *,
+        sizes: Sequence[int],
+        seconds: float,
     ) -> None:
         """Save what the run needs to go on after ``round`` rounds."""
         index = states.flush()
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        tensors = {f"model/{k}": v for k, v in weights.items()} | {f"shared/{k}": v for k, v in shared.items()}
         meta = {"round": round, "clients": index, "selections": states.selections, "seconds": seconds}
-        save_atomic(tensors, self.checkpoint, {"labelskew": json.dumps(meta)})
+        meta["sizes"] = list(sizes)
+        save_atomic(joined(model=weights, shared=shared), self.checkpoint, {"labelskew": json.dumps(meta)})
         states.checkpointed()
 
-    def load_checkpoint(self, device: torch.device) -> Checkpoint | None:
+    def load_checkpoint(self, device: torch.device = CPU) -> Checkpoint | None:
         """The last checkpoint; None where the run was killed before its first.
 
         Raises:
@@ -114,11 +127,12 @@ class RunFolder:
             raise LabelSkewError(f"{self.checkpoint} is no checkpoint of a run: {error}".splitlines()[0]) from error
         return Checkpoint(
             meta["round"],
-            {k.removeprefix("model/"): v for k, v in tensors.items() if k.startswith("model/")},
-            {k.removeprefix("shared/"): v for k, v in tensors.items() if k.startswith("shared/")},
+            group(tensors, "model"),
+            group(tensors, "shared"),
             {int(k): v for k, v in meta["clients"].items()},
             {int(k): v for k, v in meta["selections"].items()},
             meta["seconds"],
+            meta["sizes"],
         )
 
 
@@ -133,9 +147,10 @@ class Checkpoint:
         states: dict[int, int],
         selections: dict[int, int],
         seconds: float,
+        sizes: list[int],
     ) -> None:
         self.round, self.weights, self.shared = round, weights, shared
-        self.states, self.selections, self.seconds = states, selections, seconds
+        self.states, self.selections, self.seconds, self.sizes = states, selections, seconds, sizes
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -171,18 +186,19 @@ def environment(device: torch.device) -> dict[str, Any]:
 def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
     """Summary of a run's metrics: final, best, and mean and std of the last tests."""
     tests = [line for line in lines if "accuracy" in line]
-    if not tests:
-        return {"rounds": len(lines)}
+    result: dict[str, Any] = {"rounds": len(lines)}
     tail = tests[-last:]
-    best = max(tests, key=lambda line: line["accuracy"])
-    result: dict[str, Any] = {
-        "rounds": len(lines),
-        "final_accuracy": tests[-1]["accuracy"],
-        "best_accuracy": best["accuracy"],
-        "best_round": best["round"],
-        "last_tests": len(tail),
-        "last_mean": statistics.fmean(line["accuracy"] for line in tail),
-        "last_std": statistics.pstdev(line["accuracy"] for line in tail),
+    if tests:
+        best = max(tests, key=lambda line: line["accuracy"])
+        result |= {
+            "final_accuracy": tests[-1]["accuracy"],
+            "best_accuracy": best["accuracy"],
+            "best_round": best["round"],
+            "last_tests": len(tail),
+            "last_mean": statistics.fmean(line["accuracy"] for line in tail),
+            "last_std": statistics.pstdev(line["accuracy"] for line in tail),
+        }
+    result |= {
         "bytes_up": sum(line["bytes_up"] for line in lines),
         "bytes_down": sum(line["bytes_down"] for line in lines),
     }

@@ -9,7 +9,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -19,11 +19,12 @@ from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.aggregate import num_bytes
-from fl_labelskew_plugins.progress import Progress, clock, progress
+from fl_labelskew_plugins.progress import clock, progress
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import RunFolder
-from fl_labelskew_plugins.session import Session, build, host_switches
+from fl_labelskew_plugins.runtime import Call, Runtime
+from fl_labelskew_plugins.session import Session, host_switches
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EFBIG)
 """What a disk that is full or has gone away says."""
@@ -37,6 +38,9 @@ def start(
     resume: Path | None = None,
     dry_run: bool = False,
     quiet: bool = False,
+    role: str | None = None,
+    rank: int | None = None,
+    server: str | None = None,
 ) -> None:
     """Run a recipe.
 
@@ -47,27 +51,34 @@ def start(
         resume: folder of an earlier run to go on with, to the same numbers.
         dry_run: do everything but the training; write nothing.
         quiet: print nothing but errors.
+        role: ``server`` or ``client``, where each is started on its own machine; default: all parts on this machine.
+        rank: which silo, from 1, in the client's role.
+        server: address of the server, in place of the recipe's.
 
     Raises:
         LabelSkewError: a user's mistake.
+        RunError: the run broke off, or one of its processes did.
         KeyboardInterrupt: Ctrl-C or a termination signal, after a checkpoint was saved; says how to go on.
     """
     if resume is not None and run_dir is not None:
         raise LabelSkewError("--run-dir is for a new run and --resume for an old one; one of them would be right")
     if resume is None and path is None:
         raise LabelSkewError("no recipe given; a YAML file, or --resume RUN_DIR, would be right")
-    recipe, folder = _resumed(path, overrides, resume) if resume is not None else _new(path, overrides, run_dir)
+    if role == "client":
+        recipe, folder = _silo(path, overrides, run_dir, resume, rank)
+    elif resume is not None:
+        recipe, folder = _resumed(path, overrides, resume)
+    else:
+        recipe, folder = _new(path, overrides, run_dir)
     show = progress(quiet)
-    session = build(recipe)
-    for warning in session.method.warnings(session.federation):
-        print(f"warning: {warning}", file=sys.stderr)
-    runtime = registry.load("runtimes", recipe.comm.backend)
-    if dry_run:
-        show.note(describe(session))
-        show.note("dry run: nothing was trained or written")
-        return
+    call = Call(path, tuple(overrides), resume is not None, quiet, role, rank, server)
+    runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, folder, show)
     try:
-        _run(session, folder, show, runtime, resume=resume is not None)
+        if dry_run:
+            show.note(describe(_warned(runtime.preview())))
+            show.note("dry run: nothing was trained or written")
+        elif not runtime.delegated():
+            _run(runtime)
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -75,29 +86,36 @@ def start(
             f"run directory {folder.path} can no longer be written: {error.strerror}; once there is room, go on: "
             f"fedml run --resume {folder.path}"
         ) from error
+    finally:
+        runtime.close()
 
 
-def _run(
-    session: Session, folder: RunFolder, show: Progress, runtime: Callable[[Session, Record], None], *, resume: bool
-) -> None:
-    recipe = session.recipe
+def _warned(session: Session) -> Session:
+    for warning in session.method.warnings(session.federation):
+        print(f"warning: {warning}", file=sys.stderr)
+    return session
+
+
+def _run(runtime: Runtime) -> None:
+    folder, show, resume = runtime.folder, runtime.show, runtime.call.resume
+    session = _warned(runtime.session())
     if not resume:
         folder.create()
     record = Record(session, folder, show, resume=resume)
     if resume and record.next_round >= session.federation.rounds and folder.summary.exists():
         show.note(f"{folder.path}: all {session.federation.rounds} rounds are done already")
         return
-    if record.next_round and (switches := host_switches(recipe)):
+    if record.next_round and (switches := host_switches(session.recipe)):
         print(
             f"warning: {switches[0]}: what the host remembers from round to round is not in its checkpoint, so a "
             "resumed run may give other numbers",
             file=sys.stderr,
         )
     show.note(describe(session))
-    show.start(recipe.name, record.next_round, session.federation.rounds, session.federation.clients_per_round)
+    show.start(session.recipe.name, record.next_round, session.federation.rounds, session.federation.clients_per_round)
     try:
         with _termination_interrupts():
-            runtime(session, record)
+            runtime.run(session, record)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"interrupted after {record.next_round} of {session.federation.rounds} rounds; to go on: "
@@ -112,16 +130,18 @@ def _run(
 def describe(session: Session) -> str:
     """What is about to run, in three lines."""
     recipe, federation = session.recipe, session.federation
-    sizes = session.clients.counts.sum(1)
-    per_client = (session.clients.counts > 0).sum(1)
+    sizes = [n for n in session.sizes if n]
+    held = ""
+    if session.clients is not None:
+        per_client = (session.clients.counts > 0).sum(1)
+        held = f" and {per_client.min()} to {per_client.max()} classes ({recipe.partition.partition_method})"
     numbers = sum(p.numel() for p in session.trainer.model.parameters())
     size = num_bytes(session.start.values()) / 1e6
     return "\n".join(
         [
             f"{recipe.name}: {recipe.method_name} with {recipe.train.federated_optimizer}, {recipe.comm.backend}",
             f"data: {recipe.data.dataset}, {federation.num_samples} training samples of {federation.num_classes} "
-            f"classes, {federation.num_clients} clients of {sizes.min()} to {sizes.max()} samples and "
-            f"{per_client.min()} to {per_client.max()} classes ({recipe.partition.partition_method})",
+            f"classes, {len(sizes)} clients of {min(sizes)} to {max(sizes)} samples{held}",
             f"network: {recipe.model.model}, {numbers} parameters, {size:.2f} MB a message, {federation.num_features} "
             f"features",
         ]
@@ -131,14 +151,16 @@ def describe(session: Session) -> str:
 def table(record: Record) -> str:
     """The final table."""
     result = json.loads(record.folder.summary.read_text())
-    rows = [
-        ("accuracy, last round", f"{100 * result['final_accuracy']:.2f} %"),
-        (
-            f"accuracy, last {result['last_tests']} tests",
-            f"{100 * result['last_mean']:.2f} % (std {100 * result['last_std']:.2f})",
-        ),
-        ("best accuracy", f"{100 * result['best_accuracy']:.2f} % in round {result['best_round'] + 1}"),
-    ]
+    rows = []
+    if "final_accuracy" in result:
+        rows = [
+            ("accuracy, last round", f"{100 * result['final_accuracy']:.2f} %"),
+            (
+                f"accuracy, last {result['last_tests']} tests",
+                f"{100 * result['last_mean']:.2f} % (std {100 * result['last_std']:.2f})",
+            ),
+            ("best accuracy", f"{100 * result['best_accuracy']:.2f} % in round {result['best_round'] + 1}"),
+        ]
     for key, label in (
         ("personalised_last_mean", "personalised, own test splits"),
         ("private_models_accuracy", "inherited private models"),
@@ -160,6 +182,18 @@ def _new(path: Path | None, overrides: Sequence[str], run_dir: Path | None) -> t
     folder = RunFolder(run_dir)
     folder.check_new()
     return recipe, folder
+
+
+def _silo(
+    path: Path | None, overrides: Sequence[str], run_dir: Path | None, resume: Path | None, rank: int | None
+) -> tuple[Recipe, RunFolder]:
+    """A silo's folder is its own, the same whenever it is started, so that it finds its state again."""
+    if resume is not None or path is None:
+        raise LabelSkewError("--resume is the server's; a silo goes on by itself when it is started again")
+    if rank is None:
+        raise LabelSkewError("--role client: --rank is missing; the silo's number, from 1, would be right")
+    recipe = recipes.load(path, overrides)
+    return recipe, RunFolder(run_dir or Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}-silo{rank}")
 
 
 def _resumed(path: Path | None, overrides: Sequence[str], resume: Path) -> tuple[Recipe, RunFolder]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
-from fl_labelskew_registry import Data, Federation, LabelSkewError, Method
+from fl_labelskew_registry import Contribution, Data, Federation, LabelSkewError, Method
+from numpy.typing import NDArray
+from torch import Tensor
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.aggregate import Weights
+from fl_labelskew_plugins.aggregate import Weights, check_extra
 from fl_labelskew_plugins.data.clients import Clients, divide
 from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, samples, snapshot
 from fl_labelskew_plugins.recipe import Recipe
@@ -22,19 +26,44 @@ class Session:
 
     Args:
         recipe: what was asked for.
-        clients: who holds which samples.
+        clients: who holds which samples; None where each silo knows that for itself alone.
         class_names: one for each of the ``C`` classes.
         federation: the run as every client may know it.
         trainer: trains any client in this process.
         start: the state dict of round 0.
+        sizes: training samples of each client; 0 for one that nobody has heard of.
+        counts: ``(K, C)`` training samples per class of each client, on the device; None where they are not known.
     """
 
     recipe: Recipe
-    clients: Clients
+    clients: Clients | None
     class_names: list[str]
     federation: Federation
     trainer: LocalTrainer
     start: Weights
+    sizes: list[int]
+    counts: Tensor | None
+
+    def openings(self) -> list[Contribution]:
+        """Every client's part of the opening exchange; none where the method has no such exchange.
+
+        Raises:
+            RunError: the method sends something that it has not announced.
+        """
+        if type(self.method).opening is Method.opening:
+            return []
+        return [self.opening(k) for k in range(self.federation.num_clients)]
+
+    def opening(self, client: int) -> Contribution:
+        """One client's part of the opening exchange."""
+        tensors = self.method.opening(self.trainer.view(client))
+        check_extra(tensors, self.method.opening_shapes(self.federation), where=f"opening of client {client}")
+        return Contribution(client, tensors)
+
+    @property
+    def digest(self) -> str | None:
+        """What tells one partition from another; None where no single process knows it."""
+        return None if self.clients is None else self.clients.digest
 
     @property
     def method(self) -> Method:
@@ -42,45 +71,79 @@ class Session:
         return self.recipe.method
 
 
+def loaded(recipe: Recipe) -> Data:
+    """The recipe's data set."""
+    path = data_folder(recipe)
+    recipe.dataset.check(path, download=recipe.data.download)
+    return recipe.dataset.load(path, download=recipe.data.download, seed=recipe.common.random_seed)
+
+
+def data_folder(recipe: Recipe) -> Path | None:
+    """Where the data set's files lie; None: where the data set itself expects them."""
+    folder = recipe.data.data_cache_dir
+    return None if folder is None else Path(folder).expanduser()
+
+
 def divided(recipe: Recipe) -> tuple[Data, Clients]:
     """The recipe's data and who holds what."""
-    folder = recipe.data.data_cache_dir
-    path = None if folder is None else Path(folder).expanduser()
-    recipe.dataset.check(path, download=recipe.data.download)
-    data = recipe.dataset.load(path, download=recipe.data.download, seed=recipe.common.random_seed)
+    data = loaded(recipe)
     clients = divide(data, recipe.partitioner, clients=recipe.train.client_num_in_total, seed=recipe.common.random_seed)
     return data, clients
 
 
 def build(recipe: Recipe) -> Session:
-    """Load the data, deal it to clients, and build network and trainer.
+    """A simulation: load the data, deal it to clients, and build network and trainer.
 
     Raises:
         LabelSkewError: whatever of the recipe cannot be had here.
     """
     refuse_host_switches(recipe)
+    data, clients = divided(recipe)
+    sizes = [int(n) for n in clients.counts.sum(1)]
+    session = assemble(recipe, data, dict(enumerate(clients.train)), dict(enumerate(clients.test)), sizes)
+    return replace(session, clients=clients, counts=torch.from_numpy(clients.counts).to(session.trainer.device))
+
+
+def assemble(
+    recipe: Recipe,
+    data: Data,
+    train: Mapping[int, NDArray[np.int64]],
+    test: Mapping[int, NDArray[np.int64]],
+    sizes: Sequence[int],
+    *,
+    federation: Federation | None = None,
+    secret: int | None = None,
+) -> Session:
+    """Network and trainer for some or all of a federation's clients.
+
+    Args:
+        recipe: what to run.
+        data: samples of these clients, and test samples; either part may be empty.
+        train: indices of each client's training samples.
+        test: indices of each client's own test samples.
+        sizes: training samples of all clients, 0 for one that nobody has heard of.
+        federation: the run as a whole, where it does not follow from what is known here.
+        secret: seed of this silo's privacy noise, which nobody else knows.
+    """
     device = torch_device(recipe)
     # torch's own default honours OMP_NUM_THREADS, but not the cores that a batch system has given to this process
     torch.set_num_threads(recipe.device.threads or min(torch.get_num_threads(), available_cores()))
-    data, clients = divided(recipe)
-    num_classes = len(data.class_names)
-    seed = recipe.common.random_seed
+    seed, num_classes = recipe.common.random_seed, len(data.class_names)
     with torch.random.fork_rng([]):
         torch.manual_seed(seeds.torch_seed(seed, "model"))
         model = recipe.network.build(tuple(data.train.x.shape[1:]), num_classes)
-    sizes = clients.counts.sum(1)
-    train = recipe.train
-    federation = Federation(
-        num_clients=train.client_num_in_total,
-        clients_per_round=train.client_num_per_round or train.client_num_in_total,
-        rounds=train.comm_round,
-        epochs=train.epochs,
-        num_classes=num_classes,
-        num_features=model.classifier.in_features,  # type: ignore[union-attr, arg-type]
-        num_samples=int(sizes.sum()),
-        min_samples=int(sizes.min()),
-        seed=seed,
-    )
+    if federation is None:
+        federation = Federation(
+            num_clients=recipe.train.client_num_in_total,
+            clients_per_round=recipe.train.clients_per_round,
+            rounds=recipe.train.comm_round,
+            epochs=recipe.train.epochs,
+            num_classes=num_classes,
+            num_features=model.classifier.in_features,  # type: ignore[union-attr, arg-type]
+            num_samples=sum(sizes),
+            min_samples=min(n for n in sizes if n),
+            seed=seed,
+        )
     train_samples, test_samples = samples(data, device)
     trainer = LocalTrainer(
         model=model.to(device),
@@ -88,11 +151,12 @@ def build(recipe: Recipe) -> Session:
         settings=local_settings(recipe),
         federation=federation,
         train=train_samples,
-        indices=[torch.from_numpy(i).to(device) for i in clients.train],
+        indices={k: torch.from_numpy(i).to(device) for k, i in train.items()},
         test=test_samples,
-        test_indices=[torch.from_numpy(i).to(device) for i in clients.test],
+        test_indices={k: torch.from_numpy(i).to(device) for k, i in test.items()},
+        secret=secret,
     )
-    return Session(recipe, clients, data.class_names, federation, trainer, snapshot(trainer.model))
+    return Session(recipe, None, data.class_names, federation, trainer, snapshot(trainer.model), list(sizes), None)
 
 
 def local_settings(recipe: Recipe) -> LocalSettings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -57,7 +58,7 @@ class StateStore:
     def select(self, client: int) -> int:
         """Count a selection of this client in the current round; returns how often it was selected, this included."""
         self._selected.append(client)
-        return self.selections.get(client, 0) + 1
+        return self.times_selected(client) + 1
 
     def get(self, client: int) -> State:
         """The client's last committed state; empty for a client that has none."""
@@ -76,6 +77,18 @@ class StateStore:
         state = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in state.items()}
         self._pending[client] = round
         self._remember((client, round), state)
+
+    def note(self, client: int, round: int) -> None:
+        """A client that keeps its state itself has a new one; valid from the next :meth:`commit`."""
+        self._pending[client] = round
+
+    def kept(self, client: int) -> int:
+        """Round that wrote the state which the last checkpoint refers to; -1: none."""
+        return self._kept.get(client, -1)
+
+    def times_selected(self, client: int) -> int:
+        """How often the client was selected in committed rounds."""
+        return self.selections.get(client, 0)
 
     def commit(self) -> None:
         """Make this round's states the valid ones."""
@@ -133,6 +146,48 @@ class StateStore:
             self._memory_used -= num_bytes(self._memory.pop(key).values())
         if disk:
             self._file(key).unlink(missing_ok=True)
+
+
+class Versions:
+    """One client's own private state, on its own disk: a file for each round that wrote one and may be asked for.
+
+    Args:
+        folder: where the files are; made when first needed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def get(self, round: int) -> State:
+        """The state that this round wrote; empty where there is none."""
+        file = self._file(round)
+        return load_file(file) if file.exists() else {}
+
+    def put(self, round: int, state: State) -> None:
+        """Write a state, unless it is empty."""
+        if state:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_atomic(state, self._file(round))
+
+    def keep(self, rounds: set[int]) -> None:
+        """Let go of the states of all other rounds, and of what a kill left half written."""
+        wanted = {self._file(round) for round in rounds}
+        for file in self.folder.glob("round*.safetensors*"):
+            if file not in wanted:
+                file.unlink()
+
+    def _file(self, round: int) -> Path:
+        return self.folder / f"round{round:06d}.safetensors"
+
+
+def joined(**groups: Mapping[str, Tensor]) -> State:
+    """Several dictionaries of tensors as one, each name preceded by its group's and a slash."""
+    return {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+
+
+def group(tensors: Mapping[str, Tensor], name: str) -> State:
+    """The group ``name`` of what :func:`joined` made."""
+    return {key.removeprefix(f"{name}/"): tensor for key, tensor in tensors.items() if key.startswith(f"{name}/")}
 
 
 def save_atomic(tensors: State, path: Path, metadata: dict[str, str] | None = None) -> None:

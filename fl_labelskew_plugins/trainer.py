@@ -101,6 +101,26 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         loss = float(torch.nn.functional.cross_entropy(z, y, reduction="sum"))
         return {"test_correct": int((z.argmax(1) == y).sum()), "test_loss": loss, "test_total": len(y)}
 
+    def take(self, turn: Turn, weights: Weights) -> LocalResult:
+        """A client's turn: the host's hooks and the local training, in the host's order.
+
+        Returns:
+            What the client leaves behind, with the upload as the host's hooks left it.
+        """
+        self.turn, local = turn, self.local
+        size = local.settings.batch_size
+        own = local.indices[turn.client]
+        data = ClientBatches(local.train, own, size)
+        self.set_id(turn.client)
+        self.set_model_params(weights)
+        self.update_dataset(data, ClientBatches(local.test, local.test_indices[turn.client], size), len(own))
+        self.on_before_local_training(data, local.device, self.args)
+        self.train(data, local.device, self.args)
+        self.on_after_local_training(data, local.device, self.args)
+        assert turn.result is not None  # train() has set it
+        turn.result.upload = self.get_model_params()
+        return turn.result
+
     @property
     def _turn(self) -> Turn:
         if self.turn is None:

@@ -18,6 +18,13 @@ PATH = click.Path(path_type=Path)
 @click.option("--resume", type=PATH, metavar="RUN_DIR", help="Continue a run from its last checkpoint.")
 @click.option("--dry-run", is_flag=True, help="Do everything but training.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors and warnings.")
+@click.option(
+    "--role",
+    type=click.Choice(["server", "client"]),
+    help="Cross-silo: play this part alone.  [default: all]",
+)
+@click.option("--rank", type=click.IntRange(min=1), help="Cross-silo: which silo, from 1, with --role client.")
+@click.option("--server", metavar="HOST:PORT", help="Cross-silo: the server's address, in place of the recipe's.")
 @guarded
 def run_command(
     *,
@@ -27,8 +34,21 @@ def run_command(
     resume: Path | None,
     dry_run: bool,
     quiet: bool,
+    role: str | None,
+    rank: int | None,
+    server: str | None,
 ) -> None:
-    """Run one RECIPE on this machine."""
+    """Run one RECIPE: on this machine, or one part of it."""
     from fl_labelskew_plugins.run import start
 
-    start(recipe, overrides, run_dir=run_dir, resume=resume, dry_run=dry_run, quiet=quiet)
+    start(
+        recipe,
+        overrides,
+        run_dir=run_dir,
+        resume=resume,
+        dry_run=dry_run,
+        quiet=quiet,
+        role=role,
+        rank=rank,
+        server=server,
+    )

@@ -32,14 +32,20 @@ def host_config(recipe: Recipe) -> dict[str, dict[str, Any]]:
     return sections
 
 
-def start(recipe: Recipe, config_file: Path) -> Any:
+def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
     """Write the host's configuration, start the host and return its arguments.
+
+    Args:
+        recipe: what to run.
+        config_file: where the host's configuration is written.
+        rank: this process's, 0 for the server.
 
     The host would look up its cloud, replace ``sys.stdout.write`` and parse ``sys.argv``; none of it happens.
     """
     text = yaml.safe_dump(host_config(recipe), sort_keys=False)
     config_file.write_text("# what FedML itself was given\n" + text, encoding="utf-8")
-    args = fedml.arguments.Arguments(Namespace(yaml_config_file=str(config_file), run_id="0", rank=0, role="server"))
+    role = "client" if rank else "server"
+    args = fedml.arguments.Arguments(Namespace(yaml_config_file=str(config_file), run_id="0", rank=rank, role=role))
     fedml.core.mlops.fetch_config = lambda *_, **__: None
     # Singletons of the host: what an earlier run in this process switched on would otherwise stay on.
     FedMLDifferentialPrivacy._dp_instance = None

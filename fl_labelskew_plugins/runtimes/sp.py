@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from fedml.simulation.sp.fedavg.client import Client
 from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
-from fl_labelskew_registry import Contribution, Method
-from torch import Tensor
 
-from fl_labelskew_plugins import metrics, seeds
-from fl_labelskew_plugins.aggregate import Weights, num_bytes
-from fl_labelskew_plugins.aggregator import LabelSkewAggregator
-from fl_labelskew_plugins.local import LocalResult, mean_loss
+from fl_labelskew_plugins.aggregate import Weights
+from fl_labelskew_plugins.local import LocalResult
 from fl_labelskew_plugins.record import Record
+from fl_labelskew_plugins.runtime import Runtime
 from fl_labelskew_plugins.runtimes import host
+from fl_labelskew_plugins.runtimes.rounds import Rounds
 from fl_labelskew_plugins.session import Session, host_switches
 from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn, host_dataset
 
 
-def run(session: Session, record: Record) -> None:
-    """Run a session's rounds in this process, from where the record stands.
+class SP(Runtime):
+    """All clients and the server in this process, one after the other."""
 
-    Raises:
-        RunError: training diverged.
-        KeyboardInterrupt: after the record has saved a checkpoint.
-    """
-    args = host.start(session.recipe, record.folder.path / "fedml.yaml")
-    trainer = LabelSkewTrainer(session.trainer, args, hooks=bool(host_switches(session.recipe)))
-    SingleProcess(args, session, record, trainer).train()
+    def run(self, session: Session, record: Record) -> None:
+        """Run a session's rounds from where the record stands."""
+        args = host.start(session.recipe, record.folder.path / "fedml.yaml")
+        trainer = LabelSkewTrainer(session.trainer, args, hooks=bool(host_switches(session.recipe)))
+        SingleProcess(args, session, record, trainer).train()
 
 
 class SlotClient(Client):  # type: ignore[misc]  # the host is untyped
@@ -39,14 +33,9 @@ class SlotClient(Client):  # type: ignore[misc]  # the host is untyped
 
     def train(self, w_global: Weights) -> Weights:
         """Load the global weights, run the hooks and the local training, return the upload."""
-        trainer = self.model_trainer
-        trainer.set_model_params(w_global)
-        trainer.update_dataset(self.local_training_data, self.local_test_data, self.local_sample_number)
-        trainer.on_before_local_training(self.local_training_data, self.device, self.args)
-        trainer.train(self.local_training_data, self.device, self.args)
-        trainer.on_after_local_training(self.local_training_data, self.device, self.args)
-        upload: Weights = trainer.get_model_params()
-        return upload
+        trainer: LabelSkewTrainer = self.model_trainer
+        assert trainer.turn is not None  # the federation names the client first
+        return trainer.take(trainer.turn, w_global).upload
 
 
 class SingleProcess(FedAvgAPI):  # type: ignore[misc]
@@ -64,69 +53,35 @@ class SingleProcess(FedAvgAPI):  # type: ignore[misc]
         local = session.trainer
         super().__init__(args, local.device, host_dataset(local, session.recipe.train.batch_size), local.model)
         self.model_trainer = trainer
-        train = session.recipe.train
-        self.aggregator = LabelSkewAggregator(
-            local.model,
-            args,
-            method=session.method,
-            federation=session.federation,
-            weights=session.start,
-            hooks=trainer.hooks,
-            proxy_smoothing=train.proxy_smoothing if train.proxy_aggregation == "class" else None,
-        )
-        self.counts = torch.stack([local.counts(k) for k in range(session.federation.num_clients)])
+        self.rounds = Rounds(args, session, record)
+        self.aggregator = self.rounds.server
 
     def _setup_clients(self, num: Any, train: Any, test: Any, model_trainer: Any) -> None:
         """One slot; every client of a round passes through it."""
         self.client_list = [SlotClient(0, train[0], test[0], num[0], self.args, self.device, self.trainer)]
 
     def _client_sampling(self, round_idx: int, client_num_in_total: int, client_num_per_round: int) -> list[int]:
-        """Clients of a round, ascending, from the recipe's seed and the round alone."""
-        if client_num_per_round == client_num_in_total:
-            return list(range(client_num_in_total))
-        rng = seeds.numpy_generator(self.session.federation.seed, "sampling", round_idx)
-        return sorted(rng.choice(client_num_in_total, client_num_per_round, replace=False).tolist())
+        """Clients of a round, from the recipe's seed."""
+        return self.rounds.sample(round_idx)
 
     def train(self) -> None:
         """All rounds that are left."""
-        federation, record, server = self.session.federation, self.record, self.aggregator
-        server.weights, server.shared = record.weights, record.shared
-        if record.checkpoint is None:
-            self._open()
-        try:
-            for round in range(record.next_round, federation.rounds):
-                begun = time.perf_counter()
-                self.args.round_idx = round
-                clients = self._client_sampling(round, federation.num_clients, federation.clients_per_round)
-                line = self._round(round, clients)
-                record.round(line, server.weights, server.shared, seconds=time.perf_counter() - begun)
-        except BaseException:
-            record.abandon()
-            raise
-        record.finish()
+        if self.record.checkpoint is None:
+            self.aggregator.open(self.session.openings())
+        self.rounds.run(self)
 
-    def _open(self) -> None:
-        """The opening exchange, for methods that have one."""
-        method, local = self.session.method, self.session.trainer
-        if type(method).opening is Method.opening:
-            return
-        views = [local.view(k) for k in range(self.session.federation.num_clients)]
-        self.aggregator.open([Contribution(v.id, v.counts, method.opening(v)) for v in views])
+    def invite(self, round: int, clients: list[int]) -> list[int]:
+        """Everybody is here."""
+        return clients
 
-    def _round(self, round: int, clients: Sequence[int]) -> dict[str, Any]:
+    def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        """Train the clients one after the other."""
         record, server, slot = self.record, self.aggregator, self.client_list[0]
-        testing = record.tests(round)
-        personalised: list[float] = []
-        terms: dict[str, float] = {}
-        sent = 0
-
-        def train(client: int) -> tuple[LocalResult, Weights]:
-            nonlocal sent
-            record.progress.client(round, clients.index(client) + 1, len(clients))
+        personalised = record.personalised and record.tests(round)
+        for number, client in enumerate(clients, 1):
+            record.progress.client(round, number, len(clients))
             states = record.states
-            turn = Turn(
-                client, round, server.shared, states.get(client), states.select(client), testing and record.personalised
-            )
+            turn = Turn(client, round, server.shared, states.get(client), states.select(client), personalised)
             self.trainer.turn = turn
             slot.update_local_dataset(
                 client,
@@ -134,27 +89,10 @@ class SingleProcess(FedAvgAPI):  # type: ignore[misc]
                 self.test_data_local_dict[client],
                 self.train_data_local_num_dict[client],
             )
-            upload = slot.train(server.weights)
+            slot.train(server.weights)
             result = turn.result
-            assert result is not None  # trainer.train has set it
+            assert result is not None  # the trainer has set it
+            server.check(client, round, result)
             states.put(client, round, result.state)
-            sent += num_bytes(upload.values()) + num_bytes(result.contributions.values())
-            for name, value in result.loss_terms.items():
-                terms[name] = terms.get(name, 0.0) + value / len(clients)
-            if result.personalised is not None:
-                personalised.append(result.personalised[0] / result.personalised[1])
-            return result, upload
-
-        down = (num_bytes(server.weights.values()) + num_bytes(server.shared.values())) * len(clients)
-        server.run_round(round, clients, self.counts[clients], train)
-        line: dict[str, Any] = {"round": round, "clients": list(clients), "loss_terms": terms}
-        if testing:
-            line |= self.evaluate(self.counts[clients].sum(0) > 0)
-            line["personalised_accuracy"] = sum(personalised) / len(personalised) if personalised else None
-        return line | {"bytes_up": sent, "bytes_down": down}
-
-    def evaluate(self, observed: Tensor) -> dict[str, Any]:
-        """Measures of the global model on the global test set."""
-        logits, labels = self.session.trainer.predict(weights=self.aggregator.weights)
-        matrix = metrics.confusion(logits.argmax(1), labels, self.session.federation.num_classes)
-        return {**metrics.measures(matrix.cpu(), observed.cpu()), "loss": mean_loss(logits, labels)}
+            yield client, result
+            del result, turn  # nothing of this client outlives its turn

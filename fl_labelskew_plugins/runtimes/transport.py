@@ -1,7 +1,7 @@
 """What carries messages between processes: the part that all transports share.
 
 A message is the host's ``Message`` with, beside its type, sender and receiver, three parameters: ``round`` (int),
-``meta`` (a small mapping of JSON values) and ``tensors`` (name to tensor). Nothing else travels, and nothing is pickled.
+``meta`` (a small mapping of JSON values) and ``tensors`` (name to tensor). Nothing else travels; nothing is pickled.
 """
 
 from __future__ import annotations

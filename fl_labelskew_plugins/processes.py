@@ -1,0 +1,137 @@
+"""Several processes of one run on this machine: started together, their lines prefixed, ended together."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import IO
+
+from fl_labelskew_registry import RunError
+
+from fl_labelskew_plugins.session import available_cores
+
+GRACE = 6.0
+"""Seconds that a process has to end by itself once it has been told to; then it is killed."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One process: what its lines begin with, and the command that it runs."""
+
+    name: str
+    command: Sequence[str]
+
+
+def together(parts: Sequence[Part], *, environment: Mapping[str, str]) -> None:
+    """Run all parts until the first one has ended well and the others after it, or until one fails.
+
+    Args:
+        parts: the first one is the one whose end is the end.
+        environment: variables that each gets beside this process's own.
+
+    Raises:
+        RunError: one of them failed; with its exit code, after all others have been ended.
+        KeyboardInterrupt: this process was told to end, and has ended the others.
+    """
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
+    running: list[tuple[Part, subprocess.Popen[str]]] = []
+    readers: list[threading.Thread] = []
+    try:
+        with _signals_interrupt():
+            for part in parts:
+                process = subprocess.Popen(
+                    part.command,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,  # Ctrl-C is ours to pass on, in the right order
+                )
+                running.append((part, process))
+                for pipe, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+                    assert pipe is not None
+                    reader = threading.Thread(target=_prefix, args=(part.name, pipe, out), daemon=True)
+                    reader.start()
+                    readers.append(reader)
+            _watch(running)
+    finally:
+        _end([process for _, process in running])
+        for reader in readers:
+            reader.join(1.0)
+
+
+def threads_each(processes: int) -> dict[str, str]:
+    """The cores of this machine shared out, as an environment variable, unless the user has set it."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, available_cores() // processes))}
+
+
+def how_it_ended(name: str, code: int) -> str:
+    """A process's end in words."""
+    if code < 0:
+        return f"{name} was killed by signal {-code} ({signal.Signals(-code).name})"
+    return f"{name} ended with exit code {code}"
+
+
+def _watch(running: Sequence[tuple[Part, subprocess.Popen[str]]]) -> None:
+    first = running[0][1]
+    while True:
+        for part, process in running:
+            if process.poll():
+                error = RunError(how_it_ended(part.name, process.returncode))
+                error.exit_code = process.returncode if process.returncode > 0 else 1
+                raise error
+        if first.returncode == 0:
+            break
+        time.sleep(0.1)
+    until = time.monotonic() + 4 * GRACE
+    while any(process.poll() is None for _, process in running) and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
+    """End those that still run: ask, wait, kill."""
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    until = time.monotonic() + GRACE
+    for process in processes:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _prefix(name: str, pipe: IO[str], out: IO[str]) -> None:
+    with pipe:
+        for line in pipe:
+            with contextlib.suppress(ValueError, OSError):  # nobody reads any more
+                out.write(f"{name} | {line.rstrip()}\n")
+                out.flush()
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """A termination signal does what Ctrl-C does; both end the others first."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    old = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

@@ -1,0 +1,95 @@
+"""What a runtime is: a plugin of the group ``fl_labelskew.runtimes``, named by ``comm_args.backend``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.recipe import Recipe
+from fl_labelskew_plugins.session import Session, build
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.progress import Progress
+    from fl_labelskew_plugins.record import Record
+    from fl_labelskew_plugins.results import RunFolder
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the command line asked for, so that a runtime can ask the same of other processes.
+
+    Args:
+        path: the recipe's file; None where a run is resumed without naming it.
+        overrides: ``section.key=value`` each.
+        resume: whether the run's folder is one to go on with.
+        quiet: print nothing but errors.
+        role: ``server`` or ``client`` where each is started on its own machine; None: this machine plays all parts.
+        rank: which silo, ``1 .. K``, in the client's role.
+        server: address of the server, in place of the recipe's.
+    """
+
+    path: Path | None
+    overrides: tuple[str, ...]
+    resume: bool
+    quiet: bool
+    role: str | None = None
+    rank: int | None = None
+    server: str | None = None
+
+    def command(self, recipe: Path, folder: Path, *more: str, resume: bool = False) -> list[str]:
+        """The command that runs the same recipe in another process."""
+        command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", str(recipe)]
+        for override in self.overrides:
+            command += ["--set", override]
+        command += ["--resume" if resume else "--run-dir", str(folder)]
+        return [*command, *(["--quiet"] if self.quiet else []), *more]
+
+
+class Runtime:
+    """One way to run a recipe. As it stands: everything in this process.
+
+    Args:
+        recipe: what to run.
+        call: how it was asked for.
+        folder: the run's folder; made by :class:`~fl_labelskew_plugins.record.Record`'s owner, not here.
+        show: who watches.
+    """
+
+    roles: tuple[str, ...] = ()
+    """Roles that may be asked for by themselves."""
+
+    def __init__(self, recipe: Recipe, call: Call, folder: RunFolder, show: Progress) -> None:
+        self.recipe, self.call, self.folder, self.show = recipe, call, folder, show
+        if call.role is not None and call.role not in self.roles:
+            raise LabelSkewError(
+                f"--role {call.role}: comm_args.backend {recipe.comm.backend} runs in one place; "
+                "a recipe with training_type: cross_silo and backend: GRPC would be right"
+            )
+
+    def delegated(self) -> bool:
+        """Do this process's part where that is not the server's; False: this process is the server."""
+        return False
+
+    def session(self) -> Session:
+        """The recipe brought to life, as the server needs it."""
+        return build(self.recipe)
+
+    def preview(self) -> Session:
+        """Likewise for a dry run: nobody is started, contacted or waited for."""
+        return self.session()
+
+    def run(self, session: Session, record: Record) -> None:
+        """Run the rounds that are left.
+
+        Raises:
+            RunError: the run cannot go on; the record has saved a checkpoint.
+            KeyboardInterrupt: likewise.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of connections and processes, after success and after failure; called in any case."""

@@ -1,0 +1,119 @@
+"""Cross-silo (``training_type: cross_silo``, ``backend: GRPC``): a server, and a process for each silo and its data."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+from pathlib import Path
+
+from fl_labelskew_plugins import certs, silos
+from fl_labelskew_plugins import recipe as recipes
+from fl_labelskew_plugins.processes import Part, threads_each, together
+from fl_labelskew_plugins.record import Record
+from fl_labelskew_plugins.runtime import Runtime
+from fl_labelskew_plugins.runtimes import host
+from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport
+from fl_labelskew_plugins.runtimes.silo_client import SiloClient
+from fl_labelskew_plugins.runtimes.silo_server import SiloServer
+from fl_labelskew_plugins.session import Session, assemble, build, refuse_host_switches
+from fl_labelskew_plugins.wire import Spool
+
+
+class CrossSilo(Runtime):
+    """A server and its silos: all of them on this machine, or the one that ``--role`` names."""
+
+    roles = ("server", "client")
+    _transport: ServerTransport | SiloTransport | None = None
+
+    def delegated(self) -> bool:
+        """Start the server and all silos, or be a silo."""
+        if self.call.role == "server":
+            return False
+        if self.call.role == "client":
+            self._silo()
+        else:
+            self._all_here()
+        return True
+
+    def preview(self) -> Session:
+        """What this machine will do, with nobody listening or connecting."""
+        if self.call.role is None and not self.recipe.own_data:
+            return build(self.recipe)
+        ranks = [self.call.rank] if self.call.rank else range(1, self.recipe.train.client_num_in_total + 1)
+        sizes = [0] * self.recipe.train.client_num_in_total
+        for rank in ranks:
+            own = recipes.silo(self.recipe, rank)
+            silo = silos.load(own, rank - 1)
+            sizes[rank - 1] = silo.facts.samples
+        return assemble(own, silo.data, {rank - 1: silo.train}, {rank - 1: silo.test}, sizes)
+
+    def session(self) -> Session:
+        """Listen, and wait for the silos."""
+        refuse_host_switches(self.recipe)
+        self.folder.create()
+        comm = self.recipe.comm
+        checkpoint = self.folder.load_checkpoint() if self.call.resume else None
+        transport = ServerTransport(
+            self.call.server or comm.listen_address or comm.address(),
+            silos=self.recipe.train.client_num_in_total,
+            tls=None if comm.certs is None else certs.read(Path(comm.certs), "server"),
+            spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
+        )
+        self._transport = transport
+        self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
+        args = host.start(self.recipe, self.folder.path / "fedml.yaml", rank=0)
+        self._server = SiloServer(args, transport, self.recipe, checkpoint, self.show.note)
+        return self._server.gather()
+
+    def run(self, session: Session, record: Record) -> None:
+        """The server's part."""
+        self._server.train(record)
+
+    def close(self) -> None:
+        """Let the silos go."""
+        if self._transport is not None:
+            self._transport.stop_receive_message()
+
+    def _silo(self) -> None:
+        """Be one silo until the server says that the run is over."""
+        rank = self.call.rank
+        assert rank is not None  # start() has checked it
+        recipe = recipes.silo(self.recipe, rank)
+        refuse_host_switches(recipe)
+        data = silos.load(recipe, rank - 1)
+        self.folder.create()
+        comm = recipe.comm
+        say = self.show.note
+        transport = SiloTransport(
+            self.call.server or comm.address(),
+            rank,
+            tls=None if comm.certs is None else certs.read(Path(comm.certs), f"silo-{rank}"),
+            say=say,
+        )
+        self._transport = transport
+        args = host.start(recipe, self.folder.path / "fedml.yaml", rank=rank)
+        client = SiloClient(args, transport, rank, recipe, data, self.folder.path, say)
+        transport.start()
+        client.run()
+        if client.failure is not None:
+            raise client.failure
+
+    def _all_here(self) -> None:
+        """The server and every silo, each in a process of its own."""
+        count = self.recipe.train.client_num_in_total
+        address = self.call.server or f"127.0.0.1:{free_port()}"
+        self.show.note(f"starting the server and {count} silos on this machine; logs and results: {self.folder.path}")
+        call, path = self.call, self.recipe.path
+        server = call.command(path, self.folder.path, "--role", "server", "--server", address, resume=call.resume)
+        parts = [Part("server", server)]
+        for rank in range(1, count + 1):
+            own = ("--role", "client", "--rank", str(rank), "--server", address)
+            parts.append(Part(f"silo {rank}", call.command(path, self.folder.path / "silos" / f"silo-{rank}", *own)))
+        together(parts, environment=threads_each(count))
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

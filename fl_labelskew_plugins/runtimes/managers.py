@@ -1,0 +1,111 @@
+"""The host's communication manager with our transports, and what both sides of an exchange say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedml.core.distributed.communication.message import Message
+from fedml.core.distributed.fedml_comm_manager import FedMLCommManager
+from fl_labelskew_registry import RunError
+from torch import Tensor
+
+from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
+from fl_labelskew_plugins.state import group, joined
+
+SERVER = 0
+
+
+class Manager(FedMLCommManager):  # type: ignore[misc]  # the host is untyped
+    """The host's manager over one of our transports: a handler for each kind of message, no logging of contents.
+
+    Args:
+        args: the host's arguments.
+        transport: what carries messages; the host's own is never made.
+        rank: this process, 0 for the server.
+        size: processes in all.
+    """
+
+    def __init__(self, args: Any, transport: Transport, rank: int, size: int) -> None:
+        self.transport = transport
+        super().__init__(args, None, rank, size, args.backend)
+        self.register_message_receive_handlers()
+
+    def _init_manager(self) -> None:
+        self.com_manager = self.transport
+        self.com_manager.add_observer(self)
+
+    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
+        """What to do with a message of each kind; others are dropped."""
+        return {}
+
+    def register_message_receive_handlers(self) -> None:
+        """The host's hook."""
+        for kind, handler in self.handlers().items():
+            self.register_message_receive_handler(int(kind), handler)
+
+    def receive_message(self, msg_type: int, msg_params: Message) -> None:
+        """Hand a message to its handler; a handler's own errors are not dressed up as the host would."""
+        if msg_type in self.message_handler_dict:
+            self.message_handler_dict[msg_type](msg_params)
+
+    def send(
+        self,
+        kind: Kind,
+        receiver: int,
+        *,
+        round: int = -1,
+        meta: Mapping[str, Any] | None = None,
+        tensors: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Send one message."""
+        self.send_message(message(kind, self.rank, receiver, round=round, meta=meta, tensors=tensors))
+
+
+def upload_tensors(result: LocalResult, *, with_state: bool) -> dict[str, Tensor]:
+    """The tensors of an upload on the wire. Private state is among them within one simulation alone."""
+    state = result.state if with_state else {}
+    return joined(model=result.upload, contribution=result.contributions, state=state)
+
+
+def upload_meta(result: LocalResult) -> dict[str, Any]:
+    """A client's measures on the wire."""
+    return {"loss_terms": result.loss_terms, "personalised": result.personalised}
+
+
+def upload(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> LocalResult:
+    """What an upload's tensors and measures were made from.
+
+    Raises:
+        RunError: tensors or measures that no client of ours sends.
+    """
+    parts = {name: group(tensors, name) for name in ("model", "contribution", "state")}
+    if sum(map(len, parts.values())) != len(tensors):
+        raise RunError("tensors that are neither weights nor contributions")
+    return LocalResult(
+        parts["model"],
+        parts["contribution"],
+        parts["state"],
+        _loss_terms(meta.get("loss_terms")),
+        _personalised(meta.get("personalised")),
+    )
+
+
+def _loss_terms(value: Any) -> dict[str, float]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict) or len(value) > 100 or not all(isinstance(v, float) for v in value.values()):
+        raise RunError("loss terms that are no mapping of names to numbers")
+    return value
+
+
+def _personalised(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2 or not all(type(v) is int for v in value):
+        raise RunError("an accuracy that is no pair of whole numbers")
+    right, total = value
+    if not 0 <= right <= total or total == 0:
+        raise RunError("an accuracy that is out of range")
+    return right, total

@@ -1,0 +1,125 @@
+"""The rounds of a run on the server's side, the same in every runtime: who joins, what becomes of the uploads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fl_labelskew_plugins import metrics, seeds
+from fl_labelskew_plugins.aggregate import num_bytes
+from fl_labelskew_plugins.aggregator import LabelSkewAggregator
+from fl_labelskew_plugins.local import LocalResult, mean_loss
+from fl_labelskew_plugins.record import Record
+from fl_labelskew_plugins.session import Session, host_switches
+
+
+class Exchange(Protocol):
+    """How a runtime reaches the clients."""
+
+    def invite(self, round: int, clients: list[int]) -> list[int]:
+        """Who of the sampled clients is there to take part; may wait for them."""
+
+    def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        """Have these clients train; their results, checked, in ascending order. Who fails may be left out."""
+
+
+class Rounds:
+    """All rounds of a run.
+
+    Args:
+        args: the host's arguments.
+        session: what to run.
+        record: where the run stands, and where results go.
+    """
+
+    def __init__(self, args: Any, session: Session, record: Record) -> None:
+        self.args, self.session, self.record = args, session, record
+        train = session.recipe.train
+        self.server = LabelSkewAggregator(
+            session.trainer.model,
+            args,
+            method=session.method,
+            federation=session.federation,
+            weights=record.weights,
+            hooks=bool(host_switches(session.recipe)),
+            proxy_smoothing=train.proxy_smoothing if train.proxy_aggregation == "class" else None,
+        )
+        self.server.shared = record.shared
+
+    def sample(self, round: int) -> list[int]:
+        """Clients of a round, ascending, from the recipe's seed and the round alone."""
+        federation = self.session.federation
+        if federation.clients_per_round == federation.num_clients:
+            return list(range(federation.num_clients))
+        rng = seeds.numpy_generator(federation.seed, "sampling", round)
+        return sorted(rng.choice(federation.num_clients, federation.clients_per_round, replace=False).tolist())
+
+    def run(self, exchange: Exchange) -> None:
+        """All rounds that are left."""
+        record, server = self.record, self.server
+        try:
+            for round in range(record.next_round, self.session.federation.rounds):
+                begun = time.perf_counter()
+                self.args.round_idx = round
+                line = self._round(round, exchange)
+                record.round(line, server.weights, server.shared, seconds=time.perf_counter() - begun)
+        except BaseException:
+            record.abandon()
+            raise
+        record.finish()
+
+    def _round(self, round: int, exchange: Exchange) -> dict[str, Any]:
+        server, session = self.server, self.session
+        sampled = self.sample(round)
+        clients = exchange.invite(round, list(sampled))
+        down = (num_bytes(server.weights.values()) + num_bytes(server.shared.values())) * len(clients)
+        tally = Tally()
+        counts = None if session.counts is None else session.counts[clients]
+        sizes = [session.sizes[k] for k in clients]
+        came = server.run_round(clients, sizes, tally.of(exchange.uploads(round, clients)), counts)
+        line: dict[str, Any] = {"round": round, "clients": came, "loss_terms": tally.loss_terms()}
+        if len(came) < len(sampled):
+            line["left_out"] = [client for client in sampled if client not in came]
+        if self.record.tests(round):
+            if len(session.trainer.test.y):
+                line |= self.evaluate(None if counts is None else counts.sum(0) > 0)
+            line["personalised_accuracy"] = tally.personalised_accuracy()
+        return line | {"bytes_up": tally.sent, "bytes_down": down}
+
+    def evaluate(self, observed: Tensor | None) -> dict[str, Any]:
+        """Measures of the global model on the global test set; ``observed`` ``(C,)``: classes of the round."""
+        logits, labels = self.session.trainer.predict(weights=self.server.weights)
+        matrix = metrics.confusion(logits.argmax(1), labels, self.session.federation.num_classes)
+        known = None if observed is None else observed.cpu()
+        return {**metrics.measures(matrix.cpu(), known), "loss": mean_loss(logits, labels)}
+
+
+class Tally:
+    """What a round's results add up to, while they pass."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._terms: list[dict[str, float]] = []
+        self._personalised: list[float] = []
+
+    def of(self, uploads: Iterator[tuple[int, LocalResult]]) -> Iterator[tuple[int, LocalResult]]:
+        """The same results, counted."""
+        for client, result in uploads:
+            self.sent += num_bytes(result.upload.values()) + num_bytes(result.contributions.values())
+            if result.loss_terms:
+                self._terms.append(result.loss_terms)
+            if result.personalised is not None:
+                self._personalised.append(result.personalised[0] / result.personalised[1])
+            yield client, result
+
+    def loss_terms(self) -> dict[str, float]:
+        """Mean of each term over the clients that told theirs."""
+        names = dict.fromkeys(name for terms in self._terms for name in terms)
+        return {name: sum(terms.get(name, 0.0) / len(self._terms) for terms in self._terms) for name in names}
+
+    def personalised_accuracy(self) -> float | None:
+        """Mean over the clients that told theirs."""
+        return sum(self._personalised) / len(self._personalised) if self._personalised else None

@@ -1,0 +1,230 @@
+"""A silo of a cross-silo federation: trains its own client, on its own data, and keeps that client's state itself."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedml.core.distributed.communication.message import Message
+from fl_labelskew_registry import Federation, LabelSkewError, Method, RunError
+
+from fl_labelskew_plugins import silos
+from fl_labelskew_plugins.aggregate import check_upload, num_bytes
+from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.recipe import Recipe
+from fl_labelskew_plugins.results import RunFolder
+from fl_labelskew_plugins.runtimes.grpc_transport import SiloTransport
+from fl_labelskew_plugins.runtimes.managers import SERVER, Manager, upload_meta, upload_tensors
+from fl_labelskew_plugins.runtimes.transport import Kind, message
+from fl_labelskew_plugins.session import Session, assemble, host_switches
+from fl_labelskew_plugins.silos import SiloData
+from fl_labelskew_plugins.state import State, Versions, group, save_atomic
+from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn
+
+
+class SiloClient(Manager):
+    """One silo.
+
+    Args:
+        args: the host's arguments.
+        transport: the way to the server.
+        rank: which silo, from 1.
+        recipe: this silo's own.
+        data: its samples.
+        folder: where its secret and, run by run, its states and measures are.
+        say: told in a line what happens.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        transport: SiloTransport,
+        rank: int,
+        recipe: Recipe,
+        data: SiloData,
+        folder: Path,
+        say: Callable[[str], None],
+    ) -> None:
+        super().__init__(args, transport, rank, recipe.train.client_num_in_total + 1)
+        self.recipe, self.data, self.folder, self.say = recipe, data, folder, say
+        self.client = rank - 1
+        self.failure: LabelSkewError | None = None
+        self.session: Session | None = None
+        self._secret = secret(folder)
+        self._process = secrets.token_hex(8)
+        self._run = ""
+        self._round = -1
+        self._upload: tuple[int, LocalResult] | None = None
+        transport.hello = self._hello
+
+    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
+        """What the server sends, and a connection that stands again."""
+        return {
+            Kind.WELCOME: self._guarded(self._welcome),
+            Kind.TRAIN: self._guarded(self._train),
+            Kind.VERDICT: self._verdict,
+            Kind.FINISH: self._guarded(self._finish),
+            Kind.JOINED: lambda _: self._send_upload(),
+        }
+
+    def _hello(self) -> Message:
+        """First on every connection; may be asked for in any thread."""
+        meta = {**self.data.facts.meta(), "process": self._process, "round": self._round}
+        return message(Kind.HELLO, self.rank, SERVER, meta=meta)
+
+    def _guarded(self, handler: Callable[[Message], None]) -> Callable[[Message], None]:
+        """A handler that tells the server when this silo cannot go on, and ends it."""
+
+        def guarded(message: Message) -> None:
+            try:
+                handler(message)
+            except LabelSkewError as error:
+                self._fail(error)
+            except (KeyError, TypeError, ValueError) as error:  # a server of another version, or none of ours
+                self._fail(LabelSkewError(f"a message of the server makes no sense here: {error!r}"))
+
+        return guarded
+
+    def _fail(self, error: LabelSkewError) -> None:
+        self.failure = error
+        self.send(Kind.FAILED, SERVER, meta={"reason": str(error)})
+        self.transport.stop_receive_message()
+
+    def _welcome(self, message: Message) -> None:
+        meta = message.get("meta")
+        if not re.fullmatch("[0-9a-f]{16}", str(meta["run"])):  # it names a folder
+            raise LabelSkewError("the server's name of the run is not one of ours")
+        silos.check_agreement(meta["settings"], self.recipe)
+        federation = Federation(**meta["federation"])
+        if self._run != meta["run"]:
+            self._run, self._round, self._upload = str(meta["run"]), -1, None
+            data = self.data
+            self.session = assemble(
+                self.recipe,
+                data.data,
+                {self.client: data.train},
+                {self.client: data.test},
+                [],
+                federation=federation,
+                secret=self._secret,
+            )
+            hooks = bool(host_switches(self.recipe))
+            self.trainer = LabelSkewTrainer(self.session.trainer, self.args, hooks=hooks)
+            self.transport.limits[Kind.TRAIN] = self.transport.limits[Kind.FINISH] = _limit(self.session)
+            self.run_folder = RunFolder(self.folder / self._run)
+            self.run_folder.create()
+            self.states = Versions(self.run_folder.path / "states")
+            self.say(
+                f"joined: {data.facts.samples} training samples of {federation.num_samples}, {federation.rounds} rounds"
+            )
+        assert self.session is not None
+        if type(self.session.method).opening is not Method.opening:
+            self.send(Kind.OPENING, SERVER, tensors=self.session.opening(self.client).tensors)
+
+    def _train(self, message: Message) -> None:
+        session, round, meta = self.session, message.get("round"), message.get("meta")
+        if session is None:
+            raise RunError("the server asks for training before it has said what the run is")
+        if self._upload is not None and self._upload[0] == round:
+            self._send_upload()
+            return
+        begun = time.perf_counter()
+        device = session.trainer.device
+        weights = {k: v.to(device) for k, v in group(message.get("tensors"), "model").items()}
+        shared = {k: v.to(device) for k, v in group(message.get("tensors"), "shared").items()}
+        check_upload(weights, session.start, where=f"round {round}: the server's model")
+        self._round = self.args.round_idx = round
+        before, kept = int(meta["state_round"]), int(meta["kept_round"])
+        self.states.keep({before, kept})
+        turn = Turn(
+            self.client,
+            round,
+            shared,
+            self._state(before),
+            int(meta["times_selected"]),
+            bool(meta["personalised"]) and self.recipe.validation.personalised,
+        )
+        result = self.trainer.take(turn, weights)
+        self.states.put(round, result.state)  # before the upload: what the server counts on has to be here
+        self._note(round, result)
+        if not self.recipe.comm.send_contributions:
+            result.contributions = {}
+        self._upload = (round, result)
+        self._send_upload()
+        sent = num_bytes(result.upload.values()) + num_bytes(result.contributions.values())
+        self.say(f"round {round}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send")
+
+    def _state(self, round: int) -> State:
+        assert self.session is not None
+        state = self.states.get(round)
+        if round >= 0 and not state and type(self.session.method).after_round is not Method.after_round:
+            self.say(f"warning: the state of round {round} is not in {self.states.folder}; going on without one")
+        return state
+
+    def _note(self, round: int, result: LocalResult) -> None:
+        """Write down the silo's own measures, in its own folder."""
+        line: dict[str, Any] = {"round": round, "loss_terms": result.loss_terms}
+        if result.personalised is not None:
+            line["personalised_accuracy"] = result.personalised[0] / result.personalised[1]
+        self.run_folder.truncate(round)
+        self.run_folder.append(self.run_folder.metrics, line)
+
+    def _send_upload(self) -> None:
+        """Send the upload, again where the server has not said that it has it."""
+        if self._upload is None:
+            return
+        round, result = self._upload
+        measures = upload_meta(result) if self.recipe.comm.send_measures else {}
+        self.send(Kind.UPLOAD, SERVER, round=round, meta=measures, tensors=upload_tensors(result, with_state=False))
+
+    def _verdict(self, message: Message) -> None:
+        meta, round = message.get("meta"), message.get("round")
+        if self._upload is not None and self._upload[0] == round:
+            self._upload = None
+        if not meta.get("taken"):
+            self.say(f"round {round}: the server left this silo's upload out: {meta.get('reason')}")
+
+    def _finish(self, message: Message) -> None:
+        meta = message.get("meta")
+        if not meta["done"]:
+            self.failure = LabelSkewError(f"the server turned this silo away: {meta.get('reason')}")
+            self.transport.stop_receive_message()
+            return
+        if self.session is not None:
+            weights = group(message.get("tensors"), "model")
+            check_upload(weights, self.session.start, where="the server's final model")
+            save_atomic(weights, self.run_folder.path / "model.safetensors")
+            own = self.session.method.personalised(self.states.get(int(meta["state_round"])))
+            if own is not None:
+                save_atomic(own, self.run_folder.path / "personalised.safetensors")
+            self.say(f"the run is over; results: {self.run_folder.path}")
+        self.transport.stop_receive_message()
+
+
+def _limit(session: Session) -> int:
+    """Bytes of a message from the server, at most: the model, and as much again for what is shared beside it."""
+    return 2 * num_bytes(session.start.values()) + 64 * 2**20
+
+
+def secret(folder: Path) -> int:
+    """The silo's secret seed, made once; privacy noise is drawn from it, so nobody else can take the noise away.
+
+    A restarted silo draws the same noise for the same round: many draws over one update would average out.
+    """
+    file = folder / "secret"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not file.exists():
+        part = file.with_name("secret.part")
+        part.touch(mode=0o600)
+        part.write_text(secrets.token_hex(16), encoding="ascii")
+        part.replace(file)
+    try:
+        return int(file.read_text(encoding="ascii"), 16)
+    except ValueError as error:
+        raise LabelSkewError(
+            f"{file} is no secret of a silo; without the file, a new one would be made"
+        ) from error

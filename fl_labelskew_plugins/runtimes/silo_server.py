@@ -1,0 +1,414 @@
+"""The server of a cross-silo federation: who is there, who is waited for, and what becomes of each upload.
+
+Silo ``rank`` (from 1) is client ``rank - 1``. A silo that left is waited for ``reconnect_s``; one that missed a
+deadline, or stayed away longer than that, is left out until it speaks again. Nothing here trusts what silos send.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+from fedml.core.distributed.communication.message import Message
+from fl_labelskew_registry import Arrays, Contribution, Data, Method, RunError
+
+from fl_labelskew_plugins import silos
+from fl_labelskew_plugins.aggregate import check_extra, num_bytes
+from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.recipe import Recipe
+from fl_labelskew_plugins.record import Record
+from fl_labelskew_plugins.results import Checkpoint
+from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport
+from fl_labelskew_plugins.runtimes.managers import SERVER, Manager, upload
+from fl_labelskew_plugins.runtimes.rounds import Rounds
+from fl_labelskew_plugins.runtimes.transport import Kind
+from fl_labelskew_plugins.session import Session, assemble, data_folder
+from fl_labelskew_plugins.silos import Facts
+from fl_labelskew_plugins.state import joined
+
+SLACK = 2**20
+"""Bytes of a message beside its tensors' own, at most."""
+
+
+class SiloServer(Manager):
+    """Rank 0 of a cross-silo federation.
+
+    Args:
+        args: the host's arguments.
+        transport: where silos connect.
+        recipe: what to run.
+        checkpoint: where an earlier server of this run stood.
+        say: told in a line what happens to silos.
+    """
+
+    def __init__(
+        self,
+        args: Any,
+        transport: ServerTransport,
+        recipe: Recipe,
+        checkpoint: Checkpoint | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self.recipe, self.say = recipe, say
+        self.num_silos = recipe.train.client_num_in_total
+        self.quorum = recipe.comm.quorum(recipe.train.clients_per_round)
+        super().__init__(args, transport, SERVER, self.num_silos + 1)
+        self.sizes = [0] * self.num_silos if checkpoint is None else list(checkpoint.sizes)
+        self.session: Session | None = None
+        self.rounds: Rounds | None = None
+        self._expected = {k for k in range(self.num_silos) if checkpoint is None or self.sizes[k]}
+        self._form: Facts | None = None
+        self._facts: dict[int, Facts] = {}
+        self._processes: dict[int, Any] = {}
+        self._present: set[int] = set()
+        self._left_at: dict[int, float] = {}
+        self._away: set[int] = set()
+        self._openings: dict[int, Contribution] = {}
+        self._reopen = False
+        self._round = -1
+        self._asked: set[int] = set()
+        self._arrived: dict[int, LocalResult] = {}
+        self._settled: set[int] = set()
+        self._news: dict[str, torch.Tensor] = {}
+        self._final: dict[str, torch.Tensor] | None = None
+
+    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
+        """Silos that come and go, and what they send."""
+        return {
+            Kind.HELLO: self._hello,
+            Kind.OPENING: self._opening,
+            Kind.UPLOAD: self._upload,
+            Kind.FAILED: self._failed,
+            Kind.LEFT: self._left,
+            Kind.REFUSED: lambda message: self.say(f"{_name(message)} refused: {message.get('meta')['reason']}"),
+        }
+
+    # -- before the first round
+
+    def gather(self) -> Session:
+        """Wait until every silo has come, or for the quorum time; then build what the server needs.
+
+        Raises:
+            RunError: too few came.
+        """
+        seconds = self.recipe.comm.quorum_timeout_s
+        test = self._test_data()
+        if test is not None:
+            self._form = Facts(1, tuple(test.test.x.shape[1:]), len(test.class_names))
+        until = time.monotonic() + seconds
+        while not self._expected <= self._present and (left := until - time.monotonic()) > 0:
+            self.transport.receive(left)
+        if len(self._present) < self.quorum:
+            raise RunError(
+                f"{len(self._present)} of at least {self.quorum} silos came within {seconds:g} s "
+                "(comm_args.min_clients, quorum_timeout_s)"
+            )
+        self._away |= self._expected - self._present
+        for client in sorted(self._away):
+            self.say(f"silo {client + 1} has not come; going on without it")
+        assert self._form is not None  # of the first silo that came
+        self.session = assemble(self.recipe, _no_data(self._form) if test is None else test, {}, {}, self.sizes)
+        self._count_classes()
+        return self.session
+
+    def _test_data(self) -> Data | None:
+        if not self.recipe.validation.server_test_data:
+            return None
+        folder, recipe = data_folder(self.recipe), self.recipe
+        recipe.dataset.check_test(folder, download=recipe.data.download)
+        return recipe.dataset.load_test(folder, download=recipe.data.download, seed=recipe.common.random_seed)
+
+    # -- the rounds
+
+    def train(self, record: Record) -> None:
+        """All rounds that are left, then the end for everybody."""
+        assert self.session is not None  # gather() comes first
+        self.record = record
+        self.rounds = Rounds(self.args, self.session, record)
+        weights = num_bytes(self.rounds.server.weights.values())
+        shapes = self.session.method.contribution_shapes(self.session.federation)
+        extra = sum(8 * int(np.prod(shape)) for shape in shapes.values())
+        self.transport.limits[Kind.UPLOAD] = weights + extra + SLACK
+        for client in sorted(self._present):
+            self._welcome(client)
+        if record.checkpoint is None and self._has_opening:
+            self._await_openings()
+        self.rounds.run(self)
+        self._finish()
+
+    @property
+    def _has_opening(self) -> bool:
+        return type(self.recipe.method).opening is not Method.opening
+
+    def _await_openings(self) -> None:
+        until = time.monotonic() + self.recipe.comm.round_deadline_s
+        while not self._present <= self._openings.keys() and (left := until - time.monotonic()) > 0:
+            self.transport.receive(left)
+        if not self._openings:
+            raise RunError("no silo sent its opening before comm_args.round_deadline_s")
+
+    def invite(self, round: int, clients: list[int]) -> list[int]:
+        """Those of the sampled clients that are there; waits for who has just left, and for the quorum.
+
+        Raises:
+            RunError: too few of them are there.
+        """
+        assert self.rounds is not None
+        seconds = self.recipe.comm.quorum_timeout_s
+        until = time.monotonic() + seconds
+        while True:
+            here = [k for k in clients if k in self._present and k not in self._away]
+            returning = [k for k in clients if self._may_return(k)]
+            needed = min(self.quorum, len(clients))
+            if not returning and len(here) >= needed:
+                break
+            if (left := until - time.monotonic()) <= 0:
+                if len(here) >= needed:
+                    break
+                raise RunError(
+                    f"round {round}: {len(here)} of at least {needed} silos are there after {seconds:g} s "
+                    f"(comm_args.min_clients, quorum_timeout_s); to go on: fedml run --resume {self.record.folder.path}"
+                )
+            self.transport.receive(min(left, 1.0) if returning else left)
+        if self._reopen:
+            self._reopen = False
+            self.rounds.server.federation = self._federation()
+            self.rounds.server.open([self._openings[k] for k in sorted(self._openings)])
+        return here
+
+    def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        """Ask these silos; yield what they send, in ascending order, once enough have answered for a quorum."""
+        assert self.rounds is not None
+        self._round, self._asked = round, set(clients)
+        self._arrived.clear()
+        self._settled.clear()
+        server = self.rounds.server
+        self._news = joined(model=server.weights, shared=server.shared)  # one dictionary, so that it is encoded once
+        comm = self.recipe.comm
+        begun = time.monotonic()
+        for client in clients:
+            self._ask(client)
+        needed = min(self.quorum, len(clients))
+        while len(self._arrived) < needed and self._waited_for(clients):
+            late = time.monotonic() - begun - comm.round_deadline_s
+            if late > comm.quorum_timeout_s:
+                break
+            self.transport.receive(1.0)
+        if len(self._arrived) < needed:
+            raise RunError(
+                f"round {round}: {len(self._arrived)} of at least {needed} uploads came (comm_args.min_clients, "
+                f"round_deadline_s, quorum_timeout_s); to go on: fedml run --resume {self.record.folder.path}"
+            )
+        for number, client in enumerate(clients, 1):
+            while client not in self._arrived and self._awaited(client):
+                if (left := begun + comm.round_deadline_s - time.monotonic()) <= 0:
+                    self._give_up(client, f"missed the deadline of {comm.round_deadline_s:g} s")
+                else:
+                    self.transport.receive(min(left, 1.0))
+            if client in self._arrived:
+                self.record.progress.client(round, number, len(clients))
+                result = self._arrived.pop(client)
+                self._settled.add(client)
+                self.record.states.select(client)
+                self.record.states.note(client, round)
+                yield client, result
+                del result
+        self._asked = set()
+
+    def _waited_for(self, clients: Sequence[int]) -> bool:
+        return any(self._awaited(client) for client in clients if client not in self._arrived)
+
+    def _awaited(self, client: int) -> bool:
+        """Whether an upload may still come; a silo that has been gone too long is given up here."""
+        if client in self._settled:
+            return False
+        if client not in self._present and not self._may_return(client):
+            self._give_up(client, f"did not come back within {self.recipe.comm.reconnect_s:g} s")
+            return False
+        return True
+
+    def _may_return(self, client: int) -> bool:
+        if client in self._present or client in self._away or client not in self._left_at:
+            return False
+        return time.monotonic() - self._left_at[client] < self.recipe.comm.reconnect_s
+
+    def _give_up(self, client: int, why: str) -> None:
+        self._settled.add(client)
+        self._away.add(client)
+        self.say(f"round {self._round}: silo {client + 1} {why}; left out until it speaks again")
+
+    def _ask(self, client: int) -> None:
+        states = self.record.states
+        self.send(
+            Kind.TRAIN,
+            client + 1,
+            round=self._round,
+            meta={
+                "times_selected": states.times_selected(client) + 1,
+                "state_round": states.committed.get(client, -1),
+                "kept_round": states.kept(client),
+                "personalised": self.record.personalised and self.record.tests(self._round),
+            },
+            tensors=self._news,
+        )
+
+    def _finish(self) -> None:
+        """Tell everybody; a silo that has just left gets its chance to come back and hear of it."""
+        assert self.rounds is not None
+        self._round, self._asked = -1, set()
+        self._final = joined(model=self.rounds.server.weights)
+        for client in sorted(self._present):
+            self._bid_farewell(client)
+        while any(self._may_return(k) for k in range(self.num_silos)):
+            self.transport.receive(1.0)
+
+    def _bid_farewell(self, client: int) -> None:
+        assert self._final is not None
+        last = self.record.states.committed.get(client, -1)
+        self.send(Kind.FINISH, client + 1, meta={"done": True, "state_round": last}, tensors=self._final)
+
+    # -- what silos send
+
+    def _hello(self, message: Message) -> None:
+        client, meta = message.get_sender_id() - 1, message.get("meta")
+        try:
+            told = silos.facts(meta)
+            self._compare(told)
+            if self.sizes[client] and self.sizes[client] != told.samples:
+                raise RunError(f"it had {self.sizes[client]} training samples when the run began, now {told.samples}")
+        except RunError as error:
+            self._turn_away(client, str(error))
+            return
+        new = self.sizes[client] == 0 and self.session is not None
+        same_process = self._processes.get(client) == meta.get("process")
+        self._facts[client], self._processes[client] = told, meta.get("process")
+        self.sizes[client] = told.samples
+        self._present.add(client)
+        self._left_at.pop(client, None)
+        self._away.discard(client)
+        self.say(f"silo {client + 1} is here ({len(self._present)} of {self.num_silos})")
+        if self.rounds is None:
+            return
+        if new:
+            self._admit(client)
+        if self._final is not None:
+            self._bid_farewell(client)
+            return
+        self._welcome(client)
+        waiting = client in self._asked and client not in self._settled and client not in self._arrived
+        if waiting and not (same_process and meta.get("round") == self._round):
+            self._ask(client)
+
+    def _compare(self, told: Facts) -> None:
+        others = self._form = self._form or told
+        if (told.input_shape, told.num_classes) != (others.input_shape, others.num_classes):
+            raise RunError(
+                f"its samples are {told.input_shape} of {told.num_classes} classes; "
+                f"{others.input_shape} of {others.num_classes}, as everybody's, would be right"
+            )
+
+    def _turn_away(self, client: int, why: str) -> None:
+        self.say(f"silo {client + 1} turned away: {why}")
+        self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": why})
+
+    def _admit(self, client: int) -> None:
+        """A silo that was not there when the run began joins from the next round on."""
+        assert self.session is not None
+        self.session.sizes[client] = self.sizes[client]
+        self._count_classes()
+
+    def _count_classes(self) -> None:
+        """Class counts of all silos, where they tell them."""
+        assert self.session is not None
+        if self.recipe.train.proxy_aggregation == "class":
+            classes = self.session.federation.num_classes
+            rows = [self._facts[k].counts if k in self._facts else None for k in range(self.num_silos)]
+            counts = torch.tensor([row or [0] * classes for row in rows])
+            self.session.counts = counts.to(self.session.trainer.device)
+
+    def _federation(self) -> Any:
+        assert self.session is not None
+        known = [n for n in self.sizes if n]
+        return replace(self.session.federation, num_samples=sum(known), min_samples=min(known))
+
+    def _welcome(self, client: int) -> None:
+        self.send(
+            Kind.WELCOME,
+            client + 1,
+            meta={
+                "run": self.record.run,
+                "federation": asdict(self._federation()),
+                "settings": silos.agreed(self.recipe),
+            },
+        )
+
+    def _opening(self, message: Message) -> None:
+        client, tensors = message.get_sender_id() - 1, message.get("tensors")
+        assert self.session is not None
+        try:
+            shapes = self.session.method.opening_shapes(self.session.federation)
+            check_extra(tensors, shapes, where=f"opening of silo {client + 1}")
+        except RunError as error:
+            self.say(str(error))
+            return
+        self._away.discard(client)
+        if client not in self._openings:
+            # of a silo that a run knew before it was resumed, the opening is in the shared tensors already
+            self._reopen |= self.record.checkpoint is None or client not in self._expected
+        self._openings[client] = Contribution(client, tensors)
+
+    def _upload(self, message: Message) -> None:
+        client, round = message.get_sender_id() - 1, message.get("round")
+        self._away.discard(client)
+        if round != self._round or client not in self._asked or client in self._settled or client in self._arrived:
+            self.send(Kind.VERDICT, client + 1, round=round, meta={"taken": False, "reason": "it came too late"})
+            return
+        assert self.rounds is not None
+        try:
+            result = upload(message.get("tensors"), message.get("meta"))
+            if result.state:
+                raise RunError("it holds private state")
+            device = self.rounds.session.trainer.device
+            result.upload = {k: v.to(device) for k, v in result.upload.items()}
+            result.contributions = {k: v.to(device) for k, v in result.contributions.items()}
+            self.rounds.server.check(client, round, result)
+        except RunError as error:
+            self._settled.add(client)
+            self.say(f"round {round}: upload of silo {client + 1} refused: {error}")
+            self.send(Kind.VERDICT, client + 1, round=round, meta={"taken": False, "reason": str(error)})
+            return
+        self._arrived[client] = result
+        self.send(Kind.VERDICT, client + 1, round=round, meta={"taken": True})
+
+    def _failed(self, message: Message) -> None:
+        client = message.get_sender_id() - 1
+        reason = " ".join(str(message.get("meta").get("reason", "")).split())[:500]
+        self.say(f"silo {client + 1} cannot go on: {''.join(c if c.isprintable() else '?' for c in reason)}")
+        self._gone(client)
+        self._away.add(client)
+        if client in self._asked and client not in self._arrived:
+            self._settled.add(client)
+
+    def _left(self, message: Message) -> None:
+        client = message.get_sender_id() - 1
+        if client in self._present:
+            self.say(f"silo {client + 1} has left")
+            self._gone(client)
+
+    def _gone(self, client: int) -> None:
+        self._present.discard(client)
+        self._left_at[client] = time.monotonic()
+
+
+def _name(message: Message) -> str:
+    sender = message.get_sender_id()
+    return f"silo {sender}" if sender > 0 else "a stranger"
+
+
+def _no_data(facts: Facts) -> Data:
+    empty = Arrays(np.zeros((0, *facts.input_shape), np.float32), np.zeros(0, np.int64))
+    return Data(empty, empty, [str(c) for c in range(facts.num_classes)])
