@@ -17,6 +17,7 @@ from types import FrameType
 import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError
 
+from fl_labelskew_plugins import mpirun
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.aggregate import num_bytes
 from fl_labelskew_plugins.progress import clock, progress
@@ -64,12 +65,18 @@ def start(
         raise LabelSkewError("--run-dir is for a new run and --resume for an old one; one of them would be right")
     if resume is None and path is None:
         raise LabelSkewError("no recipe given; a YAML file, or --resume RUN_DIR, would be right")
+    place = mpirun.joined()
     if role == "client":
         recipe, folder = _silo(path, overrides, run_dir, resume, rank)
     elif resume is not None:
         recipe, folder = _resumed(path, overrides, resume)
     else:
-        recipe, folder = _new(path, overrides, run_dir)
+        recipe, folder = _new(path, overrides, run_dir, worker=place is not None and place[0] > 0)
+    if place is not None and recipe.comm.backend != mpirun.BACKEND:
+        raise LabelSkewError(
+            f"comm_args.backend: {recipe.comm.backend} is one process, and mpirun started {place[1]}; "
+            f"{mpirun.BACKEND}, or no mpirun, would be right"
+        )
     show = progress(quiet)
     call = Call(path, tuple(overrides), resume is not None, quiet, role, rank, server)
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, folder, show)
@@ -173,14 +180,17 @@ def table(record: Record) -> str:
     return "\n".join(f"  {label:<{width}}  {value}" for label, value in rows)
 
 
-def _new(path: Path | None, overrides: Sequence[str], run_dir: Path | None) -> tuple[Recipe, RunFolder]:
+def _new(
+    path: Path | None, overrides: Sequence[str], run_dir: Path | None, *, worker: bool
+) -> tuple[Recipe, RunFolder]:
     assert path is not None  # start() has checked it
     recipe = recipes.load(path, overrides)
     if run_dir is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         run_dir = Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}-{stamp}-{secrets.token_hex(2)}"
     folder = RunFolder(run_dir)
-    folder.check_new()
+    if not worker:  # which writes nothing there, and comes when the server may have begun to
+        folder.check_new()
     return recipe, folder
 
 

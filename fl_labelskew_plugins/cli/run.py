@@ -39,16 +39,18 @@ def run_command(
     server: str | None,
 ) -> None:
     """Run one RECIPE: on this machine, or one part of it."""
+    from fl_labelskew_plugins.mpirun import as_rank
     from fl_labelskew_plugins.run import start
 
-    start(
-        recipe,
-        overrides,
-        run_dir=run_dir,
-        resume=resume,
-        dry_run=dry_run,
-        quiet=quiet,
-        role=role,
-        rank=rank,
-        server=server,
-    )
+    with as_rank():
+        start(
+            recipe,
+            overrides,
+            run_dir=run_dir,
+            resume=resume,
+            dry_run=dry_run,
+            quiet=quiet,
+            role=role,
+            rank=rank,
+            server=server,
+        )

@@ -14,9 +14,10 @@ from fedml.core.dp.fedml_differential_privacy import FedMLDifferentialPrivacy
 from fedml.core.security.fedml_attacker import FedMLAttacker
 from fedml.core.security.fedml_defender import FedMLDefender
 
+from fl_labelskew_plugins import devices, mpirun
 from fl_labelskew_plugins.recipe import Recipe
 
-OURS = ("partition_args", "method_args", "model_args")
+OURS = ("partition_args", "method_args", "model_args", "client_specific_args")
 """Sections that the host does not get: it flattens all sections into one namespace, where later keys win silently."""
 
 
@@ -42,7 +43,13 @@ def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
 
     The host would look up its cloud, replace ``sys.stdout.write`` and parse ``sys.argv``; none of it happens.
     """
-    text = yaml.safe_dump(host_config(recipe), sort_keys=False)
+    config = host_config(recipe)
+    if recipe.comm.backend == mpirun.BACKEND and (place := mpirun.joined()):
+        mapping = config_file.with_name("gpu_mapping.yaml")
+        if gpus := devices.host_mapping(recipe, place[1] - 1):
+            mapping.write_text(yaml.safe_dump(gpus), encoding="utf-8")
+            config["device_args"] |= {"gpu_mapping_file": str(mapping), "gpu_mapping_key": "mapping_default"}
+    text = yaml.safe_dump(config, sort_keys=False)
     config_file.write_text("# what FedML itself was given\n" + text, encoding="utf-8")
     role = "client" if rank else "server"
     args = fedml.arguments.Arguments(Namespace(yaml_config_file=str(config_file), run_id="0", rank=rank, role=role))

@@ -6,24 +6,28 @@ travels with it and stays, between its turns, in the server's store, where check
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
-from fl_labelskew_plugins import mpirun
+from fl_labelskew_plugins import devices, mpirun
 from fl_labelskew_plugins.local import LocalResult
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.runtime import Runtime
+from fl_labelskew_plugins.runtimes import host
 from fl_labelskew_plugins.runtimes.managers import SERVER, Manager, upload, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.mpi_transport import MPITransport
 from fl_labelskew_plugins.runtimes.rounds import Rounds
 from fl_labelskew_plugins.runtimes.transport import Kind
-from fl_labelskew_plugins.session import Session, host_switches
+from fl_labelskew_plugins.session import Session, build, host_switches
 from fl_labelskew_plugins.state import group, joined
 from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn
+from fl_labelskew_plugins.wire import Spool
 
 
 class MPI(Runtime):
@@ -31,13 +35,38 @@ class MPI(Runtime):
 
     def delegated(self) -> bool:
         """Start ``mpirun``, or be a worker of it."""
-        joined = mpirun.joined()
-        if joined is None:
-            ...
-        return False
+        place = mpirun.joined()
+        if place is None:
+            workers = mpirun.workers(self.recipe, devices.gpus(self.recipe, warn=True))
+            devices.gpu_slots(self.recipe, workers)  # whatever is wrong with the GPUs is said before anything starts
+            command = self.call.command(self.recipe.path, self.folder.path, resume=self.call.resume)
+            mpirun.launch(command, workers + 1, run_dir=self.folder.path)
+            return True
+        rank, size = place
+        if rank:
+            self._work(rank, size)
+        return rank > 0
+
+    def preview(self) -> Session:
+        """The whole simulation in this process."""
+        devices.gpu_slots(self.recipe, mpirun.workers(self.recipe, devices.gpus(self.recipe)))
+        return build(self.recipe)
 
     def run(self, session: Session, record: Record) -> None:
         """The server's part."""
+        args = host.start(self.recipe, self.folder.path / "fedml.yaml")
+        transport = MPITransport(Spool(self.recipe.comm.upload_memory_mb * 2**20, self.folder.path))
+        size = transport.size
+        server = Server(args, transport, size, session, record)
+        server.train()
+        transport.stop_receive_message()
+
+    def _work(self, rank: int, size: int) -> None:
+        session = build(self.recipe)
+        with tempfile.TemporaryDirectory() as folder:
+            args = host.start(self.recipe, Path(folder) / "fedml.yaml", rank=rank)
+            transport = MPITransport(Spool(self.recipe.comm.upload_memory_mb * 2**20, Path(folder)))
+            Worker(args, transport, rank, size, session).run()
 
 
 class Server(Manager):
@@ -88,6 +117,9 @@ class Server(Manager):
                 self.transport.receive()
             self.record.progress.client(round, number, len(clients))
             result = self._arrived.pop(client)
+            device = self.session.trainer.device
+            result.upload = {k: v.to(device) for k, v in result.upload.items()}
+            result.contributions = {k: v.to(device) for k, v in result.contributions.items()}
             self.rounds.server.check(client, round, result)
             self.record.states.put(client, round, result.state)
             yield client, result
