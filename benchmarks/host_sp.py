@@ -158,7 +158,7 @@ def methods(repetitions: int) -> dict[str, list[float]]:
     made = session.build(recipe.load(RECIPE, COMMON))
     networks = {"table-8 CNN, batch 64": (made.trainer, None, list(cases))}
     big = session.build(recipe.load(RECIPE, [*COMMON, "model_args.model=resnet18", "train_args.batch_size=128"]))
-    big.trainer.indices = [i[::12][:512] for i in big.trainer.indices]
+    big.trainer.indices = {k: i[::12][:512] for k, i in big.trainer.indices.items()}
     chosen = ["fedavg", "fedavg (again)", "fedmr, prototypes: running", "fedmr, prototypes: after"]
     networks["ResNet18, batch 128 (512 samples a client)"] = (big.trainer, max(2, repetitions // 3), chosen)
     result: dict[str, list[float]] = {}
@@ -171,7 +171,7 @@ def methods(repetitions: int) -> dict[str, list[float]]:
                 plugin = load("methods", kind)
                 trainer.method = plugin(plugin.Params(**options))
                 views = [trainer.view(k) for k in range(10)]
-                shared = trainer.method.open([Contribution(v.id, v.counts, trainer.method.opening(v)) for v in views])
+                shared = trainer.method.open([Contribution(v.id, trainer.method.opening(v)) for v in views])
                 d = trainer.federation.num_features
                 shared = {**shared, "prototypes": torch.randn(10, d), "known": torch.ones(10, dtype=torch.bool)}
                 state = {f"hpm.{k}": v for k, v in start.items()}

@@ -107,10 +107,11 @@ class LocalTrainer:
         settings: how clients train.
         federation: the run as a whole.
         train: training samples of every client in this process.
-        indices: ``(N_k,)`` int64 sample indices of each client.
+        indices: ``(N_k,)`` int64 sample indices of each client that trains here, by its number.
         test: the global test samples.
-        test_indices: test samples of each client's own split.
+        test_indices: test samples of each such client's own split.
         replaced: samples that stand in for a client's own, such as what the host's data poisoning made of them.
+        secret: seed of a silo's privacy noise, up to 128 bits that nobody else knows; None: the recipe's seed.
     """
 
     model: nn.Module
@@ -118,10 +119,11 @@ class LocalTrainer:
     settings: LocalSettings
     federation: Federation
     train: Samples
-    indices: list[Tensor]
+    indices: Mapping[int, Tensor]
     test: Samples
-    test_indices: list[Tensor]
+    test_indices: Mapping[int, Tensor]
     replaced: dict[int, Samples] = field(default_factory=dict)
+    secret: int | None = None
     _spare: nn.Module | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -133,6 +135,11 @@ class LocalTrainer:
     def device(self) -> torch.device:
         """Where this trainer computes."""
         return self.train.x.device
+
+    @property
+    def noise_seed(self) -> int:
+        """Seed of all privacy noise; not the recipe's where that would let the server subtract the noise."""
+        return self.federation.seed if self.secret is None else self.secret
 
     def data(self, client: int) -> tuple[Samples, Tensor]:
         """The samples that this client trains on and their indices ``(N_k,)``."""
@@ -153,7 +160,9 @@ class LocalTrainer:
         state: dict[str, Tensor] | None = None,
         times_selected: int = 0,
     ) -> ClientView:
-        """The client as the method sees it."""
+        """The client as the method sees it; ``times_selected`` is 0 in the opening exchange alone."""
+        # the opening has a stream apart from round 0: noise that is used twice cancels out
+        purpose = "noise" if times_selected else "opening noise"
         return ClientView(
             id=client,
             round=round,
@@ -161,6 +170,7 @@ class LocalTrainer:
             shared=shared or {},
             state=state or {},
             generator=seeds.torch_generator(self.federation.seed, "method", round, client),
+            noise=seeds.noise_generator(self.noise_seed, purpose, round, client),
             times_selected=times_selected,
             federation=self.federation,
             model=self.model,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fl_labelskew_registry.contracts import ClientView
-    from torch import Tensor
+    from torch import Generator, Tensor
 
 Scaling = Literal["indicator", "proportional"]
 
@@ -39,6 +39,13 @@ def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.devic
     if key not in client.scratch:
         client.scratch[key] = tensor.to(device)
     return cast("Tensor", client.scratch[key])
+
+
+def noise_of(client: ClientView) -> Generator:
+    """The client's generator for privacy noise; never another one, whose seed others may know."""
+    if client.noise is None:
+        raise RuntimeError("Expected `client.noise` to be a generator but got None: privacy noise needs one.")
+    return client.noise
 
 
 def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from zlib import crc32
 import numpy as np
 
 if TYPE_CHECKING:
-    from torch import Generator
+    from torch import Generator, Tensor
 
 
 def sequence(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.SeedSequence:
@@ -34,14 +34,42 @@ def torch_generator(seed: int, purpose: str, round: int = 0, client: int = 0) ->
     return torch.Generator().manual_seed(torch_seed(seed, purpose, round, client))
 
 
-def seed_globals(seed: int, purpose: str, round: int, client: int = 0) -> None:
-    """Seed the global generators, for the host's attacks and noise alone, which draw from no other.
+def noise_generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> Generator:
+    """A torch CPU generator for privacy noise, whose whole state comes from a seed of up to 128 bits.
 
-    A run that goes on after a kill then draws what the undisturbed one drew.
+    Of the seed that ``manual_seed`` is given, torch's CPU generator uses 32 bits: few enough to try all of them and to
+    subtract the noise.
     """
     import torch
 
-    number = torch_seed(seed, purpose, round, client)
-    random.seed(number)
-    np.random.seed(number % 2**32)
-    torch.manual_seed(number)
+    generator = torch.Generator()
+    generator.set_state(_state(sequence(seed, purpose, round, client), generator.get_state()))
+    return generator
+
+
+def seed_globals(seed: int, purpose: str, round: int, client: int = 0) -> None:
+    """Seed the global generators, for the host's attacks and noise alone, which draw from no other.
+
+    A run that goes on after a kill then draws what the undisturbed one drew. As in :func:`noise_generator`, a seed may
+    have up to 128 bits, and all of them count on the CPU.
+    """
+    import torch
+
+    streams = sequence(seed, purpose, round, client).spawn(3)
+    random.seed(int.from_bytes(streams[0].generate_state(8).tobytes(), "little"))
+    np.random.seed(streams[1].generate_state(8))
+    torch.manual_seed(torch_seed(seed, purpose, round, client))  # GPUs too
+    torch.set_rng_state(_state(streams[2], torch.get_rng_state()))
+
+
+def _state(entropy: np.random.SeedSequence, fresh: Tensor) -> Tensor:
+    """A freshly seeded CPU generator's state ``fresh``, with other words of its Mersenne twister in their place.
+
+    They are 624 words of 32 bits, kept in 64 each, behind the seed, two counters and a position: 24 bytes.
+    """
+    import torch
+
+    words = entropy.generate_state(624).astype("<u8")
+    state = fresh.clone()
+    state[24 : 24 + words.nbytes] = torch.from_numpy(words.view(np.uint8))
+    return state

@@ -58,7 +58,7 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         """The host's hook for data poisoning; what it returns replaces the client's samples for this turn."""
         if self.hooks:
             turn = self._turn
-            seeds.seed_globals(self.local.federation.seed, "host's client hooks", turn.round, turn.client)
+            seeds.seed_globals(self.local.noise_seed, "host's client hooks", turn.round, turn.client)
         super().update_dataset(local_train_dataset, local_test_dataset, local_sample_number)
         self.local.replaced.clear()
         if self.local_train_dataset is not local_train_dataset:
@@ -140,11 +140,11 @@ def restore(changed: Mapping[str, Tensor], everything: Weights) -> Weights:
 
 def host_dataset(local: LocalTrainer, batch_size: int) -> list[Any]:
     """The host's 8-tuple: sample numbers, global and local batches, number of classes; nothing is copied."""
-    clients = range(len(local.indices))
+    clients = list(local.indices)
     every = torch.arange(len(local.train.y), device=local.device)
     tests = torch.arange(len(local.test.y), device=local.device)
     return [
-        sum(len(i) for i in local.indices),
+        sum(len(i) for i in local.indices.values()),
         len(local.test.y),
         ClientBatches(local.train, every, batch_size),
         ClientBatches(local.test, tests, batch_size),

@@ -56,7 +56,7 @@ def make(sizes=(10, 7), *, norm=False, dropout=0.0, method=None, **settings):
     cuts = np.split(np.arange(n), np.cumsum(sizes)[:-1])
     settings = LocalSettings(**({"batch_size": 4, "learning_rate": 0.1} | settings))
     federation = Federation(len(sizes), len(sizes), 5, settings.epochs, 3, 8, n, min(sizes), 0)
-    indices = [torch.from_numpy(c) for c in cuts]
+    indices = {k: torch.from_numpy(c) for k, c in enumerate(cuts)}
     train, test = samples(data, CPU)
     return LocalTrainer(Net(norm, dropout), method or Plain(), settings, federation, train, indices, test, indices)
 
@@ -314,3 +314,22 @@ def test_gpu_equals_cpu_within_tolerance():
     result = fit(moved, weights={k: v.to(cuda) for k, v in start.items()}).upload
     for key, value in expected.items():
         torch.testing.assert_close(result[key].cpu(), value, atol=1e-4, rtol=1e-4)
+
+
+def test_privacy_noise_has_streams_of_its_own():
+    trainer = make()
+
+    def draw(client=0, round=0, selected=1):
+        view = trainer.view(client, round, times_selected=selected)
+        return tuple(torch.rand(3, generator=view.noise).tolist()), tuple(
+            torch.rand(3, generator=view.generator).tolist()
+        )
+
+    public = draw()
+    assert public == draw()
+    noises = {draw(*which)[0] for which in [(0, 0, 1), (1, 0, 1), (0, 1, 1), (0, 0, 0)]}
+    assert len(noises) == 4  # none is used twice, the opening's least of all
+    trainer.secret = 2**100
+    assert draw()[0] not in noises
+    assert draw()[1] == public[1]  # what is no privacy noise stays on the recipe's seed
+    assert trainer.noise_seed == 2**100

@@ -1,3 +1,9 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+
 from fl_labelskew_plugins import seeds
 
 
@@ -18,3 +24,28 @@ def test_generators_repeat():
     a, b = (seeds.torch_generator(1, "x", 2, 3) for _ in range(2))
     assert a.initial_seed() == b.initial_seed()
     assert seeds.numpy_generator(1, "x").integers(1000) == seeds.numpy_generator(1, "x").integers(1000)
+
+
+def test_a_noise_generator_is_seeded_with_more_than_the_32_bits_of_manual_seed():
+    # an independent Mersenne twister that starts from the same 624 words
+    words = seeds.sequence(2**127 + 5, "noise", 3, 4).generate_state(624)
+    twister = np.random.MT19937()
+    twister.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
+    ours = seeds.noise_generator(2**127 + 5, "noise", 3, 4)
+    draws = torch.randint(2**16, (2000,), generator=ours)
+    assert draws.tolist() == [raw % 2**16 for raw in twister.random_raw(2000).tolist()]
+
+
+@pytest.mark.parametrize("other", [6, 5 + 2**32, 5 + 2**64, 5 + 2**127])
+def test_every_bit_of_a_secret_counts(other):
+    one, two = (torch.rand(4, generator=seeds.noise_generator(secret, "noise")) for secret in (5, other))
+    assert not torch.equal(one, two)
+    assert torch.equal(one, torch.rand(4, generator=seeds.noise_generator(5, "noise")))
+
+    def drawn(secret):
+        seeds.seed_globals(secret, "host", 1, 2)
+        return random.random(), np.random.rand(), float(torch.rand(())), float(torch.randn(20)[-1])
+
+    first = drawn(5)
+    assert first == drawn(5)
+    assert all(a != b for a, b in zip(first, drawn(other), strict=True))

@@ -23,7 +23,7 @@ def test_a_session_holds_what_the_recipe_says():
     made = built("train_args.client_num_per_round=4", "train_args.epochs=3")
     federation = made.federation
     assert (federation.num_clients, federation.clients_per_round, federation.epochs) == (10, 4, 3)
-    assert federation.num_samples == sum(len(i) for i in made.trainer.indices) == 1438
+    assert federation.num_samples == sum(len(i) for i in made.trainer.indices.values()) == 1438
     assert federation.num_features == made.trainer.model.classifier.in_features
     assert made.trainer.settings.momentum == 0.9
     assert [int((made.trainer.counts(k) > 0).sum()) for k in range(10)] == [2] * 10

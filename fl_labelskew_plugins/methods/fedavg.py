@@ -25,4 +25,4 @@ class FedAvg(Method):
         "Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017, "
         "https://arxiv.org/abs/1602.05629"
     )
-    runtimes = ("sp",)
+    runtimes = ("sp", "MPI", "GRPC")

@@ -99,7 +99,7 @@ class FedLC(Method):
         "Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022, "
         "https://arxiv.org/abs/2209.00189"
     )
-    runtimes = ("sp",)
+    runtimes = ("sp", "MPI", "GRPC")
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
         """The exponents of equation 7."""

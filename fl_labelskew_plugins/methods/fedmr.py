@@ -223,7 +223,7 @@ class FedMR(Method):
         "Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping, TMLR 2024, "
         "https://arxiv.org/abs/2405.18983"
     )
-    runtimes = ("sp",)
+    runtimes = ("sp", "MPI", "GRPC")
 
     def shares(self, client: ClientView) -> bool:
         """Whether this client submits prototypes: a random set of clients, the same in every round (table 5)."""
@@ -265,6 +265,11 @@ class FedMR(Method):
             negatives=self.params.negatives,
             observed=on_device(client, "counts", client.counts, device) > 0,
         )
+
+    def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
+        """Prototypes and the samples behind them."""
+        classes = federation.num_classes
+        return {"prototypes": (classes, federation.num_features), "counts": (classes,)}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
         """Mean feature of each class and the samples behind it."""

@@ -20,7 +20,7 @@ from fl_labelskew_registry.contracts import ClientView, Federation, Method
 from pydantic import Field, model_validator
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import Scaling, on_device, restricted_logits
+from fl_labelskew_plugins.ops import Scaling, noise_of, on_device, restricted_logits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -117,7 +117,7 @@ class FedRS(Method):
         "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data, KDD 2021, "
         "https://doi.org/10.1145/3447548.3467254"
     )
-    runtimes = ("sp",)
+    runtimes = ("sp", "MPI", "GRPC")
     aggregation = "uniform"
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
@@ -130,7 +130,7 @@ class FedRS(Method):
         p = self.params
         if p.upload_clip is None:
             return update
-        return private_update(update, clip=p.upload_clip, sigma=p.upload_sigma or 0.0, generator=client.generator)
+        return private_update(update, clip=p.upload_clip, sigma=p.upload_sigma or 0.0, generator=noise_of(client))
 
     def report(self, federation: Federation) -> dict[str, Any]:
         """The privacy bound of one upload."""

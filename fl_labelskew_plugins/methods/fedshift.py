@@ -19,11 +19,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from fl_labelskew_registry.contracts import ClientView, Contribution, Method
+from fl_labelskew_registry.contracts import ClientView, Contribution, Federation, Method
 from pydantic import Field
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import check_per_class, full, on_device
+from fl_labelskew_plugins.ops import check_per_class, full, noise_of, on_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,7 +117,7 @@ class FedShift(Method):
         )
 
     paper = "Federated Learning with Classifier Shift for Class Imbalance, arXiv 2023, https://arxiv.org/abs/2304.04972"
-    runtimes = ("sp",)
+    runtimes = ("sp", "MPI", "GRPC")
     aggregation: Aggregation = "population"
 
     def __init__(self, params: Any = None) -> None:
@@ -133,11 +133,15 @@ class FedShift(Method):
         smoothing: Tensor = full(counts).sum(dim=-1, keepdim=True) * fraction
         return smoothing
 
+    def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
+        """One number for each class."""
+        return {"counts": (federation.num_classes,)}
+
     def opening(self, client: ClientView) -> dict[str, Tensor]:
         """The class counts, all that the prior needs; noise, if any, is drawn once in a run."""
         if self.params.count_noise == 0:
             return {"counts": client.counts}
-        noise = torch.randn(client.counts.shape, generator=client.generator, device=client.generator.device)
+        noise = torch.randn(client.counts.shape, generator=noise_of(client))
         noisy = client.counts + self.params.count_noise * noise.to(client.counts.device)
         return {"counts": noisy.clamp(min=0)}
 

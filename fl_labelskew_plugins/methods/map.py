@@ -113,7 +113,7 @@ class TransferParams(params.Params):
 class InheritedPrivateModel(Method):
     """What MAP and FedPHP share: a private model per client that supervises the stage ``personalise``."""
 
-    runtimes = ("sp",)
+    runtimes = ("sp", "MPI", "GRPC")
     aggregation = "uniform"
 
     @property

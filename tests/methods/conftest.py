@@ -73,6 +73,7 @@ def world(federation: Federation) -> SimpleNamespace:
             "shared": {},
             "state": {},
             "generator": torch.Generator().manual_seed(1),
+            "noise": torch.Generator().manual_seed(2),
             "times_selected": 1,
             "federation": federation,
             "model": net,

@@ -346,6 +346,8 @@ class TestMethod:
         contribution = FedMR().contribute(world.client())
         h, y = world.client().features()
         assert torch.equal(contribution["counts"], world.counts)
+        announced = FedMR().contribution_shapes(world.federation)
+        assert {name: tuple(tensor.shape) for name, tensor in contribution.items()} == announced
         for c in range(3):
             torch.testing.assert_close(contribution["prototypes"][c], h[y == c].mean(0))
 
@@ -374,8 +376,8 @@ class TestMethod:
         method = FedMR()
         means = torch.randn(2, 5, 3)
         counts = torch.tensor([[2, 0, 1, 0, 0], [4, 3, 0, 0, 0]])
-        sent = [Contribution(i, counts[i], {"prototypes": means[i], "counts": counts[i]}) for i in range(2)]
-        silent = Contribution(5, torch.full((5,), 100), {})
+        sent = [Contribution(i, {"prototypes": means[i], "counts": counts[i]}) for i in range(2)]
+        silent = Contribution(5, {})
         shared = method.combine([sent[0], silent, sent[1]], {"extra": torch.ones(1)})
         assert set(shared) == {"extra", "prototypes", "known"}
         assert shared["known"].tolist() == [True, True, True, False, False]

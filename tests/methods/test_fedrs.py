@@ -95,6 +95,15 @@ class TestPrivateUpload:
         )
         assert method.report(federation) == {}
 
+    def test_noise_is_drawn_from_the_generator_for_noise_alone(self, world):
+        method, view = FedRS(FedRS.Params(upload_clip=1.0, upload_sigma=0.1)), world.client()
+        before = view.generator.get_state()
+        noisy = method.protect({"a": torch.zeros(5)}, view)["a"]
+        assert torch.equal(view.generator.get_state(), before)
+        assert torch.equal(noisy, method.protect({"a": torch.zeros(5)}, world.client())["a"])
+        with pytest.raises(RuntimeError, match=r"client.noise"):
+            method.protect({"a": torch.zeros(5)}, world.client(noise=None))
+
     def test_method_protects_and_reports(self, world, federation):
         method = FedRS(FedRS.Params(upload_clip=20.0, upload_sigma=0.1))
         protected = method.protect({"a": torch.zeros(1000)}, world.client())["a"]

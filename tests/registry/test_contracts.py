@@ -45,6 +45,8 @@ def test_a_method_as_it_stands_is_fedavg(client):
     assert method.protect(update, client) is update
     assert method.combine([], {"kept": logits})["kept"] is logits
     assert (method.opening(client), method.open([]), method.contribute(client)) == ({}, {}, {})
+    assert (method.opening_shapes(client.federation), method.contribution_shapes(client.federation)) == ({}, {})
+    assert (method.runtimes, method.silo_choices) == (("sp", "MPI", "GRPC"), ())
     assert method.before_round(client) is None
     assert method.after_round(client) is None
     assert method.personalised({}) is None

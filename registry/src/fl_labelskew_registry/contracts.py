@@ -77,6 +77,8 @@ class ClientView:
         shared: tensors that the server sent with the model (see :meth:`Method.combine`).
         state: private tensors that stay with this client from round to round; a method may replace entries.
         generator: CPU generator of this (seed, round, client), for the method's own draws.
+        noise: CPU generator for privacy noise alone. Across silos it is seeded from a secret of the silo's own: the
+            recipe's seed is known to the server, which could otherwise subtract the noise.
         times_selected: how often this client was selected, this round included.
         federation: the run as a whole.
         stage: name of the stage in training.
@@ -97,6 +99,7 @@ class ClientView:
     federation: Federation
     stage: str = "train"
     model: nn.Module | None = None
+    noise: Generator | None = None
     frozen: Callable[[Tensors], nn.Module] | None = None
     features: Callable[[], tuple[Tensor, Tensor]] | None = None
     scratch: dict[str, Any] = field(default_factory=dict)
@@ -128,10 +131,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Contribution:
-    """What one client sent beside its weights: ``tensors``, by the client ``id`` that has ``counts`` ``(C,)``."""
+    """What the client ``id`` sent beside its weights: what its ``opening`` or ``contribute`` returned, no more."""
 
     id: int
-    counts: Tensor
     tensors: Tensors
 
 
@@ -146,7 +148,7 @@ class Method:
 
     Params: ClassVar[type[Any]]
     paper: ClassVar[str] = ""
-    runtimes: ClassVar[tuple[str, ...]] = ("sp",)
+    runtimes: ClassVar[tuple[str, ...]] = ("sp", "MPI", "GRPC")
     silo_choices: ClassVar[tuple[str, ...]] = ()
     aggregation: Aggregation = "samples"
 
@@ -165,8 +167,19 @@ class Method:
         """Facts for the run's record, such as a privacy bound."""
         return {}
 
+    def opening_shapes(self, federation: Federation) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of all that :meth:`opening` may send; a server refuses anything else."""
+        return {}
+
+    def contribution_shapes(self, federation: Federation) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of all that :meth:`contribute` may send; a server refuses anything else."""
+        return {}
+
     def opening(self, client: ClientView) -> Tensors:
-        """Client, once before round 0 (every client is asked): tensors for :meth:`open`, none by default."""
+        """Client, once before round 0 (every client is asked): tensors for :meth:`open`, none by default.
+
+        A method that sends some names them in :meth:`opening_shapes`.
+        """
         return {}
 
     def open(self, openings: Sequence[Contribution]) -> Tensors:
@@ -194,11 +207,17 @@ class Method:
         return {"cross_entropy": cross_entropy(self.calibrate(batch.logits, client), batch.labels)}
 
     def contribute(self, client: ClientView) -> Tensors:
-        """Client, after local training: tensors that ride with the upload. Override only if something is sent."""
+        """Client, after local training: tensors that ride with the upload. Override only if something is sent.
+
+        A method that sends some names them in :meth:`contribution_shapes`.
+        """
         return {}
 
     def protect(self, update: dict[str, Tensor], client: ClientView) -> dict[str, Tensor]:
-        """Client: last word on the floating-point update (upload minus the round's start), before it leaves."""
+        """Client: last word on the floating-point update (upload minus the round's start), before it leaves.
+
+        Noise is drawn from ``client.noise``.
+        """
         return update
 
     def combine(self, contributions: Sequence[Contribution], shared: Tensors) -> Tensors:
