@@ -31,3 +31,6 @@ for _command in (
     schema_command,
 ):
     main.add_command(_command)
+
+if __name__ == "__main__":  # ranks of mpirun and local silos are started in this way
+    main(prog_name="labelskew")

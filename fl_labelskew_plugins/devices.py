@@ -1,0 +1,91 @@
+"""Which process computes where. Every check of it happens before any process starts."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import torch
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins import mpirun
+from fl_labelskew_plugins.recipe import Recipe
+
+
+def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
+    """The GPUs in use, in the recipe's order; none on the CPU.
+
+    Args:
+        recipe: what to run.
+        warn: say on stderr where ``fallback`` takes the CPU instead.
+
+    Raises:
+        LabelSkewError: a GPU is asked for that is not there, and there is no fallback.
+    """
+    args = recipe.device
+    if not args.using_gpu:
+        return []
+    have = torch.cuda.device_count()
+    missing = [gpu for gpu in args.gpu_ids if gpu >= have]
+    if not missing:
+        return list(dict.fromkeys(args.gpu_ids))
+    lack = f"device_args.gpu_ids: no GPU {missing[0]} on this machine, which has {have}"
+    if args.fallback is None:
+        raise LabelSkewError(f"{lack}; using_gpu: false, or fallback: cpu, would be right without one")
+    if warn:
+        print(f"warning: {lack}; training on the CPU", file=sys.stderr)
+    return []
+
+
+def gpu_slots(recipe: Recipe, workers: int) -> list[int]:
+    """The GPU of each worker: of rank 1 first; empty on the CPU.
+
+    Workers are dealt to GPUs in turn, so that two workers use two GPUs. Ranks then go GPU by GPU in ascending order,
+    which is the only order that the host's own mapping can express.
+
+    Raises:
+        LabelSkewError: more workers than the GPUs are to take.
+    """
+    use, each = gpus(recipe), recipe.device.workers_per_gpu
+    if not use:
+        return []
+    if workers > len(use) * each:
+        raise LabelSkewError(
+            f"device_args.workers_per_gpu: {workers} workers are more than {len(use)} GPU(s) with {each} each; "
+            f"workers_per_gpu: {-(-workers // len(use))} or fewer workers would be right"
+        )
+    return sorted(use[worker % len(use)] for worker in range(workers))
+
+
+def host_mapping(recipe: Recipe, workers: int) -> dict[str, dict[str, list[int]]]:
+    """The host's GPU mapping: processes on each GPU, in rank order, server included; empty on the CPU.
+
+    The server shares the first GPU in use.
+    """
+    slots = gpu_slots(recipe, workers)
+    if not slots:
+        return {}
+    ranks = [slots[0], *slots]
+    return {"mapping_default": {socket.gethostname(): [ranks.count(gpu) for gpu in range(max(ranks) + 1)]}}
+
+
+def device(recipe: Recipe, rank: int | None = None) -> torch.device:
+    """Where this process computes.
+
+    Args:
+        recipe: what to run.
+        rank: of a simulation over MPI, 0 for the server; default: this process's own, if it is one.
+
+    Raises:
+        LabelSkewError: see :func:`gpus` and :func:`gpu_slots`.
+    """
+    place = mpirun.joined() if recipe.comm.backend == mpirun.BACKEND else None
+    if rank is None and place is not None:
+        rank = place[0]
+    use = gpus(recipe, warn=not rank and not mpirun.launched())  # who launches has said it already
+    if not use:
+        return torch.device("cpu")
+    if rank is None:
+        return torch.device("cuda", use[0])
+    slots = gpu_slots(recipe, mpirun.workers(recipe, use))
+    return torch.device("cuda", slots[max(rank - 1, 0)])

@@ -1,0 +1,378 @@
+"""Real ranks under a real mpirun: how each way of ending is told, and that nothing stays behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins import mpirun, recipe
+
+# What a rank does, by the way it is to end. The pids that it writes show afterwards whether it is gone.
+RANK = """
+import os, signal, sys, time
+from pathlib import Path
+from fl_labelskew_registry import LabelSkewError, RunError
+from fl_labelskew_plugins import mpirun
+from fl_labelskew_plugins.cli.exits import guarded
+
+how = sys.argv[1]
+
+def interrupt(*_):
+    if "CANNOT_SAVE" in os.environ:
+        os._exit(9)
+    raise KeyboardInterrupt("interrupted after 3 rounds; to go on: fedml run --resume run")
+
+@guarded
+def work():
+    with mpirun.as_rank():
+        comm = mpirun.world()
+        rank = comm.Get_rank()
+        Path(f"pid{rank}").write_text(str(os.getpid()))
+        print(f"rank {rank} of {comm.Get_size()}", flush=True)
+        if how == "mistake":
+            raise LabelSkewError("recipe.yaml: a mistake that every rank finds")
+        if how == "lonely" and rank == 2:
+            raise LabelSkewError("a mistake of this worker alone")
+        if how == "fine":
+            print(sys.stdout.isatty(), sys.stdin.read(), os.environ["OMP_NUM_THREADS"])
+            print("heard at once", file=sys.stderr)
+            return
+        signal.signal(signal.SIGTERM, interrupt if rank == 0 else signal.SIG_DFL)
+        if how == "deaf":  # to everything but SIGKILL
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        Path(f"up{rank}").touch()
+        while not all(Path(f"up{other}").exists() for other in range(3)):
+            time.sleep(0.01)
+        if how == "killed" and rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "server killed" and rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "code" and rank == 1:
+            os._exit(7)
+        if how == "bug" and rank == 1:
+            raise ZeroDivisionError
+        if how == "server fails" and rank == 0:
+            raise RunError("round 3: training diverged")
+        time.sleep(60)
+
+work()
+"""
+
+PARENT = """
+import os, sys
+from pathlib import Path
+from fl_labelskew_plugins import mpirun
+from fl_labelskew_plugins.cli.exits import guarded
+
+@guarded
+def parent():
+    Path("parent").write_text(str(os.getpid()))
+    mpirun.launch([sys.executable, "rank.py", sys.argv[1]], 3, run_dir=Path("run"))
+    print("done")
+
+parent()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "rank.py").write_text(RANK)
+    (tmp_path / "parent.py").write_text(PARENT)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").touch()
+    return tmp_path
+
+
+def start(folder, how, **environment):
+    kept = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    return subprocess.Popen(
+        [sys.executable, "parent.py", how],
+        cwd=folder,
+        env=kept | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process):
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+def run(folder, how, **environment):
+    return end(start(folder, how, **environment))
+
+
+def alive(pid):
+    """Whether a process is there and not only waiting for somebody to ask after it."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def pids(folder):
+    return [int(file.read_text()) for file in folder.glob("pid*")]
+
+
+def wait_for(condition, seconds=20):
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def all_up(folder):
+    return lambda: all((folder / f"up{rank}").exists() for rank in range(3))
+
+
+def test_a_run_that_ends_well(folder):
+    code, out, err = run(folder, "fine")
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert (code, err) == (0, "heard at once\n")
+    assert out == f"rank 0 of 3\nFalse  {threads}\ndone\n"
+    assert len(pids(folder)) == 3
+    assert not any(map(alive, pids(folder)))
+
+
+def test_threads_that_the_user_has_set_stay(folder):
+    code, out, _ = run(folder, "fine", OMP_NUM_THREADS="3")
+    assert code == 0
+    assert "False  3\n" in out
+
+
+LEFT = "interrupted after 3 rounds; to go on: fedml run --resume run\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "err"),
+    [
+        ("killed", 1, LEFT + "error: worker 2 was killed by signal 9\n"),
+        ("server killed", 1, "error: the server (rank 0) was killed by signal 9; to go on: fedml run --resume run\n"),
+        ("code", 7, LEFT + "error: worker 1 ended with exit code 7\n"),
+        ("server fails", 1, "error: round 3: training diverged\n"),
+        ("mistake", 2, "error: recipe.yaml: a mistake that every rank finds\n"),
+        ("lonely", 2, LEFT + "error: a mistake of this worker alone\n"),
+    ],
+)
+def test_how_a_job_ends_is_a_line(folder, how, code, err):
+    assert run(folder, how)[::2] == (code, err)
+    assert not any(map(alive, pids(folder)))
+
+
+def test_a_bug_keeps_its_traceback(folder):
+    code, _, err = run(folder, "bug")
+    assert code == 1
+    assert err.count("Traceback") == 1
+    assert err.endswith("ZeroDivisionError\nerror: worker 1 ended with exit code 1\n")
+    assert not any(map(alive, pids(folder)))
+
+
+def test_where_the_server_cannot_save_the_parent_says_how_to_go_on(folder):
+    code, _, err = run(folder, "killed", CANNOT_SAVE="1")
+    assert (code, err) == (1, "error: worker 2 was killed by signal 9; to go on: fedml run --resume run\n")
+
+
+@pytest.mark.parametrize(
+    ("how", "number", "environment", "err"),
+    [
+        ("sleep", signal.SIGINT, {}, LEFT),
+        ("sleep", signal.SIGTERM, {}, LEFT),
+        ("sleep", signal.SIGINT, {"CANNOT_SAVE": "1"}, "interrupted; to go on: fedml run --resume run\n"),
+        ("deaf", signal.SIGTERM, {}, "interrupted; to go on: fedml run --resume run\n"),
+    ],
+)
+def test_an_interruption_ends_everything(folder, number, how, environment, err):
+    process = start(folder, how, **environment)
+    wait_for(all_up(folder))
+    begun = time.monotonic()
+    process.send_signal(number)
+    assert end(process)[::2] == (130, err)
+    assert time.monotonic() - begun < 10  # what is promised, not how fast it is
+    assert not any(map(alive, pids(folder)))
+
+
+def test_an_interruption_before_the_ranks_are_up(folder):
+    process = start(folder, "sleep")
+    wait_for((folder / "parent").exists)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    code, _, err = end(process)
+    assert code == 130
+    assert "Traceback" not in err
+    assert not any(map(alive, pids(folder)))
+
+
+def test_a_parent_that_is_killed_takes_everything_along(folder):
+    process = start(folder, "sleep")
+    wait_for(all_up(folder))
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any(map(alive, pids(folder))), 10)
+
+
+def test_the_ranks_see_the_terminal_that_the_parent_sees(folder):
+    ours, theirs = os.openpty()
+    process = subprocess.Popen([sys.executable, "parent.py", "fine"], cwd=folder, stdout=theirs, start_new_session=True)
+    os.close(theirs)
+    assert process.wait(60) == 0
+    assert b"True" in os.read(ours, 4096)
+    os.close(ours)
+
+
+def by_hand(folder, how):
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    command = ["mpirun", *root, "--oversubscribe", "-np", "3", sys.executable, "rank.py", how]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "line"),
+    [
+        ("mistake", 2, "error: recipe.yaml: a mistake that every rank finds"),
+        ("lonely", 2, "error: a mistake of this worker alone"),
+        ("server fails", 1, "error: round 3: training diverged"),
+        ("killed", 137, LEFT.strip()),
+    ],
+)
+def test_an_mpirun_typed_by_hand_says_it_once(folder, how, code, line):
+    process = by_hand(folder, how)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert (out + err).count(line) == 1
+    assert "rank 1" not in out
+    wait_for(lambda: not any(map(alive, pids(folder))), 10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_mpirun_typed_by_hand_is_interrupted(folder, number):
+    process = by_hand(folder, "sleep")
+    wait_for(all_up(folder))
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode != 0
+    assert "Traceback" not in err
+    wait_for(lambda: not any(map(alive, pids(folder))), 10)
+
+
+def test_without_mpirun_it_is_a_line(folder):
+    code, _, err = run(folder, "fine", PATH="")
+    assert code == 2
+    assert err == (
+        "error: comm_args.backend: MPI needs mpirun on PATH, which is missing; to install it: "
+        "apt-get install openmpi-bin libopenmpi-dev; pip install 'fl-labelskew-plugins[mpi]'\n"
+    )
+
+
+def test_without_mpi4py_it_is_a_line(monkeypatch):
+    monkeypatch.setattr(mpirun.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(LabelSkewError, match=r"MPI needs mpi4py, which is missing; .*openmpi-bin.*\[mpi\]"):
+        mpirun.check()
+
+
+def program(folder, name, text):
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_another_mpi_is_a_line(folder):
+    program(folder, "mpirun", "echo HYDRA build details")
+    code, _, err = run(folder, "fine", PATH=f"{folder}:{os.environ['PATH']}")
+    assert code == 2
+    assert "MPI needs Open MPI" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_an_mpirun_that_cannot_start_is_a_line(folder):
+    program(folder, "mpirun", 'test "$1" = --version && echo Open MPI && exit; echo ----; echo no memory >&2; exit 3')
+    code, _, err = run(folder, "fine", PATH=f"{folder}:{os.environ['PATH']}")
+    assert (code, err) == (1, "error: comm_args.backend: mpirun could not start: no memory\n")
+
+
+def test_an_mpirun_inside_a_single_rank(folder):
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    command = ["mpirun", *root, "-np", "1", sys.executable, "parent.py", "fine"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("rank 0 of 3\n")
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, (2, 3)),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2)),
+        ({"PMIX_RANK": "4", "SLURM_NTASKS": "5"}, (4, 5)),
+        ({"SLURM_NTASKS": "5"}, None),
+        ({"PMI_RANK": "x", "PMI_SIZE": "2"}, None),
+    ],
+)
+def test_joined(monkeypatch, environment, place):
+    for name in [n for pair in mpirun.RANKS for n in pair]:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert mpirun.joined() == place
+
+
+TEXT = """\
+data_args: {dataset: digits}
+model_args: {model: mlp}
+train_args: {client_num_in_total: 10, client_num_per_round: 4}
+method_args: {method: fedavg}
+comm_args: {backend: MPI}
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gpus", "expected"),
+    [
+        (["comm_args.workers=3"], [], 3),
+        ([], [0], 1),
+        ([], [0, 1], 2),
+        (["device_args.workers_per_gpu=2"], [0], 2),
+        (["device_args.workers_per_gpu=9"], [0], 4),
+        (["comm_args.workers=9"], [], 4),
+    ],
+)
+def test_workers(capsys, overrides, gpus, expected):
+    assert mpirun.workers(recipe.parse(TEXT, overrides=overrides), gpus) == expected
+    warning = "warning: comm_args.workers: 9 is more than the 4 clients of a round; 4 start\n"
+    assert capsys.readouterr().err == (warning if "comm_args.workers=9" in overrides else "")
+
+
+def test_workers_by_default_and_under_mpirun(monkeypatch):
+    plain = recipe.parse(TEXT)
+    assert mpirun.workers(plain, []) == min(4, len(os.sched_getaffinity(0)))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "7")
+    assert mpirun.workers(plain, []) == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("mpirun noticed that process rank 2 with PID 0 on node vm exited on signal 9 (Killed).", (2, 1, 9)),
+        ("prterun noticed that process rank 1 with PID 77 on node vm exited on\nsignal 11 (Segfault).", (1, 1, 11)),
+        ("The first process to do so was:\n\n  Process name: [[395,1],2]\n  Exit code:    7\n", (2, 7, None)),
+        ("  Process name: [prterun-vm-123@1,2]\n  Exit code:    7\n", (2, 7, None)),
+        ("MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 5.", (1, 5, None)),
+        ("due to process rank 2 with PID 0 on\nnode vm exiting improperly. There are", (2, 0, None)),
+    ],
+)
+def test_what_mpirun_says_is_understood(text, expected):
+    found = mpirun.cause(text)
+    assert (found.rank, found.code, found.signal) == expected
+
+
+def test_what_mpirun_does_not_say():
+    assert mpirun.cause("ORTE_ERROR_LOG: Out of resource") is None
