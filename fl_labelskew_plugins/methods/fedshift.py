@@ -23,7 +23,7 @@ from fl_labelskew_registry.contracts import ClientView, Contribution, Federation
 from pydantic import Field
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import check_per_class, full, noise_of, on_device
+from fl_labelskew_plugins.ops import check_choice, check_per_class, full, noise_of, on_device
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,6 +99,50 @@ def shifted_logits(logits: Tensor, counts: Tensor, prior: Tensor, *, smoothing: 
     return logits + (local / prior.to(dtype)).log()
 
 
+def noisy_counts(
+    counts: Tensor, *, scale: float, noise: Literal["laplace", "gaussian"], generator: torch.Generator
+) -> Tensor:
+    """Class counts with noise on each, rounded to whole samples and not below 0.
+
+    Whole numbers also keep back the low bits of floating-point noise, which can tell what it was added to (Mironov,
+    "On Significance of the Least Significant Bits for Differential Privacy", CCS 2012).
+
+    Args:
+        counts: ``(C,)``, of one client.
+        scale: ``b`` of Laplace noise (its standard deviation is ``sqrt(2) b``), or the standard deviation of Gaussian.
+        noise: its distribution.
+        generator: the only source of the noise.
+
+    Returns:
+        ``(C,)``, of the type of ``counts``.
+    """
+    check_choice("noise", noise, ("laplace", "gaussian"))
+    shape = (2, *counts.shape)
+    if noise == "laplace":  # the difference of two exponential variables
+        draw = torch.empty(shape, dtype=torch.float64, device=generator.device).exponential_(generator=generator)
+        standard = draw[0] - draw[1]
+    else:
+        standard = torch.randn(shape[1:], dtype=torch.float64, generator=generator, device=generator.device)
+    return (counts + scale * standard.to(counts.device)).round().clamp(min=0).to(counts.dtype)
+
+
+def counts_epsilon(scale: float) -> float:
+    r"""Epsilon of class counts with Laplace noise (Dwork, McSherry, Nissim, Smith, TCC 2006, proposition 1).
+
+    .. math:: \epsilon = 2 / b
+
+    for one sample replaced by another: two counts move by one, so the L1 sensitivity is 2. It would be 1 for a sample
+    added or removed, but a client's number of samples is no secret here: it weighs its uploads.
+
+    Args:
+        scale: ``b``, in samples.
+
+    >>> counts_epsilon(4.0)
+    0.5
+    """
+    return 2 / scale
+
+
 class FedShift(Method):
     """Classifier shift in local training."""
 
@@ -113,11 +157,18 @@ class FedShift(Method):
             "population", description="N of a round's weights N_k / N: all clients (algorithm 1) or those of the round"
         )
         count_noise: float = Field(
-            0.0, ge=0, description="std of Gaussian noise on the class counts that a client reveals, in samples"
+            0.0,
+            ge=0,
+            le=1e9,
+            description="scale b (laplace) or std (gaussian) of noise on the counts that are revealed",
+        )
+        count_noise_type: Literal["laplace", "gaussian"] = Field(
+            "laplace", description="laplace: epsilon = 2 / count_noise; gaussian: no bound is reported"
         )
 
     paper = "Federated Learning with Classifier Shift for Class Imbalance, arXiv 2023, https://arxiv.org/abs/2304.04972"
     runtimes = ("sp", "MPI", "GRPC")
+    silo_choices = ("count_noise", "count_noise_type")
     aggregation: Aggregation = "population"
 
     def __init__(self, params: Any = None) -> None:
@@ -139,15 +190,15 @@ class FedShift(Method):
 
     def opening(self, client: ClientView) -> dict[str, Tensor]:
         """The class counts, all that the prior needs; noise, if any, is drawn once in a run."""
-        if self.params.count_noise == 0:
+        p = self.params
+        if p.count_noise == 0:
             return {"counts": client.counts}
-        noise = torch.randn(client.counts.shape, generator=noise_of(client))
-        noisy = client.counts + self.params.count_noise * noise.to(client.counts.device)
-        return {"counts": noisy.clamp(min=0)}
+        noise = noise_of(client)
+        return {"counts": noisy_counts(client.counts, scale=p.count_noise, noise=p.count_noise_type, generator=noise)}
 
     def open(self, openings: Sequence[Contribution]) -> dict[str, Tensor]:
         """The global prior."""
-        counts = torch.stack([opening.tensors["counts"] for opening in openings])
+        counts = torch.stack([opening.tensors["counts"] for opening in openings]).clamp(min=0)  # no prior below 0
         return {"prior": global_prior(counts, smoothing=self._smoothing(counts))}
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
@@ -155,6 +206,14 @@ class FedShift(Method):
         counts = on_device(client, "counts", client.counts, logits.device)
         prior = on_device(client, "prior", client.shared["prior"], logits.device)
         return shifted_logits(logits, counts, prior, smoothing=self._smoothing(counts))
+
+    def report(self, federation: Federation) -> dict[str, Any]:
+        """The privacy bound of the counts that a client reveals."""
+        p = self.params
+        if p.count_noise == 0 or p.count_noise_type != "laplace":
+            return {}
+        scope = "the counts that a client reveals once in a run, for one of its samples replaced by another"
+        return {"privacy": {"epsilon": counts_epsilon(p.count_noise), "delta": 0.0, "holds_for": scope}}
 
     def deviations(self) -> list[str]:
         """Options that algorithm 1 does not have."""

@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fl_labelskew_plugins.methods.fedshift import FedShift, global_prior, shifted_logits, smoothed_distribution
+from fl_labelskew_plugins.methods.fedshift import (
+    FedShift,
+    counts_epsilon,
+    global_prior,
+    noisy_counts,
+    shifted_logits,
+    smoothed_distribution,
+)
 
 HISTOGRAMS = st.integers(1, 6).flatmap(
     lambda c: st.lists(st.lists(st.integers(0, 300), min_size=c, max_size=c), min_size=1, max_size=5)
@@ -137,16 +144,78 @@ def test_opening_exchange_and_loss(world, params):
     )
 
 
-def test_noise_on_the_counts(world):
-    method = FedShift(FedShift.Params(count_noise=3.0))
+@pytest.mark.parametrize("noise", ["laplace", "gaussian"])
+def test_noise_on_the_counts(world, noise):
+    method = FedShift(FedShift.Params(count_noise=3.0, count_noise_type=noise))
     big = torch.full((5,), 1000)
     one = method.opening(world.client(counts=big))["counts"]
+    assert one.dtype == big.dtype
     assert torch.equal(one, method.opening(world.client(counts=big))["counts"])
-    assert 0 < (one - 1000).abs().max() < 20
+    assert 0 < (one - 1000).abs().max() < 50
+    other = torch.Generator().manual_seed(3)
+    assert not torch.equal(one, method.opening(world.client(counts=big, noise=other))["counts"])
     nobody = torch.zeros(5, dtype=torch.long)
     assert method.opening(world.client(counts=nobody))["counts"].min() == 0
     prior = method.open([Contribution(0, {"counts": one})])["prior"]
-    assert prior.isfinite().all()
+    assert prior.sum().item() == pytest.approx(1)
+    with pytest.raises(RuntimeError, match=r"client.noise"):
+        method.opening(world.client(noise=None))
+
+
+@pytest.mark.parametrize("b", [1.0, 4.0, 200.0])
+def test_laplace_noise_has_its_distribution(b):
+    n, centre = 200_000, 100_000
+    noisy = noisy_counts(torch.full((n,), centre), scale=b, noise="laplace", generator=torch.Generator().manual_seed(0))
+    noise = (noisy - centre).double()
+    # rounded: |noise| <= t has the probability of the continuous variable up to t + 1/2
+    for t in (0, round(b), round(3 * b)):
+        expected = 1 - math.exp(-(t + 0.5) / b)
+        assert (noise.abs() <= t).double().mean().item() == pytest.approx(expected, abs=4 * 0.5 / math.sqrt(n))
+    assert noise.mean().item() == pytest.approx(0, abs=5 * math.sqrt(2) * b / math.sqrt(n))
+    assert noise.var().item() == pytest.approx(2 * b * b + 1 / 12, rel=0.03)
+
+
+def test_gaussian_noise_has_its_spread():
+    counts = torch.full((100_000,), 10_000)
+    noisy = noisy_counts(counts, scale=30.0, noise="gaussian", generator=torch.Generator().manual_seed(0))
+    assert (noisy - counts).double().std().item() == pytest.approx(30, rel=0.02)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(0, 10**6), min_size=1, max_size=5),
+    st.floats(1e-3, 1e9),
+    st.sampled_from(["laplace", "gaussian"]),
+    st.integers(0, 2**31),
+)
+def test_noisy_counts_are_counts_and_their_prior_a_distribution(counts, scale, noise, seed):
+    generator = torch.Generator().manual_seed(seed)
+    noisy = noisy_counts(torch.tensor(counts), scale=scale, noise=noise, generator=generator)
+    assert noisy.dtype == torch.int64
+    assert noisy.min() >= 0
+    prior = global_prior(torch.stack([noisy, torch.tensor(counts)]), smoothing=1.0)
+    assert prior.min() >= 0
+    assert prior.sum().item() == pytest.approx(1, rel=1e-4)
+
+
+def test_epsilon_of_the_counts(federation):
+    # one sample replaced moves two counts by one: with b = 4, densities differ by at most e^(2/4)
+    privacy = FedShift(FedShift.Params(count_noise=4.0)).report(federation)["privacy"]
+    assert (privacy["epsilon"], privacy["delta"]) == (0.5, 0.0)
+    assert "replaced" in privacy["holds_for"]
+    assert counts_epsilon(0.5) == 4.0
+    assert FedShift().report(federation) == {}
+    assert FedShift(FedShift.Params(count_noise=4.0, count_noise_type="gaussian")).report(federation) == {}
+
+
+def test_counts_below_0_from_a_client_leave_a_prior():
+    openings = [
+        Contribution(0, {"counts": torch.tensor([-9.0, 3.0])}),
+        Contribution(1, {"counts": torch.tensor([1.0, 1.0])}),
+    ]
+    prior = FedShift().open(openings)["prior"]
+    assert prior.min() > 0
+    assert prior.sum().item() == pytest.approx(1)
 
 
 def test_denominator_sets_the_aggregation():
@@ -167,6 +236,7 @@ def test_deviations():
         ({"smoothing": 0.0}, "greater than 0"),
         ({"smoothing_fraction": 0.0}, "greater than 0"),
         ({"count_noise": -1.0}, "greater than or equal to 0"),
+        ({"count_noise_type": "uniform"}, "'laplace' or 'gaussian'"),
         ({"denominator": "all"}, "'population' or 'participants'"),
     ],
 )
