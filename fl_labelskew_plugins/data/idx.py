@@ -86,8 +86,9 @@ class MNIST(Dataset):
         root = data_dir if data_dir is not None else Path(self.default_dir) if self.default_dir else None
         return [] if root is None else [root, root / self.folder / "raw"]
 
-    def find(self, data_dir: Path | None) -> tuple[dict[tuple[str, str], Path], str]:
-        """The four files, or, where some are missing, no files and a message that says which."""
+    def find(self, data_dir: Path | None, part: str | None = None) -> tuple[dict[tuple[str, str], Path], str]:
+        """The four files, or one part's two; where some are missing, no files and a message that says which."""
+        files = {key: name for key, name in FILES.items() if part in (None, key[0])}
         folders = self.candidates(data_dir)
         if not folders:
             return {}, f"data set {self.folder}: data_args.data_cache_dir is not set; get the files from {self.source}"
@@ -95,13 +96,13 @@ class MNIST(Dataset):
         for folder in folders:
             found = {
                 key: path
-                for key, name in FILES.items()
+                for key, name in files.items()
                 for path in (folder / f"{name}.gz", folder / name)  # the plain file comes last and wins
                 if os.path.isfile(path)  # unlike Path.is_file, False where the folder may not be entered
             }
-            if len(found) == len(FILES):
+            if len(found) == len(files):
                 return found, ""
-            missing[folder] = [name for key, name in FILES.items() if key not in found]
+            missing[folder] = [name for key, name in files.items() if key not in found]
         nearest = min(missing.values(), key=len)
         return {}, (
             f"data set {self.folder}: no {', '.join(f'{name}[.gz]' for name in nearest)} "
@@ -110,21 +111,39 @@ class MNIST(Dataset):
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError if files are missing, unless they may be downloaded to ``data_dir``."""
-        found, message = self.find(data_dir)
-        if not found and not (download and data_dir is not None):
-            raise LabelSkewError(message)
+        self._check(data_dir, download, None)
+
+    def check_test(self, data_dir: Path | None, *, download: bool) -> None:
+        """As :meth:`check`, for the two files of the test part."""
+        self._check(data_dir, download, "test")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read the four files; ``seed`` is not used."""
-        self.check(data_dir, download=download)
-        files, _ = self.find(data_dir)
+        files = self._fetched(data_dir, download, None)
+        return self._data(self.part(files, "train"), self.part(files, "test"))
+
+    def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Read the two files of the test part; ``seed`` is not used."""
+        test = self.part(self._fetched(data_dir, download, "test"), "test")
+        return self._data(Arrays(test.x[:0], test.y[:0]), test)
+
+    def _check(self, data_dir: Path | None, download: bool, part: str | None) -> None:
+        found, message = self.find(data_dir, part)
+        if not found and not (download and data_dir is not None):
+            raise LabelSkewError(message)
+
+    def _fetched(self, data_dir: Path | None, download: bool, part: str | None) -> dict[tuple[str, str], Path]:
+        self._check(data_dir, download, part)
+        files, _ = self.find(data_dir, part)
         if not files and data_dir is not None:
             self.download(data_dir)
-            files, message = self.find(data_dir)
+            files, message = self.find(data_dir, part)
             if not files:
                 raise LabelSkewError(message)
+        return files
+
+    def _data(self, train: Arrays, test: Arrays) -> Data:
         mean, std = self.moments
-        train, test = self.part(files, "train"), self.part(files, "test")
         return Data(train, test, list(self.class_names), mean=(mean,), std=(std,))
 
     def download(self, data_dir: Path) -> None:

@@ -1,11 +1,14 @@
 """Images in folders named after their classes: ``train/<class>/*`` and ``test/<class>/*`` or ``val/<class>/*``.
 
 CINIC-10, ImageNet subsets, HyperKvasir and the like. Without ``train/``, the folder itself holds the classes; without a
-test part, one is split off. Tiny-ImageNet's ``val/val_annotations.txt`` is read too.
+test part, one is split off. Classes are the folders in training, unless ``class_names`` lists them: a silo's own data
+often lack some. A server that only tests needs ``test/`` or ``val/`` alone. Tiny-ImageNet's
+``val/val_annotations.txt`` is read too.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -74,6 +77,15 @@ def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
     return pixels.reshape(size, size, channels).transpose(2, 0, 1)
 
 
+@contextmanager
+def readable(root: Path) -> Iterator[None]:
+    """Turn what goes wrong in listing a folder into a line."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        raise LabelSkewError(f"data set image_folder: {root}: cannot be read ({error})") from error
+
+
 class ImageFolder(Dataset):
     """Image folders, decoded into memory once; samples are ``(channels, image_size, image_size)`` uint8."""
 
@@ -82,6 +94,11 @@ class ImageFolder(Dataset):
 
         image_size: int = Field(32, ge=1, le=1024, description="Pixels of each side.")
         channels: Literal[1, 3] = Field(3, description="1 for grey, 3 for colour.")
+        class_names: tuple[str, ...] | None = Field(
+            None,
+            min_length=1,
+            description="Folders of all classes, in order; default: the folders of training, sorted.",
+        )
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test where there is none.")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
@@ -97,30 +114,25 @@ class ImageFolder(Dataset):
         """The images of the training part and of the test part, or None where that is to be split off."""
         if not (data_dir / "train").is_dir():
             return list_images(data_dir), None
-        train = list_images(data_dir / "train")
+        return list_images(data_dir / "train"), self.find_test(data_dir)
+
+    def find_test(self, data_dir: Path) -> Samples | None:
+        """The images of ``test/`` or ``val/``, or None where there is neither."""
         annotations = data_dir / "val" / "val_annotations.txt"
         if annotations.is_file():  # Tiny-ImageNet, whose test/ has no labels
-            return train, list_annotated(annotations)
+            return list_annotated(annotations)
         for name in ("test", "val"):
             if (data_dir / name).is_dir():
-                return train, list_images(data_dir / name)
-        return train, None
+                return list_images(data_dir / name)
+        return None
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode all images; classes are numbered by sorted name of the training part."""
+        """Decode all images."""
         self.check(data_dir, download=download)
         root = Path() if data_dir is None else data_dir
-        try:
+        with readable(root):
             train_samples, test_samples = self.find(root)
-        except (OSError, UnicodeDecodeError) as error:
-            raise LabelSkewError(f"data set image_folder: {root}: cannot be read ({error})") from error
-        names = sorted({name for _, name in train_samples})
-        unknown = [(path, name) for path, name in test_samples or [] if name not in set(names)]
-        if unknown:
-            raise LabelSkewError(
-                f"{unknown[0][0]}: test class {unknown[0][1]!r} is not one of the {len(names)} classes in training; "
-                "a folder of this name in training, or none in test, would be right"
-            )
+        names = self.names(train_samples, test_samples or [])
         train = self.decode_all(train_samples, names)
         if test_samples is not None:
             test = self.decode_all(test_samples, names)
@@ -129,6 +141,40 @@ class ImageFolder(Dataset):
             train, test = (Arrays(train.x[r], train.y[r]) for r in rows)
         mean, std = moments(train.x)
         return Data(train, test, names, mean=mean, std=std)
+
+    def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Decode ``test/`` or ``val/`` alone, normalised by its own moments; without either, the split-off part."""
+        self.check_test(data_dir, download=download)
+        root = Path() if data_dir is None else data_dir
+        with readable(root):
+            samples = None if (root / "train").is_dir() else self.find_test(root)
+        if samples is None:
+            return super().load_test(data_dir, download=download, seed=seed)
+        names = self.names(samples, [])
+        test = self.decode_all(samples, names)
+        mean, std = moments(test.x)
+        return Data(Arrays(test.x[:0], test.y[:0]), test, names, mean=mean, std=std)
+
+    def names(self, samples: Samples, others: Samples) -> list[str]:
+        """All classes in the order of their numbers: those that are given, or those of ``samples``.
+
+        Raises:
+            LabelSkewError: an image is of none of them.
+        """
+        given = self.params.class_names
+        names = sorted({name for _, name in samples}) if given is None else list(given)
+        unknown = [(path, name) for path, name in [*samples, *others] if name not in set(names)]
+        if unknown and given is not None:
+            raise LabelSkewError(
+                f"{unknown[0][0]}: class {unknown[0][1]!r} is not one of the {len(names)} of data_args.class_names; "
+                "all classes would be right"
+            )
+        if unknown:
+            raise LabelSkewError(
+                f"{unknown[0][0]}: test class {unknown[0][1]!r} is not one of the {len(names)} classes in training; "
+                "a folder of this name in training, or none in test, would be right"
+            )
+        return names
 
     def decode_all(self, samples: Sequence[tuple[Path, str]], names: list[str]) -> Arrays:
         """Images and labels of one part."""

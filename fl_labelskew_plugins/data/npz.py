@@ -1,12 +1,14 @@
 """Any NumPy archive: ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test``; optionally ``groups`` too.
 
-``y`` are integers ``0 .. C-1``, all of which occur. ``groups`` (``groups_train``, ``groups_test``) are integers or
-strings, one a sample, for the partition natural. Pickled objects are never read.
+``y`` are integers ``0 .. C-1``, all of which occur unless ``classes`` says how many there are: a silo's own data often
+lack some. A server that only tests needs ``x_test`` and ``y_test`` alone. ``groups`` (``groups_train``,
+``groups_test``) are integers or strings, one a sample, for the partition natural. Pickled objects are never read.
 """
 
 import os
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,6 +105,7 @@ class Npz(Dataset):
         """Parameters of npz."""
 
         file: str | None = Field(None, description="Name of the file in data_cache_dir; default: the only .npz there.")
+        classes: int | None = Field(None, ge=1, description="Classes C; default: the highest label + 1, none missing.")
         layout: Layout = Field("auto", description="Axes of x: auto, nchw, nhwc, or flat (one vector a sample).")
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test where x, y is all.")
 
@@ -137,13 +140,7 @@ class Npz(Dataset):
         path = self.path(data_dir)
         arrays = read_archive(path)
         keys = ("_train", "_test") if "x_train" in arrays else ("",)
-        needed = [f"{name}{key}" for key in keys for name in "xy"]
-        if missing := [name for name in needed if name not in arrays]:
-            raise LabelSkewError(
-                f"{path}: has no {', '.join(missing)} (it has {', '.join(arrays) or 'nothing'}); x and y, or x_train, "
-                "y_train, x_test and y_test, would be right"
-            )
-        parts = [self.part(path, arrays, key) for key in keys]
+        parts = self.parts(path, arrays, keys)
         if len(parts) == 1:
             whole = parts[0]
             rows = stratified(whole.y, test_fraction=self.params.test_fraction, seed=seed, where=str(path))
@@ -154,15 +151,52 @@ class Npz(Dataset):
                 f"{path}: x_train has {train.x.dtype} samples of shape {train.x.shape[1:]} and x_test {test.x.dtype} "
                 f"of shape {test.x.shape[1:]}; the same would be right"
             )
-        seen = np.unique(np.concatenate([train.y, test.y]))
-        if len(seen) != seen[-1] + 1:
+        names = self.class_names(path, np.concatenate([train.y, test.y]))
+        mean, std = moments(train.x)
+        return Data(train, test, names, mean=mean, std=std)
+
+    def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Read ``x_test`` and ``y_test`` alone, normalised by their own moments; without them, the split-off part."""
+        path = self.path(data_dir)
+        arrays = read_archive(path)
+        if "x_test" not in arrays or "x_train" in arrays:
+            return super().load_test(data_dir, download=download, seed=seed)
+        (test,) = self.parts(path, arrays, ("_test",))
+        mean, std = moments(test.x)
+        return Data(Arrays(test.x[:0], test.y[:0]), test, self.class_names(path, test.y), mean=mean, std=std)
+
+    def class_names(self, path: Path, labels: NDArray[np.int64]) -> list[str]:
+        """The names of ``C`` classes.
+
+        Raises:
+            LabelSkewError: a class does not occur, or there are more than ``classes``.
+        """
+        seen, classes = np.unique(labels), self.params.classes
+        if classes is not None and seen[-1] >= classes:
+            raise LabelSkewError(
+                f"{path}: has label {seen[-1]}; with data_args.classes {classes}, 0 to {classes - 1} would be right"
+            )
+        if classes is None and len(seen) != seen[-1] + 1:
             gap = int(np.setdiff1d(np.arange(len(seen) + 1), seen)[0])
             raise LabelSkewError(
                 f"{path}: the labels go up to {seen[-1]}, but no sample has label {gap}; labels 0 to {len(seen) - 1} "
-                f"for the {len(seen)} classes would be right"
+                f"for the {len(seen)} classes, or data_args.classes, would be right"
             )
-        mean, std = moments(train.x)
-        return Data(train, test, [str(c) for c in range(len(seen))], mean=mean, std=std)
+        return [str(c) for c in range(len(seen) if classes is None else classes)]
+
+    def parts(self, path: Path, arrays: dict[str, NDArray[Any]], keys: Sequence[str]) -> list[Arrays]:
+        """Some parts, checked; ``keys`` end their arrays' names.
+
+        Raises:
+            LabelSkewError: arrays are missing or wrong.
+        """
+        needed = [f"{name}{key}" for key in keys for name in "xy"]
+        if missing := [name for name in needed if name not in arrays]:
+            raise LabelSkewError(
+                f"{path}: has no {', '.join(missing)} (it has {', '.join(arrays) or 'nothing'}); x and y, or x_train, "
+                "y_train, x_test and y_test, would be right"
+            )
+        return [self.part(path, arrays, key) for key in keys]
 
     def part(self, path: Path, arrays: dict[str, NDArray[Any]], key: str) -> Arrays:
         """One part, checked; ``key`` ends its arrays' names."""

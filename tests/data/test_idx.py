@@ -184,3 +184,22 @@ def test_download(tmp_path, monkeypatch):
     assert len(load(MNIST, tmp_path, download=True).train.y) == 12
     monkeypatch.setattr(torchvision.datasets, "MNIST", fail)  # what is there is not fetched again
     assert len(load(MNIST, tmp_path, download=True).train.y) == 12
+
+
+@pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
+def test_the_test_part_alone(tmp_path, kind):
+    folder = tree(tmp_path / "a")
+    whole = load(kind, folder)
+    for (part, _), name in FILES.items():
+        if part == "train":
+            (folder / name).unlink()
+    assert "train-images" in message(lambda: kind().check(folder, download=False))
+    kind().check_test(folder, download=False)
+    data = kind().load_test(folder, download=False, seed=0)
+    assert np.array_equal(data.test.x, whole.test.x)
+    assert np.array_equal(data.test.y, whole.test.y)
+    assert (data.mean, data.std, data.class_names) == (whole.mean, whole.std, whole.class_names)
+    assert (data.train.x.shape, data.train.y.shape) == ((0, 1, 28, 28), (0,))
+    (folder / FILES["test", "y"]).unlink()
+    assert "no t10k-labels-idx1-ubyte[.gz] in" in message(lambda: kind().check_test(folder, download=False))
+    assert "no t10k-labels" in message(lambda: kind().load_test(folder, download=False, seed=0))

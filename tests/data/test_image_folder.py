@@ -108,3 +108,42 @@ def test_unfit_folders(tmp_path):
     assert "0.png: test class 'b' is not one of the 1 classes in training" in text
     (tmp_path / "train" / "c").mkdir()
     assert "train/c has no images" in message(lambda: load(tmp_path))
+
+
+def load_test(path, **params):
+    plugin = ImageFolder(ImageFolder.Params(**params))
+    plugin.check_test(path, download=False)
+    return plugin.load_test(path, download=False, seed=0)
+
+
+@pytest.mark.parametrize("part", ["test", "val"])
+def test_the_test_part_alone(tmp_path, part):
+    for c, name in enumerate(("b", "a")):
+        image(tmp_path / part / name / "0.png", (80 * c, 10, 20))
+    data = load_test(tmp_path, image_size=8)
+    assert data.class_names == ["a", "b"]
+    assert data.test.y.tolist() == [0, 1]
+    assert data.test.x[:, 0, 0, 0].tolist() == [80, 0]
+    assert (data.train.x.shape, data.train.y.shape) == ((0, 3, 8, 8), (0,))
+    assert data.mean == pytest.approx((40 / 255, 10 / 255, 20 / 255))
+
+
+def test_the_test_part_of_a_whole_tree_is_the_same_as_ever(tmp_path):
+    for part, shift in (("train", 0), ("test", 7)):
+        for c, name in enumerate(("a", "b")):
+            image(tmp_path / "parts" / part / name / "0.png", (80 * c + shift, 10, 20))
+            image(tmp_path / "one" / name / f"{part}.png", (80 * c + shift, 10, 20))
+    for root in (tmp_path / "parts", tmp_path / "one"):
+        whole, data = load(root, test_fraction=0.5), load_test(root, test_fraction=0.5)
+        assert np.array_equal(data.test.x, whole.test.x)
+        assert (data.mean, data.class_names, len(data.train.x)) == (whole.mean, whole.class_names, 0)
+
+
+def test_a_silo_that_lacks_classes(tmp_path):
+    for i in range(4):
+        image(tmp_path / "b" / f"{i}.png")
+    data = load(tmp_path, class_names=("c", "b", "a"), test_fraction=0.5)
+    assert data.class_names == ["c", "b", "a"]
+    assert set(data.train.y) == {1}
+    line = message(lambda: load(tmp_path, class_names=("a", "c")))
+    assert "class 'b' is not one of the 2 of data_args.class_names" in line

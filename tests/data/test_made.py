@@ -77,3 +77,14 @@ def test_mu_moves_inputs_apart():
         return np.std([data.train.x[data.train.groups == k].mean() for k in range(30)])
 
     assert spread(3.0) > 3 * spread(0.0)
+
+
+@pytest.mark.parametrize("kind", [Digits, Synthetic])
+def test_the_test_part_alone(kind):
+    whole, data = load(kind), kind(kind.Params()).load_test(None, download=False, seed=0)
+    assert np.array_equal(data.test.x, whole.test.x)
+    assert np.array_equal(data.test.y, whole.test.y)
+    assert (data.mean, data.std, data.class_names) == (whole.mean, whole.std, whole.class_names)
+    assert data.train.x.shape == (0, *whole.train.x.shape[1:])
+    assert data.train.x.dtype == whole.train.x.dtype
+    assert (data.train.y.shape, data.train.groups) == ((0,), None)

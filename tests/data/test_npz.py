@@ -151,3 +151,39 @@ def test_bad_files(tmp_path):
     assert "is not a sound .npz archive" in message(lambda: load(tmp_path / "cut.npz"))
     np.save(tmp_path / "single.npy", X)
     assert "holds a single array" in message(lambda: load(tmp_path / "single.npy"))
+
+
+def load_test(path, **params):
+    plugin = Npz(Npz.Params(**params))
+    plugin.check_test(path, download=False)
+    return plugin.load_test(path, download=False, seed=0)
+
+
+def test_the_test_part_alone(tmp_path):
+    data = load_test(write(tmp_path, x_test=X, y_test=Y))
+    assert np.array_equal(data.test.x, X.astype(np.float32))
+    assert (data.train.x.shape, data.train.y.shape, data.train.x.dtype) == ((0, 5), (0,), np.float32)
+    assert data.class_names == ["0", "1", "2", "3"]
+    assert (data.mean, data.std) == moments(data.test.x)
+    line = message(lambda: load_test(write(tmp_path, x_test=X, y_train=Y)))
+    assert "has no y_test (it has x_test, y_train)" in line
+
+
+@pytest.mark.parametrize("arrays", [{"x": X, "y": Y}, {"x_train": X, "y_train": Y, "x_test": X[:4], "y_test": Y[:4]}])
+def test_the_test_part_of_a_whole_archive_is_the_same_as_ever(tmp_path, arrays):
+    path = write(tmp_path, **arrays)
+    whole, data = load(path), load_test(path)
+    assert np.array_equal(data.test.x, whole.test.x)
+    assert (data.mean, data.class_names) == (whole.mean, whole.class_names)
+    assert (len(data.train.x), len(data.train.y)) == (0, 0)
+    assert data.train.x.base is None  # nothing holds on to the training part
+
+
+def test_a_silo_that_lacks_classes(tmp_path):
+    path = write(tmp_path, x=X, y=Y * 2)
+    assert "no sample has label 1" in message(lambda: load(path))
+    data = load(path, classes=9)
+    assert data.class_names == [str(c) for c in range(9)]
+    assert set(data.train.y) == {0, 2, 4, 6}
+    line = message(lambda: load(path, classes=6))
+    assert "has label 6; with data_args.classes 6, 0 to 5 would be right" in line

@@ -7,7 +7,7 @@ Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``K`` clients
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -304,6 +304,23 @@ class Dataset:
             LabelSkewError: files are missing or broken.
         """
         raise NotImplementedError
+
+    def check_test(self, data_dir: Path | None, *, download: bool) -> None:
+        """As :meth:`check`, for :meth:`load_test`, where that needs fewer files."""
+        self.check(data_dir, download=download)
+
+    def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """The global test part alone, for a server without training data: ``train`` has no samples, ``(0, ...)``.
+
+        Override it where the training files need not be there.
+
+        Raises:
+            LabelSkewError: files are missing or broken.
+        """
+        data = self.load(data_dir, download=download, seed=seed)
+        # copies: a slice would keep the whole training part in memory
+        train = Arrays(data.train.x[:0].copy(), data.train.y[:0].copy())
+        return replace(data, train=train)
 
 
 class Network:
