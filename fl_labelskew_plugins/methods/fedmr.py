@@ -196,6 +196,9 @@ def global_prototypes(
     total = counts.sum(dim=0)
     held = total > 0
     merged = (means * counts[:, :, None]).sum(dim=0) / total.clamp(min=1)[:, None]
+    if not merged.isfinite().all():  # the products overflow float32, and inf - inf would be NaN
+        shares = counts.double() / counts.double().sum(dim=0).clamp(min=1)
+        merged = (means.double() * shares[:, :, None]).sum(dim=0).to(merged.dtype)
     if previous is None or known is None:
         return merged, held
     return torch.where(held[:, None], merged, previous.to(merged)), held | known.to(held.device)

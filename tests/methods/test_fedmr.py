@@ -389,6 +389,24 @@ class TestMethod:
         assert method.combine([silent], shared) is shared
         assert method.combine([], {}) == {}
 
+    @settings(max_examples=60, deadline=None)
+    @given(st.lists(st.lists(st.integers(0, 2**40), min_size=2, max_size=2), min_size=1, max_size=4), st.data())
+    def test_no_nan_from_finite_prototypes(self, counts, data):
+        finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+        means = [[[data.draw(finite)] for _ in row] for row in counts]  # also of classes without samples
+        sent = [
+            Contribution(i, {"prototypes": torch.tensor(g), "counts": torch.tensor(n)})
+            for i, (g, n) in enumerate(zip(means, counts, strict=True))
+        ]
+        shared = FedMR().combine(sent, {})
+        assert shared["prototypes"].isfinite().all()
+        for c in range(2):
+            total = sum(row[c] for row in counts)
+            assert shared["known"][c] == (total > 0)
+            expected = sum(row[c] / total * g[c][0] for row, g in zip(counts, means, strict=True)) if total else 0.0
+            size = max(abs(g[c][0]) for g in means)
+            assert shared["prototypes"][c].item() == pytest.approx(expected, rel=1e-5, abs=1e-5 * size + 1e-30)
+
     @pytest.mark.parametrize(("fraction", "number"), [(0.0, 0), (0.5, 5), (0.8, 8), (0.25, 3), (1.0, 10)])
     def test_a_fixed_fraction_of_clients_submits(self, world, federation, fraction, number):
         method = FedMR(FedMR.Params(share_prototypes=fraction))
