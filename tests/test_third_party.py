@@ -61,12 +61,13 @@ def test_its_own_tests_pass(installed):
 def test_the_tutorial_s_code_runs():
     names = {}
     blocks = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for block in blocks:
         exec(block, names)
     names["test_equals_a_loop"]()
     names["test_temperature_1_changes_nothing"]()
     assert issubclass(names["Tempered"], Method)
+    assert issubclass(names["Counted"], Method)
     method = names["Tempered"](names["Tempered"].Params(temperature=4.0))
     assert method.calibrate(torch.tensor([[2.0, 4.0]]), None).tolist() == [[0.5, 1.0]]
 
