@@ -4,6 +4,7 @@ from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.aggregate import (
     WeightedMean,
+    check_extra,
     check_upload,
     class_weights,
     client_weights,
@@ -71,11 +72,11 @@ def test_proxies_are_averaged_per_class_and_kept_where_nobody_holds_the_class(re
     counts = torch.tensor([[2, 0, 0], [6, 4, 0]])
     old = {"classifier.weight": torch.full((3, 2), 9.0), "body": torch.tensor([8.0])}
     rows = class_weights(counts, 0.0)
-    mean = WeightedMean(old, rest, (1 - rows.sum(0)).round())
+    mean = WeightedMean(old)
     share = (1 - rest) / 2
     mean.add({"classifier.weight": torch.full((3, 2), 4.0), "body": torch.tensor([2.0])}, share, rows[0])
     mean.add({"classifier.weight": torch.full((3, 2), 8.0), "body": torch.tensor([4.0])}, share, rows[1])
-    result = mean.result()
+    result = mean.result(rest, (1 - rows.sum(0)).round())
     assert result["classifier.weight"].tolist() == [[7.0, 7.0], [8.0, 8.0], [9.0, 9.0]]
     assert result["body"].item() == 6 * share + rest * 8
 
@@ -92,7 +93,7 @@ def test_proxies_are_averaged_per_class_and_kept_where_nobody_holds_the_class(re
 )
 def test_bad_uploads_are_refused_in_one_line(upload, words):
     with pytest.raises(RunError) as error:
-        check_upload(upload, {"w": torch.zeros(2)}, client=3, round=7)
+        check_upload(upload, {"w": torch.zeros(2)}, where="round 7: upload of client 3")
     message = str(error.value)
     assert words in message
     assert "client 3" in message
@@ -102,7 +103,31 @@ def test_bad_uploads_are_refused_in_one_line(upload, words):
 
 def test_large_finite_values_pass():
     # their sum overflows float32, none of them does
-    check_upload({"w": torch.full((4,), 3e38)}, {"w": torch.zeros(4)}, client=0, round=0)
+    check_upload({"w": torch.full((4,), 3e38)}, {"w": torch.zeros(4)}, where="here")
+    check_extra({"counts": torch.full((4,), 3e38)}, {"counts": (4,)}, where="here")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"features\x1b[2J": torch.zeros(2)}, "does not announce: features?[2J"),
+        ({"counts": torch.zeros(3)}, "of shape (3,), expected (2,)"),
+        ({"counts": torch.tensor([0.0, float("nan")])}, "counts is not finite"),
+        ({"counts": torch.tensor([3, -1])}, "below 0"),
+    ],
+)
+def test_what_a_method_has_not_announced_is_refused_in_one_line(tensors, words):
+    with pytest.raises(RunError) as error:
+        check_extra(tensors, {"counts": (2,), "prototypes": (2, 5)}, where="round 7: upload of client 3")
+    message = str(error.value)
+    assert words in message
+    assert message.startswith("round 7: upload of client 3")
+    assert message.isprintable()
+
+
+def test_a_client_may_send_less_than_announced():
+    check_extra({}, {"counts": (2,)}, where="here")
+    check_extra({"counts": torch.tensor([0, 2])}, {"counts": (2,), "prototypes": (2, 5)}, where="here")
 
 
 def test_num_bytes():

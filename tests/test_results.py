@@ -27,9 +27,10 @@ def test_checkpoint_comes_back(tmp_path):
     states.select(2)
     states.commit()
     weights = {"a.b": torch.randn(3), "steps": torch.tensor(7)}
-    folder.save_checkpoint(5, weights, {"prior": torch.rand(4)}, states, seconds=1.5)
+    folder.save_checkpoint(5, weights, {"prior": torch.rand(4)}, states, sizes=[7, 9], seconds=1.5)
     back = folder.load_checkpoint(torch.device("cpu"))
     assert (back.round, back.seconds, back.states, back.selections) == (5, 1.5, {2: 0}, {2: 1})
+    assert back.sizes == [7, 9]
     assert all(torch.equal(back.weights[k], weights[k]) for k in weights)
     assert back.shared["prior"].shape == (4,)
     assert StateStore(folder.states, 0, back.states).get(2)["hpm.w"].tolist() == [1, 1]
@@ -57,7 +58,7 @@ def test_summary_by_hand():
         "last_mean": pytest.approx(0.8), "last_std": pytest.approx(0.1), "bytes_up": 5, "bytes_down": 10,
         "personalised_last_mean": 0.8,
     }  # fmt: skip
-    assert summary([{"round": 0}], 5) == {"rounds": 1}
+    assert summary([{"round": 0, "bytes_up": 1, "bytes_down": 2}], 5) == {"rounds": 1, "bytes_up": 1, "bytes_down": 2}
 
 
 def test_environment_names_what_numbers_depend_on():

@@ -238,11 +238,13 @@ def test_run_hands_everything_on(monkeypatch, tmp_path):
     call("run", QUICK, "--set", "a.b=1", "--set", "c.d=2", "--run-dir", tmp_path, "--dry-run", "--quiet")
     call("run", "--resume", tmp_path)
     call("run", QUICK, "--resume", tmp_path)
-    nothing = {"run_dir": None, "resume": None, "dry_run": False, "quiet": False}
+    call("run", QUICK, "--role", "client", "--rank", "2", "--server", "[::1]:8890")
+    nothing = {"run_dir": None, "resume": None, "dry_run": False, "quiet": False, "role": None, "rank": None, "server": None}
     assert calls == [
         ((QUICK, ("a.b=1", "c.d=2")), nothing | {"run_dir": tmp_path, "dry_run": True, "quiet": True}),
         ((None, ()), nothing | {"resume": tmp_path}),
         ((QUICK, ()), nothing | {"resume": tmp_path}),
+        ((QUICK, ()), nothing | {"role": "client", "rank": 2, "server": "[::1]:8890"}),
     ]
 
 

@@ -1,0 +1,110 @@
+"""Rounds in which not everybody's upload comes: as if only the others had been asked."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fl_labelskew_registry import Contribution
+
+from fl_labelskew_plugins import recipe, session
+from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.runtimes import host
+
+RECIPE = """\
+data_args: {dataset: digits}
+partition_args: {partition_method: dirichlet, beta: 0.5}
+model_args: {model: mlp, hidden: [8]}
+train_args: {client_num_in_total: 4}
+method_args: {method: fedavg}
+"""
+
+
+def server(tmp_path, *overrides, smoothing=None):
+    from fl_labelskew_plugins.aggregator import LabelSkewAggregator
+
+    made = session.build(recipe.parse(RECIPE, overrides=overrides))
+    args = host.start(made.recipe, tmp_path / "fedml.yaml")
+    aggregator = LabelSkewAggregator(
+        made.trainer.model,
+        args,
+        method=made.method,
+        federation=made.federation,
+        weights=made.start,
+        proxy_smoothing=smoothing,
+    )
+    return made, aggregator
+
+
+def result(made, client):
+    generator = torch.Generator().manual_seed(client)
+    weights = {k: v + torch.randn(v.shape, generator=generator) for k, v in made.start.items()}
+    return LocalResult(weights, {}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "smoothing"),
+    [
+        ([], None),  # samples
+        (["method_args.method=fedrs"], None),  # uniform
+        (["method_args.method=fedshift"], None),  # population: what is missing stays on the old model
+        ([], 0.0),  # rows per class, one of which nobody may hold
+        ([], 1.0),
+        (["method_args.method=fedshift"], 1.0),
+    ],
+)
+@pytest.mark.parametrize("came", [[0, 1, 2, 3], [1, 2, 3], [0, 3], [2]])
+def test_who_is_missing_leaves_the_mean_of_the_others(tmp_path, overrides, smoothing, came):
+    made, aggregator = server(tmp_path, *overrides, smoothing=smoothing)
+    everybody = range(4)
+    sizes = [made.sizes[k] for k in everybody]
+    counts = made.counts
+    if smoothing == 0.0:
+        counts = counts.clone()
+        counts[:, 3] = 0
+    uploads = ((k, result(made, k)) for k in came)
+    assert aggregator.run_round(everybody, sizes, uploads, counts) == came
+    got = aggregator.weights
+
+    made, aggregator = server(tmp_path, *overrides, smoothing=smoothing)
+    alone = ((k, result(made, k)) for k in came)
+    assert aggregator.run_round(came, [sizes[k] for k in came], alone, counts[came]) == came
+    for key, value in aggregator.weights.items():
+        torch.testing.assert_close(got[key], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_round_without_any_upload_changes_nothing(tmp_path):
+    made, aggregator = server(tmp_path)
+    assert aggregator.run_round([0, 1], made.sizes[:2], iter([])) == []
+    assert all(torch.equal(aggregator.weights[k], v) for k, v in made.start.items())
+
+
+def test_each_upload_is_let_go_once_it_is_added(tmp_path):
+    import gc
+    import weakref
+
+    made, aggregator = server(tmp_path)
+    alive = []
+
+    def uploads():
+        for k in range(4):
+            one = result(made, k)
+            alive.append(weakref.ref(one))
+            yield k, one
+            del one
+            gc.collect()
+            assert sum(ref() is not None for ref in alive) == 0
+
+    aggregator.run_round(range(4), made.sizes, uploads())
+
+
+def test_contributions_reach_the_method_with_their_client(tmp_path):
+    made, aggregator = server(tmp_path, "method_args.method=fedmr")
+    d, classes = made.federation.num_features, made.federation.num_classes
+    seen = []
+    aggregator.method.combine = lambda contributions, shared: seen.extend(contributions) or shared
+    extra = {"prototypes": torch.zeros(classes, d), "counts": torch.ones(classes)}
+    uploads = [(0, result(made, 0)), (2, replace(result(made, 2), contributions=extra))]
+    for client, one in uploads:
+        aggregator.check(client, 0, one)
+    aggregator.run_round([0, 1, 2], made.sizes[:3], iter(uploads))
+    assert seen == [Contribution(2, extra)]
