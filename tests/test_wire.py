@@ -1,0 +1,334 @@
+"""Messages as bytes: against the safetensors library in both directions, and against whatever else arrives."""
+
+import gc
+import json
+import os
+import struct
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from fl_labelskew_plugins import wire
+from fl_labelskew_plugins.wire import Header, Spool, WireError
+
+EVERY = {
+    "steps": torch.tensor(7),
+    "conv/weight": torch.randn(3, 2, 5, 5),
+    "empty": torch.empty(0, 4),
+    "mask": torch.tensor([True, False, True]),
+    "half": torch.randn(7).half(),
+    "brain": torch.randn(5).bfloat16(),
+    "counts": torch.arange(10) - 5,
+    "bytes": torch.arange(9, dtype=torch.uint8),
+    "double": torch.randn(2, 2).double(),
+    "columns": torch.randn(6, 4).t(),
+    "every other": torch.arange(20, dtype=torch.int16)[::2],
+    "small": torch.tensor([-1, 1], dtype=torch.int8),
+    "int": torch.tensor([[-1]], dtype=torch.int32),
+    "trained": torch.randn(2, requires_grad=True),
+}
+META = {"loss": [0.5, 1e-9], "name": "Größe 😀", "none": None, "deep": {"a": [1, True]}}
+
+
+def payload(meta=META, tensors=EVERY):
+    return bytearray(b"".join(wire.encode(4, 0, 3, 12, meta, tensors))[wire.HEADER_BYTES :])
+
+
+def blob(described, data=b"", length=None):
+    """A payload made by hand."""
+    text = described if isinstance(described, bytes) else json.dumps(described).encode()
+    return bytearray(struct.pack("<Q", len(text) if length is None else length) + text + data)
+
+
+def same(got, expected):
+    assert list(got) == list(expected)
+    for name, tensor in expected.items():
+        assert got[name].dtype == tensor.dtype
+        assert got[name].shape == tensor.shape
+        assert torch.equal(got[name], tensor)
+
+
+def test_a_message_comes_back_in_the_senders_order():
+    meta, tensors = wire.decode(payload())
+    assert meta == META
+    same(tensors, EVERY)
+
+
+@pytest.mark.parametrize("tensors", [{}, {"empty": torch.empty(0)}, {"one": torch.tensor(1.5)}])
+def test_little_or_nothing_comes_back(tensors):
+    meta, got = wire.decode(payload({}, tensors))
+    assert meta == {}
+    same(got, tensors)
+
+
+def test_reading_copies_nothing():
+    buffer = payload({}, {"a": torch.zeros(4)})
+    _, tensors = wire.decode(buffer)
+    tensors["a"] += 1
+    _, again = wire.decode(buffer)
+    assert again["a"].tolist() == [1] * 4
+
+
+def test_writing_copies_what_is_not_contiguous_alone():
+    tensors = {"rows": torch.randn(4, 6), "columns": torch.randn(4, 6).t()}
+    head, *views = wire.encode(1, 1, 0, -1, {}, tensors)
+    shared = [torch.frombuffer(view, dtype=torch.float32).data_ptr() for view in views]
+    assert shared[0] == tensors["rows"].data_ptr()
+    assert shared[1] != tensors["columns"].data_ptr()
+    assert len(head) < 400
+
+
+def test_a_read_only_payload_is_copied():
+    same(wire.decode(bytes(payload()))[1], EVERY)
+
+
+# With the safetensors library
+
+
+def test_the_library_reads_ours():
+    got = load(bytes(payload()))
+    same({name: got[name] for name in EVERY}, EVERY)
+
+
+def test_we_read_the_librarys():
+    contiguous = {name: tensor.detach().contiguous() for name, tensor in EVERY.items()}
+    meta, got = wire.decode(bytearray(save(contiguous, metadata={"format": "pt"})))
+    assert meta == {}
+    same({name: got[name] for name in contiguous}, contiguous)
+
+
+def test_tensors_that_are_not_aligned_are_read():
+    data = b"\1" + struct.pack("<d", 2.5) + struct.pack("<i", -3)
+    described = {
+        "flag": {"dtype": "BOOL", "shape": [], "data_offsets": [0, 1]},
+        "double": {"dtype": "F64", "shape": [1], "data_offsets": [1, 9]},
+        "int": {"dtype": "I32", "shape": [1, 1], "data_offsets": [9, 13]},
+    }
+    for spaces in range(8):  # the blob itself may begin anywhere
+        _, got = wire.decode(blob(json.dumps(described).encode() + b" " * spaces, data))
+        assert got["flag"].item() is True
+        assert got["double"].tolist() == [2.5]
+        assert got["int"].tolist() == [[-3]]
+        assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in got.values())
+
+
+# What is refused
+
+
+def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets, **more}
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (bytearray(), "a payload of 0 bytes"),
+        (bytearray(b"\0" * 7), "a payload of 7 bytes"),
+        (blob({}, length=3 * 2**30), f"a JSON header of {3 * 2**30} bytes in a payload of 10; at most"),
+        (blob({}, length=2**64 - 1), "a JSON header of"),
+        (blob({}, length=3), "a JSON header of 3 bytes"),
+        (blob(b" " * (wire.MOST_JSON + 1)), "a JSON header of"),
+        (blob(b""), "JSON that is not well-formed"),
+        (blob(b"\xff{}"), "JSON that is not well-formed"),
+        (blob(b"{'a': 1}"), "JSON that is not well-formed"),
+        (blob(b"[" * 100_000), "JSON that is not well-formed"),
+        (blob(b'{"a":' * 100_000), "JSON that is not well-formed"),
+        (blob(b"[]"), "JSON that is no mapping"),
+        (blob(b'{"a": {}, "a": {}}'), "JSON that has a name twice"),
+        (blob(b'{"a": ' + b"9" * 5000 + b"}"), "JSON with a number of more than 20 digits"),
+        (blob(b'{"a": NaN}'), "JSON with a number that is not finite"),
+        (blob(b'{"a": 1e999}'), "JSON with a number that is not finite"),
+        (blob({"__metadata__": []}), "a __metadata__ that is no mapping"),
+        (blob({"__metadata__": {"meta": {}}}), "a __metadata__ that is no mapping"),
+        (blob({"__metadata__": {"meta": "[1]"}}), "JSON that is no mapping"),
+        (blob({"__metadata__": {"meta": '{"a": -Infinity}'}}), "JSON with a number that is not finite"),
+        (blob({"__metadata__": {"meta": '{"a": "\\ud800"}'}}), "JSON that is not well-formed"),
+        (blob({"__metadata__": {"meta": '{"a": "\ud800"}'}}), "JSON that is not well-formed"),
+        (blob({f"t{k}": 0 for k in range(wire.MOST_TENSORS + 1)}), "8193 tensors; at most 8192 are taken"),
+        (blob({"": entry()}, b"\0" * 8), "a tensor whose name is not"),
+        (blob({"a\x1b[2J": entry()}, b"\0" * 8), "a tensor whose name is not"),
+        (blob({"a" * 256: entry()}, b"\0" * 8), "a tensor whose name is not"),
+        (blob({"a": 3}), "tensor a without exactly"),
+        (blob({"a": {"dtype": "F32", "shape": [2]}}), "tensor a without exactly"),
+        (blob({"a": entry(more=1)}, b"\0" * 8), "tensor a without exactly"),
+        (blob({"a": entry("C64")}, b"\0" * 8), "tensor a of a dtype that is none of"),
+        (blob({"a": entry(["F32"])}, b"\0" * 8), "tensor a of a dtype that is none of"),
+        (blob({"a": entry(shape=2)}, b"\0" * 8), "tensor a with a shape that is not"),
+        (blob({"a": entry(shape=[-2])}, b"\0" * 8), "tensor a with a shape that is not"),
+        (blob({"a": entry(shape=[True, 2])}, b"\0" * 8), "tensor a with a shape that is not"),
+        (blob({"a": entry(shape=[2.0])}, b"\0" * 8), "tensor a with a shape that is not"),
+        (blob({"a": entry(shape=[1] * 17)}, b"\0" * 8), "tensor a with a shape that is not"),
+        (blob({"a": entry(shape=[0, 2**62, 2**62], offsets=[0, 0])}), "tensor a with a shape that no memory holds"),
+        (blob({"a": entry(shape=[2**61], offsets=[0, 2**63])}), "tensor a with a shape that no memory holds"),
+        (blob({"a": entry(offsets=[0])}, b"\0" * 8), "tensor a with data_offsets that are not"),
+        (blob({"a": entry(offsets=[8, 0])}, b"\0" * 8), "tensor a with data_offsets that do not fit"),
+        (blob({"a": entry(offsets=[0, 7])}, b"\0" * 7), "tensor a with data_offsets that do not fit"),
+        (blob({"a": entry(offsets=[8, 16])}, b"\0" * 16), "tensor a where another one is, or after a gap"),
+        (blob({"a": entry(), "b": entry()}, b"\0" * 8), "tensor b where another one is, or after a gap"),
+        (blob({"a": entry(shape=[2**28], offsets=[0, 2**30])}, b"\0" * 8), f"tensors of {2**30} bytes in 8 bytes"),
+        (blob({"a": entry()}, b"\0" * 9), "tensors of 8 bytes in 9 bytes"),
+        (blob({"a": entry("BOOL", [2], [0, 2])}, b"\1\2"), "tensor a with truth values other than 0 and 1"),
+    ],
+)
+def test_what_is_no_message_is_refused_in_a_sentence(made, said):
+    with pytest.raises(WireError) as refused:
+        wire.decode(made)
+    assert str(refused.value).startswith(said)
+    assert len(str(refused.value)) < 300
+    assert str(refused.value).isprintable()
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=300))
+def test_no_bytes_do_harm(garbage):
+    with pytest.raises(WireError):
+        wire.decode(bytearray(garbage))
+    with pytest.raises(WireError):
+        wire.decode(blob(garbage))
+    with pytest.raises(WireError):
+        Header.unpack(garbage)
+
+
+VALID = bytes(payload())
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(VALID) - 1), st.binary(max_size=3), st.integers(0, 5)), max_size=5))
+def test_no_mutation_does_harm(edits):
+    made = VALID
+    for at, new, removed in edits:
+        made = made[:at] + new + made[at + removed :]
+    try:
+        meta, tensors = wire.decode(bytearray(made))
+    except WireError:
+        return
+    json.dumps(meta)
+    for tensor in tensors.values():
+        tensor.double().sum()
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.text() | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.dictionaries(st.sampled_from(["a", "b", "__metadata__"]), VALUES, max_size=3))
+def test_no_json_does_harm(described):
+    try:
+        wire.decode(blob(json.dumps(described).encode(), b"\0" * 8))
+    except WireError:
+        return
+    assert set(described) <= {"__metadata__"}
+
+
+def test_what_cannot_travel_is_not_sent():
+    with pytest.raises(TypeError, match=r"a is torch\.complex64, which does not travel"):
+        payload({}, {"a": torch.zeros(1, dtype=torch.complex64)})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        payload({"loss": float("nan")})
+    for tensors in ({"a\n": torch.zeros(1)}, {"__metadata__": torch.zeros(1)}):
+        with pytest.raises(WireError, match="printable names"):
+            payload({}, tensors)
+    with pytest.raises(WireError, match="at most 8192 and 1048576"):
+        payload({"text": "a" * wire.MOST_JSON})
+
+
+# Header and chunks
+
+
+def test_a_header_comes_back():
+    header = Header(4, 0, 3, 12, 2**40)
+    assert len(header.pack()) == wire.HEADER_BYTES
+    assert Header.unpack(header.pack() + b"more") == header
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        (b"", "0 bytes where a message begins"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", "bytes that are no message of ours"),
+        (b"FLLS\2\0" + b"\0" * 26, "a message of format 2; 1, the same version"),
+    ],
+)
+def test_another_header_is_refused(start, said):
+    with pytest.raises(WireError) as refused:
+        Header.unpack(start)
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize("size", [32, 33, 100, 4096, 2**20])
+def test_messages_are_cut_and_put_together(size):
+    messages = [wire.encode(kind, 0, 3, 12, META, EVERY) for kind in (1, 2)]
+    chunks = iter([chunk for parts in messages for chunk in wire.cut(parts, size)])
+    for kind in (1, 2):
+        header, buffer = wire.assemble(chunks, lambda header: None, Spool())
+        assert header.kind == kind
+        same(wire.decode(buffer)[1], EVERY)
+    assert wire.assemble(chunks, lambda header: None, Spool()) is None
+
+
+@pytest.mark.parametrize(
+    ("chunks", "said"),
+    [
+        ([Header(1, 1, 0, 0, 5).pack() + b"123456"], "more bytes than its header tells"),
+        ([Header(1, 1, 0, 0, 5).pack() + b"123", b"456"], "more bytes than its header tells"),
+        ([Header(1, 1, 0, 0, 5).pack() + b"123"], "fewer bytes than its header tells"),
+        ([Header(1, 1, 0, 0, 5).pack() + b"123", b"", b"45"], "fewer bytes than its header tells"),
+    ],
+)
+def test_chunks_that_do_not_fit_are_refused(chunks, said):
+    with pytest.raises(WireError) as refused:
+        wire.assemble(iter(chunks), lambda header: None, Spool())
+    assert str(refused.value).startswith(said)
+
+
+def test_a_message_that_is_not_admitted_takes_no_memory():
+    def admit(header):
+        raise WireError(f"{header.length} bytes")
+
+    spool = Spool()
+    spool.buffer = None  # would not be callable
+    with pytest.raises(WireError, match=f"{2**62} bytes"):
+        wire.assemble(iter([Header(1, 1, 0, 0, 2**62).pack()]), admit, spool)
+
+
+# Where payloads wait
+
+
+def test_buffers_beyond_the_bound_are_on_disk(tmp_path):
+    spool = Spool(3000, tmp_path)
+    first, second, third = spool.buffer(2000), spool.buffer(2000), spool.buffer(1000)
+    assert spool.held == 3000
+    for buffer in (first, second, third):
+        buffer[:4] = b"abcd"
+        assert bytes(buffer[:5]) == b"abcd\0"
+    assert os.listdir(tmp_path) == []
+    assert len(spool.buffer(0)) == 0
+
+
+def test_tensors_hold_their_buffer(tmp_path):
+    spool = Spool(10_000, tmp_path)
+    _, buffer = wire.assemble(wire.cut(wire.encode(1, 1, 0, 0, {}, EVERY), 100), lambda header: None, spool)
+    held = spool.held
+    assert held == len(buffer)
+    _, tensors = wire.decode(buffer)
+    kept = tensors["conv/weight"]
+    del buffer, tensors
+    gc.collect()
+    assert spool.held == held
+    assert torch.equal(kept, EVERY["conv/weight"])
+    del kept
+    assert spool.held == 0
+
+
+def test_a_full_disk_is_an_error(tmp_path):
+    with pytest.raises(OSError, match="File too large|No space left"):
+        Spool(0, tmp_path).buffer(2**60)
+    with pytest.raises(OSError, match="No such file or directory"):
+        Spool(0, tmp_path / "missing").buffer(1)
