@@ -16,8 +16,9 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from fl_labelskew_registry import RunError
@@ -47,7 +48,6 @@ DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FORM = struct.Struct("<4sHHiiqQ")
-HEADER_BYTES = _FORM.size
 _LENGTH = struct.Struct("<Q")
 _META = "__metadata__"
 
@@ -56,7 +56,8 @@ class WireError(RunError):
     """Bytes that are no message of ours; the text says what is wrong, to follow "it sent ..."."""
 
 
-class Header(NamedTuple):
+@dataclass(frozen=True)
+class Header:
     """What precedes every payload.
 
     Args:
@@ -73,9 +74,11 @@ class Header(NamedTuple):
     round: int
     length: int
 
+    SIZE: ClassVar[int] = _FORM.size
+
     def pack(self) -> bytes:
-        """The header's :data:`HEADER_BYTES` bytes."""
-        return _FORM.pack(MAGIC, VERSION, *self)
+        """The header's ``SIZE`` bytes."""
+        return _FORM.pack(MAGIC, VERSION, self.kind, self.sender, self.receiver, self.round, self.length)
 
     @classmethod
     def unpack(cls, start: Buffer) -> Header:
@@ -84,7 +87,7 @@ class Header(NamedTuple):
         Raises:
             WireError: they do not.
         """
-        if len(start) < HEADER_BYTES:
+        if len(start) < cls.SIZE:
             raise WireError(f"{len(start)} bytes where a message begins, fewer than its header has")
         magic, version, *fields = _FORM.unpack_from(start)
         if magic != MAGIC:
@@ -183,7 +186,7 @@ def assemble(
     header = Header.unpack(first)
     admit(header)
     buffer = spool.buffer(header.length)
-    rest = memoryview(first)[HEADER_BYTES:]
+    rest = memoryview(first)[Header.SIZE :]
     at = 0
     with memoryview(buffer) as view:
         while True:

@@ -34,7 +34,7 @@ META = {"loss": [0.5, 1e-9], "name": "Größe 😀", "none": None, "deep": {"a":
 
 
 def payload(meta=META, tensors=EVERY):
-    return bytearray(b"".join(wire.encode(4, 0, 3, 12, meta, tensors))[wire.HEADER_BYTES :])
+    return bytearray(b"".join(wire.encode(4, 0, 3, 12, meta, tensors))[Header.SIZE :])
 
 
 def blob(described, data=b"", length=None):
@@ -244,7 +244,7 @@ def test_what_cannot_travel_is_not_sent():
 
 def test_a_header_comes_back():
     header = Header(4, 0, 3, 12, 2**40)
-    assert len(header.pack()) == wire.HEADER_BYTES
+    assert len(header.pack()) == Header.SIZE
     assert Header.unpack(header.pack() + b"more") == header
 
 
@@ -328,7 +328,7 @@ def test_tensors_hold_their_buffer(tmp_path):
 
 
 def test_a_full_disk_is_an_error(tmp_path):
-    with pytest.raises(OSError, match="File too large|No space left"):
+    with pytest.raises(OSError, match=r"File too large|No space left"):
         Spool(0, tmp_path).buffer(2**60)
     with pytest.raises(OSError, match="No such file or directory"):
         Spool(0, tmp_path / "missing").buffer(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from fl_labelskew_plugins import __version__
+from fl_labelskew_plugins.cli.certs import certs_group
 from fl_labelskew_plugins.cli.exits import CONTEXT
 from fl_labelskew_plugins.cli.partition import partition_command
 from fl_labelskew_plugins.cli.plugins import PLUGIN_COMMANDS
@@ -28,6 +29,7 @@ for _command in (
     validate_command,
     partition_command,
     report_command,
+    certs_group,
     schema_command,
 ):
     main.add_command(_command)

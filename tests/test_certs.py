@@ -1,0 +1,266 @@
+"""Certificates: made with our code, judged by OpenSSL through Python's ssl module, read back."""
+
+import socket
+import ssl
+import threading
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins import certs
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with the certificates of two silos; not to be changed."""
+    folder = tmp_path_factory.mktemp("made") / "certs"
+    assert certs.new(folder, 2) == ["ca", "server", "silo-1", "silo-2"]
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The same, to be changed."""
+    certs.new(tmp_path / "certs", 2)
+    return tmp_path / "certs"
+
+
+def aged(monkeypatch, **ago):
+    """Let certificates be made in the past, or in the future."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime.now(timezone.utc) - timedelta(**ago)
+
+    monkeypatch.setattr(certs, "datetime", Clock)
+
+
+def context(folder, name, *, server):
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    made.verify_mode = ssl.CERT_REQUIRED
+    made.load_verify_locations(folder / "ca.pem")
+    made.load_cert_chain(folder / f"{name}.pem", folder / f"{name}.key")
+    return made
+
+
+def shake_hands(server, client, host):
+    """What the server learns of the client; raises what either side objects to."""
+    ours, theirs = socket.socketpair()
+    raised = []
+
+    def answer():
+        try:
+            with client.wrap_socket(theirs, server_hostname=host) as wrapped:
+                wrapped.recv(1)
+        except OSError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        with server.wrap_socket(ours, server_side=True) as wrapped:
+            wrapped.send(b"x")
+            return wrapped.getpeercert()
+    except OSError:
+        thread.join()
+        if raised:
+            raise raised[0] from None
+        raise
+    finally:
+        ours.close()
+        thread.join()
+
+
+@pytest.mark.parametrize("host", certs.HOSTS)
+def test_openssl_takes_the_server_and_a_silo_for_what_they_are(made, host):
+    peer = shake_hands(context(made, "server", server=True), context(made, "silo-2", server=False), host)
+    assert peer["subject"] == ((("commonName", "silo-2"),),)
+
+
+@pytest.mark.parametrize(("server", "client"), [("silo-1", "silo-2"), ("server", "server")])
+def test_a_certificate_is_good_for_one_side_alone(made, server, client):
+    with pytest.raises(ssl.SSLError, match=r"unsuitable certificate purpose|unsupported certificate"):
+        shake_hands(context(made, server, server=True), context(made, client, server=False), "localhost")
+
+
+def test_another_host_is_not_the_server(made):
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        shake_hands(context(made, "server", server=True), context(made, "silo-1", server=False), "fl.example.org")
+
+
+def test_another_authority_is_not_trusted(made, tmp_path):
+    certs.new(tmp_path / "other", 1)
+    with pytest.raises(ssl.SSLError, match="verify failed"):
+        shake_hands(context(made, "server", server=True), context(tmp_path / "other", "silo-1", server=False), "::1")
+
+
+def test_the_server_has_the_hosts_that_it_is_given(tmp_path):
+    certs.new(tmp_path / "certs", 1, ["fl.example.org", "192.0.2.1", "2001:db8::1"])
+    shown, _ = certs.show(tmp_path / "certs")
+    assert [each.hosts for each in shown] == [(), ("fl.example.org", "192.0.2.1", "2001:db8::1"), ()]
+
+
+def test_keys_are_their_owners_alone(made):
+    assert made.stat().st_mode & 0o777 == 0o700
+    for key in made.glob("*.key"):
+        assert key.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in made.iterdir()) == sorted(
+        f"{name}.{ending}" for name in ("ca", "server", "silo-1", "silo-2") for ending in ("pem", "key")
+    )
+
+
+def test_nothing_is_overwritten(folder):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(LabelSkewError, match=r"ca\.pem: exists already; --add"):
+        certs.new(folder, 2)
+    assert certs.new(folder, 4, add=True) == ["silo-3", "silo-4"]
+    assert certs.new(folder, 4, add=True) == []
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert before == {name: after[name] for name in before}
+    for name in ("server", "silo-1", "silo-4"):
+        assert certs.read(folder, name).warnings == ()
+
+
+def test_a_key_that_is_left_alone_is_kept_too(tmp_path):
+    (tmp_path / "silo-1.key").write_text("precious")
+    with pytest.raises(LabelSkewError, match=r"silo-1\.key: exists already"):
+        certs.new(tmp_path, 1)
+    assert (tmp_path / "silo-1.key").read_text() == "precious"
+
+
+def test_what_was_given_away_is_not_made_again(folder):
+    (folder / "silo-1.key").unlink()
+    assert certs.new(folder, 2, add=True) == []
+
+
+def test_a_certificate_is_renewed_by_removing_it(folder):
+    old = certs.read(folder, "silo-1")
+    (folder / "silo-1.pem").unlink()
+    assert certs.new(folder, 2, add=True) == ["silo-1"]
+    new = certs.read(folder, "silo-1")
+    assert new.ca == old.ca
+    assert new.key != old.key
+
+
+def test_an_added_certificate_lasts_no_longer_than_its_authority(folder):
+    certs.new(folder, 3, days=20_000, add=True)
+    until = {each.who.split()[0]: each.until for each in certs.show(folder)[0]}
+    assert until["silo-3"] == until["labelskew"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "arguments", "said"),
+    [
+        (lambda f: (f / "ca.key").unlink(), {}, "ca.key: is not there; adding needs the authority's key, where"),
+        (lambda f: (f / "ca.key").write_text("no key"), {}, "ca.key: is not the key of ca.pem; the two that"),
+        (lambda f: (f / "ca.key").write_bytes((f / "server.key").read_bytes()), {}, "ca.key: is not the key of"),
+        (lambda f: (f / "ca.pem").unlink(), {}, "ca.pem: is not there; --add goes on where"),
+        (lambda f: None, {"hosts": ["fl.example.org"]}, "--server: {}/server.pem exists already; removing it"),
+        (lambda f: None, {"hosts": ["a b"]}, "--server: 'a b' is neither a host's name nor an IP address"),
+    ],
+)
+def test_what_is_wrong_with_adding_is_said(folder, spoil, arguments, said):
+    spoil(folder)
+    with pytest.raises(LabelSkewError) as error:
+        certs.new(folder, 3, add=True, **arguments)
+    assert said.format(folder) in str(error.value)
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(LabelSkewError, match="cannot be written: Not a directory"):
+        certs.new(tmp_path / "file" / "certs", 1)
+
+
+# Reading
+
+
+def test_the_files_of_one_process_are_read(made):
+    files = certs.read(made, "silo-2")
+    assert files.name == "silo-2"
+    assert (files.ca, files.certificate, files.key) == tuple(
+        (made / name).read_bytes() for name in ("ca.pem", "silo-2.pem", "silo-2.key")
+    )
+    assert files.warnings == ()
+
+
+def test_no_representation_shows_the_key(made):
+    assert "PRIVATE" not in repr(certs.read(made, "server"))
+
+
+def copy(folder, source, target):
+    (folder / target).write_bytes((folder / source).read_bytes())
+
+
+def of_another_authority(folder):
+    certs.new(folder / "other", 1)
+    (folder / "ca.pem").write_bytes((folder / "other" / "ca.pem").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda f: (f / "ca.pem").unlink(), "ca.pem: is not there; `labelskew certs new` makes it"),
+        (lambda f: (f / "silo-1.pem").unlink(), "silo-1.pem: is not there"),
+        (lambda f: (f / "silo-1.key").unlink(), "silo-1.key: is not there"),
+        (lambda f: ((f / "silo-1.pem").unlink(), (f / "silo-1.pem").mkdir()), "silo-1.pem: cannot be read: Is a dir"),
+        (lambda f: (f / "silo-1.pem").write_text("hello"), "silo-1.pem: is no PEM certificate"),
+        (lambda f: (f / "silo-1.key").write_text("hello"), "silo-1.key: is no private key"),
+        (lambda f: copy(f, "silo-2.key", "silo-1.key"), "silo-1.key: is not the key of silo-1.pem; the two"),
+        (
+            lambda f: (copy(f, "silo-2.key", "silo-1.key"), copy(f, "silo-2.pem", "silo-1.pem")),
+            "silo-1.pem: is the certificate of silo-2, not of silo-1",
+        ),
+        (of_another_authority, "silo-1.pem: is not by the authority of"),
+    ],
+)
+def test_what_is_wrong_with_files_is_said(folder, spoil, said):
+    spoil(folder)
+    with pytest.raises(LabelSkewError) as error:
+        certs.read(folder, "silo-1")
+    assert str(error.value).startswith(f"{folder}/{said}")
+    assert "\n" not in str(error.value)
+
+
+def test_an_expired_certificate_is_refused(tmp_path, monkeypatch):
+    aged(monkeypatch, days=11)
+    certs.new(tmp_path, 1, days=10)
+    monkeypatch.undo()
+    with pytest.raises(LabelSkewError, match=r"silo-1\.pem: expired on 20\d\d-\d\d-\d\d; a new one would be right"):
+        certs.read(tmp_path, "silo-1")
+    assert [warning.split("/")[-1][:18] for warning in certs.show(tmp_path)[1]] == [
+        "server.pem: expire",
+        "silo-1.pem: expire",
+    ]
+
+
+def test_a_certificate_of_tomorrow_is_refused(tmp_path, monkeypatch):
+    aged(monkeypatch, days=-1)
+    certs.new(tmp_path, 1)
+    monkeypatch.undo()
+    with pytest.raises(LabelSkewError, match=r"ca\.pem: holds from .* UTC only; is this machine's clock right\?"):
+        certs.read(tmp_path, "silo-1")
+
+
+def test_a_certificate_that_ends_soon_and_an_open_key_are_warned_of(tmp_path):
+    certs.new(tmp_path, 1, days=29)
+    (tmp_path / "silo-1.key").chmod(0o640)
+    for warnings in (certs.read(tmp_path, "silo-1").warnings, certs.show(tmp_path)[1][1:]):
+        soon, opened = warnings
+        assert soon.startswith(f"{tmp_path}/silo-1.pem: expires on ")
+        assert opened == f"{tmp_path}/silo-1.key: can be read by others; chmod 600 would be right"
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("silo-1", 1),
+        ("silo-10", 10),
+        *[(name, 0) for name in ("silo-0", "silo-01", "silo-", "silo-1 ", "silo-1\n", "silo-٣", "silo--1")],
+        *[(name, 0) for name in ("server", "", "Silo-1", "silo-1-2", "silo-9999999999")],
+    ],
+)
+def test_only_a_silos_name_has_a_rank(name, rank):
+    assert certs.rank_of(name) == rank
