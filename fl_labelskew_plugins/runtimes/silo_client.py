@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import secrets
 import time
@@ -9,8 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Federation, LabelSkewError, Method, RunError
+from torch import Tensor
 
 from fl_labelskew_plugins import silos
 from fl_labelskew_plugins.aggregate import check_upload, num_bytes
@@ -140,6 +143,8 @@ class SiloClient(Manager):
         self._round = self.args.round_idx = round
         before, kept = int(meta["state_round"]), int(meta["kept_round"])
         self.states.keep({before, kept})
+        if self._adds_noise:
+            session.trainer.secret = noise_seed(self._secret, weights)
         turn = Turn(
             self.client,
             round,
@@ -157,6 +162,10 @@ class SiloClient(Manager):
         self._send_upload()
         sent = num_bytes(result.upload.values()) + num_bytes(result.contributions.values())
         self.say(f"round {round}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send")
+
+    @property
+    def _adds_noise(self) -> bool:
+        return type(self.recipe.method).protect is not Method.protect or self.recipe.dp.enable_dp
 
     def _state(self, round: int) -> State:
         assert self.session is not None
@@ -228,3 +237,15 @@ def secret(folder: Path) -> int:
         raise LabelSkewError(
             f"{file} is no secret of a silo; without the file, a new one would be made"
         ) from error
+
+
+def noise_seed(secret: int, weights: Mapping[str, Tensor]) -> int:
+    """Seed of a round's noise: the same where a round is repeated, another where the server asks for other weights.
+
+    With the same noise under two answers, their difference would be free of it.
+    """
+    digest = hashlib.blake2b(secret.to_bytes(16, "big"), digest_size=16)
+    for name, value in weights.items():
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return int.from_bytes(digest.digest(), "big")

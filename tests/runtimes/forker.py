@@ -1,0 +1,77 @@
+"""Starts commands as processes of their own, forked from one that has imported everything: an import takes seconds.
+
+Reads a line of JSON for each: ``{"argv": [...], "log": FILE}``; answers with the pid. Reports ``[pid, code]`` of each
+that has ended on the second output.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+
+import fl_labelskew_plugins.cli.main
+import fl_labelskew_plugins.runtimes.silo_client
+import fl_labelskew_plugins.runtimes.sp  # noqa: F401
+import matplotlib.pyplot  # noqa: F401
+
+assert "grpc" not in sys.modules, "gRPC does not survive a fork"
+
+
+def child(order):
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stdin = open(0)
+    sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)
+    sys.argv = ["labelskew", *order["argv"]]
+    code = 1
+    try:
+        fl_labelskew_plugins.cli.main.main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        import coverage
+
+        if (measured := coverage.Coverage.current()) is not None:
+            measured.stop()
+            measured.save()
+    except ImportError:
+        pass
+    os._exit(code)
+
+
+def reap(out):
+    while True:
+        try:
+            pid, status = os.wait()
+        except ChildProcessError:
+            threading.Event().wait(0.02)
+            continue
+        out.write(json.dumps([pid, os.waitstatus_to_exitcode(status)]) + "\n")
+        out.flush()
+
+
+def main():
+    reports = os.fdopen(int(sys.argv[1]), "w")
+    started = False
+    print("ready", flush=True)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            child(json.loads(line))
+        if not started:  # threads do not survive a fork, so this one comes after the first
+            threading.Thread(target=reap, args=(reports,), daemon=True).start()
+            started = True
+        print(pid, flush=True)
+
+
+main()

@@ -1,0 +1,86 @@
+"""One recipe and one seed give the same weights, bit for bit, in one process, over MPI and across silos."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+METHODS = ["fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr"]
+PARTIAL = "train_args.client_num_per_round=2"
+SETTINGS = [[f"method_args.method={method}", *partial] for method in METHODS for partial in ([], [PARTIAL])]
+SETTINGS += [
+    ["train_args.proxy_aggregation=class", "train_args.proxy_smoothing=1", PARTIAL],
+    ["model_args.model=resnet18", "train_args.comm_round=1", "train_args.epochs=1", PARTIAL],  # whole numbers travel
+]
+NAMES = ["-".join(word.partition("=")[2] for word in setting) for setting in SETTINGS]
+
+DRIVER = """\
+import json, sys
+from pathlib import Path
+from fl_labelskew_plugins.mpirun import as_rank
+from fl_labelskew_plugins.run import start
+with as_rank():
+    for overrides, out in json.load(open(sys.argv[2])):
+        start(Path(sys.argv[1]), overrides, run_dir=Path(out), quiet=True)
+"""
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), key
+
+
+def simulation(recipe):
+    return "\n".join(line for line in recipe.splitlines() if not line.startswith(("common_args", "comm_args")))
+
+
+@pytest.fixture(scope="module")
+def mpi(tmp_path_factory, base_recipe):
+    """Every setting in one mpirun, two workers for two or three clients; the folder of each run."""
+    folder = tmp_path_factory.mktemp("mpi")
+    (folder / "recipe.yaml").write_text(simulation(base_recipe))
+    (folder / "driver.py").write_text(DRIVER)
+    jobs = [([*setting, "comm_args.backend=MPI"], str(folder / name)) for name, setting in zip(NAMES, SETTINGS, strict=True)]
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "3", sys.executable]
+    done = subprocess.run(
+        [*command, "driver.py", "recipe.yaml", "jobs.json"], cwd=folder, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.parametrize(("name", "setting"), list(zip(NAMES, SETTINGS, strict=True)), ids=NAMES)
+def test_all_runtimes_give_the_same_weights(name, setting, mpi, make_federation, sp_weights):
+    expected = sp_weights(*setting)
+    lines = [json.loads(line) for line in (mpi / name / "metrics.jsonl").read_text().splitlines()]
+    same(expected, load_file(mpi / name / "model.safetensors"))
+
+    across = make_federation("silos")
+    across.overrides = setting
+    server, silos = across.server(), across.silos()
+    assert [process.wait() for process in (server, *silos)] == [0, 0, 0, 0], server.text
+    same(expected, across.weights())
+    for mine, theirs in zip(across.lines(), lines, strict=True):
+        assert mine["clients"] == theirs["clients"]
+        assert mine["accuracy"] == theirs["accuracy"]
+        assert mine["bytes_up"] == theirs["bytes_up"]
+        assert mine["loss_terms"] == {}  # a silo keeps its measures to itself
+
+
+@pytest.mark.parametrize("method", ["map", "fedmr", "fedshift"])
+def test_metrics_over_mpi_are_those_of_one_process(method, mpi, tmp_path, base_recipe):
+    from fl_labelskew_plugins import run
+
+    path = tmp_path / "sp.yaml"
+    path.write_text(simulation(base_recipe))
+    run.start(path, [f"method_args.method={method}", PARTIAL], run_dir=tmp_path / "sp", quiet=True)
+    there = mpi / f"{method}-2"
+    assert (tmp_path / "sp" / "metrics.jsonl").read_bytes() == (there / "metrics.jsonl").read_bytes()
+    ours, theirs = sorted((tmp_path / "sp" / "clients").glob("*")), sorted((there / "clients").glob("*"))
+    assert [file.name for file in ours] == [file.name for file in theirs]
+    assert [file.read_bytes() for file in ours] == [file.read_bytes() for file in theirs]

@@ -1,0 +1,176 @@
+"""What goes wrong in a federation of silos: for each fault, what happens, and that the others finish."""
+
+import re
+import signal
+import time
+
+import pytest
+import torch
+
+SLOW = "train_args.epochs=40"
+FOUR = "train_args.comm_round=4"
+STATEFUL = "method_args.method=map"
+
+
+def finished(*processes):
+    for process in processes:
+        assert process.wait() == 0, process.text
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def left_out(federation):
+    return [line.get("left_out", []) for line in federation.lines()]
+
+
+def test_a_silo_killed_in_training_is_left_out_and_the_others_finish(federation):
+    federation.overrides = [SLOW, FOUR, "comm_args.reconnect_s=1"]
+    server, silos = federation.server(), federation.silos()
+    silos[2].says("round 0: trained")
+    silos[2].kill()
+    finished(server, *silos[:2])
+    assert "silo 3 has left" in server.text
+    assert "silo 3 did not come back within 1 s; left out until it speaks again" in server.text
+    assert left_out(federation)[0] == []
+    assert left_out(federation)[-1] == [2]
+    assert [line["clients"] for line in federation.lines()][-1] == [0, 1]
+
+
+def test_a_silo_killed_in_training_and_started_again_goes_on_with_its_own_state(federation, sp_weights):
+    federation.overrides = [SLOW, FOUR, STATEFUL]
+    server, silos = federation.server(), federation.silos()
+    silos[1].says("round 1: trained")
+    silos[1].kill()
+    again = federation.silo(2)
+    finished(server, silos[0], again, silos[2])
+    assert left_out(federation) == [[]] * 4
+    same(federation.weights(), sp_weights(*federation.overrides))
+    models = [next((federation.folder / f"silo-{rank}").glob("*/personalised.safetensors")) for rank in (1, 2, 3)]
+    assert len({model.read_bytes() for model in models}) == 3
+
+
+@pytest.mark.parametrize("method", ["map", "fedshift", "fedmr"])
+def test_a_server_killed_and_resumed_ends_with_the_weights_of_an_undisturbed_run(method, federation, sp_weights):
+    federation.overrides = [SLOW, FOUR, f"method_args.method={method}", "tracking_args.checkpoint_every=2"]
+    server, silos = federation.server(), federation.silos()
+    silos[0].says("round 2: trained")  # after the checkpoint of two rounds
+    server.kill()
+    server.wait()
+    again = federation.server(resume=True)
+    finished(again, *silos)
+    assert left_out(federation) == [[]] * 4
+    same(federation.weights(), sp_weights(*federation.overrides))
+
+
+def test_a_server_killed_before_its_first_checkpoint_begins_again(federation, sp_weights):
+    federation.overrides = [SLOW, STATEFUL]
+    server, silos = federation.server(), federation.silos()
+    silos[0].says("round 0: trained")
+    server.kill()
+    server.wait()
+    finished(federation.server(resume=True), *silos)
+    same(federation.weights(), sp_weights(*federation.overrides))
+
+
+def test_a_server_told_to_end_saves_and_the_silos_wait_for_it(federation, sp_weights):
+    federation.overrides = [SLOW, STATEFUL, "tracking_args.checkpoint_every=100"]
+    server, silos = federation.server(), federation.silos()
+    silos[0].says("round 1: trained")
+    server.kill(signal.SIGTERM)
+    assert server.wait(10) == 130
+    assert re.search(r"interrupted after [12] of 3 rounds; to go on: fedml run --resume ", server.text)
+    assert "Traceback" not in server.text
+    silos[0].says("waiting for the server")
+    finished(federation.server(resume=True), *silos)
+    same(federation.weights(), sp_weights(*federation.overrides))
+
+
+def test_silos_started_twenty_seconds_before_the_server_wait_for_it(federation, sp_weights):
+    silos = federation.silos()
+    time.sleep(20)
+    assert all("waiting for the server at 127.0.0.1" in silo.text for silo in silos)
+    finished(federation.server(), *silos)
+    same(federation.weights(), sp_weights())
+
+
+def test_a_silo_that_never_comes_is_gone_on_without(federation):
+    federation.overrides = ["comm_args.quorum_timeout_s=4"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    finished(server, *silos)
+    assert "silo 3 has not come; going on without it" in server.text
+    assert left_out(federation) == [[2]] * 3
+
+
+def test_a_silo_that_comes_late_joins_from_the_next_round_on(federation):
+    federation.overrides = [SLOW, FOUR, "method_args.method=fedshift", "comm_args.quorum_timeout_s=4"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    silos[0].says("round 0: trained")
+    late = federation.silo(3)
+    finished(server, *silos, late)
+    assert left_out(federation)[0] == [2]
+    assert left_out(federation)[-1] == []
+
+
+def test_below_the_quorum_the_server_stops_with_a_checkpoint_and_goes_on_later(federation, sp_weights):
+    federation.overrides = [SLOW, FOUR, STATEFUL, "tracking_args.checkpoint_every=100"]
+    federation.overrides += ["comm_args.reconnect_s=0.5", "comm_args.quorum_timeout_s=5", "comm_args.min_clients=3"]
+    server, silos = federation.server(), federation.silos()
+    silos[2].says("round 1: trained")
+    silos[2].kill()
+    assert server.wait(60) == 1
+    *_, last = server.text.strip().splitlines()
+    assert re.search(r"error: round [12]: \d of at least 3 .*; to go on: fedml run --resume ", last)
+    again = [federation.silo(3), federation.server(resume=True)]
+    finished(*again, *silos[:2])
+    same(federation.weights(), sp_weights(*federation.overrides[:3]))
+
+
+def test_nobody_comes_at_all(federation):
+    federation.overrides = ["comm_args.quorum_timeout_s=1"]
+    server = federation.server()
+    assert server.wait() == 1
+    assert "0 of at least 2 silos came within 1 s" in server.text
+    assert "Traceback" not in server.text
+    federation.overrides = []
+    finished(federation.server(), *federation.silos())  # the same folder will do
+
+
+def test_a_straggler_is_left_out_and_back_once_it_speaks(federation):
+    federation.overrides = [SLOW, "train_args.comm_round=12", "comm_args.round_deadline_s=3"]
+    server, silos = federation.server(), federation.silos()
+    silos[2].says("round 1: trained")
+    silos[2].kill(signal.SIGSTOP)
+    server.says("silo 3 missed the deadline of 3 s; left out until it speaks again")
+    silos[2].kill(signal.SIGCONT)
+    finished(server, *silos)
+    out = left_out(federation)
+    assert [2] in out
+    assert out[-1] == []
+    assert "the server left this silo's upload out: it came too late" in silos[2].text
+
+
+def test_a_silo_with_other_settings_is_told_which(federation):
+    server = federation.server()
+    others = federation.silos(1, 2)
+    odd = federation.silo(3, "--set", "train_args.epochs=3")
+    assert odd.wait() == 2
+    *_, last = odd.text.strip().splitlines()
+    assert last == "error: train_args.epochs: 3 here and 2 at the server; the server's recipe would be right"
+    assert "silo 3 cannot go on: train_args.epochs: 3 here and 2 at the server" in server.text
+    finished(server, *others)
+
+
+def test_a_silo_may_not_change_its_data_in_a_run(federation):
+    federation.overrides = [SLOW, FOUR]
+    server, silos = federation.server(), federation.silos()
+    silos[2].says("round 0: trained")
+    silos[2].kill()
+    odd = federation.silo(3, "--set", "partition_args.classes_per_client=5")
+    assert odd.wait() == 2
+    assert "the server turned this silo away: it had" in odd.text
+    assert odd.text.count("\nerror: ") == 1
+    for process in (server, *silos[:2]):
+        process.kill()
