@@ -49,7 +49,8 @@ def facts(meta: Mapping[str, Any]) -> Facts:
     Raises:
         RunError: they are none.
     """
-    samples, shape, classes, counts = map(meta.get, ("samples", "input_shape", "num_classes", "counts"))
+    told: list[Any] = [meta.get(key) for key in ("samples", "input_shape", "num_classes", "counts")]
+    samples, shape, classes, counts = told
     if not _whole(samples, 1, MOST_SAMPLES):
         raise RunError("its number of samples is not a whole number above 0")
     if not isinstance(shape, list) or not 1 <= len(shape) <= 5 or not all(_whole(n, 1, 10**6) for n in shape):

@@ -247,5 +247,5 @@ def noise_seed(secret: int, weights: Mapping[str, Tensor]) -> int:
     digest = hashlib.blake2b(secret.to_bytes(16, "big"), digest_size=16)
     for name, value in weights.items():
         digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return int.from_bytes(digest.digest(), "big")

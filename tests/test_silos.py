@@ -1,0 +1,124 @@
+"""What silo and server tell each other before anything is trained."""
+
+import json
+import stat
+
+import numpy as np
+import pytest
+import torch
+from fl_labelskew_registry import LabelSkewError, RunError
+
+from fl_labelskew_plugins import recipe as recipes
+from fl_labelskew_plugins import session, silos
+
+RECIPE = """\
+common_args: {training_type: cross_silo}
+data_args: {dataset: digits}
+partition_args: {partition_method: pcdd, classes_per_client: 4}
+model_args: {model: mlp, hidden: [8]}
+train_args: {client_num_in_total: 3, epochs: 2}
+method_args: {method: fedshift, count_noise: 2}
+comm_args: {backend: GRPC}
+"""
+
+
+def parsed(*overrides):
+    return recipes.parse(RECIPE, overrides=overrides)
+
+
+def test_a_silo_holds_its_own_samples_in_the_order_of_the_simulation():
+    whole, clients = session.divided(parsed())
+    for client in range(3):
+        silo = silos.load(parsed(), client)
+        assert np.array_equal(silo.data.train.x, whole.train.x[clients.train[client]])
+        assert np.array_equal(silo.data.test.y, whole.test.y[clients.test[client]])
+        assert silo.facts == silos.Facts(len(clients.train[client]), (1, 8, 8), 10)
+
+
+def test_a_silo_with_data_of_its_own_trains_on_all_of_them(tmp_path):
+    x, y = np.random.default_rng(0).random((30, 6), np.float32), np.arange(30) % 3
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
+    for rank in (1, 2, 3):
+        (tmp_path / f"silo{rank}.yaml").write_text(f"data_args: {{dataset: npz, data_cache_dir: {tmp_path}/mine.npz}}\n")
+    files = "[" + ", ".join(str(tmp_path / f"silo{rank}.yaml") for rank in (1, 2, 3)) + "]"
+    made = recipes.silo(parsed(f"client_specific_args.data_silo_config={files}"), 2)
+    silo = silos.load(made, 1)
+    assert silo.facts == silos.Facts(30, (6,), 3)
+    assert len(silo.test) == 9
+
+
+def test_facts_come_back_from_json():
+    for facts in (silos.Facts(7, (1, 8, 8), 10), silos.Facts(7, (5,), 3, (3, 0, 4))):
+        assert silos.facts(json.loads(json.dumps(facts.meta()))) == facts
+
+
+def test_class_counts_are_told_only_where_rows_are_weighed_by_them():
+    assert "counts" not in silos.load(parsed(), 0).facts.meta()
+    told = silos.load(parsed("train_args.proxy_aggregation=class"), 0).facts
+    assert told.counts is not None
+    assert sum(told.counts) == told.samples
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"samples": 0}, "number of samples"),
+        ({"samples": True}, "number of samples"),
+        ({"samples": 2.0}, "number of samples"),
+        ({"samples": None}, "number of samples"),
+        ({"input_shape": []}, "input shape"),
+        ({"input_shape": [1, -8]}, "input shape"),
+        ({"input_shape": [10**9]}, "input shape"),
+        ({"input_shape": "8"}, "input shape"),
+        ({"num_classes": 0}, "number of classes"),
+        ({"num_classes": 10**9}, "number of classes"),
+        ({"counts": [1] * 10}, "class counts"),
+        ({"counts": [7] + [0] * 8}, "class counts"),
+        ({"counts": [9, -2] + [0] * 8}, "class counts"),
+    ],
+)
+def test_what_are_no_facts_is_refused(change, words):
+    with pytest.raises(RunError, match=words):
+        silos.facts({"samples": 7, "input_shape": [8, 8], "num_classes": 10} | change)
+
+
+def test_agreement_covers_what_moves_the_result_and_leaves_a_silo_its_choices():
+    server = json.loads(json.dumps(silos.agreed(parsed())))
+    same = ["method_args.count_noise=5", "device_args.threads=1", "comm_args.send_measures=true", "data_args.download=true"]
+    silos.check_agreement(server, parsed(*same))
+    for override, words in [
+        ("train_args.learning_rate=0.5", "train_args.learning_rate: 0.5 here and 0.01 at the server; the server's"),
+        ("common_args.random_seed=3", "common_args.random_seed: 3 here and 0 at the server"),
+        ("method_args.smoothing=3", "method_args.smoothing: 3.0 here and 1.0 at the server"),
+        ("model_args.hidden=[9]", "model_args.hidden"),
+        ("method_args.method=fedavg", "(and "),
+    ]:
+        with pytest.raises(LabelSkewError) as error:
+            silos.check_agreement(server, parsed(override))
+        assert words in str(error.value)
+        assert "\n" not in str(error.value)
+    for nonsense in (None, [], {"train_args": 3}, {}):
+        with pytest.raises(LabelSkewError):
+            silos.check_agreement(nonsense, parsed())
+
+
+def test_a_silo_keeps_its_secret(tmp_path):
+    from fl_labelskew_plugins.runtimes.silo_client import secret
+
+    first = secret(tmp_path)
+    assert secret(tmp_path) == first
+    assert secret(tmp_path / "other") != first
+    assert first >> 64  # more than any seed that a server could try
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+    (tmp_path / "secret").write_text("?")
+    with pytest.raises(LabelSkewError, match="is no secret of a silo"):
+        secret(tmp_path)
+
+
+def test_noise_repeats_with_a_round_and_changes_with_what_the_server_asks():
+    from fl_labelskew_plugins.runtimes.silo_client import noise_seed
+
+    weights = {"w": torch.ones(3), "steps": torch.tensor(4)}
+    assert noise_seed(5, weights) == noise_seed(5, {k: v.clone() for k, v in weights.items()})
+    assert noise_seed(5, weights) != noise_seed(6, weights)
+    assert noise_seed(5, weights) != noise_seed(5, {**weights, "w": torch.tensor([1.0, 1.0, 1.0 + 1e-6])})
