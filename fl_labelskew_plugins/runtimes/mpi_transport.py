@@ -1,0 +1,164 @@
+"""Messages over MPI: the bytes of :mod:`fl_labelskew_plugins.wire`, sent and received without blocking calls.
+
+MPI's own blocking calls spin a core until something comes. Here a process that waits looks for traffic and sleeps in
+between, for longer the longer nothing has come. There is no thread: whoever calls ``receive`` moves all traffic.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from fedml.core.distributed.communication.message import Message
+
+from fl_labelskew_plugins import mpirun, wire
+from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
+
+HEADER, PAYLOAD = 1, 2
+"""MPI's tags. A header comes first and tells how long the payload is, which then goes straight into its buffer."""
+
+CHUNK = 2**30
+"""Bytes of a payload that one MPI message carries; MPI counts them in 32 bits."""
+
+BRISK, LAZY = 0.0002, 0.002
+"""Seconds between two looks: soon after traffic, and when nothing has come for a while."""
+
+EAGER, RATE = 0.002, 2e8
+"""For a moment after each message, and while it should be under way at this many bytes a second, there is no sleep at
+all: where MPI moves a message in small pieces, both sides have to look for each of them."""
+
+STOP = 5.0
+"""Seconds that the last messages have to leave."""
+
+
+@dataclass
+class Transfer:
+    """A message under way, with the memory that MPI works on."""
+
+    header: wire.Header
+    buffer: Any
+    requests: list[Any]
+
+
+class MPITransport(Transport):
+    """Messages between the ranks of ``COMM_WORLD``, in order from each sender.
+
+    A message's tensors may be changed as soon as :meth:`send_message` returns. It does not wait for the receiver, so
+    two ranks may send each other messages of any size at once.
+
+    Args:
+        spool: makes the buffers of received messages.
+        comm: an MPI communicator.
+    """
+
+    def __init__(self, spool: wire.Spool | None = None, comm: Any = None) -> None:
+        super().__init__()
+        self._spool = spool or wire.Spool()
+        self._comm = comm or mpirun.world()
+        from mpi4py import MPI
+
+        self._mpi = MPI
+        self.rank: int = self._comm.Get_rank()
+        self.size: int = self._comm.Get_size()
+        self._outgoing: list[Transfer] = []
+        self._incoming: list[Transfer] = []
+        self._eager_until = 0.0
+
+    def send_message(self, msg: Message) -> None:
+        """Start to send a message; it leaves while this process receives, sends or stops.
+
+        Raises:
+            TypeError: it holds something that does not travel, see :func:`fl_labelskew_plugins.wire.encode`.
+        """
+        receiver = msg.get_receiver_id()
+        parts = wire.encode(msg.get_type(), self.rank, receiver, msg.get("round"), msg.get("meta"), msg.get("tensors"))
+        data = memoryview(b"".join(parts))  # a copy, so that nobody has to know when it has left
+        send = self._comm.Isend
+        requests = [send([data[: wire.Header.SIZE], self._mpi.BYTE], receiver, HEADER)]
+        requests += [send([part, self._mpi.BYTE], receiver, PAYLOAD) for part in _cut(data[wire.Header.SIZE :])]
+        self._outgoing.append(Transfer(wire.Header.unpack(data), data, requests))
+        self._expect(len(data))
+        self._move()
+
+    @property
+    def sending(self) -> int:
+        """Messages that have not left yet."""
+        return len(self._outgoing)
+
+    def stop_receive_message(self) -> None:
+        """End the loop once the last messages have left, or :data:`STOP` seconds have passed."""
+        super().stop_receive_message()
+        end = time.monotonic() + STOP
+        while self._outgoing and time.monotonic() < end:
+            self._move()
+            self._rest(BRISK)
+
+    def _next(self, timeout: float | None) -> Message:
+        """The next message; raises ``queue.Empty``."""
+        end = None if timeout is None else time.monotonic() + timeout
+        pause = BRISK
+        while True:
+            moved = self._move()
+            if not self.arrived.empty():
+                return self.arrived.get_nowait()
+            if end is not None and time.monotonic() >= end:
+                raise queue.Empty
+            pause = BRISK if moved else min(pause * 1.2, LAZY)
+            self._rest(pause if end is None else max(0.0, min(pause, end - time.monotonic())))
+
+    def _expect(self, size: int) -> None:
+        """So many bytes are under way."""
+        self._eager_until = max(self._eager_until, time.monotonic() + EAGER) + size / RATE
+
+    def _rest(self, seconds: float) -> None:
+        """Leave the core to others until the next look."""
+        if time.monotonic() < self._eager_until:
+            os.sched_yield()
+        else:
+            time.sleep(seconds)
+
+    def _move(self) -> bool:
+        """Have MPI get on with what is under way, and take in what has begun; whether there is traffic towards us."""
+        self._outgoing = [sent for sent in self._outgoing if not self._done(sent)]
+        status = self._mpi.Status()
+        while self._comm.Iprobe(tag=HEADER, status=status):
+            self._admit(status.Get_source())
+        traffic = bool(self._incoming)
+        held: set[int] = set()  # senders with a message that is not all here: what follows it waits
+        for coming in list(self._incoming):
+            sender = coming.header.sender
+            if sender in held or not self._done(coming):
+                held.add(sender)
+                continue
+            self._incoming.remove(coming)
+            self.arrived.put(_message(coming))
+        return traffic
+
+    def _admit(self, source: int) -> None:
+        """A header has come: say where its payload goes."""
+        start = bytearray(wire.Header.SIZE)
+        self._comm.Recv([start, self._mpi.BYTE], source, HEADER)
+        header = wire.Header.unpack(start)
+        if header.sender != source or header.receiver != self.rank:
+            raise wire.WireError(f"a message from {header.sender} to {header.receiver}; it came from rank {source}")
+        buffer = self._spool.buffer(header.length)
+        receive = self._comm.Irecv
+        requests = [receive([part, self._mpi.BYTE], source, PAYLOAD) for part in _cut(memoryview(buffer))]
+        self._incoming.append(Transfer(header, buffer, requests))
+        self._expect(header.length)
+
+    def _done(self, transfer: Transfer) -> bool:
+        return bool(self._mpi.Request.Testall(transfer.requests))
+
+
+def _cut(data: memoryview) -> list[memoryview]:
+    return [data[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
+
+
+def _message(transfer: Transfer) -> Message:
+    header = transfer.header
+    meta, tensors = wire.decode(transfer.buffer)
+    return message(Kind(header.kind), header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)

@@ -1,0 +1,214 @@
+"""What the ranks of test_mpi_transport.py do: ``mpirun -np 3 python mpi_scenes.py SCENE ...``; rank 0 tells."""
+
+import pickle
+import sys
+import time
+
+import pytest
+import torch
+
+from fl_labelskew_plugins import mpirun, wire
+from fl_labelskew_plugins.runtimes import mpi_transport
+from fl_labelskew_plugins.runtimes.mpi_transport import MPITransport
+from fl_labelskew_plugins.runtimes.transport import Kind, message
+
+
+class Box:
+    """A transport, and what it has handed on."""
+
+    def __init__(self):
+        self.transport = MPITransport()
+        self.transport.add_observer(self)
+        self.got = []
+
+    def receive_message(self, kind, arrived):
+        self.got.append(arrived)
+
+    def send(self, receiver, kind=Kind.TRAIN, **content):
+        self.transport.send_message(message(kind, self.transport.rank, receiver, **content))
+
+    def next(self):
+        assert self.transport.receive(60.0)
+        return self.got.pop(0)
+
+
+def dtypes(box, rank):
+    tensors = {str(d): torch.arange(6).to(d).reshape(2, 3) for d in wire.DTYPES.values()}
+    tensors |= {"none": torch.empty(0, 4), "one": torch.tensor(3.5), "strided": torch.arange(12.0).reshape(3, 4).T}
+    if rank:
+        came = box.next()
+        box.send(0, Kind.UPLOAD, round=8, meta=came.get("meta"), tensors=came.get("tensors"))
+        return
+    for worker in (1, 2):
+        box.send(worker, round=7, meta={"client": worker, "text": "ü"}, tensors=tensors)
+    for _ in (1, 2):
+        back = box.next()
+        assert (back.get_type(), back.get("round"), back.get_receiver_id()) == (Kind.UPLOAD, 8, 0)
+        assert back.get("meta") == {"client": back.get_sender_id(), "text": "ü"}
+        assert list(back.get("tensors")) == list(tensors)
+        for name, tensor in back.get("tensors").items():
+            assert tensor.dtype == tensors[name].dtype
+            assert torch.equal(tensor, tensors[name])
+
+
+def order(box, rank):
+    sizes = [0, 10, 100_000, 3, 1_000_000, 1, 5000]
+    if rank:
+        for number in range(140):
+            box.send(0, meta={"number": number}, tensors={"x": torch.ones(sizes[number % 7])})
+        return
+    numbers = {1: [], 2: []}
+    for _ in range(2 * 140):
+        came = box.next()
+        numbers[came.get_sender_id()].append(came.get("meta")["number"])
+    assert numbers[1] == numbers[2] == list(range(140))
+
+
+def large(box, rank):
+    """100 MB from each to each."""
+    big = torch.arange(25_000_000, dtype=torch.float32)
+    for peer in {0, 1, 2} - {rank}:
+        box.send(peer, tensors={"big": big + rank})
+        box.send(peer, meta={"after": True})
+    seen = set()
+    for _ in range(4):
+        came = box.next()
+        sender = came.get_sender_id()
+        if sender in seen:
+            assert came.get("meta") == {"after": True}
+        else:
+            assert torch.equal(came.get("tensors")["big"], big + sender)
+        seen.add(sender)
+
+
+def changed(box, rank):
+    """What was sent is the sender's no longer."""
+    if rank:
+        time.sleep(0.2)
+        assert bool((box.next().get("tensors")["x"] == 1).all())
+        return
+    x = torch.ones(3_000_000)
+    for worker in (1, 2):
+        box.send(worker, tensors={"x": x})
+    x.zero_()
+
+
+def waiting(box, rank):
+    """CPU time per second, of a server with an unread message on its way and of a worker with none."""
+    cpu, clock = time.process_time(), time.monotonic()
+    if rank == 0:
+        box.send(1, tensors={"unread": torch.ones(2_000_000)})
+        assert not box.transport.receive(3.0)
+        print("server", (time.process_time() - cpu) / (time.monotonic() - clock))
+        box.send(2)
+        print("worker", box.next().get("meta")["share"])
+    elif rank == 1:
+        time.sleep(4)
+        box.next()
+    else:
+        box.next()
+        box.send(0, meta={"share": (time.process_time() - cpu) / (time.monotonic() - clock)})
+
+
+def huge(box, rank):
+    """More than 2 GiB, there."""
+    size = 2**31 + 2**27
+    if rank == 0:
+        big = torch.empty(size, dtype=torch.uint8)  # most of it is never touched, so it costs no memory
+        big[2**31] = big[-1] = 9
+        box.send(1, tensors={"big": big, "small": torch.arange(3)})
+        box.next()
+    elif rank == 1:
+        came = box.next().get("tensors")
+        assert len(came["big"]) == size
+        assert came["big"][2**31] == came["big"][-1] == 9
+        assert came["small"].tolist() == [0, 1, 2]
+        box.send(0)
+
+
+def parts(box, rank):
+    mpi_transport.CHUNK, before = 1000, mpi_transport.CHUNK
+    sizes = (0, 1, 100, 12345)
+    if rank == 0:
+        for size in sizes:
+            box.send(1, tensors={"x": torch.arange(size)})
+    elif rank == 1:
+        for size in sizes:
+            assert torch.equal(box.next().get("tensors")["x"], torch.arange(size))
+    mpi_transport.CHUNK = before
+
+
+def stop(box, rank):
+    """Stopping waits for the last messages, but not for ever."""
+    if rank:
+        time.sleep(0.5 if rank == 1 else 2.5)
+        box.next()
+        return
+    big = {"x": torch.ones(3_000_000)}
+    box.send(1, tensors=big)
+    box.transport.stop_receive_message()
+    assert not box.transport.sending
+    assert not box.transport.running
+    mpi_transport.STOP, before = 0.3, mpi_transport.STOP
+    box.send(2, tensors=big)
+    box.transport.stop_receive_message()
+    assert box.transport.sending
+    mpi_transport.STOP = before
+
+
+def loop(box, rank):
+    """The host's loop, ended by a message."""
+
+    class Stops:
+        def receive_message(self, kind, arrived):
+            if kind == Kind.FINISH:
+                box.transport.stop_receive_message()
+
+    if rank == 0:
+        for worker in (1, 2):
+            box.send(worker)
+            box.send(worker, Kind.FINISH)
+    else:
+        box.transport.add_observer(Stops())
+        box.transport.handle_receive_message()
+        assert [m.get_type() for m in box.got] == [Kind.TRAIN, Kind.FINISH]
+
+
+def stray(box, rank):
+    """Bytes that are no message."""
+    from mpi4py import MPI
+
+    comm = mpirun.world()
+    if rank == 1:
+        comm.Send([bytes(wire.Header.SIZE), MPI.BYTE], 0, mpi_transport.HEADER)
+        header = wire.Header(Kind.UPLOAD, 2, 0, 0, 5)  # as if from rank 2
+        comm.Send([header.pack(), MPI.BYTE], 0, mpi_transport.HEADER)
+    elif rank == 0:
+        for said in ("no message of ours", "it came from rank 1"):
+            with pytest.raises(wire.WireError, match=said):
+                box.transport.receive(60.0)
+
+
+def main():
+    def refuse(*_, **__):
+        raise AssertionError("pickled")
+
+    comm = mpirun.world()
+    from mpi4py import MPI
+
+    MPI.pickle.__init__(refuse, refuse)
+    pickle.dumps = pickle.loads = pickle.dump = pickle.load = refuse
+    for name in sys.argv[1:]:
+        comm.Barrier()
+        begun = time.monotonic()
+        box = Box()
+        globals()[name](box, box.transport.rank)
+        box.transport.stop_receive_message()
+        assert not box.transport.sending
+        comm.Barrier()
+        print(name, round(time.monotonic() - begun, 3), flush=True)
+
+
+if __name__ == "__main__":
+    with mpirun.as_rank():
+        main()
