@@ -394,7 +394,10 @@ def samples(data: Data, device: torch.device) -> tuple[Samples, Samples]:
     """Training and test samples of a data set, on the device."""
 
     def move(part: Arrays) -> Samples:
-        return Samples(torch.from_numpy(part.x).to(device), torch.from_numpy(part.y).to(device), data.mean, data.std)
+        x, y = torch.from_numpy(part.x), torch.from_numpy(part.y)
+        if device.type == "cuda":  # from pinned memory a copy goes on while the rest of the session is built
+            x, y = x.pin_memory(), y.pin_memory()
+        return Samples(x.to(device, non_blocking=True), y.to(device, non_blocking=True), data.mean, data.std)
 
     return move(data.train), move(data.test)
 

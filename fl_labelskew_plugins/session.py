@@ -13,7 +13,7 @@ from fl_labelskew_registry import Contribution, Data, Federation, LabelSkewError
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins import devices, seeds
 from fl_labelskew_plugins.aggregate import Weights, check_extra
 from fl_labelskew_plugins.data.clients import Clients, divide
 from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, samples, snapshot
@@ -125,7 +125,7 @@ def assemble(
         federation: the run as a whole, where it does not follow from what is known here.
         secret: seed of this silo's privacy noise, which nobody else knows.
     """
-    device = torch_device(recipe)
+    device = devices.device(recipe)
     # torch's own default honours OMP_NUM_THREADS, but not the cores that a batch system has given to this process
     torch.set_num_threads(recipe.device.threads or min(torch.get_num_threads(), available_cores()))
     seed, num_classes = recipe.common.random_seed, len(data.class_names)
@@ -169,24 +169,6 @@ def local_settings(recipe: Recipe) -> LocalSettings:
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def torch_device(recipe: Recipe) -> torch.device:
-    """Where to compute: the CPU, or the first of the recipe's GPUs.
-
-    Raises:
-        LabelSkewError: a GPU is asked for that is not there.
-    """
-    if not recipe.device.using_gpu:
-        return torch.device("cpu")
-    have = torch.cuda.device_count()
-    for gpu in recipe.device.gpu_ids:
-        if gpu >= have:
-            raise LabelSkewError(
-                f"device_args.gpu_ids: no GPU {gpu} on this machine, which has {have}; "
-                "using_gpu: false would be right without one"
-            )
-    return torch.device("cuda", recipe.device.gpu_ids[0])
 
 
 def refuse_host_switches(recipe: Recipe) -> None:

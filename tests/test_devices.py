@@ -1,0 +1,138 @@
+"""Which process computes on which GPU, by a machine whose GPUs are only said to be there; and a real one."""
+
+import logging
+import socket
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from fedml.device import gpu_mapping_mpi
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins import devices, mpirun, recipe, session
+
+TEXT = """\
+data_args: {dataset: digits}
+model_args: {model: lenet}
+train_args: {client_num_in_total: 10, learning_rate: 0.05, batch_size: 32}
+method_args: {method: fedavg}
+device_args: {using_gpu: true, threads: 1}
+comm_args: {backend: sp}
+"""
+
+
+def asked(ids="[0]", *overrides):
+    return recipe.parse(TEXT, overrides=[f"device_args.gpu_ids={ids}", *overrides])
+
+
+@pytest.fixture(autouse=True)
+def four_gpus(request, monkeypatch):
+    if not request.node.get_closest_marker("gpu"):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+
+
+CASES = [
+    # gpu_ids, workers_per_gpu, workers, the workers' GPUs
+    ("[0]", 1, 1, [0]),
+    ("[2]", 3, 3, [2, 2, 2]),
+    ("[0, 1]", 1, 2, [0, 1]),
+    ("[0, 1]", 4, 2, [0, 1]),
+    ("[0, 1]", 4, 5, [0, 0, 0, 1, 1]),
+    ("[3, 1]", 2, 3, [1, 3, 3]),
+    ("[3, 1]", 2, 1, [3]),
+    ("[0, 1, 2, 3]", 2, 8, [0, 0, 1, 1, 2, 2, 3, 3]),
+    ("[1, 1]", 2, 2, [1, 1]),
+]
+
+
+@pytest.mark.parametrize(("ids", "each", "workers", "slots"), CASES)
+def test_gpu_slots(ids, each, workers, slots):
+    assert devices.gpu_slots(asked(ids, f"device_args.workers_per_gpu={each}"), workers) == slots
+
+
+@pytest.mark.parametrize(("ids", "each", "workers", "slots"), CASES)
+def test_the_host_reads_the_same_out_of_its_mapping(ids, each, workers, slots, monkeypatch, tmp_path):
+    # a GPU is what the host would make of it here, had this machine one
+    monkeypatch.setattr(gpu_mapping_mpi.ml_engine_adapter, "get_device", lambda args, device_id, device_type: device_id)
+    mapping = devices.host_mapping(asked(ids, f"device_args.workers_per_gpu={each}"), workers)
+    ((key, hosts),) = mapping.items()
+    ((host, counts),) = hosts.items()
+    assert (key, host, sum(counts)) == ("mapping_default", socket.gethostname(), workers + 1)
+    file = tmp_path / "gpu_mapping.yaml"
+    file.write_text(yaml.safe_dump(mapping))
+    text = f"{host}:{','.join(map(str, counts))}"
+    logging.disable(logging.INFO)
+    for rank, gpu in enumerate([slots[0], *slots]):
+        for read, source in (
+            (gpu_mapping_mpi.mapping_processes_to_gpu_device_from_yaml_file_mpi, (file, key)),
+            (gpu_mapping_mpi.mapping_processes_to_gpu_device_from_gpu_util_parse, (text,)),
+        ):
+            args = SimpleNamespace()
+            assert int(read(rank, workers + 1, *source, args)) == args.gpu_id == gpu
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize(("rank", "gpu"), [(0, 1), (1, 1), (2, 3), (3, 3)])
+def test_the_device_of_a_rank(monkeypatch, rank, gpu):
+    over_mpi = asked("[3, 1]", "device_args.workers_per_gpu=2", "comm_args.backend=MPI")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", str(rank))
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    assert devices.device(over_mpi) == devices.device(over_mpi, rank) == torch.device("cuda", gpu)
+
+
+def test_one_process_uses_the_first_gpu_named(monkeypatch):
+    assert devices.device(asked("[3, 1]")) == torch.device("cuda", 3)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")  # of somebody else's mpirun
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    assert devices.device(asked("[3, 1]")) == torch.device("cuda", 3)
+
+
+def test_on_the_cpu_there_is_nothing_to_map():
+    plain = asked("[0]", "device_args.using_gpu=false")
+    assert devices.gpus(plain) == devices.gpu_slots(plain, 3) == []
+    assert devices.host_mapping(plain, 3) == {}
+    assert devices.device(plain) == devices.device(plain, 2) == torch.device("cpu")
+
+
+def test_more_workers_than_the_gpus_take_are_a_line():
+    with pytest.raises(LabelSkewError) as error:
+        devices.gpu_slots(asked("[0, 1]"), 5)
+    assert str(error.value) == (
+        "device_args.workers_per_gpu: 5 workers are more than 2 GPU(s) with 1 each; workers_per_gpu: 3 or fewer "
+        "workers would be right"
+    )
+
+
+def test_a_missing_gpu_is_a_line_or_with_a_fallback_the_cpu(monkeypatch, capsys):
+    lack = "device_args.gpu_ids: no GPU 4 on this machine, which has 4"
+    for check in (devices.gpus, devices.device, session.build, lambda r: devices.gpu_slots(r, 1)):
+        with pytest.raises(LabelSkewError) as error:
+            check(asked("[0, 4]"))
+        assert str(error.value) == f"{lack}; using_gpu: false, or fallback: cpu, would be right without one"
+    patient = asked("[0, 4]", "device_args.fallback=cpu")
+    assert devices.gpu_slots(patient, 3) == []
+    assert devices.host_mapping(patient, 3) == {}
+    assert capsys.readouterr().err == ""
+    assert devices.device(patient) == torch.device("cpu")
+    assert capsys.readouterr().err == f"warning: {lack}; training on the CPU\n"
+    # a job says it once: rank 0 where nobody launched it, else the launching process
+    assert devices.device(patient, 1) == torch.device("cpu")
+    monkeypatch.setenv(mpirun.DOOR, "here")
+    assert devices.device(patient, 0) == torch.device("cpu")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 5e-3), ("bf16", 5e-2)])
+def test_a_client_trained_on_a_gpu_equals_one_trained_on_the_cpu(precision, tolerance):
+    uploads = {}
+    for using in ("true", "false"):
+        made = session.build(asked("[0]", f"device_args.using_gpu={using}", f"device_args.precision={precision}"))
+        assert made.trainer.device.type == ("cuda" if using == "true" else "cpu")
+        result = made.trainer.fit(0, 0, made.start, shared={}, state={}, times_selected=1, personalised=True)
+        uploads[using] = result.upload
+        assert all(value.device == made.trainer.device for value in result.upload.values())
+    for key, value in uploads["false"].items():
+        assert value.dtype == uploads["true"][key].dtype
+        torch.testing.assert_close(uploads["true"][key].cpu(), value, atol=tolerance, rtol=2 * tolerance)
