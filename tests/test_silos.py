@@ -39,7 +39,9 @@ def test_a_silo_with_data_of_its_own_trains_on_all_of_them(tmp_path):
     x, y = np.random.default_rng(0).random((30, 6), np.float32), np.arange(30) % 3
     np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
     for rank in (1, 2, 3):
-        (tmp_path / f"silo{rank}.yaml").write_text(f"data_args: {{dataset: npz, data_cache_dir: {tmp_path}/mine.npz}}\n")
+        (tmp_path / f"silo{rank}.yaml").write_text(
+            f"data_args: {{dataset: npz, data_cache_dir: {tmp_path}/mine.npz}}\n"
+        )
     files = "[" + ", ".join(str(tmp_path / f"silo{rank}.yaml") for rank in (1, 2, 3)) + "]"
     made = recipes.silo(parsed(f"client_specific_args.data_silo_config={files}"), 2)
     silo = silos.load(made, 1)
@@ -84,7 +86,12 @@ def test_what_are_no_facts_is_refused(change, words):
 
 def test_agreement_covers_what_moves_the_result_and_leaves_a_silo_its_choices():
     server = json.loads(json.dumps(silos.agreed(parsed())))
-    same = ["method_args.count_noise=5", "device_args.threads=1", "comm_args.send_measures=true", "data_args.download=true"]
+    same = [
+        "method_args.count_noise=5",
+        "device_args.threads=1",
+        "comm_args.send_measures=true",
+        "data_args.download=true",
+    ]
     silos.check_agreement(server, parsed(*same))
     for override, words in [
         ("train_args.learning_rate=0.5", "train_args.learning_rate: 0.5 here and 0.01 at the server; the server's"),

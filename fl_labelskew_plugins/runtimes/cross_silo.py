@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -56,7 +57,7 @@ class CrossSilo(Runtime):
         transport = ServerTransport(
             self.call.server or comm.listen_address or comm.address(),
             silos=self.recipe.train.client_num_in_total,
-            tls=None if comm.certs is None else certs.read(Path(comm.certs), "server"),
+            tls=certificate(comm.certs, "server"),
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
         )
         self._transport = transport
@@ -87,7 +88,7 @@ class CrossSilo(Runtime):
         transport = SiloTransport(
             self.call.server or comm.address(),
             rank,
-            tls=None if comm.certs is None else certs.read(Path(comm.certs), f"silo-{rank}"),
+            tls=certificate(comm.certs, certs.silo_name(rank)),
             say=say,
         )
         self._transport = transport
@@ -110,6 +111,16 @@ class CrossSilo(Runtime):
             own = ("--role", "client", "--rank", str(rank), "--server", address)
             parts.append(Part(f"silo {rank}", call.command(path, self.folder.path / "silos" / f"silo-{rank}", *own)))
         together(parts, environment=threads_each(count))
+
+
+def certificate(folder: str | None, name: str) -> certs.Files | None:
+    """What this process shows of itself, if anything; says what will soon be wrong with it."""
+    if folder is None:
+        return None
+    files = certs.read(Path(folder), name)
+    for warning in files.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    return files
 
 
 def free_port() -> int:

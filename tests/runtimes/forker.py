@@ -10,10 +10,11 @@ import signal
 import sys
 import threading
 
+import matplotlib.pyplot  # noqa: F401
+
 import fl_labelskew_plugins.cli.main
 import fl_labelskew_plugins.runtimes.silo_client
-import fl_labelskew_plugins.runtimes.sp  # noqa: F401
-import matplotlib.pyplot  # noqa: F401
+import fl_labelskew_plugins.runtimes.sp
 
 assert "grpc" not in sys.modules, "gRPC does not survive a fork"
 

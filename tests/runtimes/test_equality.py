@@ -13,7 +13,13 @@ PARTIAL = "train_args.client_num_per_round=2"
 SETTINGS = [[f"method_args.method={method}", *partial] for method in METHODS for partial in ([], [PARTIAL])]
 SETTINGS += [
     ["train_args.proxy_aggregation=class", "train_args.proxy_smoothing=1", PARTIAL],
-    ["model_args.model=resnet18", "train_args.comm_round=1", "train_args.epochs=1", PARTIAL],  # whole numbers travel
+    [
+        "model_args.model=resnet18",
+        "train_args.comm_round=1",
+        "train_args.epochs=1",
+        "train_args.batch_size=512",
+        PARTIAL,
+    ],  # whole numbers travel
 ]
 NAMES = ["-".join(word.partition("=")[2] for word in setting) for setting in SETTINGS]
 
@@ -44,7 +50,9 @@ def mpi(tmp_path_factory, base_recipe):
     folder = tmp_path_factory.mktemp("mpi")
     (folder / "recipe.yaml").write_text(simulation(base_recipe))
     (folder / "driver.py").write_text(DRIVER)
-    jobs = [([*setting, "comm_args.backend=MPI"], str(folder / name)) for name, setting in zip(NAMES, SETTINGS, strict=True)]
+    jobs = [
+        ([*setting, "comm_args.backend=MPI"], str(folder / name)) for name, setting in zip(NAMES, SETTINGS, strict=True)
+    ]
     (folder / "jobs.json").write_text(json.dumps(jobs))
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "3", sys.executable]
     done = subprocess.run(

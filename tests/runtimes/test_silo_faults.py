@@ -108,7 +108,10 @@ def test_a_silo_that_comes_late_joins_from_the_next_round_on(federation):
     federation.overrides = [SLOW, FOUR, "method_args.method=fedshift", "comm_args.quorum_timeout_s=4"]
     server, silos = federation.server(), federation.silos(1, 2)
     silos[0].says("round 0: trained")
+    silos[0].kill(signal.SIGSTOP)  # so that the run waits
     late = federation.silo(3)
+    server.says("silo 3 is here")
+    silos[0].kill(signal.SIGCONT)
     finished(server, *silos, late)
     assert left_out(federation)[0] == [2]
     assert left_out(federation)[-1] == []

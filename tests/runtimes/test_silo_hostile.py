@@ -1,0 +1,201 @@
+"""Silos and strangers that mean harm: what happens to what they send, and that the federation finishes unharmed."""
+
+import json
+import pickle
+import socket
+import ssl
+import struct
+import threading
+
+import pytest
+import torch
+
+from fl_labelskew_plugins import certs
+from fl_labelskew_plugins.runtimes.grpc_transport import METHOD, SERVICE, SiloTransport
+from fl_labelskew_plugins.runtimes.transport import Kind, message
+from fl_labelskew_plugins.wire import Header
+
+SLOW = "train_args.epochs=40"
+FACTS = {"samples": 400, "input_shape": [1, 8, 8], "num_classes": 10, "process": "x", "round": -1}
+
+
+class FakeSilo:
+    """Silo 3 in this process, which answers every request for training with whatever a test says."""
+
+    def __init__(self, address, answers, *, tls=None, facts=FACTS):
+        self.transport = SiloTransport(address, 3, tls=tls)
+        self.transport.hello = lambda: message(Kind.HELLO, 3, 0, meta=facts)
+        self.transport.limits = dict.fromkeys(self.transport.limits, 2**30)
+        self.transport.add_observer(self)
+        self.answers, self.verdicts, self.finish = list(answers), [], None
+        self.transport.start()
+        self.thread = threading.Thread(target=self.transport.handle_receive_message, daemon=True)
+        self.thread.start()
+
+    def receive_message(self, kind, arrived):
+        if kind == Kind.WELCOME:
+            opening = {"counts": torch.full((10,), 40)} if "counts" in self.answers else None
+            if opening:
+                self.transport.send_message(message(Kind.OPENING, 3, 0, tensors=opening))
+        elif kind == Kind.TRAIN and self.answers:
+            answer = self.answers.pop(0)
+            tensors, meta = answer(dict(arrived.get("tensors")))
+            self.transport.send_message(
+                message(Kind.UPLOAD, 3, 0, round=arrived.get("round"), meta=meta, tensors=tensors)
+            )
+        elif kind == Kind.VERDICT:
+            self.verdicts.append(arrived.get("meta").get("reason", "taken"))
+        elif kind == Kind.FINISH:
+            self.finish = arrived.get("meta")
+            self.transport.stop_receive_message()
+
+
+def model(tensors):
+    return {k: v.clone() for k, v in tensors.items() if k.startswith("model/")}
+
+
+def changed(key, value):
+    def answer(tensors):
+        return {**model(tensors), key: value}, {}
+
+    return answer
+
+
+def without(key):
+    def answer(tensors):
+        return {k: v for k, v in model(tensors).items() if k != key}, {}
+
+    return answer
+
+
+def told(**meta):
+    return lambda tensors: (model(tensors), meta)
+
+
+BIAS = "model/classifier.bias"
+BAD = {
+    "classifier.bias is not finite": changed(BIAS, torch.full((10,), float("nan"))),
+    "classifier.weight is not finite": changed("model/classifier.weight", torch.full((10, 16), -float("inf"))),
+    "expected (10,)": changed(BIAS, torch.zeros(11)),
+    "torch.float64": changed(BIAS, torch.zeros(10).double()),
+    "has other tensors than the model: backdoor": changed("model/backdoor", torch.zeros(3)),
+    "has other tensors than the model: classifier.bias": without(BIAS),
+    "neither weights nor contributions": changed("elsewhere", torch.zeros(3)),
+    "does not announce: features": changed("contribution/features", torch.zeros(3)),
+    "private state": changed("state/p", torch.zeros(3)),
+    "loss terms that are no mapping": told(loss_terms="a" * 1000),
+    "no pair of whole numbers": told(personalised=[1e308, 1]),
+    "out of range": told(personalised=[5, 4]),
+}
+
+
+def test_a_silo_that_sends_what_it_should_not_is_left_out_of_those_rounds_alone(federation):
+    federation.overrides = [f"train_args.comm_round={len(BAD) + 1}"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    fake = FakeSilo(federation.address, [*BAD.values(), changed(BIAS, torch.zeros(10))])
+    for process in (server, *silos):
+        assert process.wait() == 0, process.text
+    fake.thread.join(20)
+    assert fake.finish == {"done": True, "state_round": len(BAD)}
+    for round, (words, verdict, line) in enumerate(zip(BAD, fake.verdicts, federation.lines(), strict=False)):
+        assert words in verdict
+        assert line["left_out"] == [2]
+        assert f"round {round}: upload of silo 3 refused" in server.text
+    assert fake.verdicts[-1] == "taken"
+    assert federation.lines()[-1]["clients"] == [0, 1, 2]
+    assert all(torch.isfinite(value).all() for value in federation.weights().values())
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (FACTS | {"num_classes": 11}, "its samples are (1, 8, 8) of 11 classes; (1, 8, 8) of 10, as everybody's"),
+        (FACTS | {"input_shape": [10**6] * 5}, "as everybody's"),
+        (FACTS | {"samples": -1}, "its number of samples is not a whole number above 0"),
+        ({}, "its number of samples is not a whole number above 0"),
+    ],
+)
+def test_a_silo_that_does_not_fit_is_turned_away(facts, words, federation):
+    federation.overrides = ["comm_args.quorum_timeout_s=5", "train_args.comm_round=1"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    server.says("listening on")
+    fake = FakeSilo(federation.address, [], facts=facts)
+    fake.thread.join(30)
+    assert words in fake.finish["reason"]
+    for process in (server, *silos):
+        assert process.wait() == 0, process.text
+    assert "silo 3 turned away" in server.text
+
+
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_strangers_do_no_harm_to_a_federation_with_certificates(federation, sp_weights, tmp_path):
+    grpc = pytest.importorskip("grpc")
+    certs.new(tmp_path / "certs", 3)
+    certs.new(tmp_path / "others", 3)
+    proof = tmp_path / "executed"
+    federation.overrides = [SLOW, "train_args.comm_round=6", f"comm_args.certs={tmp_path / 'certs'}"]
+    server, silos = federation.server(), federation.silos()
+    silos[0].says("round 0: trained")
+    host, port = federation.address.split(":")
+
+    def call(chunks, tls, path=f"/{SERVICE}/{METHOD}"):
+        """What a gRPC peer gets to hear."""
+        channel = grpc.insecure_channel(federation.address)
+        if tls is not None:
+            mine = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+            channel = grpc.secure_channel(federation.address, mine)
+        stream = channel.stream_stream(path)(iter(chunks), timeout=20)
+        try:
+            for _ in stream:
+                pass
+            return "ended"
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+        finally:
+            channel.close()
+
+    def hello(sender, length=None):
+        blob = json.dumps({"__metadata__": {"meta": json.dumps(FACTS)}}).encode()
+        payload = struct.pack("<Q", len(blob)) + blob
+        return Header(int(Kind.HELLO), sender, 0, -1, length or len(payload)).pack() + payload
+
+    one = certs.read(tmp_path / "certs", "silo-1")
+    stranger = certs.read(tmp_path / "others", "silo-3")
+    said = {
+        "no certificate": call([hello(3)], None),
+        "another authority": call([hello(3)], certs.Files("silo-3", one.ca, stranger.certificate, stranger.key)),
+        "another's rank": call([hello(3)], one),
+        "a header of 3 GB": call([hello(1, 3 * 2**30)], one),
+        "a blob of 3 GB": call([Header(int(Kind.HELLO), 1, 0, -1, 16).pack() + struct.pack("<QQ", 3 * 2**30, 0)], one),
+        "garbage": call([b"\xff" * 5000], one),
+        "a pickle": call([pickle.dumps(Hostile(str(proof)))], one),
+        "a pickle to the host's door": call([pickle.dumps(Hostile(str(proof)))], one, "/gRPCCommManager/sendMessage"),
+    }
+    for bytes_ in (b"\x80\x04\x95" + pickle.dumps(Hostile(str(proof))), b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100_000):
+        with socket.create_connection((host, int(port)), 10) as raw:
+            raw.sendall(bytes_)
+            raw.settimeout(20)
+            try:
+                while raw.recv(65536):
+                    pass
+            except (OSError, ssl.SSLError):
+                pass
+    assert said["no certificate"].startswith("UNAVAILABLE")
+    assert said["another authority"].startswith("UNAVAILABLE")
+    assert "claims to be silo 3" in said["another's rank"]
+    assert "bytes" in said["a header of 3 GB"]
+    assert all("ended" not in answer for answer in said.values()), said
+    for process in (server, *silos):
+        assert process.wait() == 0, process.text
+    assert not proof.exists()
+    assert "Traceback" not in server.text
+    assert all("left_out" not in line for line in federation.lines())
+    expected = sp_weights(*federation.overrides[:2])
+    assert all(torch.equal(value, expected[key]) for key, value in federation.weights().items())
