@@ -1,0 +1,645 @@
+"""Messages between a server and silos on other machines: one long-lived gRPC stream for each silo.
+
+Only the server listens. Every message is cut into chunks, so that its size is bounded by the receiver's ``limits``
+alone. With TLS a silo is who its certificate says; without, it is who it claims to be, and only this machine can
+connect. What a peer sends is checked before room is made for it, and never unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Executor, Future
+from typing import Any
+
+from fedml.core.distributed.communication.message import Message
+from fl_labelskew_registry import LabelSkewError
+from torch import Tensor
+
+from fl_labelskew_plugins import addresses, certs, wire
+from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
+from fl_labelskew_plugins.wire import Header, Spool, WireError
+
+SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
+CHUNK = 2**20
+"""Bytes of a gRPC message; smaller ones cost time, larger ones win none."""
+QUEUED = 8
+"""Messages that wait for one peer to take them; more than that, and it is treated as gone."""
+UNREAD = 4
+"""Messages of one silo that wait for their turn; after that, nothing more is read from it."""
+HELLO_S = 10.0
+PATIENCE_S = 2.0
+"""How long the end waits for a peer that takes nothing of what is left to send."""
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
+LIMIT = 2**20
+FROM_SILOS = (Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.FAILED)
+FROM_SERVER = (Kind.WELCOME, Kind.TRAIN, Kind.VERDICT, Kind.FINISH)
+TAKEN = "labelskew-taken"
+"""The initial metadata with which the server says that it has taken a HELLO."""
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", CHUNK + 4096),
+    ("grpc.max_send_message_length", CHUNK + 4096),
+    # A peer whose machine is gone says nothing: it is asked after 20 s, and has 10 s to answer.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+
+class RefusedError(WireError):
+    """A peer that is turned away; the text is a whole sentence's predicate.
+
+    Args:
+        reason: what it did.
+        code: gRPC's name of the status that it gets; it tries again only after some of them.
+    """
+
+    def __init__(self, reason: str, code: str = "INVALID_ARGUMENT") -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+def _grpc() -> Any:
+    """The grpc package, imported when first needed."""
+    # Its core writes a line of its own for every stranger that connects; GRPC_VERBOSITY=info shows them again.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    try:
+        import grpc  # type: ignore[import-untyped]
+    except ImportError:
+        raise LabelSkewError(
+            "cross-silo runs need grpcio, which is not installed; pip install 'fl-labelskew-plugins[grpc]' would be "
+            "right"
+        ) from None
+    return grpc
+
+
+def _checked(address: str, tls: certs.Files | None) -> tuple[str, int]:
+    """Host and port; raises LabelSkewError where others could listen in."""
+    try:
+        host, port = addresses.split(address)
+    except ValueError as error:
+        raise LabelSkewError(str(error)) from None
+    if tls is None and not addresses.loopback(address):
+        raise LabelSkewError(
+            f"{address} leaves this machine, and there are no certificates; comm_args.certs with a folder of "
+            "`labelskew certs new`, or an address such as 127.0.0.1:8890, would be right"
+        )
+    return host, port
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _encoded(msg: Message, tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+    kind, sender, receiver = int(msg.get_type()), msg.get_sender_id(), msg.get_receiver_id()
+    return wire.encode(kind, sender, receiver, msg.get("round"), msg.get("meta"), tensors)
+
+
+def _decoded(header: Header, payload: wire.Buffer) -> Message:
+    meta, tensors = wire.decode(payload)
+    return message(Kind(header.kind), header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)
+
+
+class Outbox:
+    """Messages on their way to one peer; copied out of the tensors' memory chunk by chunk, as the peer takes them."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[list[bytes | memoryview] | None] = queue.SimpleQueue()
+        self._dropping = False
+        self.moved = 0
+        """Chunks that the peer has taken so far."""
+
+    def put(self, parts: list[bytes | memoryview]) -> bool:
+        """Queue a message; False where too many wait already."""
+        if self._queue.qsize() >= QUEUED:
+            return False
+        self._queue.put(parts)
+        return True
+
+    def close(self, *, flush: bool) -> None:
+        """End the stream, after what is queued or at once."""
+        self._dropping |= not flush
+        self._queue.put(None)
+
+    def chunks(self) -> Iterator[bytes]:
+        """What gRPC sends; waits for messages until :meth:`close`."""
+        while (parts := self._queue.get()) is not None:
+            for chunk in wire.cut(parts, CHUNK):
+                if self._dropping:
+                    return
+                yield chunk
+                self.moved += 1
+            del parts  # or the last message would be kept until the next
+
+
+def _wait_while_moving(ended: threading.Event, outboxes: Iterable[Outbox]) -> None:
+    """Wait for the end, as long as peers take what is left to send."""
+    outboxes = list(outboxes)
+    before = -1
+    while before != (moved := sum(outbox.moved for outbox in outboxes)):
+        before = moved
+        if ended.wait(PATIENCE_S):
+            return
+
+
+class _DaemonThreads(Executor):
+    """A thread for each call, none of which keeps a failed process alive; gRPC bounds their number."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Start ``call``."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+                raise
+
+        threading.Thread(target=run, name="silo-stream", daemon=True).start()
+        return future
+
+
+class _Connection:
+    """A silo's stream, as the server sees it.
+
+    Args:
+        context: gRPC's.
+        rank: from the peer's certificate; 0 until HELLO claims one.
+    """
+
+    def __init__(self, context: Any, rank: int) -> None:
+        self.context = context
+        self.rank = rank
+        self.outbox = Outbox()
+        self.slots = threading.Semaphore(UNREAD)
+        self.greeted = self.closed = self.gone = False
+
+    def close(self, code: Any, reason: str) -> None:
+        """End the stream with a reason for the peer."""
+        self.closed = True
+        self.context.set_code(code)
+        self.context.set_details(reason)
+        self.outbox.close(flush=False)
+        # A peer that takes nothing would not even take the reason.
+        timer = threading.Timer(PATIENCE_S, self.context.cancel)
+        timer.daemon = True
+        timer.start()
+
+
+class ServerTransport(Transport):
+    """The server's end: listens at once, and queues what silos send.
+
+    Before anything else of a silo its HELLO is queued, and when its connection ends for whatever reason, LEFT. What
+    is thrown away unread is told as REFUSED, from the silo's rank, or from -1 where it is not known; the connection
+    is closed then. Messages go to the connection whose HELLO :meth:`receive` has handed out.
+
+    Args:
+        address: ``host:port`` to listen at; port 0 takes a free one.
+        silos: their number; ranks are 1 to ``silos``.
+        tls: the server's certificate; without it, the address must be this machine's own.
+        spool: where messages wait for their turn.
+
+    Raises:
+        LabelSkewError: the address cannot be listened at, or must not be.
+    """
+
+    def __init__(self, address: str, *, silos: int, tls: certs.Files | None = None, spool: Spool | None = None) -> None:
+        super().__init__()
+        host, port = _checked(address, tls)
+        self._grpc = _grpc()
+        self.silos = silos
+        self.limits = dict.fromkeys(FROM_SILOS, LIMIT)
+        """Bytes of a message of each kind, at most; may be changed at any time."""
+        self._tls = tls
+        self._spool = spool or Spool()
+        self._lock = threading.Lock()
+        self._connections: set[_Connection] = set()
+        self._present: dict[int, _Connection] = {}
+        self._open: dict[int, _Connection] = {}
+        self._copies: tuple[list[tuple[str, Tensor, int]], dict[str, Tensor]] = ([], {})
+        self._server = self._grpc.server(
+            _DaemonThreads(),
+            options=[
+                *_OPTIONS,
+                ("grpc.so_reuseport", 0),
+                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                # Strangers have no stream, or soon none: they are gone after 10 s.
+                ("grpc.max_connection_idle_ms", 10_000),
+                ("grpc.server_handshake_timeout_ms", 10_000),
+                ("grpc.max_concurrent_streams", 2),
+                ("grpc.max_allowed_incoming_connections", 4 * silos + 64),
+            ],
+            maximum_concurrent_rpcs=2 * silos + 16,
+        )
+        handler = self._grpc.stream_stream_rpc_method_handler(self._stream)
+        self._server.add_generic_rpc_handlers((self._grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
+        self.address = _join(host, self._listen(host, port))
+        """Where it listens."""
+        self._server.start()
+
+    def send_message(self, msg: Message) -> None:
+        """Queue a message for its receiver; quietly nothing where that silo is not there.
+
+        Its tensors must not change any more: they are read while they are sent.
+        """
+        connection = self._open.get(msg.get_receiver_id())
+        if connection is None or connection.closed:
+            return
+        if not connection.outbox.put(_encoded(msg, self._plain(msg.get("tensors")))):
+            self._refuse(connection, RefusedError("does not take what is sent to it", "UNAVAILABLE"))
+
+    def stop_receive_message(self) -> None:
+        """Send what is queued, then close all connections."""
+        super().stop_receive_message()
+        ended = self._server.stop(3600)
+        with self._lock:
+            outboxes = [connection.outbox for connection in self._connections]
+        for outbox in outboxes:
+            outbox.close(flush=True)
+        _wait_while_moving(ended, outboxes)
+        self._server.stop(0).wait(PATIENCE_S)
+
+    def _listen(self, host: str, port: int) -> int:
+        address = _join(host, port)
+        try:
+            if self._tls is None:
+                return int(self._server.add_insecure_port(address))
+            credentials = self._grpc.ssl_server_credentials(
+                [(self._tls.key, self._tls.certificate)], self._tls.ca, require_client_auth=True
+            )
+            return int(self._server.add_secure_port(address, credentials))
+        except RuntimeError:  # gRPC does not say why
+            why = "it cannot be bound"
+            try:
+                family, *_, sockaddr = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
+                    0
+                ]
+                with socket.socket(family) as probe:
+                    probe.bind(sockaddr)
+            except OSError as error:
+                why = (error.strerror or str(error)).lower()
+            raise LabelSkewError(
+                f"cannot listen at {address}: {why}; a free port of this machine would be right"
+            ) from None
+
+    def _plain(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The tensors as they can be sent; copies from a GPU are made once for all silos."""
+        if all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors.values()):
+            return tensors
+        key = [(name, tensor, tensor._version) for name, tensor in tensors.items()]
+        same = len(key) == len(self._copies[0]) and all(
+            new[0] == old[0] and new[1] is old[1] and new[2] == old[2]
+            for new, old in zip(key, self._copies[0], strict=True)
+        )
+        if not same:
+            self._copies = key, wire.plain(tensors)
+        return self._copies[1]
+
+    def _next(self, timeout: float | None) -> Message:
+        arrived = super()._next(timeout)
+        connection: _Connection | None = getattr(arrived, "connection", None)
+        if connection is not None:
+            # From here on the owner means this connection when it names the rank.
+            if arrived.get_type() == Kind.HELLO:
+                self._open[connection.rank] = connection
+            elif arrived.get_type() == Kind.LEFT:
+                self._open.pop(connection.rank, None)
+            connection.slots.release()
+        return arrived
+
+    # -- one thread that sends and one that reads for each connection
+
+    def _stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        rank, refusal = 0, None
+        if self._tls is not None:
+            name = b"".join(context.auth_context().get("x509_common_name", ())).decode(errors="replace")
+            rank = certs.rank_of(name)
+            if not 1 <= rank <= self.silos:
+                rank = 0
+                text = f"its certificate is not one of silo-1 to silo-{self.silos}"
+                refusal = RefusedError(text, "PERMISSION_DENIED")
+        connection = _Connection(context, rank)
+        with self._lock:
+            self._connections.add(connection)
+        if not context.add_callback(lambda: self._ended(connection)):
+            self._ended(connection)
+            return
+        if refusal is not None:
+            self._refuse(connection, refusal)
+        else:
+            threading.Thread(
+                target=self._read_all, args=(connection, requests), name="silo-reader", daemon=True
+            ).start()
+        yield from connection.outbox.chunks()
+
+    def _read_all(self, connection: _Connection, requests: Iterator[bytes]) -> None:
+        timer = threading.Timer(HELLO_S, self._too_late, [connection])
+        timer.daemon = True
+        timer.start()
+        try:
+            while self._read(connection, requests):
+                timer.cancel()
+        except WireError as error:
+            self._refuse(connection, error)
+        except OSError as error:
+            self._refuse(connection, RefusedError(f"sent what there is no room for: {error.strerror}", "UNAVAILABLE"))
+        except self._grpc.RpcError:
+            pass  # the connection is gone, which is told as LEFT
+        finally:
+            timer.cancel()
+            connection.outbox.close(flush=False)
+
+    def _read(self, connection: _Connection, requests: Iterator[bytes]) -> bool:
+        got = wire.assemble(requests, lambda header: self._admit(connection, header), self._spool)
+        if got is None:
+            return False
+        arrived = _decoded(*got)
+        arrived.connection = connection
+        connection.slots.acquire()
+        with self._lock:
+            if connection.closed or connection.gone:
+                return False
+            if not connection.greeted:
+                self._greet(connection, arrived.get_sender_id())
+            self.arrived.put(arrived)
+        return True
+
+    def _admit(self, connection: _Connection, header: Header) -> None:
+        if header.kind not in FROM_SILOS:
+            raise WireError(f"a message of type {header.kind}, which no silo sends")
+        kind = Kind(header.kind)
+        if (kind == Kind.HELLO) == connection.greeted:
+            raise WireError("a second HELLO" if connection.greeted else f"{kind.name} before HELLO")
+        rank = connection.rank or header.sender
+        if not 1 <= rank <= self.silos:
+            raise RefusedError(f"claims to be silo {rank}; 1 to {self.silos} are expected", "PERMISSION_DENIED")
+        if header.sender != rank:
+            raise RefusedError(f"claims to be silo {header.sender}", "PERMISSION_DENIED")
+        if header.receiver != 0:
+            raise WireError(f"a message to {header.receiver}, not to the server")
+        if header.length > self.limits[kind]:
+            text = f"sent {kind.name} of {header.length} bytes; {self.limits[kind]} are expected at most"
+            raise RefusedError(text, "RESOURCE_EXHAUSTED")
+
+    def _greet(self, connection: _Connection, rank: int) -> None:
+        """Take a HELLO; the lock is held."""
+        old = self._present.get(rank)
+        if old is not None and self._tls is None:
+            # Who is not known by a certificate cannot push another one out.
+            raise RefusedError(f"claims to be silo {rank}, which is here already", "ALREADY_EXISTS")
+        connection.context.send_initial_metadata(((TAKEN, "1"),))
+        connection.rank, connection.greeted = rank, True
+        if old is not None:
+            self._leave(old)
+            old.close(self._grpc.StatusCode.ABORTED, "another process with this certificate has connected")
+        self._present[rank] = connection
+
+    def _leave(self, connection: _Connection) -> None:
+        """Tell of a connection's end, once; the lock is held."""
+        if self._present.get(connection.rank) is connection:
+            del self._present[connection.rank]
+            left = message(Kind.LEFT, connection.rank, 0)
+            left.connection = connection
+            self.arrived.put(left)
+
+    def _ended(self, connection: _Connection) -> None:
+        """GRPC calls this at the end of every stream."""
+        with self._lock:
+            connection.gone = True
+            self._connections.discard(connection)
+            self._leave(connection)
+        connection.outbox.close(flush=False)
+        connection.slots.release()
+
+    def _too_late(self, connection: _Connection) -> None:
+        if not connection.greeted:
+            self._refuse(connection, RefusedError(f"did not say HELLO within {HELLO_S:g} s", "DEADLINE_EXCEEDED"))
+
+    def _refuse(self, connection: _Connection, error: WireError) -> None:
+        reason = str(error) if isinstance(error, RefusedError) else f"sent {error}"
+        code = error.code if isinstance(error, RefusedError) else "INVALID_ARGUMENT"
+        with self._lock:
+            if connection.closed or connection.gone:
+                return
+            connection.close(getattr(self._grpc.StatusCode, code), reason)
+            self.arrived.put(message(Kind.REFUSED, connection.rank or -1, 0, meta={"reason": reason}))
+            self._leave(connection)
+
+
+class SiloTransport(Transport):
+    """A silo's end: connects, and connects again whenever the connection is lost, until it is stopped.
+
+    Each connection begins with the HELLO that :attr:`hello` makes. Once the server has taken it, JOINED is queued;
+    when the connection is lost, LEFT. :meth:`receive` raises LabelSkewError where trying again is of no use.
+
+    Args:
+        address: ``host:port`` of the server.
+        rank: which silo, from 1.
+        tls: this silo's certificate; without it, the server must be on this machine.
+        spool: where messages wait for their turn.
+        say: told in a line, in another thread, that the server is waited for and that it is there.
+
+    Raises:
+        LabelSkewError: the address is none, or must not be used without certificates.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        rank: int,
+        *,
+        tls: certs.Files | None = None,
+        spool: Spool | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        super().__init__()
+        _checked(address, tls)
+        self._grpc = _grpc()
+        self._codes = self._grpc.StatusCode
+        self.address, self.rank = address, rank
+        self.limits = dict.fromkeys(FROM_SERVER, LIMIT)
+        """Bytes of a message of each kind, at most; may be changed at any time, as by the handler of WELCOME."""
+        self.hello: Callable[[], Message] = lambda: message(Kind.HELLO, rank, 0)
+        """Makes the first message of every connection, in another thread."""
+        self._tls = tls
+        self._spool = spool or Spool()
+        self._say = say
+        self._outbox: Outbox | None = None
+        self._cancel: Callable[[], Any] = lambda: None
+        self._handling = False
+        self._lock = threading.Lock()
+        self._stopping, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._connect_for_ever, name="silo", daemon=True)
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._thread.start()
+
+    def send_message(self, msg: Message) -> None:
+        """Queue a message for the server; quietly nothing where there is no connection.
+
+        Its tensors must not change any more: they are read while they are sent.
+        """
+        outbox = self._outbox
+        if outbox is not None and not outbox.put(_encoded(msg, msg.get("tensors"))):
+            self._cancel()  # the server takes nothing any more: a new connection may
+
+    def stop_receive_message(self) -> None:
+        """Send what is queued, then close the connection."""
+        super().stop_receive_message()
+        with self._lock:
+            self._stopping.set()
+            outbox, cancel = self._outbox, self._cancel
+        with self.arrived.all_tasks_done:
+            self.arrived.all_tasks_done.notify_all()
+        if not self._thread.is_alive():
+            return
+        if outbox is not None:
+            outbox.close(flush=True)
+            _wait_while_moving(self._ended, [outbox])
+        cancel()
+        self._ended.wait(PATIENCE_S)
+
+    def _next(self, timeout: float | None) -> Message:
+        if self._handling:
+            self.arrived.task_done()
+        self._handling = False
+        arrived = super()._next(timeout)
+        self._handling = True
+        failure: Exception | None = getattr(arrived, "failure", None)
+        if failure is not None:
+            raise failure
+        return arrived
+
+    # -- the connecting thread, which also reads
+
+    def _connect_for_ever(self) -> None:
+        pause, told = FIRST_PAUSE_S, ""
+        jitter = secrets.SystemRandom()
+        try:
+            while not self._stopping.is_set():
+                joined, heard, why = self._connect()
+                if joined:
+                    told = ""
+                if heard:
+                    pause = FIRST_PAUSE_S
+                if why != told and not self._stopping.is_set():
+                    self._say(f"waiting for the server at {self.address}: {why}")
+                    told = why
+                self._stopping.wait(pause * jitter.uniform(0.5, 1))
+                pause = min(2 * pause, LAST_PAUSE_S)
+        except Exception as error:  # whatever it is, it belongs to the thread that waits
+            ended = message(Kind.LEFT, 0, self.rank)
+            ended.failure = error
+            self.arrived.put(ended)
+        finally:
+            self._ended.set()
+
+    def _connect(self) -> tuple[bool, bool, str]:
+        """One connection, to its end: whether it stood, whether the server said anything, and why it ended.
+
+        Raises:
+            LabelSkewError: a further one would end in the same way.
+        """
+        joined = heard = False
+        outbox = Outbox()
+        channel = self._channel()
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(outbox.chunks())
+        try:
+            outbox.put(_encoded(hello := self.hello(), hello.get("tensors")))
+            with self._lock:
+                self._cancel = call.cancel
+                if self._stopping.is_set():
+                    return False, False, ""
+            joined = any(key == TAKEN for key, _ in call.initial_metadata() or ())
+            if joined:
+                self._say(f"connected to the server at {self.address}")
+                self._outbox = outbox
+                self.arrived.put(message(Kind.JOINED, 0, self.rank))
+            while self._read(call):
+                heard = True
+            why = "it has closed the connection"
+        except self._grpc.RpcError:
+            why = _why(call.details())
+            if not self._stopping.is_set() and (final := self._hopeless(call.code(), why)):
+                raise LabelSkewError(f"the server at {self.address}: {final}") from None
+            if call.code() in (self._codes.RESOURCE_EXHAUSTED, self._codes.ALREADY_EXISTS):
+                why = f"it refused this silo, which {why}"
+            elif why == "Socket closed" and not joined:  # all that TLS lets us know
+                why = "it closes connections; does one of the two have no certificates, or another authority's?"
+        except WireError as error:
+            why = str(error) if isinstance(error, RefusedError) else f"sent {error}"
+            self.arrived.put(message(Kind.REFUSED, 0, self.rank, meta={"reason": why}))
+        except OSError as error:
+            raise LabelSkewError(f"no room for a message of the server: {error.strerror}") from None
+        finally:
+            self._outbox = None
+            outbox.close(flush=False)
+            call.cancel()
+            channel.close()
+            if joined:
+                self.arrived.put(message(Kind.LEFT, 0, self.rank))
+        return joined, heard, why
+
+    def _channel(self) -> Any:
+        options = [
+            *_OPTIONS,
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.enable_retries", 0),
+            ("grpc.use_local_subchannel_pool", 1),  # or gRPC's own pauses between attempts would add to ours
+        ]
+        if self._tls is None:
+            return self._grpc.insecure_channel(self.address, options)
+        credentials = self._grpc.ssl_channel_credentials(self._tls.ca, self._tls.key, self._tls.certificate)
+        return self._grpc.secure_channel(self.address, credentials, options)
+
+    def _read(self, call: Iterator[bytes]) -> bool:
+        got = wire.assemble(call, self._admit, self._spool)
+        if got is None:
+            return False
+        self.arrived.put(_decoded(*got))
+        return True
+
+    def _admit(self, header: Header) -> None:
+        if header.kind not in FROM_SERVER or header.sender != 0 or header.receiver != self.rank:
+            raise WireError(f"a message of type {header.kind} from {header.sender} to {header.receiver}")
+        kind = Kind(header.kind)
+        if header.length > self.limits[kind]:
+            # Handling what came before, such as WELCOME, may raise the limit.
+            with self.arrived.all_tasks_done:
+                self.arrived.all_tasks_done.wait_for(
+                    lambda: self._stopping.is_set() or not self.arrived.unfinished_tasks
+                )
+        if header.length > self.limits[kind]:
+            raise RefusedError(f"sent {kind.name} of {header.length} bytes; {self.limits[kind]} are expected at most")
+
+    def _hopeless(self, code: Any, why: str) -> str:
+        """Why trying again is of no use; empty where it may be."""
+        if code == self._codes.UNIMPLEMENTED:
+            return "another service answers there; the server's own host and port would be right"
+        if code in (self._codes.PERMISSION_DENIED, self._codes.INVALID_ARGUMENT, self._codes.ABORTED):
+            return f"it refused this silo: {why}"
+        if "CERTIFICATE_VERIFY_FAILED" in why:
+            return f"its certificate is not one that this silo's ca.pem vouches for ({why.rpartition(': ')[2]})"
+        if "Hostname Verification" in why or "is not in peer certificate" in why:
+            return "its certificate is for another host; `labelskew certs new --server HOST` makes one for this"
+        if "WRONG_VERSION_NUMBER" in why:
+            return "it does not speak TLS; no comm_args.certs here, or one there, would be right"
+        return ""
+
+
+def _why(detail: str | None) -> str:
+    """What gRPC says of a failure, without its own words around it."""
+    text = " ".join((detail or "no reason given").split()).rpartition("last error: ")[2]
+    text = re.sub(r"^[A-Z_]+: (ipv4|ipv6|dns):\S+: ", "", text).removeprefix("Failed to connect to remote host: ")
+    return "".join(c if c.isprintable() else "?" for c in text.removesuffix(": OK"))[:300]

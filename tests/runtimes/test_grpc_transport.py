@@ -1,0 +1,805 @@
+"""Server and silos over real sockets and real TLS, on this machine; and everybody else who may connect."""
+
+import contextlib
+import os
+import pickle
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+import torch
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins import certs, wire
+from fl_labelskew_plugins.runtimes import grpc_transport
+from fl_labelskew_plugins.runtimes.grpc_transport import FROM_SERVER, FROM_SILOS, ServerTransport, SiloTransport
+from fl_labelskew_plugins.runtimes.transport import Kind, message
+from fl_labelskew_plugins.wire import Header, Spool, WireError
+
+TENSORS = {"conv.weight": torch.randn(3, 4), "steps": torch.tensor(7), "columns": torch.randn(50, 40).t()}
+METHOD = f"/{grpc_transport.SERVICE}/{grpc_transport.METHOD}"
+
+
+class Peer:
+    """A transport whose messages are kept, in order."""
+
+    def __init__(self, transport):
+        self.transport = transport
+        self.got = []
+        self.handlers = {}
+        transport.add_observer(self)
+
+    def receive_message(self, kind, arrived):
+        self.got.append(arrived)
+        self.handlers.get(kind, lambda arrived: None)(arrived)
+
+    @property
+    def kinds(self):
+        return [Kind(arrived.get_type()).name for arrived in self.got]
+
+    def wait(self, kind, count=1):
+        """The ``count``-th message of a kind."""
+        while self.kinds.count(kind.name) < count:
+            assert self.transport.receive(60), f"no {kind.name}, only {self.kinds}"
+        return [arrived for arrived in self.got if arrived.get_type() == kind][count - 1]
+
+    def send(self, kind, receiver=0, **content):
+        self.transport.send_message(message(kind, getattr(self.transport, "rank", 0), receiver, **content))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("certs")
+    certs.new(made, 3)
+    return made
+
+
+@pytest.fixture
+def start(folder):
+    """Makes servers and silos; stops them in the end."""
+    made = []
+
+    def server(address="127.0.0.1:0", *, tls=False, silos=3, **options):
+        files = certs.read(folder, "server") if tls is True else tls or None
+        made.append(ServerTransport(address, silos=silos, tls=files, **options))
+        return Peer(made[-1])
+
+    def silo(address, rank=1, *, tls=False, **options):
+        files = certs.read(folder, f"silo-{rank}") if tls is True else tls or None
+        made.append(SiloTransport(address, rank, tls=files, **options))
+        made[-1].start()
+        return Peer(made[-1])
+
+    server.silo = silo
+    yield server
+    for transport in reversed(made):
+        transport.stop_receive_message()
+
+
+def pair(start, *, tls=False, rank=1, **options):
+    server = start(tls=tls, **options)
+    silo = start.silo(server.transport.address, rank, tls=tls)
+    server.wait(Kind.HELLO)
+    silo.wait(Kind.JOINED)
+    return server, silo
+
+
+def free_port():
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def raw(address, chunks=(), *, tls=None, hold=None):
+    """What a stranger's own stream of bytes comes to: gRPC's status and its details."""
+    if tls is None:
+        channel = grpc.insecure_channel(address)
+    else:
+        channel = grpc.secure_channel(address, grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate))
+
+    def requests():
+        yield from chunks
+        if hold is not None:
+            hold.wait(60)
+
+    with channel:
+        try:
+            for _ in channel.stream_stream(METHOD)(requests()):
+                pass
+        except grpc.RpcError as error:
+            return error.code().name, error.details()
+        return "OK", ""
+
+
+def chunks(kind, sender=1, receiver=0, **tensors):
+    return wire.cut(wire.encode(kind, sender, receiver, 0, {}, tensors), 2**20)
+
+
+def still_serves(start, server, rank=3, *, tls=False):
+    """A silo can come and be heard."""
+    silo = start.silo(server.transport.address, rank, tls=tls)
+    silo.wait(Kind.JOINED)
+    silo.send(Kind.FAILED, meta={"reason": "none"})
+    assert server.wait(Kind.FAILED).get_sender_id() == rank
+
+
+# What belongs there
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_every_kind_of_message_makes_its_way(start, tls):
+    server, silo = pair(start, tls=tls, rank=2)
+    for kind in FROM_SILOS[1:]:
+        silo.send(kind, round=5, meta={"text": "größer"}, tensors=TENSORS)
+    for kind in FROM_SERVER:
+        server.send(kind, 2, round=5, meta={"text": "größer"}, tensors=TENSORS)
+    for peer, kinds, ends in ((server, FROM_SILOS[1:], (2, 0)), (silo, FROM_SERVER, (0, 2))):
+        for kind in kinds:
+            arrived = peer.wait(kind)
+            assert (arrived.get_sender_id(), arrived.get_receiver_id()) == ends
+            assert (arrived.get("round"), arrived.get("meta")) == (5, {"text": "größer"})
+            assert list(arrived.get("tensors")) == list(TENSORS)
+            assert all(torch.equal(arrived.get("tensors")[name], tensor) for name, tensor in TENSORS.items())
+    assert server.kinds == ["HELLO", "OPENING", "UPLOAD", "FAILED"]
+    assert silo.kinds == ["JOINED", "WELCOME", "TRAIN", "VERDICT", "FINISH"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_names_and_both_families_of_addresses_work(start, host):
+    server = start(f"{host}:0", tls=True)
+    assert server.transport.address.startswith(host + ":")
+    assert not server.transport.address.endswith(":0")
+    start.silo(server.transport.address, tls=True).wait(Kind.JOINED)
+
+
+def test_the_silos_own_hello_is_the_first_message_of_each_connection(start):
+    server = start()
+    silo = SiloTransport(server.transport.address, 1)
+    silo.hello = lambda: message(Kind.HELLO, 1, 0, meta={"samples": 5})
+    try:
+        silo.start()
+        assert server.wait(Kind.HELLO).get("meta") == {"samples": 5}
+    finally:
+        silo.stop_receive_message()
+
+
+def test_a_message_beyond_2_gb_waits_on_disk(start, tmp_path):
+    """Nothing but chunks and pages of zeros is in memory here, on either side."""
+
+    def anonymous():
+        with open("/proc/self/status", encoding="ascii") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("RssAnon")) // 1024
+
+    spool = Spool(2**20, tmp_path)
+    server, silo = pair(start, spool=spool)
+    server.transport.limits[Kind.UPLOAD] = 2**32
+    before = anonymous()
+    size = 2**31 + 2**26 + 3
+    zeros = torch.from_numpy(np.zeros(size, np.uint8))  # torch.zeros would write every page
+    zeros[-1] = 7
+    silo.send(Kind.UPLOAD, tensors={"zeros": zeros})
+    arrived = server.wait(Kind.UPLOAD).get("tensors")["zeros"]
+    assert (len(arrived), arrived[-1].item(), arrived[0].item()) == (size, 7, 0)
+    assert spool.held == 0
+    assert anonymous() - before < 300
+    assert os.listdir(tmp_path) == []
+
+
+def test_messages_to_several_silos_share_one_copy(start):
+    server = start()
+    tensors = {"columns": torch.randn(5, 4).t()}
+    once = server.transport._plain(tensors)
+    assert server.transport._plain(dict(tensors))["columns"] is once["columns"]
+    tensors["columns"] += 1
+    again = server.transport._plain(tensors)
+    assert torch.equal(again["columns"], tensors["columns"])
+    tensors["columns"] = tensors["columns"].contiguous()
+    assert server.transport._plain(tensors) is tensors
+
+
+def test_a_limit_may_be_raised_while_handling_what_came_before(start):
+    server, silo = pair(start)
+    big = {"a": torch.zeros(2**20)}
+
+    def raise_limit(welcome):
+        time.sleep(0.2)  # TRAIN is here by now
+        silo.transport.limits[Kind.TRAIN] = 2**23
+
+    silo.handlers[Kind.WELCOME] = raise_limit
+    server.send(Kind.WELCOME, 1)
+    server.send(Kind.TRAIN, 1, tensors=big)
+    assert silo.wait(Kind.TRAIN).get("tensors")["a"].numel() == 2**20
+
+
+def test_a_silo_refuses_what_is_larger_than_it_expects(start):
+    server, silo = pair(start)
+    server.send(Kind.TRAIN, 1, tensors={"a": torch.zeros(2**20)})
+    reason = silo.wait(Kind.REFUSED).get("meta")["reason"]
+    assert reason.startswith("sent TRAIN of 4194")
+    assert reason.endswith("; 1048576 are expected at most")
+
+
+# Coming, going, coming back
+
+
+def script(source, *args):
+    """A process of its own."""
+    head = """
+        import sys
+        from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport
+        from fl_labelskew_plugins.runtimes.transport import Kind, message
+    """
+    code = textwrap.dedent(head) + textwrap.dedent(source)
+    return subprocess.Popen([sys.executable, "-W", "ignore", "-c", code, *args], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_silo_is_missed_and_may_come_back(start):
+    server = start()
+    source = """
+        silo = SiloTransport(sys.argv[1], 2)
+        silo.start()
+        silo.handle_receive_message()
+    """
+    first = script(source, server.transport.address)
+    server.wait(Kind.HELLO)
+    first.send_signal(signal.SIGKILL)
+    assert server.wait(Kind.LEFT).get_sender_id() == 2
+    server.send(Kind.TRAIN, 2)  # quietly nothing
+    second = script(source, server.transport.address)
+    server.wait(Kind.HELLO, 2)
+    second.kill()
+    server.wait(Kind.LEFT, 2)
+    assert server.kinds == ["HELLO", "LEFT", "HELLO", "LEFT"]
+    first.communicate(timeout=60)
+    second.communicate(timeout=60)
+
+
+def test_a_silo_may_be_there_before_the_server(start):
+    lines = []
+    address = f"127.0.0.1:{free_port()}"
+    silo = start.silo(address, say=lines.append)
+    while not lines:
+        time.sleep(0.01)
+    server = start(address)
+    silo.wait(Kind.JOINED)
+    server.wait(Kind.HELLO)
+    assert lines == [
+        f"waiting for the server at {address}: Connection refused",
+        f"connected to the server at {address}",
+    ]
+
+
+def test_a_server_may_be_started_again(start):
+    lines = []
+    address = f"127.0.0.1:{free_port()}"
+    first = start(address)
+    silo = start.silo(address, say=lines.append)
+    first.wait(Kind.HELLO)
+    first.transport.stop_receive_message()
+    silo.wait(Kind.LEFT)
+    second = start(address)
+    second.wait(Kind.HELLO)
+    silo.wait(Kind.JOINED, 2)
+    second.send(Kind.WELCOME, 1)
+    silo.wait(Kind.WELCOME)
+    assert silo.kinds == ["JOINED", "LEFT", "JOINED", "WELCOME"]
+    assert [line.split(" the server")[0] for line in lines if "refused" not in line] == [
+        "connected to",
+        "waiting for",
+        "connected to",
+    ]
+
+
+def test_with_tls_a_new_connection_replaces_the_old_one(start):
+    server, old = pair(start, tls=True)
+    new = start.silo(server.transport.address, tls=True)
+    new.wait(Kind.JOINED)
+    server.wait(Kind.HELLO, 2)
+    assert server.kinds == ["HELLO", "LEFT", "HELLO"]
+    server.send(Kind.WELCOME, 1)
+    new.wait(Kind.WELCOME)
+    with pytest.raises(LabelSkewError, match="it refused this silo: another process with this certificate has conn"):
+        old.wait(Kind.WELCOME)
+    assert not server.transport.receive(0.3)
+
+
+def test_without_tls_nobody_is_pushed_out(start):
+    server, silo = pair(start)
+    code, details = raw(server.transport.address, chunks(Kind.HELLO))
+    assert (code, details) == ("ALREADY_EXISTS", "claims to be silo 1, which is here already")
+    assert server.wait(Kind.REFUSED).get_sender_id() == -1
+    server.send(Kind.WELCOME, 1)
+    silo.wait(Kind.WELCOME)
+    assert "LEFT" not in server.kinds
+
+
+def test_messages_go_to_the_connection_whose_hello_was_handed_out(start):
+    server = start(tls=True)
+    first = start.silo(server.transport.address, tls=True)
+    server.wait(Kind.HELLO)
+    second = start.silo(server.transport.address, tls=True)
+    second.wait(Kind.JOINED)
+    server.send(Kind.TRAIN, 1)  # meant for the first, which is gone
+    server.wait(Kind.HELLO, 2)
+    server.send(Kind.WELCOME, 1)
+    second.wait(Kind.WELCOME)
+    assert second.kinds == ["JOINED", "WELCOME"]
+    with contextlib.suppress(LabelSkewError):
+        first.wait(Kind.LEFT)
+
+
+def test_what_is_queued_arrives_before_the_end(start):
+    server, silo = pair(start)
+    silo.transport.limits[Kind.FINISH] = 2**26
+    server.send(Kind.VERDICT, 1)
+    server.send(Kind.FINISH, 1, tensors={"model": torch.ones(2**23)})
+    server.transport.stop_receive_message()
+    server.transport.stop_receive_message()
+    assert silo.wait(Kind.FINISH).get("tensors")["model"].sum() == 2**23
+    silo.transport.stop_receive_message()
+    silo.transport.stop_receive_message()
+
+
+def test_a_silos_last_word_arrives(start):
+    server, silo = pair(start)
+    server.transport.limits[Kind.FAILED] = 2**26
+    silo.send(Kind.FAILED, meta={"reason": "no more data"}, tensors={"a": torch.ones(2**23)})
+    silo.transport.stop_receive_message()
+    assert server.wait(Kind.FAILED).get("meta") == {"reason": "no more data"}
+    server.wait(Kind.LEFT)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_silo_that_waits_can_be_stopped(start, started):
+    silo = SiloTransport(f"127.0.0.1:{free_port()}", 1)
+    if started:
+        silo.start()
+    silo.stop_receive_message()
+    assert silo._ended.is_set() == started
+
+
+def test_a_silo_that_takes_nothing_blocks_nobody(start):
+    server, good = pair(start, rank=1)
+    server.transport.limits[Kind.UPLOAD] = good.transport.limits[Kind.TRAIN] = 2**25
+    channel = grpc.insecure_channel(server.transport.address)
+    ended = threading.Event()
+
+    def requests():
+        yield from chunks(Kind.HELLO, 2)
+        ended.wait(60)
+
+    call = channel.stream_stream(METHOD)(requests())  # nothing of it is ever read
+    server.wait(Kind.HELLO, 2)
+    model = {"model": torch.zeros(2**22)}
+    for round in range(grpc_transport.QUEUED + 2):
+        server.send(Kind.TRAIN, 2, round=round, tensors=model)
+        server.send(Kind.TRAIN, 1, round=round, tensors=model)
+        good.wait(Kind.TRAIN, round + 1)
+    refused = server.wait(Kind.REFUSED)
+    assert (refused.get_sender_id(), refused.get("meta")["reason"]) == (2, "does not take what is sent to it")
+    assert server.wait(Kind.LEFT).get_sender_id() == 2
+    ended.set()
+    call.cancel()
+    channel.close()
+
+
+def test_a_silo_that_sends_without_end_is_not_read_any_more(start):
+    server, silo = pair(start)
+    for round in range(grpc_transport.QUEUED - 2):
+        silo.send(Kind.UPLOAD, round=round, tensors={"a": torch.zeros(2**16)})
+    time.sleep(0.5)
+    assert server.transport.arrived.qsize() <= grpc_transport.UNREAD
+    server.wait(Kind.UPLOAD, grpc_transport.QUEUED - 2)
+    assert [arrived.get("round") for arrived in server.got[1:]] == list(range(grpc_transport.QUEUED - 2))
+
+
+def test_a_process_that_fails_ends():
+    source = """
+        server = ServerTransport("127.0.0.1:0", silos=1)
+        silo = SiloTransport(server.address, 1)
+        silo.start()
+        server.receive(60)
+        silo.receive(60)
+        print("up", flush=True)
+        raise SystemExit(3)
+    """
+    process = script(source)
+    assert process.communicate(timeout=120)[0] == "up\n"
+    assert process.returncode == 3
+
+
+def test_an_idle_server_rests():
+    source = """
+        import time
+        server = ServerTransport("127.0.0.1:0", silos=1)
+        silo = SiloTransport(server.address, 1)
+        silo.start()
+        server.receive(60)
+        silo.receive(60)
+        server.receive(1.0)
+        before = time.process_time()
+        server.receive(4.0)
+        print(time.process_time() - before, flush=True)
+        silo.stop_receive_message()
+        server.stop_receive_message()
+    """
+    process = script(source)
+    assert float(process.communicate(timeout=120)[0]) < 0.04
+    assert process.returncode == 0
+
+
+# Who does not belong there
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_strange_bytes_do_no_harm(start, tls):
+    server = start(tls=tls)
+    host, port = server.transport.address.split(":")
+    noise = random.Random(0)
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    for sent in (
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        noise.randbytes(100_000),
+        preface + noise.randbytes(10_000),
+        preface + b"\0\0\0\4\0\0\0\0\0" + noise.randbytes(1000),
+        b"\x16\x03\x01\xff\xff" + noise.randbytes(1000),
+        b"",
+    ):
+        with socket.create_connection((host, int(port))) as stranger, contextlib.suppress(OSError):
+            stranger.sendall(sent)
+            stranger.shutdown(socket.SHUT_WR)
+            stranger.settimeout(10)
+            while stranger.recv(4096):
+                pass
+    still_serves(start, server, tls=tls)
+
+
+PAYLOAD = struct.pack("<Q", 3 * 2**30) + b"{}"
+NESTED = struct.pack("<Q", 6) + b"[[[[[["
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "reason", "sender"),
+    [
+        ([b"hello"], "INVALID_ARGUMENT", "sent 5 bytes where a message begins, fewer than its header has", -1),
+        ([b"x" * 1000], "INVALID_ARGUMENT", "sent bytes that are no message of ours", -1),
+        ([b""], "INVALID_ARGUMENT", "sent 0 bytes where a message begins, fewer than its header has", -1),
+        ([*chunks(Kind.UPLOAD)], "INVALID_ARGUMENT", "sent UPLOAD before HELLO", -1),
+        ([*chunks(Kind.TRAIN)], "INVALID_ARGUMENT", "sent a message of type 4, which no silo sends", -1),
+        ([*chunks(Kind.LEFT)], "INVALID_ARGUMENT", "sent a message of type 101, which no silo sends", -1),
+        ([*chunks(9)], "INVALID_ARGUMENT", "sent a message of type 9, which no silo sends", -1),
+        ([*chunks(Kind.HELLO, 4)], "PERMISSION_DENIED", "claims to be silo 4; 1 to 3 are expected", -1),
+        ([*chunks(Kind.HELLO, 0)], "PERMISSION_DENIED", "claims to be silo 0; 1 to 3 are expected", -1),
+        ([*chunks(Kind.HELLO, 1, 2)], "INVALID_ARGUMENT", "sent a message to 2, not to the server", -1),
+        ([*chunks(Kind.HELLO)] * 2, "INVALID_ARGUMENT", "sent a second HELLO", 1),
+        ([*chunks(Kind.HELLO), *chunks(Kind.UPLOAD, 2)], "PERMISSION_DENIED", "claims to be silo 2", 1),
+        (
+            [*chunks(Kind.HELLO), Header(Kind.UPLOAD, 1, 0, 0, 3 * 2**30).pack() + b"x" * 100],
+            "RESOURCE_EXHAUSTED",
+            "sent UPLOAD of 3221225472 bytes; 1048576 are expected at most",
+            1,
+        ),
+        (
+            [Header(Kind.HELLO, 1, 0, 0, 2**63).pack()],
+            "RESOURCE_EXHAUSTED",
+            "sent HELLO of 9223372036854775808 bytes; 1048576 are expected at most",
+            -1,
+        ),
+        (
+            [*chunks(Kind.HELLO), Header(Kind.UPLOAD, 1, 0, 0, len(PAYLOAD)).pack() + PAYLOAD],
+            "INVALID_ARGUMENT",
+            "sent a JSON header of 3221225472 bytes in a payload of 10; at most 1048576 are taken",
+            1,
+        ),
+        (
+            [Header(Kind.HELLO, 1, 0, 0, len(NESTED)).pack() + NESTED],
+            "INVALID_ARGUMENT",
+            "sent JSON that is not well-formed",
+            -1,
+        ),
+        (
+            [*chunks(Kind.HELLO), Header(3, 1, 0, 0, 9).pack() + b"1"],
+            "INVALID_ARGUMENT",
+            "sent fewer bytes than its ",
+            1,
+        ),
+        ([Header(1, 1, 0, 0, 1).pack() + b"12"], "INVALID_ARGUMENT", "sent more bytes than its header tells", -1),
+    ],
+)
+def test_who_breaks_the_rules_is_sent_away(start, sent, code, reason, sender):
+    server = start()
+    said, details = raw(server.transport.address, sent)
+    assert (said, details[: len(reason)]) == (code, reason)
+    refused = server.wait(Kind.REFUSED)
+    assert (refused.get_sender_id(), refused.get("meta")["reason"]) == (sender, details)
+    if sender == 1:
+        server.wait(Kind.LEFT)
+    assert server.kinds == ["HELLO", "REFUSED", "LEFT"][0 if sender == 1 else 1 : 3 if sender == 1 else 2]
+    still_serves(start, server)
+
+
+def test_who_says_nothing_is_sent_away(start, monkeypatch):
+    monkeypatch.setattr(grpc_transport, "HELLO_S", 0.2)
+    server = start()
+    said = raw(server.transport.address, hold=(hold := threading.Event()))
+    hold.set()
+    assert said == ("DEADLINE_EXCEEDED", "did not say HELLO within 0.2 s")
+    assert server.wait(Kind.REFUSED).get_sender_id() == -1
+
+
+def test_strangers_cannot_take_all_places(start, monkeypatch):
+    monkeypatch.setattr(grpc_transport, "HELLO_S", 1.0)
+    server = start(silos=3)
+    hold = threading.Event()
+    crowd = [threading.Thread(target=raw, args=(server.transport.address,), kwargs={"hold": hold}) for _ in range(40)]
+    for stranger in crowd:
+        stranger.start()
+    still_serves(start, server)
+    hold.set()
+    for stranger in crowd:
+        stranger.join()
+
+
+def test_a_full_disk_ends_the_connection_alone(start):
+    class Full(Spool):
+        def buffer(self, size):
+            if size > 1000:
+                raise OSError(28, "No space left on device")
+            return super().buffer(size)
+
+    server, silo = pair(start, spool=Full())
+    silo.send(Kind.UPLOAD, tensors={"a": torch.zeros(1000)})
+    reason = server.wait(Kind.REFUSED).get("meta")["reason"]
+    assert reason == "sent what there is no room for: No space left on device"
+    server.wait(Kind.LEFT)
+    silo.wait(Kind.JOINED, 2)
+
+
+class Hostile:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_a_pickle_runs_nothing(start, tmp_path):
+    """Neither in the stock host's own form, to its own method, nor in ours."""
+    evil = pickle.dumps(Hostile(tmp_path / "ran"))
+    assert len(evil) < 128
+    server = start()
+    request = b"\x08\x01\x12" + bytes([len(evil)]) + evil  # its CommRequest: client_id 1, message
+    with grpc.insecure_channel(server.transport.address) as channel:
+        for method in ("sendMessage", "handleReceiveMessage"):
+            for path in ("/gRPCCommManager/", "/fl_labelskew.Silos/"):
+                with pytest.raises(grpc.RpcError) as refused:
+                    channel.unary_unary(path + method)(request)
+                assert refused.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert raw(server.transport.address, [request])[0] == "INVALID_ARGUMENT"
+    said = raw(server.transport.address, [Header(Kind.HELLO, 1, 0, 0, len(evil)).pack() + evil])
+    assert said[0] == "INVALID_ARGUMENT"
+    assert not (tmp_path / "ran").exists()
+    still_serves(start, server)
+
+
+# Certificates
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory, folder):
+    """Certificates of another authority; ``mixed`` has them with our ca.pem."""
+    made = tmp_path_factory.mktemp("others")
+    certs.new(made, 3)
+    return made
+
+
+def files(folder, name, ca=None):
+    """As :func:`certs.read`, for files that do not belong together."""
+    read = [(folder / f"{name}.{ending}").read_bytes() for ending in ("pem", "key")]
+    return certs.Files(name, ((ca or folder) / "ca.pem").read_bytes(), *read)
+
+
+def test_who_has_no_certificate_of_ours_gets_nowhere(start, folder, others):
+    server = start(tls=True)
+    address = server.transport.address
+    ca = (folder / "ca.pem").read_bytes()
+    assert raw(address, chunks(Kind.HELLO))[0] == "UNAVAILABLE"
+    assert raw(address, chunks(Kind.HELLO), tls=certs.Files("nobody", ca, None, None))[0] == "UNAVAILABLE"
+    assert raw(address, chunks(Kind.HELLO), tls=files(others, "silo-1", folder))[0] == "UNAVAILABLE"
+    assert not server.transport.receive(0.2)
+    still_serves(start, server, tls=True)
+
+
+def test_a_silo_is_who_its_certificate_says(start, folder):
+    server = start(tls=True)
+    said = raw(server.transport.address, chunks(Kind.HELLO, 2), tls=files(folder, "silo-1"))
+    assert said == ("PERMISSION_DENIED", "claims to be silo 2")
+    assert server.wait(Kind.REFUSED).get_sender_id() == 1
+    silo = start.silo(server.transport.address, 2, tls=files(folder, "silo-1"))
+    with pytest.raises(LabelSkewError, match="it refused this silo: claims to be silo 2"):
+        silo.wait(Kind.JOINED)
+    sent = [*chunks(Kind.HELLO, 1), *chunks(Kind.UPLOAD, 2)]
+    assert raw(server.transport.address, sent, tls=files(folder, "silo-1"))[1] == "claims to be silo 2"
+    assert server.wait(Kind.REFUSED, 3).get_sender_id() == 1
+    still_serves(start, server, 2, tls=True)
+
+
+def test_a_silo_beyond_the_expected_ones_is_refused(start, folder):
+    server = start(tls=True, silos=2)
+    silo = start.silo(server.transport.address, 3, tls=True)
+    with pytest.raises(LabelSkewError, match="its certificate is not one of silo-1 to silo-2"):
+        silo.wait(Kind.JOINED)
+
+
+def test_the_servers_certificate_is_no_silos(start, folder):
+    server = start(tls=True)
+    lines = []
+    silo = start.silo(server.transport.address, 1, tls=files(folder, "server"), say=lines.append)
+    while not lines:
+        time.sleep(0.01)
+    assert not silo.transport.receive(0.5)
+    assert lines == [
+        f"waiting for the server at {server.transport.address}: it closes connections; does one of the two have no "
+        "certificates, or another authority's?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("server_files", "silo_files", "said"),
+    [
+        (lambda ours, _: files(ours, "silo-2"), lambda ours, _: files(ours, "silo-1"), "(unsupported certificate pur"),
+        (lambda _, others: files(others, "server"), lambda ours, _: files(ours, "silo-1"), "that this silo's ca.pem v"),
+        (lambda _, others: None, lambda ours, _: files(ours, "silo-1"), "it does not speak TLS; no comm_args.certs he"),
+    ],
+)
+def test_a_silo_says_what_it_does_not_trust(start, folder, others, server_files, silo_files, said):
+    server = start(tls=server_files(folder, others))
+    silo = start.silo(server.transport.address, tls=silo_files(folder, others))
+    with pytest.raises(LabelSkewError) as error:
+        silo.wait(Kind.JOINED)
+    assert str(error.value).startswith(f"the server at {server.transport.address}: it")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_server_of_another_name_is_not_the_server(start, tmp_path):
+    certs.new(tmp_path, 1, ["fl.example.org"])
+    server = start(tls=certs.read(tmp_path, "server"))
+    silo = start.silo(server.transport.address, tls=certs.read(tmp_path, "silo-1"))
+    with pytest.raises(LabelSkewError, match="its certificate is for another host; `labelskew certs new --server"):
+        silo.wait(Kind.JOINED)
+
+
+def test_a_silo_without_certificates_says_what_may_be_wrong(start):
+    lines = []
+    server = start(tls=True)
+    silo = start.silo(server.transport.address, say=lines.append)
+    while not lines:
+        time.sleep(0.01)
+    assert not silo.transport.receive(0.5)
+    assert len(lines) == 1
+    assert lines[0].endswith("it closes connections; does one of the two have no certificates, or another authority's?")
+
+
+# Servers that are none of ours
+
+
+@contextlib.contextmanager
+def impostor(handle):
+    from concurrent.futures import ThreadPoolExecutor
+
+    server = grpc.server(ThreadPoolExecutor(4))
+    handler = grpc.stream_stream_rpc_method_handler(handle)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(grpc_transport.SERVICE, {grpc_transport.METHOD: handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"hello", "sent 5 bytes where a message begins, fewer than its header has"),
+        (Header(Kind.UPLOAD, 0, 1, 0, 5).pack(), "sent a message of type 5 from 0 to 1"),
+        (Header(Kind.TRAIN, 2, 1, 0, 5).pack(), "sent a message of type 4 from 2 to 1"),
+        (Header(Kind.TRAIN, 0, 2, 0, 5).pack(), "sent a message of type 4 from 0 to 2"),
+        (Header(Kind.TRAIN, 0, 1, 0, 2**40).pack(), "sent TRAIN of 1099511627776 bytes; 1048576 are expected at most"),
+        (
+            Header(Kind.TRAIN, 0, 1, 0, len(PAYLOAD)).pack() + PAYLOAD,
+            "sent a JSON header of 3221225472 bytes in a payl",
+        ),
+    ],
+)
+def test_a_silo_takes_nothing_else_of_a_server(start, sent, reason):
+    def handle(requests, context):
+        context.send_initial_metadata(((grpc_transport.TAKEN, "1"),))
+        next(requests)
+        yield sent
+
+    with impostor(handle) as address:
+        silo = start.silo(address)
+        assert silo.wait(Kind.REFUSED).get("meta")["reason"].startswith(reason)
+        assert silo.wait(Kind.JOINED, 2)
+        silo.transport.stop_receive_message()
+
+
+def test_another_service_is_not_waited_for(start):
+    server = grpc.server(grpc_transport._DaemonThreads())
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    silo = start.silo(f"127.0.0.1:{port}")
+    with pytest.raises(LabelSkewError, match="another service answers there"):
+        silo.wait(Kind.JOINED)
+    server.stop(0).wait()
+
+
+def test_a_hello_that_cannot_be_made_is_the_owners_error(start):
+    server = start()
+    silo = SiloTransport(server.transport.address, 1)
+    silo.hello = lambda: 1 / 0
+    silo.start()
+    with pytest.raises(ZeroDivisionError):
+        silo.receive(60)
+    silo.stop_receive_message()
+
+
+# Addresses
+
+
+@pytest.mark.parametrize("make", [lambda a: ServerTransport(a, silos=1), lambda a: SiloTransport(a, 1)])
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:8890", "fl.example.org:8890"])
+def test_nothing_leaves_this_machine_without_tls(make, address):
+    with pytest.raises(LabelSkewError) as error:
+        make(address)
+    assert str(error.value) == (
+        f"{address} leaves this machine, and there are no certificates; comm_args.certs with a folder of "
+        "`labelskew certs new`, or an address such as 127.0.0.1:8890, would be right"
+    )
+
+
+def test_what_is_no_address_is_said():
+    with pytest.raises(LabelSkewError, match="'localhost' is no address; host:port"):
+        ServerTransport("localhost", silos=1)
+
+
+def test_a_port_that_is_taken_is_said(start):
+    server = start()
+    with pytest.raises(LabelSkewError) as error:
+        start(server.transport.address)
+    assert str(error.value) == (
+        f"cannot listen at {server.transport.address}: address already in use; a free port of this machine would be "
+        "right"
+    )
+
+
+def test_an_address_of_another_machine_is_said(start):
+    with pytest.raises(
+        LabelSkewError, match=r"cannot listen at 192\.0\.2\.1:8890: cannot assign requested address; a fr"
+    ):
+        start("192.0.2.1:8890", tls=True)
+
+
+@pytest.mark.parametrize("make", [lambda a: ServerTransport(a, silos=1), lambda a: SiloTransport(a, 1)])
+def test_without_grpcio_the_extra_is_named(monkeypatch, make):
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(LabelSkewError) as error:
+        make("127.0.0.1:0")
+    assert str(error.value) == (
+        "cross-silo runs need grpcio, which is not installed; pip install 'fl-labelskew-plugins[grpc]' would be right"
+    )
+
+
+def test_a_refusal_is_an_error_of_the_wire():
+    assert issubclass(grpc_transport.RefusedError, WireError)
