@@ -7,6 +7,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+from fl_labelskew_registry import RunError
+
 from fl_labelskew_plugins import certs, silos
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.processes import Part, threads_each, together
@@ -110,7 +112,12 @@ class CrossSilo(Runtime):
         for rank in range(1, count + 1):
             own = ("--role", "client", "--rank", str(rank), "--server", address)
             parts.append(Part(f"silo {rank}", call.command(path, self.folder.path / "silos" / f"silo-{rank}", *own)))
-        together(parts, environment=threads_each(count))
+        try:
+            together(parts, environment=threads_each(count))
+        except RunError as error:
+            if self.folder.recipe.exists():
+                error.args = (f"{error}; to go on: fedml run --resume {self.folder.path}",)
+            raise
 
 
 def certificate(folder: str | None, name: str) -> certs.Files | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
 from fl_labelskew_plugins.state import group, joined
 
 SERVER = 0
+NOT_FINITE = ("nan", "inf", "-inf")
 
 
 class Manager(FedMLCommManager):  # type: ignore[misc]  # the host is untyped
@@ -70,8 +72,9 @@ def upload_tensors(result: LocalResult, *, with_state: bool) -> dict[str, Tensor
 
 
 def upload_meta(result: LocalResult) -> dict[str, Any]:
-    """A client's measures on the wire."""
-    return {"loss_terms": result.loss_terms, "personalised": result.personalised}
+    """A client's measures on the wire. What is not finite is spelt out, as JSON has no number for it."""
+    terms = {name: value if math.isfinite(value) else str(value) for name, value in result.loss_terms.items()}
+    return {"loss_terms": terms, "personalised": result.personalised}
 
 
 def upload(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> LocalResult:
@@ -95,9 +98,13 @@ def upload(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> LocalResul
 def _loss_terms(value: Any) -> dict[str, float]:
     if value is None:
         return {}
-    if not isinstance(value, dict) or len(value) > 100 or not all(isinstance(v, float) for v in value.values()):
+    if not isinstance(value, dict) or len(value) > 100 or not all(map(_measure, value.values())):
         raise RunError("loss terms that are no mapping of names to numbers")
-    return value
+    return {name: float(term) for name, term in value.items()}
+
+
+def _measure(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, str) and value in NOT_FINITE)
 
 
 def _personalised(value: Any) -> tuple[int, int] | None:

@@ -234,9 +234,7 @@ def secret(folder: Path) -> int:
     try:
         return int(file.read_text(encoding="ascii"), 16)
     except ValueError as error:
-        raise LabelSkewError(
-            f"{file} is no secret of a silo; without the file, a new one would be made"
-        ) from error
+        raise LabelSkewError(f"{file} is no secret of a silo; without the file, a new one would be made") from error
 
 
 def noise_seed(secret: int, weights: Mapping[str, Tensor]) -> int:

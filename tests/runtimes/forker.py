@@ -25,8 +25,8 @@ def child(order):
     os.dup2(log, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.stdin = open(0)
-    sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)
+    sys.stdin = open(0)  # noqa: SIM115
+    sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
     sys.argv = ["labelskew", *order["argv"]]
     code = 1
     try:

@@ -1,0 +1,173 @@
+"""What leaves a silo, read off the wire: a proxy between silos and server keeps every byte that passes."""
+
+import socket
+import struct
+import threading
+
+import pytest
+
+from fl_labelskew_plugins import recipe as recipes
+from fl_labelskew_plugins import silos, wire
+from fl_labelskew_plugins.runtimes.transport import Kind
+
+
+class Proxy:
+    """Passes connections on to ``target`` and keeps what each side sent."""
+
+    def __init__(self, target):
+        self.target = target
+        self.sent, self.received = [], []
+        self.door = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.door.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        while True:
+            inner, _ = self.door.accept()
+            host, port = self.target.split(":")
+            try:
+                outer = socket.create_connection((host, int(port)))
+            except OSError:
+                inner.close()
+                continue
+            for source, sink, kept in ((inner, outer, self.sent), (outer, inner, self.received)):
+                kept.append(bytearray())
+                threading.Thread(target=self._pass, args=(source, sink, kept[-1]), daemon=True).start()
+
+    @staticmethod
+    def _pass(source, sink, kept):
+        try:
+            while data := source.recv(65536):
+                kept += data
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+def grpc_messages(stream, *, client):
+    """The messages of a connection's HTTP/2 DATA frames, joined: gRPC prefixes each with a flag and its length."""
+    at, data = len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") if client else 0, b""
+    while at + 9 <= len(stream):
+        length, kind, flags = int.from_bytes(stream[at : at + 3]), stream[at + 3], stream[at + 4]
+        if kind == 0:
+            assert not flags & 8, "padding"
+            data += stream[at + 9 : at + 9 + length]
+        at += 9 + length
+    chunks, at = [], 0
+    while at < len(data):
+        compressed, length = struct.unpack_from(">BI", data, at)
+        assert not compressed
+        chunks.append(data[at + 5 : at + 5 + length])
+        at += 5 + length
+    return b"".join(chunks)
+
+
+def messages(stream, *, client=True):
+    """Header, meta and tensors of each of our messages."""
+    data, at, found = bytearray(grpc_messages(bytes(stream), client=client)), 0, []
+    while at < len(data):
+        header = wire.Header.unpack(data[at : at + wire.Header.SIZE])
+        at += wire.Header.SIZE
+        found.append((Kind(header.kind), header, *wire.decode(data[at : at + header.length])))
+        at += header.length
+    return found
+
+
+@pytest.fixture
+def watched(federation):
+    """Run a federation through the proxy; all that silos sent, and the proxy."""
+
+    def run(*overrides, silo=()):
+        federation.overrides = list(overrides)
+        proxy = Proxy(federation.address)
+        server = federation.server()
+        server.says("listening on")
+        federation.address = proxy.address
+        parts = [federation.silo(rank, *silo) for rank in (1, 2, 3)]
+        for process in (server, *parts):
+            assert process.wait() == 0, process.text
+        sent = [message for stream in proxy.sent for message in messages(stream)]
+        assert {header.sender for _, header, _, _ in sent} == {1, 2, 3}
+        return sent, proxy
+
+    return run
+
+
+def names(sent, kind):
+    return {name for each, _, _, tensors in sent if each == kind for name in tensors}
+
+
+WEIGHTS = {f"model/{layer}.{part}" for layer in ("body.1", "classifier") for part in ("weight", "bias")}
+EXTRA = {
+    "fedavg": (set(), set()),
+    "fedrs": (set(), set()),
+    "map": (set(), set()),
+    "fedphp": (set(), set()),
+    "fedlc": (set(), set()),
+    "fedshift": (set(), {"counts"}),
+    "fedmr": ({"contribution/prototypes", "contribution/counts"}, set()),
+}
+
+
+@pytest.mark.parametrize("method", EXTRA)
+def test_only_weights_and_what_the_method_announces_leave_a_silo(method, watched, federation):
+    sent, proxy = watched(f"method_args.method={method}", "train_args.comm_round=2")
+    contribution, opening = EXTRA[method]
+    weights = names(sent, Kind.UPLOAD) - contribution
+    assert {name.partition("/")[0] for name in weights} == {"model"}
+    assert {name.removeprefix("model/") for name in weights} == federation.weights().keys()
+    assert names(sent, Kind.UPLOAD) - weights == contribution
+    assert names(sent, Kind.OPENING) == opening
+    assert {kind for kind, *_ in sent} == {Kind.HELLO, Kind.UPLOAD} | ({Kind.OPENING} if opening else set())
+    for kind, _, meta, tensors in sent:
+        if kind == Kind.HELLO:
+            assert meta.keys() == {"samples", "input_shape", "num_classes", "process", "round"}
+            assert not tensors
+        else:
+            assert meta == {}  # no measure
+    # and in no other form: neither the samples nor where they lie, nor the silo's secret
+    recipe = recipes.load(federation.recipe, federation.overrides)
+    bytes_sent = b"".join(bytes(stream) for stream in proxy.sent)
+    for client in range(3):
+        data = silos.load(recipe, client).data
+        for sample in data.train.x:
+            assert sample.tobytes() not in bytes_sent
+        assert data.train.y.tobytes() not in bytes_sent
+        kept = (federation.folder / f"silo-{client + 1}" / "secret").read_text()
+        assert kept.encode() not in bytes_sent
+        assert bytes.fromhex(kept) not in bytes_sent
+    assert str(federation.folder).encode() not in bytes_sent
+    # FedPHP's first private model is the upload; from the second round on no private model is
+    for file in federation.folder.glob("silo-*/*/states/round000001.safetensors"):
+        assert file.read_bytes()[-64:] not in bytes_sent
+
+
+def test_a_silo_may_keep_its_prototypes_and_may_tell_its_measures(watched, federation):
+    choice = ["--set", "comm_args.send_contributions=false", "--set", "comm_args.send_measures=true"]
+    sent, _ = watched("method_args.method=fedmr", "train_args.comm_round=2", silo=choice)
+    assert not any(name.startswith("contribution/") for name in names(sent, Kind.UPLOAD))
+    told = [meta for kind, _, meta, _ in sent if kind == Kind.UPLOAD]
+    assert all(meta.keys() == {"loss_terms", "personalised"} for meta in told)
+    assert all(line["personalised_accuracy"] > 0 for line in federation.lines())
+
+
+def test_counts_leave_a_silo_with_the_noise_it_wants(watched, federation):
+    noise = ["--set", "method_args.count_noise=20"]
+    sent, _ = watched("method_args.method=fedshift", "train_args.comm_round=1", silo=noise)
+    recipe = recipes.load(federation.recipe, federation.overrides)
+    true = [silos.load(recipe, client) for client in range(3)]
+    for kind, header, _, tensors in sent:
+        if kind == Kind.OPENING:
+            labels = true[header.sender - 1].data.train.y
+            assert tensors["counts"].tolist() != [int((labels == c).sum()) for c in range(10)]
+
+
+def test_a_silo_gets_what_everybody_gets(watched, federation):
+    _, proxy = watched("method_args.method=map", "train_args.comm_round=2")
+    got = [message for stream in proxy.received for message in messages(stream, client=False)]
+    assert {kind for kind, *_ in got} == {Kind.WELCOME, Kind.TRAIN, Kind.VERDICT, Kind.FINISH}
+    for kind, _, meta, tensors in got:
+        assert all(name.startswith("model/") for name in tensors)
+        if kind == Kind.TRAIN:
+            assert meta.keys() == {"times_selected", "state_round", "kept_round", "personalised"}
