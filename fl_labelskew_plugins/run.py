@@ -138,17 +138,17 @@ def describe(session: Session) -> str:
     """What is about to run, in three lines."""
     recipe, federation = session.recipe, session.federation
     sizes = [n for n in session.sizes if n]
-    held = ""
+    known = f"{federation.num_samples} training samples of " if sizes else ""
+    held = f"{len(sizes)} clients of {min(sizes)} to {max(sizes)} samples" if sizes else "clients yet to come"
     if session.clients is not None:
         per_client = (session.clients.counts > 0).sum(1)
-        held = f" and {per_client.min()} to {per_client.max()} classes ({recipe.partition.partition_method})"
+        held += f" and {per_client.min()} to {per_client.max()} classes ({recipe.partition.partition_method})"
     numbers = sum(p.numel() for p in session.trainer.model.parameters())
     size = num_bytes(session.start.values()) / 1e6
     return "\n".join(
         [
             f"{recipe.name}: {recipe.method_name} with {recipe.train.federated_optimizer}, {recipe.comm.backend}",
-            f"data: {recipe.data.dataset}, {federation.num_samples} training samples of {federation.num_classes} "
-            f"classes, {len(sizes)} clients of {min(sizes)} to {max(sizes)} samples{held}",
+            f"data: {recipe.data.dataset}, {known}{federation.num_classes} classes, {held}",
             f"network: {recipe.model.model}, {numbers} parameters, {size:.2f} MB a message, {federation.num_features} "
             f"features",
         ]

@@ -60,15 +60,18 @@ class Runtime:
     """
 
     roles: tuple[str, ...] = ()
-    """Roles that may be asked for by themselves."""
+    """Roles that may be asked for by themselves; none where everything runs in one place."""
 
     def __init__(self, recipe: Recipe, call: Call, folder: RunFolder, show: Progress) -> None:
         self.recipe, self.call, self.folder, self.show = recipe, call, folder, show
-        if call.role is not None and call.role not in self.roles:
-            raise LabelSkewError(
-                f"--role {call.role}: comm_args.backend {recipe.comm.backend} runs in one place; "
-                "a recipe with training_type: cross_silo and backend: GRPC would be right"
-            )
+        for option, value in (("--role", call.role), ("--rank", call.rank), ("--server", call.server)):
+            if value is not None and not self.roles:
+                raise LabelSkewError(
+                    f"{option} {value}: comm_args.backend {recipe.comm.backend} runs in one place; "
+                    "a recipe with training_type: cross_silo and backend: GRPC would be right"
+                )
+        if call.rank is not None and call.role != "client":
+            raise LabelSkewError(f"--rank {call.rank}: is a silo's; --role client with it would be right")
 
     def delegated(self) -> bool:
         """Do this process's part where that is not the server's; False: this process is the server."""
@@ -79,7 +82,7 @@ class Runtime:
         return build(self.recipe)
 
     def preview(self) -> Session:
-        """Likewise for a dry run: nobody is started, contacted or waited for."""
+        """What can be built here for a dry run: nobody is started, contacted or waited for."""
         return self.session()
 
     def run(self, session: Session, record: Record) -> None:

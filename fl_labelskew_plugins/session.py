@@ -141,7 +141,7 @@ def assemble(
             num_classes=num_classes,
             num_features=model.classifier.in_features,  # type: ignore[union-attr, arg-type]
             num_samples=sum(sizes),
-            min_samples=min(n for n in sizes if n),
+            min_samples=min((n for n in sizes if n), default=0),
             seed=seed,
         )
     train_samples, test_samples = samples(data, device)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fl_labelskew_plugins.data.clients import class_counts
 from fl_labelskew_plugins.recipe import Recipe, different
-from fl_labelskew_plugins.session import divided, loaded
+from fl_labelskew_plugins.session import data_folder, divided, loaded
 
 MOST_SAMPLES = 10**12
 
@@ -121,6 +121,19 @@ def load(recipe: Recipe, client: int) -> SiloData:
         counts = tuple(int(n) for n in rows[0])
     told = Facts(len(data.train.y), tuple(data.train.x.shape[1:]), classes, counts)
     return SiloData(data, told)
+
+
+def test_data(recipe: Recipe) -> Data | None:
+    """The test samples of a server, which holds no others; None where it holds none at all.
+
+    Raises:
+        LabelSkewError: they cannot be had.
+    """
+    if not recipe.validation.server_test_data:
+        return None
+    folder, download = data_folder(recipe), recipe.data.download
+    recipe.dataset.check_test(folder, download=download)
+    return recipe.dataset.load_test(folder, download=download, seed=recipe.common.random_seed)
 
 
 def _part(arrays: Arrays, index: NDArray[np.int64]) -> Arrays:

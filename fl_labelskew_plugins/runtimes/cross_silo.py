@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from fl_labelskew_registry import RunError
+from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins import certs, silos
 from fl_labelskew_plugins import recipe as recipes
@@ -42,6 +42,14 @@ class CrossSilo(Runtime):
         """What this machine will do, with nobody listening or connecting."""
         if self.call.role is None and not self.recipe.own_data:
             return build(self.recipe)
+        if self.call.role == "server":
+            data = silos.test_data(self.recipe)
+            if data is None:
+                raise LabelSkewError(
+                    "validation_args.server_test_data: false leaves the server nothing to try before silos come; "
+                    "--dry-run for a silo, or for all of them, would be right"
+                )
+            return assemble(self.recipe, data, {}, {}, [0] * self.recipe.train.client_num_in_total)
         ranks = [self.call.rank] if self.call.rank else range(1, self.recipe.train.client_num_in_total + 1)
         sizes = [0] * self.recipe.train.client_num_in_total
         for rank in ranks:

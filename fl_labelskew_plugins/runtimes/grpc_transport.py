@@ -48,6 +48,7 @@ _OPTIONS = [
     # A peer whose machine is gone says nothing: it is asked after 20 s, and has 10 s to answer.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]

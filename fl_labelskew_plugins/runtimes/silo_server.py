@@ -26,7 +26,7 @@ from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport
 from fl_labelskew_plugins.runtimes.managers import SERVER, Manager, upload
 from fl_labelskew_plugins.runtimes.rounds import Rounds
 from fl_labelskew_plugins.runtimes.transport import Kind
-from fl_labelskew_plugins.session import Session, assemble, data_folder
+from fl_labelskew_plugins.session import Session, assemble
 from fl_labelskew_plugins.silos import Facts
 from fl_labelskew_plugins.state import joined
 
@@ -96,7 +96,7 @@ class SiloServer(Manager):
             RunError: too few came.
         """
         seconds = self.recipe.comm.quorum_timeout_s
-        test = self._test_data()
+        test = silos.test_data(self.recipe)
         if test is not None:
             self._form = Facts(1, tuple(test.test.x.shape[1:]), len(test.class_names))
         until = time.monotonic() + seconds
@@ -114,13 +114,6 @@ class SiloServer(Manager):
         self.session = assemble(self.recipe, _no_data(self._form) if test is None else test, {}, {}, self.sizes)
         self._count_classes()
         return self.session
-
-    def _test_data(self) -> Data | None:
-        if not self.recipe.validation.server_test_data:
-            return None
-        folder, recipe = data_folder(self.recipe), self.recipe
-        recipe.dataset.check_test(folder, download=recipe.data.download)
-        return recipe.dataset.load_test(folder, download=recipe.data.download, seed=recipe.common.random_seed)
 
     # -- the rounds
 
@@ -150,6 +143,9 @@ class SiloServer(Manager):
             self.transport.receive(left)
         if not self._openings:
             raise RunError("no silo sent its opening before comm_args.round_deadline_s")
+        for client in sorted(self._present - self._openings.keys()):
+            self._away.add(client)
+            self.say(f"silo {client + 1} sent no opening; left out until it speaks again")
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
         """Those of the sampled clients that are there; waits for who has just left, and for the quorum.
@@ -312,6 +308,8 @@ class SiloServer(Manager):
             )
 
     def _turn_away(self, client: int, why: str) -> None:
+        self._present.discard(client)
+        self._away.add(client)
         self.say(f"silo {client + 1} turned away: {why}")
         self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": why})
 
@@ -353,7 +351,7 @@ class SiloServer(Manager):
             shapes = self.session.method.opening_shapes(self.session.federation)
             check_extra(tensors, shapes, where=f"opening of silo {client + 1}")
         except RunError as error:
-            self.say(str(error))
+            self._turn_away(client, str(error))
             return
         self._away.discard(client)
         if client not in self._openings:
