@@ -53,8 +53,8 @@ def show(folder: Path) -> None:
 
     shown, warnings = certs.show(folder)
     rows = [
-        [each.file, each.who, f"{each.until:%Y-%m-%d}", " ".join(each.hosts) or "-", each.fingerprint] for each in shown
+        [each.file, each.who, f"{each.until:%Y-%m-%d}", each.fingerprint, " ".join(each.hosts) or "-"] for each in shown
     ]
-    click.echo(table.plain(["file", "who", "until", "hosts", "fingerprint"], rows))
+    click.echo(table.plain(["file", "who", "until", "fingerprint", "hosts"], rows))
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
