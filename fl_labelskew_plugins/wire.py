@@ -56,6 +56,10 @@ class WireError(RunError):
     """Bytes that are no message of ours; the text says what is wrong, to follow "it sent ..."."""
 
 
+class CutShortError(WireError):
+    """A message whose stream ended before it did: a lost connection, more often than a wrong peer."""
+
+
 @dataclass(frozen=True)
 class Header:
     """What precedes every payload.
@@ -177,7 +181,7 @@ def assemble(
         spool: makes the buffer.
 
     Raises:
-        WireError: the chunks are no message.
+        WireError: the chunks are no message; CutShortError where they end before it does.
         OSError: there is no room for the payload.
     """
     first = next(chunks, None)
@@ -197,8 +201,10 @@ def assemble(
             if at == header.length:
                 return header, buffer
             chunk = next(chunks, None)
+            if chunk is None:
+                raise CutShortError("fewer bytes than its header tells")
             if not chunk:
-                raise WireError("fewer bytes than its header tells")
+                raise WireError("a chunk of no bytes")
             rest = memoryview(chunk)
 
 

@@ -279,7 +279,7 @@ def test_messages_are_cut_and_put_together(size):
         ([Header(1, 1, 0, 0, 5).pack() + b"123456"], "more bytes than its header tells"),
         ([Header(1, 1, 0, 0, 5).pack() + b"123", b"456"], "more bytes than its header tells"),
         ([Header(1, 1, 0, 0, 5).pack() + b"123"], "fewer bytes than its header tells"),
-        ([Header(1, 1, 0, 0, 5).pack() + b"123", b"", b"45"], "fewer bytes than its header tells"),
+        ([Header(1, 1, 0, 0, 5).pack() + b"123", b"", b"45"], "a chunk of no bytes"),
     ],
 )
 def test_chunks_that_do_not_fit_are_refused(chunks, said):

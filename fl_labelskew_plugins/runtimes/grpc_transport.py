@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins import addresses, certs, wire
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
-from fl_labelskew_plugins.wire import Header, Spool, WireError
+from fl_labelskew_plugins.wire import CutShortError, Header, Spool, WireError
 
 SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
 CHUNK = 2**20
@@ -45,10 +45,10 @@ TAKEN = "labelskew-taken"
 _OPTIONS = [
     ("grpc.max_receive_message_length", CHUNK + 4096),
     ("grpc.max_send_message_length", CHUNK + 4096),
-    # A peer whose machine is gone says nothing: it is asked after 20 s, and has 10 s to answer.
+    # A peer that says nothing is asked after 20 s. If its machine is gone, the kernel knows after 10 s more. Its
+    # process has gRPC's 60 s to answer: on a slow line the answer waits behind megabytes of weights.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
@@ -350,12 +350,12 @@ class ServerTransport(Transport):
         try:
             while self._read(connection, requests):
                 timer.cancel()
+        except (CutShortError, self._grpc.RpcError):
+            pass  # the connection is lost, which is told as LEFT
         except WireError as error:
             self._refuse(connection, error)
         except OSError as error:
             self._refuse(connection, RefusedError(f"sent what there is no room for: {error.strerror}", "UNAVAILABLE"))
-        except self._grpc.RpcError:
-            pass  # the connection is gone, which is told as LEFT
         finally:
             timer.cancel()
             connection.outbox.close(flush=False)
@@ -578,6 +578,8 @@ class SiloTransport(Transport):
                 why = f"it refused this silo, which {why}"
             elif why == "Socket closed" and not joined:  # all that TLS lets us know
                 why = "it closes connections; does one of the two have no certificates, or another authority's?"
+        except CutShortError:
+            why = "the connection was lost"
         except WireError as error:
             why = str(error) if isinstance(error, RefusedError) else f"sent {error}"
             self.arrived.put(message(Kind.REFUSED, 0, self.rank, meta={"reason": why}))

@@ -507,9 +507,9 @@ NESTED = struct.pack("<Q", 6) + b"[[[[[["
             -1,
         ),
         (
-            [*chunks(Kind.HELLO), Header(3, 1, 0, 0, 9).pack() + b"1"],
+            [*chunks(Kind.HELLO), Header(3, 1, 0, 0, 9).pack(), b""],
             "INVALID_ARGUMENT",
-            "sent fewer bytes than its ",
+            "sent a chunk of no bytes",
             1,
         ),
         ([Header(1, 1, 0, 0, 1).pack() + b"12"], "INVALID_ARGUMENT", "sent more bytes than its header tells", -1),
@@ -525,6 +525,14 @@ def test_who_breaks_the_rules_is_sent_away(start, sent, code, reason, sender):
         server.wait(Kind.LEFT)
     assert server.kinds == ["HELLO", "REFUSED", "LEFT"][0 if sender == 1 else 1 : 3 if sender == 1 else 2]
     still_serves(start, server)
+
+
+def test_half_a_message_is_a_lost_connection(start):
+    server = start()
+    raw(server.transport.address, [*chunks(Kind.HELLO), Header(Kind.UPLOAD, 1, 0, 0, 9).pack() + b"1"])
+    server.wait(Kind.LEFT)
+    assert server.kinds == ["HELLO", "LEFT"]
+    assert not server.transport.receive(0.1)
 
 
 def test_who_says_nothing_is_sent_away(start, monkeypatch):
