@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from fedml.core.distributed.communication.message import Message
-from fl_labelskew_registry import Arrays, Contribution, Data, Method, RunError
+from fl_labelskew_registry import Arrays, Contribution, Data, Federation, Method, RunError
 
 from fl_labelskew_plugins import silos
 from fl_labelskew_plugins.aggregate import check_extra, num_bytes
@@ -183,7 +183,7 @@ class SiloServer(Manager):
         self._arrived.clear()
         self._settled.clear()
         server = self.rounds.server
-        self._news = joined(model=server.weights, shared=server.shared)  # one dictionary, so that it is encoded once
+        self._news = joined(model=server.weights, shared=server.shared)
         comm = self.recipe.comm
         begun = time.monotonic()
         for client in clients:
@@ -328,7 +328,7 @@ class SiloServer(Manager):
             counts = torch.tensor([row or [0] * classes for row in rows])
             self.session.counts = counts.to(self.session.trainer.device)
 
-    def _federation(self) -> Any:
+    def _federation(self) -> Federation:
         assert self.session is not None
         known = [n for n in self.sizes if n]
         return replace(self.session.federation, num_samples=sum(known), min_samples=min(known))
@@ -346,7 +346,8 @@ class SiloServer(Manager):
 
     def _opening(self, message: Message) -> None:
         client, tensors = message.get_sender_id() - 1, message.get("tensors")
-        assert self.session is not None
+        if self.session is None or not self._has_opening:
+            return  # nobody asked for it
         try:
             shapes = self.session.method.opening_shapes(self.session.federation)
             check_extra(tensors, shapes, where=f"opening of silo {client + 1}")

@@ -22,11 +22,12 @@ FACTS = {"samples": 400, "input_shape": [1, 8, 8], "num_classes": 10, "process":
 class FakeSilo:
     """Silo 3 in this process, which answers every request for training with whatever a test says."""
 
-    def __init__(self, address, answers, *, tls=None, facts=FACTS):
+    def __init__(self, address, answers, *, tls=None, facts=FACTS, opening=None):
         self.transport = SiloTransport(address, 3, tls=tls)
         self.transport.hello = lambda: message(Kind.HELLO, 3, 0, meta=facts)
         self.transport.limits = dict.fromkeys(self.transport.limits, 2**30)
         self.transport.add_observer(self)
+        self.opening = opening
         self.answers, self.verdicts, self.finish = list(answers), [], None
         self.transport.start()
         self.thread = threading.Thread(target=self.transport.handle_receive_message, daemon=True)
@@ -34,9 +35,8 @@ class FakeSilo:
 
     def receive_message(self, kind, arrived):
         if kind == Kind.WELCOME:
-            opening = {"counts": torch.full((10,), 40)} if "counts" in self.answers else None
-            if opening:
-                self.transport.send_message(message(Kind.OPENING, 3, 0, tensors=opening))
+            if self.opening is not None:
+                self.transport.send_message(message(Kind.OPENING, 3, 0, tensors=self.opening))
         elif kind == Kind.TRAIN and self.answers:
             answer = self.answers.pop(0)
             tensors, meta = answer(dict(arrived.get("tensors")))
@@ -125,6 +125,36 @@ def test_a_silo_that_does_not_fit_is_turned_away(facts, words, federation):
     for process in (server, *silos):
         assert process.wait() == 0, process.text
     assert "silo 3 turned away" in server.text
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedshift"])
+def test_what_nobody_asked_for_is_dropped(method, federation):
+    federation.overrides = ["train_args.comm_round=1", f"method_args.method={method}", "comm_args.round_deadline_s=5"]
+    server = federation.server()
+    server.says("listening on")
+    fake = FakeSilo(federation.address, [])
+    server.says("silo 3 is here")  # the run has not begun
+    for kind, round, tensors in (
+        (Kind.OPENING, -1, {"counts": torch.full((3,), -1.0)}),
+        (Kind.UPLOAD, -1, {"model/x": torch.zeros(2)}),
+        (Kind.UPLOAD, 0, {}),
+    ):
+        fake.transport.send_message(message(kind, 3, 0, round=round, meta={"loss_terms": 3}, tensors=tensors))
+    silos = federation.silos(1, 2)
+    for process in (server, *silos):
+        assert process.wait() == 0, process.text
+    assert federation.lines()[0]["left_out"] == [2]
+
+
+def test_an_opening_that_is_none_turns_a_silo_away(federation):
+    federation.overrides = ["train_args.comm_round=1", "method_args.method=fedshift"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    server.says("listening on")
+    fake = FakeSilo(federation.address, [], opening={"counts": torch.full((10,), float("nan"))})
+    for process in (server, *silos):
+        assert process.wait() == 0, process.text
+    assert "opening of silo 3: counts is not finite" in fake.finish["reason"]
+    assert federation.lines()[0]["left_out"] == [2]
 
 
 class Hostile:

@@ -49,7 +49,7 @@ def grpc_messages(stream, *, client):
     """The messages of a connection's HTTP/2 DATA frames, joined: gRPC prefixes each with a flag and its length."""
     at, data = len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") if client else 0, b""
     while at + 9 <= len(stream):
-        length, kind, flags = int.from_bytes(stream[at : at + 3]), stream[at + 3], stream[at + 4]
+        length, kind, flags = int.from_bytes(stream[at : at + 3], "big"), stream[at + 3], stream[at + 4]
         if kind == 0:
             assert not flags & 8, "padding"
             data += stream[at + 9 : at + 9 + length]
