@@ -65,13 +65,12 @@ class SiloClient(Manager):
         transport.hello = self._hello
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """What the server sends, and a connection that stands again."""
+        """What the server sends; a WELCOME comes with every connection."""
         return {
             Kind.WELCOME: self._guarded(self._welcome),
             Kind.TRAIN: self._guarded(self._train),
             Kind.VERDICT: self._verdict,
             Kind.FINISH: self._guarded(self._finish),
-            Kind.JOINED: lambda _: self._send_upload(),
         }
 
     def _hello(self) -> Message:
@@ -127,6 +126,7 @@ class SiloClient(Manager):
         assert self.session is not None
         if type(self.session.method).opening is not Method.opening:
             self.send(Kind.OPENING, SERVER, tensors=self.session.opening(self.client).tensors)
+        self._send_upload()  # the last one may have been lost with the connection
 
     def _train(self, message: Message) -> None:
         session, round, meta = self.session, message.get("round"), message.get("meta")
