@@ -1,22 +1,27 @@
 """MPI simulation (``backend: MPI``): rank 0 is the server, every other rank trains whichever client it is dealt.
 
-Clients are dealt one at a time, the one with most samples first, so that no worker idles. A client's private state
-travels with it and stays, between its turns, in the server's store, where checkpoints find it.
+Clients are dealt one at a time, the one with most samples first, so that no worker idles; after a round each worker
+tests the global model on its part of the test set. A client's private state travels with it and stays, between its
+turns, in the server's store, where checkpoints find it.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import torch
 from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins import devices, mpirun
-from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.aggregate import Weights
+from fl_labelskew_plugins.local import TEST_BATCH, LocalResult
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.runtime import Runtime
 from fl_labelskew_plugins.runtimes import host
@@ -83,15 +88,17 @@ class Server(Manager):
     def __init__(self, args: Any, transport: MPITransport, size: int, session: Session, record: Record) -> None:
         super().__init__(args, transport, SERVER, size)
         self.session, self.record = session, record
-        self.rounds = Rounds(args, session, record)
+        self.rounds = Rounds(args, session, record, predict=self.predict)
         self._idle = list(range(1, size))
         self._waiting: list[int] = []
         self._arrived: dict[int, LocalResult] = {}
+        self._logits: dict[int, Tensor] = {}
         self._told: set[int] = set()
+        self._model: Weights = {}
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Uploads, and what went wrong elsewhere."""
-        return {Kind.UPLOAD: self._uploaded, Kind.FAILED: self._failed}
+        """Uploads, logits, and what went wrong elsewhere."""
+        return {Kind.UPLOAD: self._uploaded, Kind.LOGITS: self._tested, Kind.FAILED: self._failed}
 
     def train(self) -> None:
         """All rounds that are left."""
@@ -109,7 +116,6 @@ class Server(Manager):
         """Deal the clients, longest first; yield what they leave, in ascending order."""
         sizes = self.session.sizes
         self._waiting = sorted(clients, key=lambda client: (-sizes[client], client))
-        self._told.clear()
         while self._idle and self._waiting:
             self._deal(round, self._idle.pop(0))
         for number, client in enumerate(clients, 1):
@@ -125,12 +131,34 @@ class Server(Manager):
             yield client, result
             del result
 
-    def _deal(self, round: int, worker: int) -> None:
-        """Give a worker its next client; the model goes with its first one of the round."""
-        server, states = self.rounds.server, self.record.states
-        client = self._waiting.pop(0)
-        news = {} if worker in self._told else joined(model=server.weights, shared=server.shared)
+    def predict(self, weights: Weights) -> tuple[Tensor, Tensor]:
+        """Logits and labels of the test set, of which every worker tests a part; the same as if one tested it all."""
+        test = self.session.trainer.test.y
+        self._logits.clear()
+        parts = list(pairwise(cuts(len(test), TEST_BATCH.get(test.device.type, 1024), self.size - 1)))
+        for worker, part in enumerate(parts, 1):
+            news = self._news(worker)
+            self.send(Kind.TEST, worker, meta={"part": part, "news": bool(news)}, tensors=news)
+        while len(self._logits) < len(parts):
+            self.transport.receive()
+        return torch.cat([self._logits[worker].to(test.device) for worker in sorted(self._logits)]), test
+
+    def _news(self, worker: int) -> dict[str, Tensor]:
+        """The global model, unless the worker has got it already."""
+        server = self.rounds.server
+        if self._model is not server.weights:  # which no round changes in place
+            self._model = server.weights
+            self._told.clear()
+        if worker in self._told:
+            return {}
         self._told.add(worker)
+        return joined(model=server.weights, shared=server.shared)
+
+    def _deal(self, round: int, worker: int) -> None:
+        """Give a worker its next client."""
+        states = self.record.states
+        client = self._waiting.pop(0)
+        news = self._news(worker)
         self.send(
             Kind.TRAIN,
             worker,
@@ -151,6 +179,9 @@ class Server(Manager):
             self._deal(message.get("round"), worker)
         else:
             self._idle.append(worker)
+
+    def _tested(self, message: Message) -> None:
+        self._logits[message.get_sender_id()] = message.get("tensors")["logits"]
 
     def _failed(self, message: Message) -> None:
         raise RunError(f"worker {message.get_sender_id()}: {message.get('meta')['reason']}")
@@ -174,15 +205,29 @@ class Worker(Manager):
         self._shared: dict[str, Tensor] = {}
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Clients to train, and the end."""
-        return {Kind.TRAIN: self._train, Kind.FINISH: lambda _: self.transport.stop_receive_message()}
+        """Clients to train, parts of the test set, and the end."""
+        return {
+            Kind.TRAIN: self._train,
+            Kind.TEST: self._test,
+            Kind.FINISH: lambda _: self.transport.stop_receive_message(),
+        }
+
+    def _hear(self, message: Message) -> None:
+        """Take the global model, where it comes with the message."""
+        device = self.trainer.local.device
+        if message.get("meta")["news"]:
+            self._weights = {k: v.to(device) for k, v in group(message.get("tensors"), "model").items()}
+            self._shared = {k: v.to(device) for k, v in group(message.get("tensors"), "shared").items()}
+
+    def _test(self, message: Message) -> None:
+        self._hear(message)
+        local = self.trainer.local
+        part = torch.arange(*message.get("meta")["part"], device=local.device)
+        self.send(Kind.LOGITS, SERVER, tensors={"logits": local.predict(part, self._weights)[0]})
 
     def _train(self, message: Message) -> None:
+        self._hear(message)
         meta, tensors, round = message.get("meta"), message.get("tensors"), message.get("round")
-        device = self.trainer.local.device
-        if meta["news"]:
-            self._weights = {k: v.to(device) for k, v in group(tensors, "model").items()}
-            self._shared = {k: v.to(device) for k, v in group(tensors, "shared").items()}
         client = meta["client"]
         self.args.round_idx = round
         state = group(tensors, "state")
@@ -199,3 +244,10 @@ class Worker(Manager):
             meta={"client": client, **upload_meta(result)},
             tensors=upload_tensors(result, with_state=True),
         )
+
+
+def cuts(samples: int, batch: int, parts: int) -> list[int]:
+    """Bounds that cut samples into at most ``parts`` parts of whole batches, as even as these allow."""
+    batches = math.ceil(samples / batch)
+    bounds = {min(batch * (batches * part // parts), samples) for part in range(parts + 1)}
+    return sorted(bounds)

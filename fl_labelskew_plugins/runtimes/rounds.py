@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from fl_labelskew_plugins import metrics, seeds
-from fl_labelskew_plugins.aggregate import num_bytes
+from fl_labelskew_plugins.aggregate import Weights, num_bytes
 from fl_labelskew_plugins.aggregator import LabelSkewAggregator
 from fl_labelskew_plugins.local import LocalResult, mean_loss
 from fl_labelskew_plugins.record import Record
@@ -33,10 +33,19 @@ class Rounds:
         args: the host's arguments.
         session: what to run.
         record: where the run stands, and where results go.
+        predict: logits and labels of the global test set under given weights; default: this process computes them.
     """
 
-    def __init__(self, args: Any, session: Session, record: Record) -> None:
+    def __init__(
+        self,
+        args: Any,
+        session: Session,
+        record: Record,
+        *,
+        predict: Callable[[Weights], tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
         self.args, self.session, self.record = args, session, record
+        self._predict = predict or (lambda weights: session.trainer.predict(weights=weights))
         train = session.recipe.train
         self.server = LabelSkewAggregator(
             session.trainer.model,
@@ -91,7 +100,7 @@ class Rounds:
 
     def evaluate(self, observed: Tensor | None) -> dict[str, Any]:
         """Measures of the global model on the global test set; ``observed`` ``(C,)``: classes of the round."""
-        logits, labels = self.session.trainer.predict(weights=self.server.weights)
+        logits, labels = self._predict(self.server.weights)
         matrix = metrics.confusion(logits.argmax(1), labels, self.session.federation.num_classes)
         known = None if observed is None else observed.cpu()
         return {**metrics.measures(matrix.cpu(), known), "loss": mean_loss(logits, labels)}

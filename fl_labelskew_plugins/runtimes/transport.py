@@ -34,9 +34,13 @@ class Kind(IntEnum):
     VERDICT = 6
     """Server to silo: what became of its upload."""
     FINISH = 7
-    """Server to worker or silo: the run is over, well or badly."""
+    """Server to worker or silo: the run is over, well or badly. Silo to server: it has understood."""
     FAILED = 8
     """Worker or silo to server: it cannot go on, and why."""
+    TEST = 9
+    """Server to worker: test the global model on a part of the test set."""
+    LOGITS = 10
+    """The answer."""
     JOINED = 100
     """Local: a connection stands."""
     LEFT = 101
