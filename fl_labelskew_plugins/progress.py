@@ -29,11 +29,11 @@ class Progress(Protocol):
         """End of the display, also after a failure."""
 
 
-def progress(quiet: bool) -> Progress:
-    """The display that fits: none, live, or plain lines."""
+def progress(quiet: bool, *, plain: bool = False) -> Progress:
+    """The display that fits: none, live, or plain lines; ``plain``: these in any case."""
     if quiet:
         return Silent()
-    return Live() if sys.stdout.isatty() else Plain()
+    return Live() if sys.stdout.isatty() and not plain else Plain()
 
 
 class Silent:

@@ -77,7 +77,8 @@ def start(
             f"comm_args.backend: {recipe.comm.backend} is one process, and mpirun started {place[1]}; "
             f"{mpirun.BACKEND}, or no mpirun, would be right"
         )
-    show = progress(quiet)
+    by_hand = place is not None and not mpirun.launched()  # mpirun then shows a terminal even where there is a file
+    show = progress(quiet, plain=by_hand)
     call = Call(path, tuple(overrides), resume is not None, quiet, role, rank, server)
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, folder, show)
     try:
