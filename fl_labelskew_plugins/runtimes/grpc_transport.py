@@ -37,7 +37,7 @@ PATIENCE_S = 2.0
 """How long the end waits for a peer that takes nothing of what is left to send."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
 LIMIT = 2**20
-FROM_SILOS = (Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.FAILED)
+FROM_SILOS = (Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.FAILED, Kind.FINISH)
 FROM_SERVER = (Kind.WELCOME, Kind.TRAIN, Kind.VERDICT, Kind.FINISH)
 TAKEN = "labelskew-taken"
 """The initial metadata with which the server says that it has taken a HELLO."""
@@ -525,18 +525,18 @@ class SiloTransport(Transport):
     # -- the connecting thread, which also reads
 
     def _connect_for_ever(self) -> None:
-        pause, told = FIRST_PAUSE_S, ""
+        pause, told = FIRST_PAUSE_S, set[str]()
         jitter = secrets.SystemRandom()
         try:
             while not self._stopping.is_set():
                 joined, heard, why = self._connect()
                 if joined:
-                    told = ""
+                    told.clear()
                 if heard:
                     pause = FIRST_PAUSE_S
-                if why != told and not self._stopping.is_set():
+                if why not in told and not self._stopping.is_set():
                     self._say(f"waiting for the server at {self.address}: {why}")
-                    told = why
+                    told.add(why)
                 self._stopping.wait(pause * jitter.uniform(0.5, 1))
                 pause = min(2 * pause, LAST_PAUSE_S)
         except Exception as error:  # whatever it is, it belongs to the thread that waits

@@ -211,6 +211,7 @@ class SiloClient(Manager):
             if own is not None:
                 save_atomic(own, self.run_folder.path / "personalised.safetensors")
             self.say(f"the run is over; results: {self.run_folder.path}")
+        self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()
 
 

@@ -73,6 +73,8 @@ class SiloServer(Manager):
         self._asked: set[int] = set()
         self._arrived: dict[int, LocalResult] = {}
         self._settled: set[int] = set()
+        self._taken: dict[int, int] = {}
+        self._done: set[int] = set()
         self._news: dict[str, torch.Tensor] = {}
         self._final: dict[str, torch.Tensor] | None = None
 
@@ -83,6 +85,7 @@ class SiloServer(Manager):
             Kind.OPENING: self._opening,
             Kind.UPLOAD: self._upload,
             Kind.FAILED: self._failed,
+            Kind.FINISH: lambda message: self._done.add(message.get_sender_id() - 1),
             Kind.LEFT: self._left,
             Kind.REFUSED: lambda message: self.say(f"{_name(message)} refused: {message.get('meta')['reason']}"),
         }
@@ -253,13 +256,16 @@ class SiloServer(Manager):
         )
 
     def _finish(self) -> None:
-        """Tell everybody; a silo that has just left gets its chance to come back and hear of it."""
+        """Tell everybody, until they say that they know; who has just left gets its chance to come back."""
         assert self.rounds is not None
         self._round, self._asked = -1, set()
         self._final = joined(model=self.rounds.server.weights)
         for client in sorted(self._present):
             self._bid_farewell(client)
-        while any(self._may_return(k) for k in range(self.num_silos)):
+        until = time.monotonic() + self.recipe.comm.reconnect_s
+        while time.monotonic() < until and any(
+            k in self._present or self._may_return(k) for k in range(self.num_silos) if k not in self._done
+        ):
             self.transport.receive(1.0)
 
     def _bid_farewell(self, client: int) -> None:
@@ -364,7 +370,9 @@ class SiloServer(Manager):
         client, round = message.get_sender_id() - 1, message.get("round")
         self._away.discard(client)
         if round != self._round or client not in self._asked or client in self._settled or client in self._arrived:
-            self.send(Kind.VERDICT, client + 1, round=round, meta={"taken": False, "reason": "it came too late"})
+            again = self._taken.get(client) == round  # sent twice, because its connection broke
+            verdict = {"taken": True} if again else {"taken": False, "reason": "it came too late"}
+            self.send(Kind.VERDICT, client + 1, round=round, meta=verdict)
             return
         assert self.rounds is not None
         try:
@@ -380,7 +388,7 @@ class SiloServer(Manager):
             self.say(f"round {round}: upload of silo {client + 1} refused: {error}")
             self.send(Kind.VERDICT, client + 1, round=round, meta={"taken": False, "reason": str(error)})
             return
-        self._arrived[client] = result
+        self._arrived[client], self._taken[client] = result, round
         self.send(Kind.VERDICT, client + 1, round=round, meta={"taken": True})
 
     def _failed(self, message: Message) -> None:

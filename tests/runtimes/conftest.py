@@ -60,11 +60,11 @@ class Process:
 
 
 class Forker:
-    """See forker.py."""
+    """See forker.py; every process that it starts has these variables, too."""
 
-    def __init__(self):
+    def __init__(self, **environment):
         reports, theirs = os.pipe()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", **environment}
         script = Path(__file__).with_name("forker.py")
         self.process = subprocess.Popen(
             [sys.executable, script, str(theirs)],
@@ -72,13 +72,16 @@ class Forker:
             stdout=subprocess.PIPE,
             text=True,
             pass_fds=[theirs],
-            env=environment,
+            env=self.environment,
         )
         os.close(theirs)
         self.ended, self.started = {}, []
         assert self.process.stdout.readline() == "ready\n"
         self._reports = os.fdopen(reports)
         threading.Thread(target=self._listen, daemon=True).start()
+
+    def start(self, argv, log):
+        return Process(self, argv, log)
 
     def fork(self, argv, log):
         self.process.stdin.write(json.dumps({"argv": [str(a) for a in argv], "log": str(log)}) + "\n")
@@ -105,10 +108,21 @@ class Forker:
 
 
 @pytest.fixture(scope="session")
-def forker():
-    one = Forker()
-    yield one
-    one.stop()
+def make_forker():
+    made = []
+
+    def make(**environment):
+        made.append(Forker(**environment))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.fixture(scope="session")
+def forker(make_forker):
+    return make_forker()
 
 
 class Federation:
@@ -194,3 +208,51 @@ def sp_weights(tmp_path):
 @pytest.fixture(scope="session")
 def base_recipe():
     return RECIPE
+
+
+class Proxy:
+    """Passes connections on to ``target`` and keeps what each side sent."""
+
+    def __init__(self, target):
+        self.target = target
+        self.sent, self.received = [], []
+        self.open = []
+        self.door = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.door.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        while True:
+            inner, _ = self.door.accept()
+            host, port = self.target.split(":")
+            try:
+                outer = socket.create_connection((host, int(port)))
+            except OSError:
+                inner.close()
+                continue
+            self.open += [inner, outer]
+            for source, sink, kept in ((inner, outer, self.sent), (outer, inner, self.received)):
+                kept.append(bytearray())
+                threading.Thread(target=self._pass, args=(source, sink, kept[-1]), daemon=True).start()
+
+    def cut(self):
+        """Break every connection; new ones are passed on again."""
+        for each in self.open:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        self.open.clear()
+
+    @staticmethod
+    def _pass(source, sink, kept):
+        try:
+            while data := source.recv(65536):
+                kept += data
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+@pytest.fixture
+def make_proxy():
+    return Proxy

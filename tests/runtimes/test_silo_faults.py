@@ -88,6 +88,22 @@ def test_a_server_told_to_end_saves_and_the_silos_wait_for_it(federation, sp_wei
     same(federation.weights(), sp_weights(*federation.overrides))
 
 
+def test_a_connection_that_breaks_is_taken_up_again_by_the_same_process(federation, make_proxy, sp_weights):
+    federation.overrides = [SLOW, FOUR, "method_args.method=fedshift"]
+    server = federation.server()
+    server.says("listening on")
+    proxy = make_proxy(federation.address)
+    federation.address = proxy.address
+    silos = federation.silos()
+    for round in range(4):
+        silos[round % 3].says(f"round {round}: trained")  # an upload may be on its way, or training be under way
+        proxy.cut()
+    finished(server, *silos)
+    assert server.text.count("has left") >= 3
+    assert left_out(federation) == [[]] * 4
+    same(federation.weights(), sp_weights(*federation.overrides))
+
+
 def test_silos_started_twenty_seconds_before_the_server_wait_for_it(federation, sp_weights):
     silos = federation.silos()
     time.sleep(20)

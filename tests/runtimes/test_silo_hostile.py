@@ -47,6 +47,7 @@ class FakeSilo:
             self.verdicts.append(arrived.get("meta").get("reason", "taken"))
         elif kind == Kind.FINISH:
             self.finish = arrived.get("meta")
+            self.transport.send_message(message(Kind.FINISH, 3, 0))
             self.transport.stop_receive_message()
 
 

@@ -1,48 +1,12 @@
 """What leaves a silo, read off the wire: a proxy between silos and server keeps every byte that passes."""
 
-import socket
 import struct
-import threading
 
 import pytest
 
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins import silos, wire
 from fl_labelskew_plugins.runtimes.transport import Kind
-
-
-class Proxy:
-    """Passes connections on to ``target`` and keeps what each side sent."""
-
-    def __init__(self, target):
-        self.target = target
-        self.sent, self.received = [], []
-        self.door = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.door.getsockname()[1]}"
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self):
-        while True:
-            inner, _ = self.door.accept()
-            host, port = self.target.split(":")
-            try:
-                outer = socket.create_connection((host, int(port)))
-            except OSError:
-                inner.close()
-                continue
-            for source, sink, kept in ((inner, outer, self.sent), (outer, inner, self.received)):
-                kept.append(bytearray())
-                threading.Thread(target=self._pass, args=(source, sink, kept[-1]), daemon=True).start()
-
-    @staticmethod
-    def _pass(source, sink, kept):
-        try:
-            while data := source.recv(65536):
-                kept += data
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
 
 
 def grpc_messages(stream, *, client):
@@ -75,12 +39,12 @@ def messages(stream, *, client=True):
 
 
 @pytest.fixture
-def watched(federation):
+def watched(federation, make_proxy):
     """Run a federation through the proxy; all that silos sent, and the proxy."""
 
     def run(*overrides, silo=()):
         federation.overrides = list(overrides)
-        proxy = Proxy(federation.address)
+        proxy = make_proxy(federation.address)
         server = federation.server()
         server.says("listening on")
         federation.address = proxy.address
@@ -119,7 +83,10 @@ def test_only_weights_and_what_the_method_announces_leave_a_silo(method, watched
     assert {name.removeprefix("model/") for name in weights} == federation.weights().keys()
     assert names(sent, Kind.UPLOAD) - weights == contribution
     assert names(sent, Kind.OPENING) == opening
-    assert {kind for kind, *_ in sent} == {Kind.HELLO, Kind.UPLOAD} | ({Kind.OPENING} if opening else set())
+    assert {kind for kind, *_ in sent} == {Kind.HELLO, Kind.UPLOAD, Kind.FINISH} | (
+        {Kind.OPENING} if opening else set()
+    )
+    assert names(sent, Kind.FINISH) == set()
     for kind, _, meta, tensors in sent:
         if kind == Kind.HELLO:
             assert meta.keys() == {"samples", "input_shape", "num_classes", "process", "round"}
