@@ -78,7 +78,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         Raises:
             RunError: one line that names the client, the round and the tensor.
         """
-        where = f"round {round}: upload of client {client}"
+        where = f"round {round + 1}: upload of client {client}"
         check_upload(result.upload, self.weights, where=where)
         check_extra(result.contributions, self.method.contribution_shapes(self.federation), where=where)
 

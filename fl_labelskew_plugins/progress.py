@@ -126,7 +126,10 @@ def told(line: dict[str, Any]) -> str:
         words.append(f"accuracy {100 * line['accuracy']:.2f} %")
         if line.get("personalised_accuracy") is not None:
             words.append(f"personalised {100 * line['personalised_accuracy']:.2f} %")
-    words.append("loss " + " + ".join(f"{name} {value:.4f}" for name, value in line["loss_terms"].items()))
+    if line["loss_terms"]:
+        words.append("loss " + " + ".join(f"{name} {value:.4f}" for name, value in line["loss_terms"].items()))
+    if "left_out" in line:
+        words.append(f"{len(line['left_out'])} left out")
     return "  ".join(words)
 
 

@@ -236,4 +236,4 @@ def test_divergence_is_one_line_and_exit_code_1(tmp_path):
     recipe = write(tmp_path, "fedavg")
     code, _, err = finish(tmp_path, recipe, "--run-dir", "run", "--set", "train_args.learning_rate=1.0e+30")
     assert code == 1
-    assert re.fullmatch(r"error: round 0: upload of client \d: \S+ is not finite, training diverged; .*\n", err)
+    assert re.fullmatch(r"error: round 1: upload of client \d: \S+ is not finite, training diverged; .*\n", err)

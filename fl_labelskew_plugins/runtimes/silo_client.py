@@ -139,7 +139,7 @@ class SiloClient(Manager):
         device = session.trainer.device
         weights = {k: v.to(device) for k, v in group(message.get("tensors"), "model").items()}
         shared = {k: v.to(device) for k, v in group(message.get("tensors"), "shared").items()}
-        check_upload(weights, session.start, where=f"round {round}: the server's model")
+        check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
         self._round = self.args.round_idx = round
         before, kept = int(meta["state_round"]), int(meta["kept_round"])
         self.states.keep({before, kept})
@@ -161,7 +161,7 @@ class SiloClient(Manager):
         self._upload = (round, result)
         self._send_upload()
         sent = num_bytes(result.upload.values()) + num_bytes(result.contributions.values())
-        self.say(f"round {round}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send")
+        self.say(f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send")
 
     @property
     def _adds_noise(self) -> bool:
@@ -171,7 +171,7 @@ class SiloClient(Manager):
         assert self.session is not None
         state = self.states.get(round)
         if round >= 0 and not state and type(self.session.method).after_round is not Method.after_round:
-            self.say(f"warning: the state of round {round} is not in {self.states.folder}; going on without one")
+            self.say(f"warning: the state of round {round + 1} is not in {self.states.folder}; going on without one")
         return state
 
     def _note(self, round: int, result: LocalResult) -> None:
@@ -195,7 +195,7 @@ class SiloClient(Manager):
         if self._upload is not None and self._upload[0] == round:
             self._upload = None
         if not meta.get("taken"):
-            self.say(f"round {round}: the server left this silo's upload out: {meta.get('reason')}")
+            self.say(f"round {round + 1}: the server left this silo's upload out: {meta.get('reason')}")
 
     def _finish(self, message: Message) -> None:
         meta = message.get("meta")

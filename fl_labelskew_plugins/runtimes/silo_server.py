@@ -169,7 +169,7 @@ class SiloServer(Manager):
                 if len(here) >= needed:
                     break
                 raise RunError(
-                    f"round {round}: {len(here)} of at least {needed} silos are there after {seconds:g} s "
+                    f"round {round + 1}: {len(here)} of at least {needed} silos are there after {seconds:g} s "
                     f"(comm_args.min_clients, quorum_timeout_s); to go on: fedml run --resume {self.record.folder.path}"
                 )
             self.transport.receive(min(left, 1.0) if returning else left)
@@ -199,7 +199,7 @@ class SiloServer(Manager):
             self.transport.receive(1.0)
         if len(self._arrived) < needed:
             raise RunError(
-                f"round {round}: {len(self._arrived)} of at least {needed} uploads came (comm_args.min_clients, "
+                f"round {round + 1}: {len(self._arrived)} of at least {needed} uploads came (comm_args.min_clients, "
                 f"round_deadline_s, quorum_timeout_s); to go on: fedml run --resume {self.record.folder.path}"
             )
         for number, client in enumerate(clients, 1):
@@ -238,7 +238,7 @@ class SiloServer(Manager):
     def _give_up(self, client: int, why: str) -> None:
         self._settled.add(client)
         self._away.add(client)
-        self.say(f"round {self._round}: silo {client + 1} {why}; left out until it speaks again")
+        self.say(f"round {self._round + 1}: silo {client + 1} {why}; left out until it speaks again")
 
     def _ask(self, client: int) -> None:
         states = self.record.states
@@ -385,7 +385,7 @@ class SiloServer(Manager):
             self.rounds.server.check(client, round, result)
         except RunError as error:
             self._settled.add(client)
-            self.say(f"round {round}: upload of silo {client + 1} refused: {error}")
+            self.say(f"round {round + 1}: upload of silo {client + 1} refused: {error}")
             self.send(Kind.VERDICT, client + 1, round=round, meta={"taken": False, "reason": str(error)})
             return
         self._arrived[client], self._taken[client] = result, round

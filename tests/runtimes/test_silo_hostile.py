@@ -101,7 +101,7 @@ def test_a_silo_that_sends_what_it_should_not_is_left_out_of_those_rounds_alone(
     for round, (words, verdict, line) in enumerate(zip(BAD, fake.verdicts, federation.lines(), strict=False)):
         assert words in verdict
         assert line["left_out"] == [2]
-        assert f"round {round}: upload of silo 3 refused" in server.text
+        assert f"round {round + 1}: upload of silo 3 refused" in server.text
     assert fake.verdicts[-1] == "taken"
     assert federation.lines()[-1]["clients"] == [0, 1, 2]
     assert all(torch.isfinite(value).all() for value in federation.weights().values())
@@ -173,7 +173,7 @@ def test_strangers_do_no_harm_to_a_federation_with_certificates(federation, sp_w
     proof = tmp_path / "executed"
     federation.overrides = [SLOW, "train_args.comm_round=6", f"comm_args.certs={tmp_path / 'certs'}"]
     server, silos = federation.server(), federation.silos()
-    silos[0].says("round 0: trained")
+    silos[0].says("round 1: trained")
     host, port = federation.address.split(":")
 
     def call(chunks, tls, path=f"/{SERVICE}/{METHOD}"):
