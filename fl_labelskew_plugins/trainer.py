@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from fedml.core import ClientTrainer
+from fedml.core.security.attack.label_flipping_attack import LabelFlippingAttack
+from fedml.core.security.fedml_attacker import FedMLAttacker
 from torch import Tensor
 
 from fl_labelskew_plugins import seeds
@@ -59,6 +61,7 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         if self.hooks:
             turn = self._turn
             seeds.seed_globals(self.local.noise_seed, "host's client hooks", turn.round, turn.client)
+            tell_attacker(self.local.federation.seed, turn.round, turn.client)
         super().update_dataset(local_train_dataset, local_test_dataset, local_sample_number)
         self.local.replaced.clear()
         if self.local_train_dataset is not local_train_dataset:
@@ -126,6 +129,17 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         if self.turn is None:
             raise RuntimeError("LabelSkewTrainer.turn is not set: the runtime has to name the client first")
         return self.turn
+
+
+def tell_attacker(seed: int, round: int, client: int) -> None:
+    """Let the host's label flipping know whose turn in which round it is.
+
+    It would count its calls to know the round, and draw from that count whether to poison: of each process apart.
+    """
+    attack = FedMLAttacker.get_instance().attacker
+    if isinstance(attack, LabelFlippingAttack):
+        attack.counter = seeds.torch_seed(seed, "host's poisoned clients", round, client) % 2**31
+        attack.get_ite_num = lambda: round
 
 
 def floating(weights: Weights) -> Weights:

@@ -46,9 +46,11 @@ def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
     config = host_config(recipe)
     if recipe.comm.backend == mpirun.BACKEND and (place := mpirun.joined()):
         mapping = config_file.with_name("gpu_mapping.yaml")
+        keys: dict[str, Any] = {"gpu_mapping_file": None, "gpu_mapping_key": None}  # it reads them on the CPU too
         if gpus := devices.host_mapping(recipe, place[1] - 1):
             mapping.write_text(yaml.safe_dump(gpus), encoding="utf-8")
-            config["device_args"] |= {"gpu_mapping_file": str(mapping), "gpu_mapping_key": "mapping_default"}
+            keys = {"gpu_mapping_file": str(mapping), "gpu_mapping_key": "mapping_default"}
+        config["device_args"] |= keys
     text = yaml.safe_dump(config, sort_keys=False)
     config_file.write_text("# what FedML itself was given\n" + text, encoding="utf-8")
     role = "client" if rank else "server"

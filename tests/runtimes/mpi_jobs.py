@@ -1,0 +1,71 @@
+"""What the ranks of test_mpi.py's hand-typed mpirun do: run after run, and afterwards what each of them cost.
+
+``mpirun -np 3 python mpi_jobs.py RECIPE JOBS OUT``; JOBS maps names to overrides, and OUT gets a folder for each name.
+"""
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+from fl_labelskew_plugins import mpirun
+from fl_labelskew_plugins.local import LocalTrainer
+from fl_labelskew_plugins.run import start
+
+tested = []
+"""Samples of each test in this rank."""
+
+
+def counted(predict):
+    def wrapped(self, index=None, weights=None):
+        logits, labels = predict(self, index, weights)
+        tested.append(len(labels))
+        return logits, labels
+
+    return wrapped
+
+
+def memory():
+    """MB that this process cannot give back: pages of files can be written and dropped at any time."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError("no RssAnon")
+
+
+class Peak(threading.Thread):
+    """Watches the memory until it is asked."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.before = self.most = memory()
+        self.over = False
+        self.start()
+
+    def run(self):
+        while not self.over:
+            self.most = max(self.most, memory())
+            time.sleep(0.003)
+
+    def stop(self):
+        self.over = True
+        self.join()
+        return self.most - self.before
+
+
+def main():
+    recipe, jobs, out = map(Path, sys.argv[1:])
+    rank = mpirun.joined()[0]
+    LocalTrainer.predict = counted(LocalTrainer.predict)
+    for name, overrides in json.loads(jobs.read_text()).items():
+        tested.clear()
+        peak = Peak()
+        start(recipe, overrides, run_dir=out / name, quiet=True)
+        costs = {"tested": sum(tested), "memory": peak.stop()}
+        (out / f"{name}-{rank}.json").write_text(json.dumps(costs))
+
+
+if __name__ == "__main__":
+    with mpirun.as_rank():
+        main()

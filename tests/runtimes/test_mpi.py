@@ -1,0 +1,298 @@
+"""MPI simulation by its real commands: all ways of breaking off, and yet the numbers of one process."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner
+from safetensors.torch import load_file
+
+from fl_labelskew_plugins.cli.main import main
+
+MODULE = """
+import os
+from pathlib import Path
+from fl_labelskew_plugins.methods.map import MAP
+
+class Unruly(MAP):
+    def loss(self, batch, client):
+        terms = super().loss(batch, client)
+        how = Path(os.environ["UNRULY"])
+        if client.round and how.exists():
+            if how.read_text() == "raise":
+                raise ZeroDivisionError("of this plugin")
+            terms = {name: term * float("nan") for name, term in terms.items()}
+        return terms
+"""
+"""A method of another package: MAP, until a file says otherwise."""
+
+RECIPE = """\
+common_args: {random_seed: 3}
+data_args: {dataset: digits}
+partition_args: {partition_method: pcdd, classes_per_client: 2}
+model_args: {model: mlp}
+train_args: {client_num_in_total: 6, client_num_per_round: 2, comm_round: 30, epochs: 6, batch_size: 16,
+             learning_rate: 0.05, momentum: 0.9}
+method_args: {method: unruly}
+device_args: {threads: 1}
+comm_args: {backend: MPI}
+tracking_args: {checkpoint_every: 2}
+"""
+
+MPIRUN = ["mpirun", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "--oversubscribe", "--bind-to", "none"]
+COMMAND = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run"]
+
+
+def promised():
+    """Seconds in which everything ends, on a machine that does nothing else."""
+    return 10 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+
+
+def rounds(folder):
+    file = folder / "metrics.jsonl"
+    return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+def ranks(processes):
+    """The ranks among processes, by their number."""
+    found = {}
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found[int(process.environ().get("OMPI_COMM_WORLD_RANK", -1))] = process
+    return {number: process for number, process in found.items() if number >= 0}
+
+
+def alive(processes):
+    return [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+
+
+def same_bytes(one, other):
+    """All numbers of two runs; a checkpoint also holds the seconds that it took."""
+    files = sorted(str(file.relative_to(one)) for file in one.rglob("*") if file.is_file())
+    assert files == sorted(str(file.relative_to(other)) for file in other.rglob("*") if file.is_file())
+    for name in files:
+        if name.endswith((".jsonl", ".safetensors")) and name not in ("timings.jsonl", "checkpoint/latest.safetensors"):
+            assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+def mpirun(forker, command, cwd=None):
+    """A hand-typed one, to its end."""
+    options = {"env": forker.environment, "cwd": cwd, "timeout": 240, "check": False}
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, **options)  # noqa: PLW1510
+
+
+class Sittings:
+    """One run in many sittings, each of which breaks off in its own way."""
+
+    def __init__(self, forker, folder):
+        self.forker, self.run = forker, folder / "run"
+        self.logs, self.recipe, self.how = folder / "logs", folder / "recipe.yaml", folder / "how"
+        self.recipe.write_text(RECIPE)
+        self.logs.mkdir()
+        self.ends, self.remains = {}, []
+
+    def sit(self, name, *sets, how="", stop=None):
+        """Start or go on, until the method breaks it off, or a signal to a rank or (None) to the command does."""
+        self.how.unlink(missing_ok=True)
+        if how:
+            self.how.write_text(how)
+        words = [word for override in sets for word in ("--set", override)]
+        where = ["--resume", self.run] if self.run.exists() else [self.recipe, "--run-dir", self.run]
+        before = rounds(self.run)
+        process = self.forker.start(["run", *where, *words], self.logs / name)
+        launcher, until = psutil.Process(process.pid), time.monotonic() + 90
+        family, seen = {process.pid: launcher}, {}
+        while process.pid not in self.forker.ended:
+            assert time.monotonic() < until, process.text
+            with contextlib.suppress(psutil.Error):
+                family |= {child.pid: child for child in launcher.children(recursive=True)}
+            if not seen and rounds(self.run) > before:
+                seen = ranks(family.values())
+                if stop is not None:
+                    rank, number = stop
+                    os.kill(process.pid if rank is None else seen[rank].pid, number)
+                    until = time.monotonic() + promised()
+            time.sleep(0.03)
+        self.remains += alive(family.values())
+        self.ends[name] = process.wait(), process.text, len(seen)
+
+
+@pytest.fixture(scope="module")
+def forker(make_forker, tmp_path_factory):
+    """With the plugin where every process finds it."""
+    folder = tmp_path_factory.mktemp("plugin")
+    (folder / "unruly.py").write_text(MODULE)
+    info = folder / "unruly-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: unruly\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fl_labelskew.methods]\nunruly = unruly:Unruly\n")
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    return make_forker(PYTHONPATH=paths, UNRULY=str(folder / "how"))
+
+
+@pytest.fixture(scope="module")
+def sittings(forker, tmp_path_factory):
+    """What became of each sitting; the last one is a hand-typed mpirun that ends well."""
+    made = Sittings(forker, tmp_path_factory.mktemp("sittings"))
+    made.how = Path(forker.environment["UNRULY"])
+    made.sit("raise", "comm_args.workers=9", how="raise")
+    made.sit("nan", "comm_args.workers=1", how="nan")
+    made.sit("worker", "comm_args.workers=1", stop=(1, signal.SIGKILL))
+    made.sit("server", "comm_args.workers=1", stop=(0, signal.SIGKILL))
+    made.sit("interrupt", "comm_args.workers=1", stop=(None, signal.SIGINT))
+    made.sit("terminate", "comm_args.workers=1", stop=(None, signal.SIGTERM))
+    command = [*MPIRUN, "-np", "3", *COMMAND, "--resume", made.run]
+    made.last = subprocess.run(
+        command, env=forker.environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    return made
+
+
+LEFT = r"interrupted after \d+ of 30 rounds; to go on: fedml run --resume \S+\n"
+TRACEBACK = r"Traceback .*\nZeroDivisionError: of this plugin\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "end"),
+    [
+        ("raise", 1, LEFT + TRACEBACK + r"error: worker [12] ended with exit code 1\n"),
+        (
+            "nan",
+            1,
+            r", 1 done already\nerror: round 2: upload of client \d: \S+ is not finite, training diverged; .*\n",
+        ),
+        ("worker", 1, LEFT + r"error: worker 1 was killed by signal 9\n"),
+        ("server", 1, r"error: the server \(rank 0\) was killed by signal 9; to go on: fedml run --resume \S+\n"),
+        ("interrupt", 130, LEFT),
+        ("terminate", 130, LEFT),
+    ],
+)
+def test_however_it_breaks_off_there_is_a_line_and_no_process_remains(sittings, name, code, end):
+    found, text, _ = sittings.ends[name]
+    assert found == code, text
+    assert re.search(f"{end}$", text, re.DOTALL), text
+    assert text.count("error:") == (code == 1)
+    assert ("Traceback" in text) == (name == "raise")
+    assert sittings.remains == []
+
+
+def test_workers_are_at_most_the_clients_of_a_round(sittings):
+    _, text, processes = sittings.ends["raise"]
+    assert text.count("warning: comm_args.workers: 9 is more than the 2 clients of a round; 2 start\n") == 1
+    assert processes == 3
+    assert sittings.ends["interrupt"][2] == 2
+
+
+def test_after_all_that_the_run_is_that_of_one_process(sittings, forker, tmp_path):
+    assert sittings.last.returncode == 0, sittings.last.stderr
+    lines = sittings.last.stdout.splitlines()
+    assert lines[0] == "run: unruly with FedAvg, MPI"
+    assert lines[-1] == f"results: {sittings.run}"
+    assert "\x1b" not in sittings.last.stdout  # plain lines, although mpirun shows a terminal
+    here = tmp_path / "sp"
+    sp = forker.start(["run", sittings.recipe, "--set", "comm_args.backend=sp", "--run-dir", here], tmp_path / "log")
+    assert sp.wait() == 0, sp.text
+    same_bytes(here, sittings.run)
+
+
+SMALL = ["method_args.method=fedavg", "train_args.client_num_per_round=4", "train_args.comm_round=2"]
+DP = ["dp_args.enable_dp=true", "dp_args.mechanism_type=gaussian", "dp_args.delta=0.01", "dp_args.sensitivity=1.0e-4"]
+ATTACK = ["security_args.enable_attack=true"]
+DEFENCE = ["security_args.enable_defense=true"]
+SWITCHES = {
+    "none": [],
+    "ldp": [*DP, "dp_args.dp_solution_type=ldp", "dp_args.epsilon=0.5"],
+    "cdp": [*DP, "dp_args.dp_solution_type=cdp", "dp_args.epsilon=0.5"],
+    "clipping": [*DEFENCE, "security_args.defense_type=norm_diff_clipping", "security_args.norm_bound=0.1"],
+    "krum": [
+        *DEFENCE, "security_args.defense_type=krum", "security_args.byzantine_client_num=0",
+        *ATTACK, "security_args.attack_type=byzantine", "security_args.attack_mode=random",
+    ],
+    "flipping": [
+        *ATTACK, "security_args.attack_type=label_flipping", "security_args.original_class_list=[0,1,2,3,4]",
+        "security_args.target_class_list=[9,9,9,9,9]", "security_args.ratio_of_poisoned_client=0.6",
+    ],
+}  # fmt: skip
+"""The host's switches, which act through all of its hooks: before and after training, aggregation, and on the data."""
+
+HEAVY = [
+    "method_args.method=fedavg", "partition_args.classes_per_client=1", "train_args.client_num_in_total=40",
+    "train_args.comm_round=1", "train_args.epochs=1", "train_args.batch_size=256", "model_args.hidden=[2000,2400]",
+    "validation_args.personalised=false", "comm_args.upload_memory_mb=16",
+]  # fmt: skip
+"""A model of 20 MB; a waiting upload fits into the memory that they may take, the next does not."""
+OTHERS = {
+    "tests": [
+        *SMALL, "train_args.comm_round=4", "validation_args.frequency_of_the_test=2",
+        "validation_args.personalised=false",
+    ],
+    "few": [*HEAVY, "train_args.client_num_per_round=4"],
+    "many": [*HEAVY, "train_args.client_num_per_round=40"],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def jobs(forker, tmp_path_factory):
+    """A folder with a run for each name, all of one hand-typed mpirun, and what each cost each rank."""
+    folder = tmp_path_factory.mktemp("jobs")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    todo = {name: [*SMALL, *switches] for name, switches in SWITCHES.items()} | OTHERS
+    (folder / "jobs.json").write_text(json.dumps(todo))
+    command = [*MPIRUN, "-np", "3", sys.executable, Path(__file__).with_name("mpi_jobs.py")]
+    files = [folder / "recipe.yaml", folder / "jobs.json", folder]
+    done = mpirun(forker, [*command, *files])
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def cost(jobs, name, rank):
+    return json.loads((jobs / f"{name}-{rank}.json").read_text())
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_the_hosts_hooks_act_as_in_one_process(jobs, forker, tmp_path, name):
+    sets = [word for override in [*SMALL, *SWITCHES[name], "comm_args.backend=sp"] for word in ("--set", override)]
+    sp = forker.start(["run", jobs / "recipe.yaml", *sets, "--run-dir", tmp_path / "sp", "--quiet"], tmp_path / "log")
+    assert sp.wait() == 0, sp.text
+    same_bytes(tmp_path / "sp", jobs / name)
+    without, under = (load_file(jobs / each / "model.safetensors") for each in ("none", name))
+    assert all(without[key].equal(under[key]) for key in under) == (name == "none")
+
+
+def test_each_test_sample_is_tested_once_a_tested_round(jobs):
+    tested = [cost(jobs, "tests", rank)["tested"] for rank in range(3)]
+    assert tested[0] == 0  # the server has other things to do
+    assert all(tested[1:])
+    assert sum(tested) == 359 * 3  # rounds 0, 2 and the last
+
+
+def test_the_server_s_memory_does_not_grow_with_the_clients_of_a_round(jobs):
+    few, many = (cost(jobs, name, 0)["memory"] for name in ("few", "many"))
+    assert many - few < 100  # MB; the other 36 uploads are 720
+
+
+def test_a_recipe_for_one_process_is_refused_under_mpirun(forker, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    command = [*MPIRUN, "-np", "2", *COMMAND, "recipe.yaml", "--set", "comm_args.backend=sp"]
+    done = mpirun(forker, command, cwd=tmp_path)
+    assert done.returncode == 2
+    line = "error: comm_args.backend: sp is one process, and mpirun started 2; MPI, or no mpirun, would be right"
+    assert [said for said in (done.stdout + done.stderr).splitlines() if "error:" in said] == [line]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_mpirun_it_is_a_line_and_nothing_is_begun(tmp_path, monkeypatch):
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("unruly", "map"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = CliRunner().invoke(main, ["run", str(tmp_path / "recipe.yaml"), "--run-dir", str(tmp_path / "run")])
+    assert result.exit_code == 2
+    assert re.fullmatch(r"error: comm_args.backend: MPI needs mpirun on PATH, .*: apt-get install .*\n", result.stderr)
+    assert not (tmp_path / "run").exists()
