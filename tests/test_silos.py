@@ -126,6 +126,54 @@ def test_noise_repeats_with_a_round_and_changes_with_what_the_server_asks():
     from fl_labelskew_plugins.runtimes.silo_client import noise_seed
 
     weights = {"w": torch.ones(3), "steps": torch.tensor(4)}
-    assert noise_seed(5, weights) == noise_seed(5, {k: v.clone() for k, v in weights.items()})
-    assert noise_seed(5, weights) != noise_seed(6, weights)
-    assert noise_seed(5, weights) != noise_seed(5, {**weights, "w": torch.tensor([1.0, 1.0, 1.0 + 1e-6])})
+    assert noise_seed(5, b"a", weights) == noise_seed(5, b"a", {k: v.clone() for k, v in weights.items()})
+    assert noise_seed(5, b"a", weights) != noise_seed(6, b"a", weights)
+    assert noise_seed(5, b"a", weights) != noise_seed(5, b"b", weights)
+    assert noise_seed(5, b"a", weights) != noise_seed(5, b"a", {**weights, "w": torch.tensor([1.0, 1.0, 1.0 + 1e-6])})
+
+
+def test_no_two_answers_of_a_silo_share_their_noise():
+    """Counts with noise of strength 20 and of 40, and of one sample less: neither gives the true ones away."""
+    from dataclasses import replace
+
+    from fl_labelskew_plugins.runtimes.silo_client import about, noise_seed
+    from fl_labelskew_plugins.session import assemble
+
+    def counts(noise, without=0):
+        own = parsed("method_args.method=fedshift", f"method_args.count_noise={noise}")
+        silo = silos.load(own, 0)
+        train = silo.data.train
+        silo = replace(silo, data=replace(silo.data, train=replace(train, x=train.x[without:], y=train.y[without:])))
+        seed = noise_seed(2**100, about(own, silo), {})
+        made = assemble(own, silo.data, {0: silo.train}, {0: silo.test}, [silo.facts.samples], secret=seed)
+        return made.opening(0).tensors["counts"], made.trainer.counts(0)
+
+    one, true = counts(20.0)
+    other, _ = counts(40.0)
+    held = true > 100  # far from 0, where noisy counts are cut off
+    assert int(held.sum()) >= 3
+    assert ((2 * one - other - true)[held].abs() > 2).any()
+    fewer, _ = counts(20.0, without=1)
+    assert (one - fewer)[held].abs().sum() > 2
+    assert counts(20.0)[0].tolist() == one.tolist()  # asked again, the same answer
+
+
+def test_every_setting_that_an_answer_rests_on_changes_the_noise():
+    from fl_labelskew_plugins.runtimes.silo_client import about
+
+    def digest(*overrides):
+        own = parsed("method_args.method=fedrs", "method_args.upload_clip=1", *overrides)
+        return about(own, silos.load(own, 0))
+
+    plain = digest()
+    assert digest() == plain
+    assert digest("tracking_args.run_dir=elsewhere", "comm_args.reconnect_s=3") == plain
+    for override in (
+        "method_args.upload_sigma=0.1",
+        "train_args.epochs=3",
+        "model_args.hidden=[9]",
+        "common_args.random_seed=5",
+        "device_args.precision=bf16",
+        "partition_args.classes_per_client=5",
+    ):
+        assert digest(override) != plain, override

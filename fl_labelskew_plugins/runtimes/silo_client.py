@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Federation, LabelSkewError, Method, RunError
@@ -25,7 +27,7 @@ from fl_labelskew_plugins.runtimes.managers import SERVER, Manager, upload_meta,
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 from fl_labelskew_plugins.session import Session, assemble, host_switches
 from fl_labelskew_plugins.silos import SiloData
-from fl_labelskew_plugins.state import State, Versions, group, save_atomic
+from fl_labelskew_plugins.state import State, Versions, group, joined, save_atomic
 from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn
 
 
@@ -58,6 +60,8 @@ class SiloClient(Manager):
         self.failure: LabelSkewError | None = None
         self.session: Session | None = None
         self._secret = secret(folder)
+        self._about = about(recipe, data)
+        self._seed = noise_seed(self._secret, self._about, {})
         self._process = secrets.token_hex(8)
         self._run = ""
         self._round = -1
@@ -112,7 +116,7 @@ class SiloClient(Manager):
                 {self.client: data.test},
                 [],
                 federation=federation,
-                secret=self._secret,
+                secret=self._seed,
             )
             hooks = bool(host_switches(self.recipe))
             self.trainer = LabelSkewTrainer(self.session.trainer, self.args, hooks=hooks)
@@ -125,6 +129,7 @@ class SiloClient(Manager):
             )
         assert self.session is not None
         if type(self.session.method).opening is not Method.opening:
+            self.session.trainer.secret = self._seed  # that of a round may be in its place
             self.send(Kind.OPENING, SERVER, tensors=self.session.opening(self.client).tensors)
         self._send_upload()  # the last one may have been lost with the connection
 
@@ -143,8 +148,8 @@ class SiloClient(Manager):
         self._round = self.args.round_idx = round
         before, kept = int(meta["state_round"]), int(meta["kept_round"])
         self.states.keep({before, kept})
-        if self._adds_noise:
-            session.trainer.secret = noise_seed(self._secret, weights)
+        if self._may_add_noise:
+            session.trainer.secret = noise_seed(self._secret, self._about, joined(model=weights, shared=shared))
         turn = Turn(
             self.client,
             round,
@@ -164,8 +169,11 @@ class SiloClient(Manager):
         self.say(f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send")
 
     @property
-    def _adds_noise(self) -> bool:
-        return type(self.recipe.method).protect is not Method.protect or self.recipe.dp.enable_dp
+    def _may_add_noise(self) -> bool:
+        """Whether anything that can draw noise is in use; else the digest of a large model would be for nothing."""
+        method = type(self.recipe.method)
+        own = method.protect is not Method.protect or method.contribute is not Method.contribute
+        return own or self.recipe.dp.enable_dp
 
     def _state(self, round: int) -> State:
         assert self.session is not None
@@ -238,13 +246,31 @@ def secret(folder: Path) -> int:
         raise LabelSkewError(f"{file} is no secret of a silo; without the file, a new one would be made") from error
 
 
-def noise_seed(secret: int, weights: Mapping[str, Tensor]) -> int:
-    """Seed of a round's noise: the same where a round is repeated, another where the server asks for other weights.
+def about(recipe: Recipe, data: SiloData) -> bytes:
+    """Digest of all that this silo's answers depend on beside what the server sends: its samples, and its settings."""
+    resolved = recipe.resolved()
+    sections = ("common_args", "model_args", "train_args", "method_args", "dp_args")
+    settings = [{name: resolved[name] for name in sections}, recipe.device.precision, data.data.mean, data.data.std]
+    digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=32)
+    for array in (data.data.train.x, data.data.train.y):
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.digest()
 
-    With the same noise under two answers, their difference would be free of it.
+
+def noise_seed(secret: int, about: bytes, tensors: Mapping[str, Tensor]) -> int:
+    """Seed of noise: the same where the same is asked again, another where anything differs that the answer rests on.
+
+    With the same noise under two answers their difference would be free of it: the same counts with noise of strength
+    4 and of strength 8, an upload before and after a sample was added, updates from two models that the server made up.
+
+    Args:
+        secret: see :func:`secret`.
+        about: see :func:`about`.
+        tensors: what the server sent.
     """
-    digest = hashlib.blake2b(secret.to_bytes(16, "big"), digest_size=16)
-    for name, value in weights.items():
+    digest = hashlib.blake2b(secret.to_bytes(16, "big") + about, digest_size=16)
+    for name, value in tensors.items():
         digest.update(name.encode())
         digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return int.from_bytes(digest.digest(), "big")
