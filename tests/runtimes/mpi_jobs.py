@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from fl_labelskew_plugins import mpirun
+from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.local import LocalTrainer
 from fl_labelskew_plugins.run import start
 
@@ -55,6 +56,11 @@ class Peak(threading.Thread):
 
 
 def main():
+    with mpirun.as_rank():
+        play()
+
+
+def play():
     recipe, jobs, out = map(Path, sys.argv[1:])
     rank = mpirun.joined()[0]
     LocalTrainer.predict = counted(LocalTrainer.predict)
@@ -67,5 +73,4 @@ def main():
 
 
 if __name__ == "__main__":
-    with mpirun.as_rank():
-        main()
+    guarded(main)()

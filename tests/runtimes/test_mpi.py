@@ -24,15 +24,11 @@ from fl_labelskew_plugins.methods.map import MAP
 
 class Unruly(MAP):
     def loss(self, batch, client):
-        terms = super().loss(batch, client)
-        how = Path(os.environ["UNRULY"])
-        if client.round and how.exists():
-            if how.read_text() == "raise":
-                raise ZeroDivisionError("of this plugin")
-            terms = {name: term * float("nan") for name, term in terms.items()}
-        return terms
+        if client.round and Path(os.environ["UNRULY"]).exists():
+            raise ZeroDivisionError("of this plugin")
+        return super().loss(batch, client)
 """
-"""A method of another package: MAP, until a file says otherwise."""
+"""A method of another package: MAP, unless a file is there."""
 
 RECIPE = """\
 common_args: {random_seed: 3}
@@ -94,16 +90,15 @@ class Sittings:
 
     def __init__(self, forker, folder):
         self.forker, self.run = forker, folder / "run"
-        self.logs, self.recipe, self.how = folder / "logs", folder / "recipe.yaml", folder / "how"
+        self.logs, self.recipe = folder / "logs", folder / "recipe.yaml"
+        self.unruly = Path(forker.environment["UNRULY"])
         self.recipe.write_text(RECIPE)
         self.logs.mkdir()
         self.ends, self.remains = {}, []
 
-    def sit(self, name, *sets, how="", stop=None):
-        """Start or go on, until the method breaks it off, or a signal to a rank or (None) to the command does."""
-        self.how.unlink(missing_ok=True)
-        if how:
-            self.how.write_text(how)
+    def sit(self, name, *sets, stop=None):
+        """Start or go on, until a signal to a rank, or (None) the command, breaks it off; else the method does."""
+        self.unruly.touch() if stop is None else self.unruly.unlink(missing_ok=True)
         words = [word for override in sets for word in ("--set", override)]
         where = ["--resume", self.run] if self.run.exists() else [self.recipe, "--run-dir", self.run]
         before = rounds(self.run)
@@ -135,16 +130,14 @@ def forker(make_forker, tmp_path_factory):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: unruly\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[fl_labelskew.methods]\nunruly = unruly:Unruly\n")
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    return make_forker(PYTHONPATH=paths, UNRULY=str(folder / "how"))
+    return make_forker(PYTHONPATH=paths, UNRULY=str(folder / "now"))
 
 
 @pytest.fixture(scope="module")
 def sittings(forker, tmp_path_factory):
     """What became of each sitting; the last one is a hand-typed mpirun that ends well."""
     made = Sittings(forker, tmp_path_factory.mktemp("sittings"))
-    made.how = Path(forker.environment["UNRULY"])
-    made.sit("raise", "comm_args.workers=9", how="raise")
-    made.sit("nan", "comm_args.workers=1", how="nan")
+    made.sit("raise", "comm_args.workers=9")
     made.sit("worker", "comm_args.workers=1", stop=(1, signal.SIGKILL))
     made.sit("server", "comm_args.workers=1", stop=(0, signal.SIGKILL))
     made.sit("interrupt", "comm_args.workers=1", stop=(None, signal.SIGINT))
@@ -164,11 +157,6 @@ TRACEBACK = r"Traceback .*\nZeroDivisionError: of this plugin\n"
     ("name", "code", "end"),
     [
         ("raise", 1, LEFT + TRACEBACK + r"error: worker [12] ended with exit code 1\n"),
-        (
-            "nan",
-            1,
-            r", 1 done already\nerror: round 2: upload of client \d: \S+ is not finite, training diverged; .*\n",
-        ),
         ("worker", 1, LEFT + r"error: worker 1 was killed by signal 9\n"),
         ("server", 1, r"error: the server \(rank 0\) was killed by signal 9; to go on: fedml run --resume \S+\n"),
         ("interrupt", 130, LEFT),
@@ -179,7 +167,7 @@ def test_however_it_breaks_off_there_is_a_line_and_no_process_remains(sittings, 
     found, text, _ = sittings.ends[name]
     assert found == code, text
     assert re.search(f"{end}$", text, re.DOTALL), text
-    assert text.count("error:") == (code == 1)
+    assert text.count("error:") == (code != 130)
     assert ("Traceback" in text) == (name == "raise")
     assert sittings.remains == []
 
@@ -236,20 +224,26 @@ OTHERS = {
     ],
     "few": [*HEAVY, "train_args.client_num_per_round=4"],
     "many": [*HEAVY, "train_args.client_num_per_round=40"],
+    "diverging": [*SMALL, "train_args.learning_rate=1.0e+30"],
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def jobs(forker, tmp_path_factory):
-    """A folder with a run for each name, all of one hand-typed mpirun, and what each cost each rank."""
+def played(forker, tmp_path_factory):
+    """A folder with a run for each name, and what each cost each rank; and how their one hand-typed mpirun ended."""
     folder = tmp_path_factory.mktemp("jobs")
     (folder / "recipe.yaml").write_text(RECIPE)
     todo = {name: [*SMALL, *switches] for name, switches in SWITCHES.items()} | OTHERS
     (folder / "jobs.json").write_text(json.dumps(todo))
     command = [*MPIRUN, "-np", "3", sys.executable, Path(__file__).with_name("mpi_jobs.py")]
     files = [folder / "recipe.yaml", folder / "jobs.json", folder]
-    done = mpirun(forker, [*command, *files])
-    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, mpirun(forker, [*command, *files])
+
+
+@pytest.fixture
+def jobs(played):
+    folder, done = played
+    assert (folder / "diverging").exists(), done.stdout + done.stderr
     return folder
 
 
@@ -277,6 +271,15 @@ def test_each_test_sample_is_tested_once_a_tested_round(jobs):
 def test_the_server_s_memory_does_not_grow_with_the_clients_of_a_round(jobs):
     few, many = (cost(jobs, name, 0)["memory"] for name in ("few", "many"))
     assert many - few < 100  # MB; the other 36 uploads are 720
+
+
+def test_training_that_diverges_is_a_line(jobs, played):
+    done = played[1]
+    said = (done.stdout + done.stderr).splitlines()
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    (line,) = [line for line in said if "error:" in line]
+    assert re.fullmatch(r"error: round 1: upload of client \d: \S+ is not finite, training diverged; .*", line)
 
 
 def test_a_recipe_for_one_process_is_refused_under_mpirun(forker, tmp_path):
