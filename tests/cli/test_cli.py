@@ -239,7 +239,7 @@ def test_run_hands_everything_on(monkeypatch, tmp_path):
     call("run", "--resume", tmp_path)
     call("run", QUICK, "--resume", tmp_path)
     call("run", QUICK, "--role", "client", "--rank", "2", "--server", "[::1]:8890")
-    nothing = {"run_dir": None, "resume": None, "dry_run": False, "quiet": False, "role": None, "rank": None, "server": None}
+    nothing = dict.fromkeys(("run_dir", "resume", "role", "rank", "server")) | {"dry_run": False, "quiet": False}
     assert calls == [
         ((QUICK, ("a.b=1", "c.d=2")), nothing | {"run_dir": tmp_path, "dry_run": True, "quiet": True}),
         ((None, ()), nothing | {"resume": tmp_path}),
