@@ -7,6 +7,7 @@ connect. What a peer sends is checked before room is made for it, and never unpi
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import re
@@ -280,7 +281,7 @@ class ServerTransport(Transport):
             )
             return int(self._server.add_secure_port(address, credentials))
         except RuntimeError:  # gRPC does not say why
-            why = "it cannot be bound"
+            why, right = "it cannot be bound", "a free port of this machine would be right"
             try:
                 family, *_, sockaddr = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[
                     0
@@ -289,9 +290,12 @@ class ServerTransport(Transport):
                     probe.bind(sockaddr)
             except OSError as error:
                 why = (error.strerror or str(error)).lower()
-            raise LabelSkewError(
-                f"cannot listen at {address}: {why}; a free port of this machine would be right"
-            ) from None
+                if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                    right = (
+                        "an address of this machine would be right, such as comm_args.listen_address: "
+                        f"0.0.0.0:{port} where silos reach it through a router"
+                    )
+            raise LabelSkewError(f"cannot listen at {address}: {why}; {right}") from None
 
     def _plain(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The tensors as they can be sent; copies from a GPU are made once for all silos."""
@@ -645,4 +649,8 @@ def _why(detail: str | None) -> str:
     """What gRPC says of a failure, without its own words around it."""
     text = " ".join((detail or "no reason given").split()).rpartition("last error: ")[2]
     text = re.sub(r"^[A-Z_]+: (ipv4|ipv6|dns):\S+: ", "", text).removeprefix("Failed to connect to remote host: ")
+    if found := re.search(r"errors resolving \S+ .*: ([^:]+?)\]?$", text):
+        text = f"its name cannot be resolved ({found[1]})"
+    elif text.startswith("Failed parsing HTTP/2"):
+        text = "what answers there speaks another protocol"
     return "".join(c if c.isprintable() else "?" for c in text.removesuffix(": OK"))[:300]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 from argparse import Namespace
 from pathlib import Path
@@ -61,6 +63,7 @@ def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
     FedMLAttacker._attacker_instance = None
     FedMLDefender._defender_instance = None
     level = logging.getLogger().level
-    args = fedml.init(args, check_env=False, should_init_logs=False)
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its list of silos
+        args = fedml.init(args, check_env=False, should_init_logs=False)
     logging.getLogger().setLevel(max(level, logging.WARNING))
     return args

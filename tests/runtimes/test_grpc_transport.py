@@ -149,7 +149,7 @@ def test_every_kind_of_message_makes_its_way(start, tls):
             assert (arrived.get("round"), arrived.get("meta")) == (5, {"text": "größer"})
             assert list(arrived.get("tensors")) == list(TENSORS)
             assert all(torch.equal(arrived.get("tensors")[name], tensor) for name, tensor in TENSORS.items())
-    assert server.kinds == ["HELLO", "OPENING", "UPLOAD", "FAILED"]
+    assert server.kinds == ["HELLO", "OPENING", "UPLOAD", "FAILED", "FINISH"]
     assert silo.kinds == ["JOINED", "WELCOME", "TRAIN", "VERDICT", "FINISH"]
 
 
@@ -793,10 +793,33 @@ def test_a_port_that_is_taken_is_said(start):
 
 
 def test_an_address_of_another_machine_is_said(start):
-    with pytest.raises(
-        LabelSkewError, match=r"cannot listen at 192\.0\.2\.1:8890: cannot assign requested address; a fr"
-    ):
+    with pytest.raises(LabelSkewError) as error:
         start("192.0.2.1:8890", tls=True)
+    assert str(error.value) == (
+        "cannot listen at 192.0.2.1:8890: cannot assign requested address; an address of this machine would be right, "
+        "such as comm_args.listen_address: 0.0.0.0:8890 where silos reach it through a router"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("failed to connect to all addresses; last error: UNAVAILABLE: ipv4:1.2.3.4:5: Connection refused", None),
+        (
+            "DNS resolution failed for x.example:1: errors resolving x.example:1: [field:hostname lookup error:address "
+            "lookup failed for x.example:1: Domain name not found]",
+            "its name cannot be resolved (Domain name not found)",
+        ),
+        (
+            "last error: UNAVAILABLE: ipv4:1.2.3.4:5: Failed parsing HTTP/2 (Expected SETTINGS frame as the first)",
+            "what answers there speaks another protocol",
+        ),
+        ("two\nlines\x1b", "two lines?"),
+        (None, "no reason given"),
+    ],
+)
+def test_grpcs_reasons_are_said_in_words(said, line):
+    assert grpc_transport._why(said) == (line or "Connection refused")
 
 
 @pytest.mark.parametrize("make", [lambda a: ServerTransport(a, silos=1), lambda a: SiloTransport(a, 1)])
