@@ -7,6 +7,7 @@ views of the received buffer. Whatever bytes arrive, :func:`decode` returns tens
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import mmap
@@ -364,6 +365,9 @@ class Spool:
             if self.held + size <= self.memory_bytes:
                 self._count += 1
                 made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                if hasattr(mmap, "MADV_HUGEPAGE"):  # or the kernel would fetch it page by page, as slow as the network
+                    with contextlib.suppress(OSError):  # a kernel without them
+                        made.madvise(mmap.MADV_HUGEPAGE)
                 self._held[self._count] = size
                 weakref.finalize(made, self._held.pop, self._count, None).atexit = False
                 return made
