@@ -100,8 +100,15 @@ def check() -> str:
     """The path of ``mpirun``.
 
     Raises:
-        LabelSkewError: it, or mpi4py, is not installed.
+        LabelSkewError: it, or mpi4py, is not installed, or Slurm has started several processes as if each were alone.
     """
+    # each of them would start an mpirun of its own, and all into one folder
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if tasks != "1" and not any(rank in os.environ for rank, _ in RANKS):
+        raise LabelSkewError(
+            f"comm_args.backend: MPI: srun started {tasks} processes that do not know of each other; srun --mpi=pmix, "
+            "or a single task that starts the others itself, would be right"
+        )
     mpirun = shutil.which("mpirun")
     missing = "mpirun on PATH" if mpirun is None else "" if importlib.util.find_spec("mpi4py") else "mpi4py"
     if mpirun is None or missing:

@@ -276,6 +276,16 @@ def test_without_mpi4py_it_is_a_line(monkeypatch):
         mpirun.check()
 
 
+def test_srun_without_pmix_is_a_line_and_not_a_run_for_each_task(monkeypatch):
+    for name, _ in mpirun.RANKS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
+    with pytest.raises(LabelSkewError, match="srun started 3 processes .*; srun --mpi=pmix"):
+        mpirun.check()
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert mpirun.check()
+
+
 def program(folder, name, text):
     path = folder / name
     path.write_text(f"#!/bin/sh\n{text}\n")
