@@ -85,6 +85,8 @@ def start(
         if dry_run:
             show.note(describe(_warned(runtime.preview())))
             show.note("dry run: nothing was trained or written")
+        elif resume is not None and folder.summary.exists():  # which is written last of all
+            show.note(f"{folder.path}: all {recipe.train.comm_round} rounds are done already")
         elif not runtime.delegated():
             _run(runtime)
     except OSError as error:
@@ -110,9 +112,6 @@ def _run(runtime: Runtime) -> None:
     if not resume:
         folder.create()
     record = Record(session, folder, show, resume=resume)
-    if resume and record.next_round >= session.federation.rounds and folder.summary.exists():
-        show.note(f"{folder.path}: all {session.federation.rounds} rounds are done already")
-        return
     if record.next_round and (switches := host_switches(session.recipe)):
         print(
             f"warning: {switches[0]}: what the host remembers from round to round is not in its checkpoint, so a "

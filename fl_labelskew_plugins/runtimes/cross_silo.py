@@ -61,7 +61,6 @@ class CrossSilo(Runtime):
     def session(self) -> Session:
         """Listen, and wait for the silos."""
         refuse_host_switches(self.recipe)
-        self.folder.create()
         comm = self.recipe.comm
         checkpoint = self.folder.load_checkpoint() if self.call.resume else None
         transport = ServerTransport(
@@ -71,6 +70,7 @@ class CrossSilo(Runtime):
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
         )
         self._transport = transport
+        self.folder.create()  # only now: whoever cannot listen leaves no folder behind
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
         args = host.start(self.recipe, self.folder.path / "fedml.yaml", rank=0)
         self._server = SiloServer(args, transport, self.recipe, checkpoint, self.show.note)

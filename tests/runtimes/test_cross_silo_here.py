@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -92,6 +93,34 @@ def test_told_to_end_it_ends_all_and_goes_on_later(number, command, tmp_path, sp
     assert done.returncode == 0, done.stdout + done.stderr
     expected = sp_weights(*slow[1::2])
     assert all(torch.equal(value, expected[key]) for key, value in load_file(run / "model.safetensors").items())
+
+
+def test_a_run_that_is_done_is_not_waited_for_again(command, tmp_path):
+    run = tmp_path / "run"
+    once = command("--run-dir", run, "--set", "train_args.comm_round=1")
+    subprocess.run(once, capture_output=True, check=True)
+    for role in ([], ["--role", "server"]):
+        done = subprocess.run(command("--resume", run, *role), capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 2  # its recipe has another number of rounds
+        again = [word for word in command("--resume", run, *role) if not word.endswith("here.yaml")]
+        done = subprocess.run(again, capture_output=True, text=True, check=False, timeout=60)
+        assert (done.returncode, done.stdout) == (0, f"{run}: all 1 rounds are done already\n")
+
+
+def test_a_server_that_cannot_listen_leaves_no_folder(command, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = subprocess.run(
+            command("--role", "server", "--server", address, "--run-dir", tmp_path / "run"),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: cannot listen at {address}: address already in use; a free port of this machine would be right\n"
+    )
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_process_that_fails_ends_the_others(command, tmp_path):
