@@ -92,9 +92,9 @@ def start(
     except OSError as error:
         if error.errno not in FULL:
             raise
+        go_on = "start this silo again" if role == "client" else f"go on: fedml run --resume {folder.path}"
         raise RunError(
-            f"run directory {folder.path} can no longer be written: {error.strerror}; once there is room, go on: "
-            f"fedml run --resume {folder.path}"
+            f"run directory {folder.path} can no longer be written: {error.strerror}; once there is room, {go_on}"
         ) from error
     finally:
         runtime.close()

@@ -122,6 +122,18 @@ def test_a_silo_keeps_its_secret(tmp_path):
         secret(tmp_path)
 
 
+def test_a_silo_s_last_words_name_no_folder_of_its_machine():
+    from fl_labelskew_plugins.runtimes.silo_client import without_paths
+
+    for said, told in (
+        ("run directory /home/ann/x cannot be written: No space left", "run directory (path) cannot be written: No sp"),
+        ("'runs/a/secret' is no secret of a silo", "'(path)' is no secret of a silo"),
+        ("C:\\data\\x.npz: has label 4", "C:(path): has label 4"),
+        ("train_args.epochs: 3 here and 2 at the server", "train_args.epochs: 3 here and 2 at the server"),
+    ):
+        assert without_paths(said).startswith(told)
+
+
 def test_noise_repeats_with_a_round_and_changes_with_what_the_server_asks():
     from fl_labelskew_plugins.runtimes.silo_client import noise_seed
 

@@ -97,7 +97,7 @@ class SiloClient(Manager):
 
     def _fail(self, error: LabelSkewError) -> None:
         self.failure = error
-        self.send(Kind.FAILED, SERVER, meta={"reason": str(error)})
+        self.send(Kind.FAILED, SERVER, meta={"reason": without_paths(str(error))})
         self.transport.stop_receive_message()
 
     def _welcome(self, message: Message) -> None:
@@ -221,6 +221,15 @@ class SiloClient(Manager):
             self.say(f"the run is over; results: {self.run_folder.path}")
         self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()
+
+
+def without_paths(text: str) -> str:
+    """A sentence for the server, which need not know how this machine's folders are called.
+
+    >>> without_paths("run directory /home/ann/x cannot be written: No space left")
+    'run directory (path) cannot be written: No space left'
+    """
+    return re.sub(r"[^\s:;,'\"()]*[/\\][^\s:;,'\"()]*", "(path)", text)
 
 
 def _limit(session: Session) -> int:
