@@ -1,0 +1,219 @@
+"""Seconds of a round across processes: one process beside MPI with 1 and 2 workers; silos beside their own training.
+
+    python benchmarks/scaling.py            # about 10 minutes on two cores that have nothing else to do
+    python benchmarks/scaling.py --quick    # about 3 minutes, fewer repetitions
+    python benchmarks/scaling.py --part mpi # one of the two parts: mpi, silos
+
+It prints Markdown tables. Every run is the command that a user types, one torch thread a process, each variant in turn,
+so that a slow spell of the machine hits all of them. Rounds are those of ``timings.jsonl`` but the first; CPU seconds
+are those of all processes of a run. *Others* is what the rest of the machine computed meanwhile, in cores: wall times
+mean little where it is not about 0, so that quiet rounds alone count where there are any.
+
+MPI: Fashion-MNIST, 40 clients of 2 classes, 10 a round, the CNN of FedLC's table 8, one local epoch, batches of 64, a
+test of the global model and of each client's own every round.
+
+Silos: ResNet18 (45 MB), 5 silos of 16 images of 8 by 8, one epoch in one batch, no test. Six processes share the cores,
+so a round cannot be shorter than the five trainings that the cores have to do: one client's training, measured alone in
+a process with one thread, times 5, divided by the cores (at most 5). *Beyond training* is the round without that; what
+the silos spend on decoding, checking and copying 45 MB, and the server on the mean of five models, is in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+RECIPE = Path(__file__).parent.parent / "recipes" / "small" / "fedavg_fmnist.yaml"
+MPI = [
+    "train_args.client_num_in_total=40",
+    "train_args.client_num_per_round=10",
+    "device_args.threads=1",
+    "tracking_args.checkpoint_every=1000",
+]
+VARIANTS = {
+    "sp": ["comm_args.backend=sp"],
+    "MPI, 1 worker": ["comm_args.backend=MPI", "comm_args.workers=1"],
+    "MPI, 2 workers": ["comm_args.backend=MPI", "comm_args.workers=2"],
+}
+SILOS = """\
+common_args: {{training_type: cross_silo}}
+data_args: {{dataset: npz, data_cache_dir: {data}}}
+partition_args: {{partition_method: iid}}
+model_args: {{model: resnet18}}
+train_args: {{client_num_in_total: 5, comm_round: {rounds}, batch_size: 64}}
+method_args: {{method: fedavg}}
+validation_args: {{frequency_of_the_test: 0, personalised: false}}
+device_args: {{threads: 1}}
+comm_args: {{backend: GRPC, certs: {certs}}}
+tracking_args: {{checkpoint_every: 1000}}
+"""
+QUIET = 0.1
+"""Cores that others may use in a round that counts as quiet."""
+CORES = len(os.sched_getaffinity(0))
+
+
+@dataclass
+class Rounds:
+    """Measured rounds of one variant."""
+
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    others: list[float] = field(default_factory=list)
+
+    def add(self, more: Rounds) -> None:
+        """Take another run's along."""
+        self.wall += more.wall
+        self.cpu += more.cpu
+        self.others += more.others
+
+    def median(self) -> tuple[float, float, str]:
+        """Wall and CPU seconds of a round, and the others in words; of the quiet rounds, if any."""
+        quiet = [i for i, cores in enumerate(self.others) if cores <= QUIET]
+        wall, cpu, others = (
+            statistics.median(v[i] for i in quiet or range(len(v))) for v in (self.wall, self.cpu, self.others)
+        )
+        return wall, cpu, f"{others:.2f} in {len(quiet) or len(self.wall)} of {len(self.wall)} rounds"
+
+
+def measured(command: list[str], folder: Path, rounds: int) -> Rounds:
+    """Run a command that writes a run into ``folder``; every round but the first."""
+    begun = time.monotonic()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    timings, family = folder / "timings.jsonl", psutil.Process(process.pid)
+    marks: list[tuple[float, float, float]] = []  # wall, own CPU and the machine's CPU seconds after each round
+    everyone: list[psutil.Process] = []
+    while process.poll() is None and len(marks) < rounds:
+        time.sleep(0.01)
+        done = timings.read_bytes().count(b"\n") if timings.exists() else 0
+        if done > len(marks):
+            everyone = everyone or [family, *family.children(recursive=True)]
+            marks.append((time.monotonic(), sum(map(_cpu, everyone)), _busy()))
+    _, error = process.communicate()
+    if process.returncode:
+        sys.exit(f"{' '.join(command)}\nended with exit code {process.returncode}\n{error}")
+    seconds = [json.loads(line)["seconds"] for line in timings.read_text().splitlines()]
+    found = Rounds()
+    for number, (before, after) in enumerate(itertools.pairwise(marks), rounds - len(marks) + 1):
+        wall, cpu, busy = (b - a for a, b in zip(before, after, strict=True))
+        found.wall.append(seconds[number])
+        found.cpu.append(cpu)
+        found.others.append(max(0.0, busy - cpu) / wall)
+    print(f"  {time.monotonic() - begun:.0f} s: {found}", file=sys.stderr, flush=True)
+    return found
+
+
+def _cpu(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+def _busy() -> float:
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
+
+
+def run(recipe: Path, folder: Path, overrides: list[str]) -> list[str]:
+    sets = [word for override in overrides for word in ("--set", override)]
+    command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", str(recipe), "--run-dir", str(folder)]
+    return [*command, "--quiet", *sets]
+
+
+def mpi(*, quick: bool) -> None:
+    """One process beside 1 and 2 workers."""
+    rounds, turns = (4, 1) if quick else (8, 3)
+    found = {name: Rounds() for name in VARIANTS}
+    for turn in range(turns):
+        for name, overrides in VARIANTS.items():
+            print(f"turn {turn + 1}: {name}", file=sys.stderr)
+            with tempfile.TemporaryDirectory() as folder:
+                out, sets = Path(folder) / "run", [*MPI, f"train_args.comm_round={rounds}", *overrides]
+                found[name].add(measured(run(RECIPE, out, sets), out, rounds))
+    medians = {name: each.median() for name, each in found.items()}
+    sp, one = medians["sp"][0], medians["MPI, 1 worker"][0]
+    print("\n| runtime | s a round | beside sp | throughput beside 1 worker | CPU s a round | others |")
+    print("|---|---|---|---|---|---|")
+    for name, (wall, cpu, others) in medians.items():
+        print(f"| {name} | {wall:.2f} | {wall / sp:.2f} | {one / wall:.2f} | {cpu:.2f} | {others} |")
+
+
+def silos(*, quick: bool) -> None:
+    """A round of 5 silos beside their training."""
+    import numpy as np
+
+    rounds, turns = (6, 1) if quick else (12, 3)
+    found = {"loopback": Rounds(), "loopback, TLS": Rounds()}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rng = np.random.default_rng(0)
+        y = np.arange(100) % 10
+        np.savez(folder / "data.npz", x=rng.integers(0, 256, (100, 8, 8), dtype=np.uint8), y=y)
+        command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main"]
+        subprocess.run(
+            [*command, "certs", "new", "--silos", "5", "--out", str(folder / "certs")],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        recipes = {}
+        for kind, certs in (("loopback", "null"), ("loopback, TLS", str(folder / "certs"))):
+            recipes[kind] = folder / f"{kind}.yaml"
+            recipes[kind].write_text(SILOS.format(data=folder / "data.npz", rounds=rounds, certs=certs))
+        alone = training(recipes["loopback"])
+        for turn in range(turns):
+            for kind, recipe in recipes.items():
+                print(f"turn {turn + 1}: {kind}", file=sys.stderr)
+                out = folder / f"{kind}-{turn}"
+                found[kind].add(measured(run(recipe, out, []), out, rounds - 1))  # the last one has a test
+    least = alone * 5 / min(5, CORES)
+    print(f"\none client's training, alone: {alone:.3f} s; five on {CORES} cores: {least:.3f} s\n")
+    print("| transport | s a round | beyond training | CPU s a round, training taken off | others |")
+    print("|---|---|---|---|---|")
+    for kind, each in found.items():
+        wall, cpu, others = each.median()
+        print(f"| {kind} | {wall:.2f} | {wall - least:.2f} | {cpu - 5 * alone:.2f} | {others} |")
+
+
+def training(recipe: Path) -> float:
+    """CPU seconds of one client's round with one thread, in this process."""
+    import torch
+
+    from fl_labelskew_plugins import recipe as recipes
+    from fl_labelskew_plugins import session
+
+    torch.set_num_threads(1)
+    made = session.build(recipes.load(recipe))
+    times = []
+    for number in range(11):
+        before = time.process_time()
+        made.trainer.fit(number % 5, number, made.start, shared={}, state={}, times_selected=number)
+        times.append(time.process_time() - before)
+    return statistics.median(times[1:])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--part", choices=["mpi", "silos"], help="measure one part alone")
+    options = parser.parse_args()
+    for name, part in (("mpi", mpi), ("silos", silos)):
+        if options.part in (None, name):
+            part(quick=options.quick)
+
+
+if __name__ == "__main__":
+    main()
