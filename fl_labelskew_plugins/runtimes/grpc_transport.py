@@ -653,4 +653,6 @@ def _why(detail: str | None) -> str:
         text = f"its name cannot be resolved ({found[1]})"
     elif text.startswith("Failed parsing HTTP/2"):
         text = "what answers there speaks another protocol"
+    elif "before receiving SETTINGS" in text:
+        text = "what takes the connection there says nothing"
     return "".join(c if c.isprintable() else "?" for c in text.removesuffix(": OK"))[:300]

@@ -814,6 +814,10 @@ def test_an_address_of_another_machine_is_said(start):
             "last error: UNAVAILABLE: ipv4:1.2.3.4:5: Failed parsing HTTP/2 (Expected SETTINGS frame as the first)",
             "what answers there speaks another protocol",
         ),
+        (
+            "last error: UNAVAILABLE: ipv4:1.2.3.4:5: connection attempt timed out before receiving SETTINGS frame",
+            "what takes the connection there says nothing",
+        ),
         ("two\nlines\x1b", "two lines?"),
         (None, "no reason given"),
     ],
