@@ -173,6 +173,10 @@ class SiloServer(Manager):
                     f"(comm_args.min_clients, quorum_timeout_s); to go on: fedml run --resume {self.record.folder.path}"
                 )
             self.transport.receive(min(left, 1.0) if returning else left)
+        self._round = round
+        for client in clients:
+            if client in self._left_at and client not in self._away:
+                self._give_up(client, f"did not come back within {self.recipe.comm.reconnect_s:g} s")
         if self._reopen:
             self._reopen = False
             self.rounds.server.federation = self._federation()
