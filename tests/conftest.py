@@ -1,6 +1,7 @@
 """For every test: one thread, as in the reference runs, and no window system. And throw-away environments."""
 
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -10,6 +11,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import pytest
+
+# a shell starts what runs in its background deaf to Ctrl-C, and so would be every process that a test starts
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[1]
 
