@@ -4,7 +4,7 @@ PYTHON ?= $(shell for p in python3.11 python3.10; do $$p -c '' 2>/dev/null && ec
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup.done
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: help setup demo test lint wheels clean
 .DEFAULT_GOAL := help
@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml registry/pyproject.toml
 demo: setup  ## a first run: several minutes to set up, then a short training on the digits
 	$(BIN)/fedml run recipes/quickstart.yaml
 
-test: setup  ## the whole suite with coverage, subprocesses included
+test: setup  ## the whole suite with coverage
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term-missing:skip-covered
 
 lint: setup  ## ruff, and mypy strict on both packages

@@ -1,9 +1,7 @@
 """Whole runs in real processes: the same numbers twice, after a kill, and after Ctrl-C; mistakes in one line."""
 
 import json
-import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -28,23 +26,35 @@ tracking_args: {{checkpoint_every: 3, state_memory_mb: 0}}
 """
 
 
-def start(folder, *arguments, **options):
-    code = "from fl_labelskew_plugins.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "run", *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=folder, **pipes, **options)
+@pytest.fixture(scope="module")
+def start(forker, tmp_path_factory):
+    """Starts ``labelskew run`` in a folder."""
+
+    def start(folder, *arguments, **more):
+        log = tmp_path_factory.mktemp("said")
+        return forker.start(["run", *arguments], log / "out", errors=log / "err", cwd=folder, **more)
+
+    return start
 
 
-def finish(folder, *arguments, **options):
-    process = start(folder, *arguments, **options)
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
+@pytest.fixture(scope="module")
+def finish(start):
+    """The same, to its end: the exit code, and what was said."""
+
+    def finish(folder, *arguments, **more):
+        return ended(start(folder, *arguments, **more))
+
+    return finish
+
+
+def ended(process):
+    return process.wait(), process.log.read_text(), process.log.with_name("err").read_text()
 
 
 def wait_for_rounds(folder, rounds, process):
     file = folder / "metrics.jsonl"
     while not (file.exists() and len(file.read_text().splitlines()) >= rounds):
-        assert process.poll() is None, process.communicate()
+        assert process.pid not in process.forker.ended, ended(process)
         time.sleep(0.005)
 
 
@@ -55,7 +65,7 @@ def write(folder, method="map", rounds=8):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed(tmp_path_factory, finish):
     folder = tmp_path_factory.mktemp("undisturbed")
     code, out, err = finish(folder, write(folder), "--run-dir", folder / "run")
     assert (code, err) == (0, "")
@@ -92,14 +102,14 @@ def test_a_run_leaves_everything_behind(undisturbed):
     assert len(out.splitlines()) == 8 + 4 + 7 + 1  # rounds, opening lines, table, folder
 
 
-def test_the_same_recipe_gives_the_same_numbers(undisturbed, tmp_path):
+def test_the_same_recipe_gives_the_same_numbers(finish, undisturbed, tmp_path):
     code, out, _ = finish(tmp_path, write(tmp_path), "--run-dir", "run", "--quiet")
     assert (code, out) == (0, "")
     assert_same(undisturbed[0], tmp_path / "run")
 
 
 @pytest.mark.parametrize("rounds", [0, 2, 5])
-def test_kill_9_and_resume_give_the_same_numbers(undisturbed, tmp_path, rounds):
+def test_kill_9_and_resume_give_the_same_numbers(start, finish, undisturbed, tmp_path, rounds):
     recipe = write(tmp_path)
     process = start(tmp_path, recipe, "--run-dir", "run")
     if rounds:
@@ -107,8 +117,8 @@ def test_kill_9_and_resume_give_the_same_numbers(undisturbed, tmp_path, rounds):
     else:  # after the folder was begun, before the first round
         while not (tmp_path / "run" / "recipe.yaml").exists():
             time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.kill()
+    process.wait()
     arguments = [recipe, "--resume", "run"] if rounds == 2 else ["--resume", "run"]
     code, _, err = finish(tmp_path, *arguments)
     assert (code, err) == (0, "")
@@ -116,12 +126,12 @@ def test_kill_9_and_resume_give_the_same_numbers(undisturbed, tmp_path, rounds):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_leaves_a_checkpoint_and_a_line(undisturbed, tmp_path, number):
+def test_an_interruption_leaves_a_checkpoint_and_a_line(start, finish, undisturbed, tmp_path, number):
     process = start(tmp_path, write(tmp_path), "--run-dir", "run")
     wait_for_rounds(tmp_path / "run", 4, process)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    process.kill(number)
+    code, _, err = ended(process)
+    assert code == 130
     lines = err.splitlines()
     assert len(lines) == 1
     done = int(re.search(r"interrupted after (\d) of 8 rounds; to go on: fedml run --resume run", lines[0])[1])
@@ -131,7 +141,7 @@ def test_an_interruption_leaves_a_checkpoint_and_a_line(undisturbed, tmp_path, n
     assert_same(undisturbed[0], tmp_path / "run")
 
 
-def test_resuming_a_finished_run_changes_nothing(undisturbed):
+def test_resuming_a_finished_run_changes_nothing(finish, undisturbed):
     run, _ = undisturbed
     before = (run / "summary.json").read_bytes()
     code, out, _ = finish(run.parent, "--resume", run)
@@ -141,13 +151,8 @@ def test_resuming_a_finished_run_changes_nothing(undisturbed):
 
 
 @pytest.mark.parametrize("largest", [5_000, 40_000])
-def test_a_full_disk_is_a_line_and_the_run_goes_on_afterwards(undisturbed, tmp_path, largest):
-    def full():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, resource.RLIM_INFINITY))
-
-    # without coverage in that process: its own file would hit the limit too
-    unmeasured = {key: value for key, value in os.environ.items() if not key.startswith("COV")}
-    code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", preexec_fn=full, env=unmeasured)
+def test_a_full_disk_is_a_line_and_the_run_goes_on_afterwards(finish, undisturbed, tmp_path, largest):
+    code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", largest=largest)
     assert code == 1
     assert re.fullmatch(r"error: run directory run can no longer be written: .* go on: fedml run --resume run\n", err)
     if largest == 5_000:  # not even the pictures and the recipe were there
@@ -224,7 +229,7 @@ print(calls)
     assert done.stdout == "[]\n"
 
 
-def test_dry_run_writes_nothing(tmp_path):
+def test_dry_run_writes_nothing(finish, tmp_path):
     recipe = write(tmp_path)
     code, out, err = finish(tmp_path, recipe, "--dry-run")
     assert (code, err) == (0, "")
@@ -232,7 +237,7 @@ def test_dry_run_writes_nothing(tmp_path):
     assert [f.name for f in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
-def test_divergence_is_one_line_and_exit_code_1(tmp_path):
+def test_divergence_is_one_line_and_exit_code_1(finish, tmp_path):
     recipe = write(tmp_path, "fedavg")
     code, _, err = finish(tmp_path, recipe, "--run-dir", "run", "--set", "train_args.learning_rate=1.0e+30")
     assert code == 1

@@ -2,14 +2,8 @@
 
 import contextlib
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
-from pathlib import Path
 
 import pytest
 
@@ -23,106 +17,6 @@ method_args: {method: fedavg}
 device_args: {threads: 1}
 comm_args: {backend: GRPC, quorum_timeout_s: 60, reconnect_s: 20}
 """
-
-
-class Process:
-    """A command under way."""
-
-    def __init__(self, forker, argv, log):
-        self.forker, self.log = forker, log
-        self.pid = forker.fork(argv, log)
-
-    @property
-    def text(self):
-        return self.log.read_text(errors="replace") if self.log.exists() else ""
-
-    def wait(self, timeout=150):
-        """Its exit code."""
-        end = time.monotonic() + timeout
-        while self.pid not in self.forker.ended:
-            assert time.monotonic() < end, f"{self.log.name} still runs after {timeout} s:\n{self.text}"
-            time.sleep(0.02)
-        return self.forker.ended[self.pid]
-
-    def says(self, words, timeout=120, after=0):
-        """Wait until it has said this."""
-        end = time.monotonic() + timeout
-        while words not in self.text[after:]:
-            assert self.pid not in self.forker.ended, (
-                f"{self.log.name} has ended without saying {words!r}:\n{self.text}"
-            )
-            assert time.monotonic() < end, f"{self.log.name} has not said {words!r}:\n{self.text}"
-            time.sleep(0.02)
-
-    def kill(self, number=signal.SIGKILL):
-        if self.pid not in self.forker.ended:
-            os.kill(self.pid, number)
-
-
-class Forker:
-    """See forker.py; every process that it starts has these variables, too."""
-
-    def __init__(self, **environment):
-        reports, theirs = os.pipe()
-        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", **environment}
-        script = Path(__file__).with_name("forker.py")
-        self.process = subprocess.Popen(
-            [sys.executable, script, str(theirs)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            pass_fds=[theirs],
-            env=self.environment,
-        )
-        os.close(theirs)
-        self.ended, self.started = {}, []
-        assert self.process.stdout.readline() == "ready\n"
-        self._reports = os.fdopen(reports)
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def start(self, argv, log):
-        return Process(self, argv, log)
-
-    def fork(self, argv, log):
-        self.process.stdin.write(json.dumps({"argv": [str(a) for a in argv], "log": str(log)}) + "\n")
-        self.process.stdin.flush()
-        pid = int(self.process.stdout.readline())
-        self.started.append(pid)
-        return pid
-
-    def _listen(self):
-        for line in self._reports:
-            pid, code = json.loads(line)
-            self.ended[pid] = code
-
-    def end_all(self):
-        for pid in self.started:
-            if pid not in self.ended:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-
-    def stop(self):
-        self.end_all()
-        self.process.kill()
-        self.process.wait()
-
-
-@pytest.fixture(scope="session")
-def make_forker():
-    made = []
-
-    def make(**environment):
-        made.append(Forker(**environment))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.stop()
-
-
-@pytest.fixture(scope="session")
-def forker(make_forker):
-    return make_forker()
 
 
 class Federation:
@@ -148,7 +42,7 @@ class Federation:
         sets = [word for override in self.overrides for word in ("--set", override)]
         self.number += 1
         log = self.folder / f"{self.number:02d}-{name}.log"
-        return Process(self.forker, ["run", *argv, *sets, "--server", self.address], log)
+        return self.forker.start(["run", *argv, *sets, "--server", self.address], log)
 
     def server(self, *more, resume=False):
         where = ["--resume" if resume else "--run-dir", self.run_dir]

@@ -3,149 +3,127 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
-import time
-from pathlib import Path
 
+import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fl_labelskew_plugins.results import read_lines
 
-
-@pytest.fixture
-def command(tmp_path, base_recipe):
-    recipe = tmp_path / "here.yaml"
-    recipe.write_text(base_recipe)
-
-    def command(*more):
-        return [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", str(recipe), *map(str, more)]
-
-    return command
+SLOW = [
+    "method_args.method=fedphp", "train_args.epochs=40", "train_args.comm_round=4", "tracking_args.checkpoint_every=1",
+]  # fmt: skip
+LEFT = "to go on: fedml run --resume"
 
 
-def descendants(pid):
-    """Processes that this one has started, with theirs."""
-    found = []
-    for child in subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout.split():
-        found += [int(child), *descendants(int(child))]
+def words(overrides):
+    return [word for override in overrides for word in ("--set", override)]
+
+
+def descendants(process):
+    """Processes that this one has started, with theirs, by what they are."""
+    found = {}
+    for child in psutil.Process(process.pid).children(recursive=True):
+        command = child.cmdline()
+        name = f"silo {command[command.index('--rank') + 1]}" if "--rank" in command else "server"
+        found[name] = child
     return found
 
 
-def alive(pids):
-    return [
-        pid for pid in pids if os.path.exists(f"/proc/{pid}") and "Z" not in open(f"/proc/{pid}/stat").read().split()[2]
-    ]
+@pytest.fixture(scope="module")
+def sittings(forker, base_recipe, tmp_path_factory):
+    """One run, told to end and broken off in turn, that ends well: its folder, and of each sitting code and text."""
+    folder = tmp_path_factory.mktemp("here")
+    recipe, run, ends = folder / "here.yaml", folder / "run", {}
+    recipe.write_text(base_recipe)
+    for name, number in (
+        ("interrupt", signal.SIGINT), ("silo 2", signal.SIGKILL), ("terminate", signal.SIGTERM), ("end", None),
+    ):  # fmt: skip
+        where = ["--resume", run] if run.exists() else ["--run-dir", run]
+        process = forker.start(["run", recipe, *where, *words(SLOW)], folder / f"{name}.log")
+        if number is not None:
+            process.says(": trained in")
+            family = descendants(process)
+            assert sorted(family) == ["server", "silo 1", "silo 2", "silo 3"]
+            os.kill(family[name].pid if name in family else process.pid, number)
+        code = process.wait()
+        assert number is None or not [child for child in family.values() if child.is_running()]
+        ends[name] = code, process.text
+    return run, ends
 
 
-def started(command, tmp_path):
-    log = (tmp_path / "log").open("w+")
-    process = subprocess.Popen(command, stdout=log, stderr=log, text=True)
-    return process, (tmp_path / "log").read_text
-
-
-def until(condition, timeout=150):
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def test_one_command_runs_everything_and_prefixes_the_lines(command, tmp_path, sp_weights):
-    from safetensors.torch import load_file
-
-    run = tmp_path / "run"
-    done = subprocess.run(
-        command("--run-dir", run, "--set", "method_args.method=map"), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    first, *lines = done.stdout.splitlines()
-    assert first.startswith("starting the server and 3 silos on this machine")
-    assert {line.partition(" | ")[0] for line in lines} == {"server", "silo 1", "silo 2", "silo 3"}
-    assert "server | silo 2 is here" in done.stdout
-    assert any(line.startswith("silo 3 | round 3: trained in") for line in lines)
-    assert any(line.startswith("server | results: ") for line in lines)
-    expected = sp_weights("method_args.method=map")
-    assert all(torch.equal(value, expected[key]) for key, value in load_file(run / "model.safetensors").items())
+def test_one_command_runs_everything_and_prefixes_the_lines(sittings):
+    run, ends = sittings
+    code, text = ends["end"]
+    assert code == 0, text
+    lines = ends["interrupt"][1].splitlines()
+    assert lines[0].startswith("starting the server and 3 silos on this machine")
+    assert {line.partition(" | ")[0] for line in lines[1:-1]} == {"server", "silo 1", "silo 2", "silo 3"}
+    assert "server | silo 2 is here" in text
+    assert any(line.startswith("silo 3 | round 4: trained in") for line in text.splitlines())
+    assert any(line.startswith("server | results: ") for line in text.splitlines())
     assert len(list(run.glob("silos/silo-*/*/personalised.safetensors"))) == 3
     for file in run.glob("silos/silo-*/*/metrics.jsonl"):
-        assert [line["round"] for line in read_lines(file)] == [0, 1, 2]
+        assert [line["round"] for line in read_lines(file)] == [0, 1, 2, 3]
         assert all(line["personalised_accuracy"] > 0 for line in read_lines(file))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_told_to_end_it_ends_all_and_goes_on_later(number, command, tmp_path, sp_weights):
-    from safetensors.torch import load_file
-
-    run = tmp_path / "run"
-    slow = ["--set", "train_args.epochs=40", "--set", "train_args.comm_round=4", "--set", "method_args.method=fedphp"]
-    process, text = started(command("--run-dir", run, *slow), tmp_path)
-    until(lambda: "round 2: trained" in text())
-    children = descendants(process.pid)
-    assert len(children) >= 4
-    process.send_signal(number)
-    assert process.wait(60) == 130
-    assert alive(children) == []
-    assert "to go on: fedml run --resume" in text()
-    assert "Traceback" not in text()
-    done = subprocess.run(command("--resume", run, *slow), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    expected = sp_weights(*slow[1::2])
-    assert all(torch.equal(value, expected[key]) for key, value in load_file(run / "model.safetensors").items())
+@pytest.mark.parametrize("name", ["interrupt", "terminate"])
+def test_told_to_end_it_ends_all_and_says_how_to_go_on(sittings, name):
+    code, text = sittings[1][name]
+    assert code == 130
+    assert LEFT in text
+    assert "Traceback" not in text
 
 
-def test_a_run_that_is_done_is_not_waited_for_again(command, tmp_path):
-    run = tmp_path / "run"
-    once = command("--run-dir", run, "--set", "train_args.comm_round=1")
-    subprocess.run(once, capture_output=True, check=True)
-    for role in ([], ["--role", "server"]):
-        done = subprocess.run(command("--resume", run, *role), capture_output=True, text=True, check=False, timeout=60)
-        assert done.returncode == 2  # its recipe has another number of rounds
-        again = [word for word in command("--resume", run, *role) if not word.endswith("here.yaml")]
-        done = subprocess.run(again, capture_output=True, text=True, check=False, timeout=60)
-        assert (done.returncode, done.stdout) == (0, f"{run}: all 1 rounds are done already\n")
+def test_a_process_that_fails_ends_the_others(sittings):
+    run, ends = sittings
+    code, text = ends["silo 2"]
+    assert code == 1
+    *_, last = text.strip().splitlines()
+    assert last == f"error: silo 2 was killed by signal 9 (SIGKILL); {LEFT} {run}"
 
 
-def test_a_server_that_cannot_listen_leaves_no_folder(command, tmp_path):
+def test_after_all_that_the_weights_are_those_of_one_process(sittings, sp_weights):
+    expected = sp_weights(*SLOW)
+    found = load_file(sittings[0] / "model.safetensors")
+    assert all(torch.equal(value, expected[key]) for key, value in found.items())
+
+
+@pytest.mark.parametrize("role", [[], ["--role", "server"]])
+def test_a_run_that_is_done_is_not_waited_for_again(sittings, forker, role, tmp_path):
+    run, _ = sittings
+    other = forker.start(["run", run.parent / "here.yaml", "--resume", run, *role], tmp_path / "other")
+    assert other.wait() == 2, other.text  # its recipe has another number of rounds
+    again = forker.start(["run", "--resume", run, *role], tmp_path / "again")
+    assert (again.wait(), again.text) == (0, f"{run}: all 4 rounds are done already\n")
+
+
+@pytest.fixture
+def told(forker, base_recipe, tmp_path):
+    """What a command ends with, and says; its run would be in ``run``."""
+    (tmp_path / "here.yaml").write_text(base_recipe)
+
+    def told(*more):
+        log = tmp_path / f"{more[0]}.log"
+        process = forker.start(["run", "here.yaml", "--run-dir", "run", *more], log, cwd=tmp_path)
+        code = process.wait()
+        assert not (tmp_path / "run").exists()
+        return code, process.text
+
+    return told
+
+
+def test_a_server_that_cannot_listen_leaves_no_folder(told):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = subprocess.run(
-            command("--role", "server", "--server", address, "--run-dir", tmp_path / "run"),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 2
-    assert done.stderr == (
-        f"error: cannot listen at {address}: address already in use; a free port of this machine would be right\n"
-    )
-    assert not (tmp_path / "run").exists()
+        line = f"cannot listen at {address}: address already in use; a free port of this machine would be right"
+        assert told("--role", "server", "--server", address) == (2, f"error: {line}\n")
 
 
-def test_a_process_that_fails_ends_the_others(command, tmp_path):
-    run = tmp_path / "run"
-    slow = ["--set", "train_args.epochs=40", "--set", "train_args.comm_round=40"]
-    process, text = started(command("--run-dir", run, *slow), tmp_path)
-    until(lambda: "round 1: trained" in text())
-    children = descendants(process.pid)
-    victim = next(pid for pid in children if b"--rank\0002\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    os.kill(victim, signal.SIGKILL)
-    assert process.wait(60) == 1
-    assert alive(children) == []
-    *_, last = text().strip().splitlines()
-    assert last == f"error: silo 2 was killed by signal 9 (SIGKILL); to go on: fedml run --resume {run}"
-
-
-def test_a_mistake_is_told_once_before_anything_starts(command, tmp_path):
-    done = subprocess.run(command("--set", "train_args.epochs=0"), capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.count("error:") == 1
-    done = subprocess.run(
-        command("--role", "client", "--rank", "4", "--run-dir", tmp_path / "x"),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.strip() == "error: --rank 4: out of range; allowed: 1 to 3, one a silo"
+def test_a_mistake_is_told_once_before_anything_starts(told):
+    code, text = told("--set", "train_args.epochs=0")
+    assert (code, text.count("error:")) == (2, 1)
+    line = "error: --rank 4: out of range; allowed: 1 to 3, one a silo\n"
+    assert told("--role", "client", "--rank", "4") == (2, line)

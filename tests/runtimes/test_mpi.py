@@ -141,7 +141,6 @@ def sittings(forker, tmp_path_factory):
     made.sit("worker", "comm_args.workers=1", stop=(1, signal.SIGKILL))
     made.sit("server", "comm_args.workers=1", stop=(0, signal.SIGKILL))
     made.sit("interrupt", "comm_args.workers=1", stop=(None, signal.SIGINT))
-    made.sit("terminate", "comm_args.workers=1", stop=(None, signal.SIGTERM))
     command = [*MPIRUN, "-np", "3", *COMMAND, "--resume", made.run]
     made.last = subprocess.run(
         command, env=forker.environment, capture_output=True, text=True, timeout=120, check=False
@@ -160,7 +159,6 @@ TRACEBACK = r"Traceback .*\nZeroDivisionError: of this plugin\n"
         ("worker", 1, LEFT + r"error: worker 1 was killed by signal 9\n"),
         ("server", 1, r"error: the server \(rank 0\) was killed by signal 9; to go on: fedml run --resume \S+\n"),
         ("interrupt", 130, LEFT),
-        ("terminate", 130, LEFT),
     ],
 )
 def test_however_it_breaks_off_there_is_a_line_and_no_process_remains(sittings, name, code, end):

@@ -1,11 +1,13 @@
 """Starts commands as processes of their own, forked from one that has imported everything: an import takes seconds.
 
-Reads a line of JSON for each: ``{"argv": [...], "log": FILE}``; answers with the pid. Reports ``[pid, code]`` of each
-that has ended on the second output.
+Reads a line of JSON for each: ``{"argv": [...], "log": FILE, "errors": FILE, "cwd": FOLDER, "largest": BYTES}``, of
+which the first two have to be there; answers with the pid. Reports ``[pid, code]`` of each that has ended on the second
+output.
 """
 
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -18,16 +20,33 @@ import fl_labelskew_plugins.runtimes.sp
 
 assert "grpc" not in sys.modules, "gRPC does not survive a fork"
 
+if "MEASURED" in os.environ:  # from here on: most of an import is the host's, and slow enough
+    import coverage
+
+    measured = coverage.Coverage(config_file=os.environ.pop("MEASURED"), data_suffix=True, auto_data=True)
+    measured.set_option("run:disable_warnings", ["module-not-measured", "no-data-collected"])
+    measured.start()
+
 
 def child(order):
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    errors = os.open(order.get("errors", order["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
-    os.dup2(log, 2)
+    os.dup2(errors, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(order.get("cwd", "."))
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin = open(0)  # noqa: SIM115
     sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
     sys.argv = ["labelskew", *order["argv"]]
+    measured = None
+    if "coverage" in sys.modules:
+        measured = sys.modules["coverage"].Coverage.current()
+    if "largest" in order:
+        if measured is not None:  # its own file would hit the limit too
+            measured.stop()
+            measured = None
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest"], resource.RLIM_INFINITY))
     code = 1
     try:
         fl_labelskew_plugins.cli.main.main()
@@ -39,14 +58,9 @@ def child(order):
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    try:
-        import coverage
-
-        if (measured := coverage.Coverage.current()) is not None:
-            measured.stop()
-            measured.save()
-    except ImportError:
-        pass
+    if measured is not None:
+        measured.stop()
+        measured.save()
     os._exit(code)
 
 
