@@ -1,8 +1,9 @@
 """Messages as bytes, for every transport: a fixed header, then tensors and a JSON mapping as one safetensors blob.
 
 The blob is what https://huggingface.co/docs/safetensors describes, so its own library reads and writes it too; the
-mapping rides in ``__metadata__`` under ``meta``. Writing goes through views of the tensors' memory and reading returns
-views of the received buffer. Whatever bytes arrive, :func:`decode` returns tensors or raises :class:`WireError`.
+mapping rides in ``__metadata__`` under ``meta``. Tensors ``(N, C, H, W)`` that lie in memory as ``(N, H, W, C)`` travel
+so, and are named under ``channels_last``. Writing goes through views of the tensors' memory and reading returns views
+of the received buffer. Whatever bytes arrive, :func:`decode` returns tensors or raises :class:`WireError`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FORM = struct.Struct("<4sHHiiqQ")
 _LENGTH = struct.Struct("<Q")
 _META = "__metadata__"
+_LAST = "channels_last"
 
 
 class WireError(RunError):
@@ -102,9 +104,20 @@ class Header:
         return cls(*fields)
 
 
+def dense(tensor: Tensor) -> bool:
+    """Whether its memory can travel as it is: on the CPU without gaps, in the order of its axes or channels last."""
+    return tensor.device.type == "cpu" and (tensor.is_contiguous() or _channels_last(tensor))
+
+
 def plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU and contiguous; those that are so already are not copied."""
-    return {name: tensor.detach().to("cpu").contiguous() for name, tensor in tensors.items()}
+    """The tensors on the CPU and :func:`dense`; those that are so already are not copied."""
+    moved = {name: tensor.detach().to("cpu") for name, tensor in tensors.items()}
+    return {name: tensor if dense(tensor) else tensor.contiguous() for name, tensor in moved.items()}
+
+
+def _channels_last(tensor: Tensor) -> bool:
+    """Whether another order of the axes, and no copy, makes it contiguous."""
+    return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.permute(0, 2, 3, 1).is_contiguous()
 
 
 def encode(
@@ -126,6 +139,8 @@ def encode(
     """
     # Larger items first, so that every tensor is aligned to its own size; the JSON keeps the caller's order.
     ready = plain(tensors)
+    last = [name for name, tensor in ready.items() if _channels_last(tensor)]
+    ready |= {name: ready[name].permute(0, 2, 3, 1) for name in last}
     placed: dict[str, tuple[int, int]] = {}
     views: list[memoryview] = []
     end = 0
@@ -138,6 +153,8 @@ def encode(
         if tensor.numel():
             views.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
     described: dict[str, Any] = {_META: {"meta": json.dumps(meta, allow_nan=False)}}
+    if last:
+        described[_META][_LAST] = json.dumps(last)
     for name, tensor in ready.items():
         described[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": placed[name]}
     text = json.dumps(described, separators=(",", ":")).encode()
@@ -230,8 +247,8 @@ def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
     start = _LENGTH.size + length
     if length > MOST_JSON or start > len(view):
         raise WireError(f"a JSON header of {length} bytes in a payload of {len(view)}; at most {MOST_JSON} are taken")
-    described = _parse(view[_LENGTH.size : start])
-    meta = _meta(described.pop(_META, {}))
+    described = _mapping(view[_LENGTH.size : start])
+    meta, last = _meta(described.pop(_META, {}))
     if len(described) > MOST_TENSORS:
         raise WireError(f"{len(described)} tensors; at most {MOST_TENSORS} are taken")
     entries = {name: _entry(name, entry) for name, entry in described.items()}
@@ -243,7 +260,12 @@ def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if end != len(view) - start:
         raise WireError(f"tensors of {end} bytes in {len(view) - start} bytes")
     data = torch.frombuffer(view, dtype=torch.uint8, offset=start) if end else torch.empty(0, dtype=torch.uint8)
-    return meta, {name: _tensor(data, name, *entry) for name, entry in entries.items()}
+    tensors = {name: _tensor(data, name, *entry) for name, entry in entries.items()}
+    for name in last:
+        if name not in tensors or tensors[name].dim() != 4:
+            raise WireError("channels_last that does not name tensors of four dimensions")
+        tensors[name] = tensors[name].permute(0, 3, 1, 2)
+    return meta, tensors
 
 
 def _tensor(data: Tensor, name: str, dtype: torch.dtype, shape: Sequence[int], begin: int, end: int) -> Tensor:
@@ -287,18 +309,28 @@ def _strange(name: str) -> bool:
     return not 1 <= len(name) <= MOST_NAME or not name.isprintable() or name == _META
 
 
-def _meta(metadata: Any) -> dict[str, Any]:
-    """Our mapping in a blob's ``__metadata__``; empty where another writer left none."""
+def _meta(metadata: Any) -> tuple[dict[str, Any], list[str]]:
+    """What stands in a blob's ``__metadata__``: our mapping, and names; empty where another writer left none."""
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise WireError("a __metadata__ that is no mapping of names to texts")
-    return _parse(metadata.get("meta", "{}").encode("utf-8", "surrogatepass"))
+    meta, last = _mapping(metadata.get("meta", "{}")), _parse(metadata.get(_LAST, "[]"))
+    if not isinstance(last, list) or not all(isinstance(name, str) for name in last) or len(set(last)) != len(last):
+        raise WireError("channels_last that is no list of names")
+    return meta, last
 
 
-def _parse(text: bytes | memoryview) -> dict[str, Any]:
-    """A JSON object, of finite numbers and texts that can be printed."""
+def _mapping(text: str | memoryview) -> dict[str, Any]:
+    parsed = _parse(text)
+    if not isinstance(parsed, dict):
+        raise WireError("JSON that is no mapping")
+    return parsed
+
+
+def _parse(text: str | memoryview) -> Any:
+    """JSON of finite numbers and texts that can be printed."""
     try:
         parsed = json.loads(
-            str(text, "utf-8"),
+            text if isinstance(text, str) else str(text, "utf-8"),
             object_pairs_hook=_without_duplicates,
             parse_int=_int,
             parse_float=_float,
@@ -307,8 +339,6 @@ def _parse(text: bytes | memoryview) -> dict[str, Any]:
         json.dumps(parsed, ensure_ascii=False).encode()  # raises for half a surrogate pair
     except (ValueError, RecursionError):
         raise WireError("JSON that is not well-formed") from None
-    if not isinstance(parsed, dict):
-        raise WireError("JSON that is no mapping")
     return parsed
 
 

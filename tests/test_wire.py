@@ -81,6 +81,24 @@ def test_writing_copies_what_is_not_contiguous_alone():
     assert len(head) < 400
 
 
+def test_images_and_kernels_travel_in_the_memory_format_that_they_have():
+    tensors = {
+        "last": torch.randn(5, 4, 3, 2).to(memory_format=torch.channels_last),
+        "first": torch.randn(5, 4, 3, 2),
+        "both": torch.randn(5, 4, 1, 1).to(memory_format=torch.channels_last),
+        "neither": torch.randn(5, 4, 3, 2).permute(3, 2, 1, 0),
+        "none": torch.empty(0, 4, 3, 2).to(memory_format=torch.channels_last),
+    }
+    _, *views = wire.encode(1, 1, 0, -1, {}, tensors)
+    shared = {torch.frombuffer(view, dtype=torch.float32).data_ptr() for view in views}
+    assert {name for name, tensor in tensors.items() if tensor.data_ptr() in shared} == {"last", "first", "both"}
+    _, got = wire.decode(payload({}, tensors))
+    same(got, tensors)
+    assert {name for name, tensor in got.items() if not tensor.is_contiguous()} == {"last"}
+    assert got["last"].is_contiguous(memory_format=torch.channels_last)
+    assert load(bytes(payload({}, tensors)))["last"].shape == (5, 3, 2, 4)  # as other readers see it
+
+
 def test_a_read_only_payload_is_copied():
     same(wire.decode(bytes(payload()))[1], EVERY)
 
@@ -144,6 +162,14 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
         (blob({"__metadata__": []}), "a __metadata__ that is no mapping"),
         (blob({"__metadata__": {"meta": {}}}), "a __metadata__ that is no mapping"),
         (blob({"__metadata__": {"meta": "[1]"}}), "JSON that is no mapping"),
+        (blob({"__metadata__": {"channels_last": "{}"}}), "channels_last that is no list of names"),
+        (blob({"__metadata__": {"channels_last": "[1]"}}), "channels_last that is no list of names"),
+        (blob({"__metadata__": {"channels_last": '["a", "a"]'}}), "channels_last that is no list of names"),
+        (blob({"__metadata__": {"channels_last": '["a"]'}}), "channels_last that does not name tensors of four"),
+        (
+            blob({"__metadata__": {"channels_last": '["a"]'}, "a": entry()}, b"\0" * 8),
+            "channels_last that does not name tensors of four dimensions",
+        ),
         (blob({"__metadata__": {"meta": '{"a": -Infinity}'}}), "JSON with a number that is not finite"),
         (blob({"__metadata__": {"meta": '{"a": "\\ud800"}'}}), "JSON that is not well-formed"),
         (blob({"__metadata__": {"meta": '{"a": "\ud800"}'}}), "JSON that is not well-formed"),

@@ -299,7 +299,7 @@ class ServerTransport(Transport):
 
     def _plain(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The tensors as they can be sent; copies from a GPU are made once for all silos."""
-        if all(tensor.device.type == "cpu" and tensor.is_contiguous() for tensor in tensors.values()):
+        if all(map(wire.dense, tensors.values())):
             return tensors
         key = [(name, tensor, tensor._version) for name, tensor in tensors.items()]
         same = len(key) == len(self._copies[0]) and all(
