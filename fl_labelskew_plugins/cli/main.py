@@ -6,6 +6,7 @@ import click
 
 from fl_labelskew_plugins import __version__
 from fl_labelskew_plugins.cli.certs import certs_group
+from fl_labelskew_plugins.cli.data import data_group
 from fl_labelskew_plugins.cli.exits import CONTEXT
 from fl_labelskew_plugins.cli.partition import partition_command
 from fl_labelskew_plugins.cli.plugins import PLUGIN_COMMANDS
@@ -29,6 +30,7 @@ for _command in (
     validate_command,
     partition_command,
     report_command,
+    data_group,
     certs_group,
     schema_command,
 ):

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from fl_labelskew_registry.errors import LabelSkewError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -286,10 +288,15 @@ class Data:
 
 
 class Dataset:
-    """Reads a data set from disk, or makes it."""
+    """Reads a data set from disk, or makes it.
+
+    ``default_dir`` is the folder where it lies unless a recipe says otherwise; ``source`` says where its files come
+    from and how large they are.
+    """
 
     Params: ClassVar[type[Any]]
     default_dir: ClassVar[str | None] = None
+    source: ClassVar[str] = ""
 
     def __init__(self, params: Any = None) -> None:
         self.params = type(self).Params() if params is None else params
@@ -321,6 +328,31 @@ class Dataset:
         # copies: a slice would keep the whole training part in memory
         train = Arrays(data.train.x[:0].copy(), data.train.y[:0].copy())
         return replace(data, train=train)
+
+    def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
+        """Rows ``(what, found, expected)``, such as ``("training images", "49999", "50000")``; nothing is decoded.
+
+        ``found`` is ``"missing"`` where there is nothing, ``expected`` is ``"any"`` where anything found is right. The
+        data set is complete where every row holds what is expected.
+        """
+        try:
+            self.check(data_dir, download=False)
+        except LabelSkewError as error:
+            return [("files", "missing", str(error))]
+        return [("files", "found", "found")]
+
+    def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
+        """Write a small data set in the real one's layout and format, whose content a network can learn.
+
+        Args:
+            out: the folder that a recipe's ``data_cache_dir`` would name; it is made, or is empty.
+            samples: in all parts together; default: the data set's own choice.
+            seed: not negative; the same files for the same seed.
+
+        Raises:
+            LabelSkewError: there is no such writer, the folder is not empty, or there are too few ``samples``.
+        """
+        raise LabelSkewError(f"data set {type(self).__name__}: no small copy can be written of it")
 
 
 class Network:

@@ -1,0 +1,101 @@
+"""``labelskew data``: whether a data set's files are all there, and small copies of data sets to try recipes on."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+from fl_labelskew_registry import Dataset, LabelSkewError, MistakesError, RunError, catalog
+
+from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli.exits import guarded
+
+SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="NAME's own data_args; repeatable.")
+
+
+def chosen(name: str, overrides: tuple[str, ...]) -> Dataset:
+    """The data set ``name`` with its parameters from ``key=value`` texts.
+
+    Raises:
+        LabelSkewError: an unknown name, key or value.
+    """
+    from fl_labelskew_plugins import mistakes, plain_yaml
+
+    plugin = catalog.load("datasets", name)
+    raw: dict[str, Any] = {}
+    lines = []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        key = key.strip().removeprefix("data_args.")
+        if not equals or key not in mistakes.keys_of(plugin.Params):
+            why = mistakes.unknown_key(key, mistakes.keys_of(plugin.Params)) if equals else "KEY=VALUE would be right"
+            lines.append(f"--set {override}: {why}")
+            continue
+        try:
+            raw[key], _ = plain_yaml.read(text)
+        except plain_yaml.YamlError as error:
+            lines.append(f"--set {override}: {mistakes.show(text)} is no YAML value: {error}")
+    params, wrong = mistakes.validate(plugin.Params, raw)
+    lines += [f"--set {key}: {message}" if key else message for key, message in wrong.items()]
+    if lines:
+        raise MistakesError(lines)
+    dataset: Dataset = plugin(params)
+    return dataset
+
+
+@click.group("data")
+def data_group() -> None:
+    """Data sets on disk: check their files, or write small copies in the real layout."""
+
+
+@data_group.command("check")
+@click.argument("name")
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@SET
+@guarded
+def check(name: str, folder: Path | None, overrides: tuple[str, ...]) -> None:
+    """Compare the files of the data set NAME in DIR with what should be there; nothing is decoded.
+
+    Ends with 0 where all is there, 1 where something is missing or differs. DIR is what data_args.data_cache_dir would
+    be; without it, the data set's own folder.
+    """
+    from fl_labelskew_plugins.data import fakes
+
+    dataset = chosen(name, overrides)
+    place = folder or (Path(dataset.default_dir) if dataset.default_dir else None)
+    if folder is not None and not folder.exists():
+        raise LabelSkewError(f"{folder}: does not exist; the folder of data set {name} would be right")
+    rows = fakes.adjusted(dataset.survey(folder), place)
+    click.echo(table.plain(["what", "found", "expected"], rows))
+    where = f"data set {name}" + (f" in {place}" if place else "")
+    if bad := fakes.wrong(rows):
+        source = f"; get it from {dataset.source}" if dataset.source else ""
+        lacks = ", ".join(f"{what} ({found})" for what, found, _ in bad)
+        raise RunError(f"{where}: not complete: {lacks}{source}")
+    click.echo(f"{where}: " + ("complete" if fakes.read_mark(place) is None else "a small copy, complete"))
+
+
+@data_group.command("fake")
+@click.argument("name")
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new or empty folder.")
+@click.option(
+    "--samples", "--images", type=click.IntRange(1, 100_000), help="Samples in all.  [default: a few hundred]"
+)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Chooses the content.")
+@SET
+@guarded
+def fake(name: str, out: Path, *, samples: int | None, seed: int, overrides: tuple[str, ...]) -> None:
+    """Write a small data set in NAME's own layout and format, with made-up content that can be learnt.
+
+    It is for trying recipes and loaders; numbers on it say nothing about the real data set.
+    """
+    from fl_labelskew_plugins.data import fakes
+
+    rows = fakes.write(chosen(name, overrides), out, samples=samples, seed=seed)
+    click.echo(table.plain(["what", "written"], [row[:2] for row in rows]))
+    values = {"dataset": name, "data_cache_dir": str(out)}
+    sets = [f"--set {shlex.quote(f'data_args.{key}={value}')}" for key, value in values.items()]
+    sets += [f"--set {shlex.quote('data_args.' + text.strip().removeprefix('data_args.'))}" for text in overrides]
+    click.echo(f"made up, not the real data; use it with: fedml run RECIPE.yaml {' '.join(sets)}")

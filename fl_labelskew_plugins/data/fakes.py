@@ -1,0 +1,77 @@
+"""Small copies of data sets in the real layouts: where they are written, and how they are told from the real ones."""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from fl_labelskew_registry import Dataset, LabelSkewError
+
+MARK = "labelskew-fake.json"  # beside the files: what a small copy has less of than the real data set
+Rows = list[tuple[str, str, str]]
+
+
+def fresh_folder(out: Path, *, make: bool = True) -> Path:
+    """``out``, made where it does not exist.
+
+    Raises:
+        LabelSkewError: it is no folder, is not empty, or cannot be made.
+    """
+    try:
+        if make:
+            out.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(out) and any(out.iterdir()):
+            raise LabelSkewError(f"{out}: is not empty; a new or empty folder would be right")
+    except OSError as error:
+        raise LabelSkewError(f"{out}: cannot be written ({error.strerror or error})") from error
+    return out
+
+
+def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> Rows:
+    """A small copy in ``out``, all of it or nothing, with a file that says so; returns its survey.
+
+    Raises:
+        LabelSkewError: the data set has no writer, or the folder is not empty or cannot be written.
+    """
+    fresh_folder(out, make=False)
+    part = out.with_name(f"{out.name}.partial-{os.getpid()}")
+    try:
+        dataset.fake(part, samples=samples, seed=seed)
+        rows = dataset.survey(part)
+        less = {what: found for what, found, expected in rows if found not in (expected, "missing")}
+        (part / MARK).write_text(json.dumps(less, indent=1) + "\n", encoding="utf-8")
+        part.replace(out)
+    except OSError as error:
+        raise LabelSkewError(f"{out}: cannot be written ({error.strerror or error})") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return adjusted(rows, out)
+
+
+def adjusted(rows: Sequence[tuple[str, str, str]], data_dir: Path | None) -> Rows:
+    """A survey of ``data_dir`` whose expectations are those of the small copy, where it is one."""
+    less = read_mark(data_dir) or {}
+    return [(what, found, less.get(what, expected)) for what, found, expected in rows]
+
+
+def read_mark(data_dir: Path | None) -> dict[str, str] | None:
+    """What the small copy in ``data_dir`` has less of, or None where it is none.
+
+    Raises:
+        LabelSkewError: the file that says so is broken.
+    """
+    if data_dir is None or not os.path.isfile(data_dir / MARK):
+        return None
+    try:
+        less = json.loads((data_dir / MARK).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LabelSkewError(f"{data_dir / MARK}: cannot be read ({error})") from error
+    if not isinstance(less, dict) or not all(isinstance(text, str) for text in less.values()):
+        raise LabelSkewError(f"{data_dir / MARK}: is not what labelskew data fake wrote; write the copy again")
+    return less
+
+
+def wrong(rows: Sequence[tuple[str, str, str]]) -> Rows:
+    """The rows that do not hold what is expected."""
+    return [row for row in rows if row[1] == "missing" or row[2] not in (row[1], "any")]
