@@ -74,8 +74,8 @@ def stock(rounds: int, overrides: list[str]) -> dict[str, object]:
     from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
     from fl_labelskew_plugins import recipe, session
-    from fl_labelskew_plugins.local import ClientBatches
     from fl_labelskew_plugins.runtimes import host
+    from fl_labelskew_plugins.samples import ClientBatches
     from fl_labelskew_plugins.trainer import host_dataset
 
     marks: list[tuple[float, float]] = []

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from fl_labelskew_registry import Arrays, Batch, ClientView, Data, Federation, Method
+from fl_labelskew_registry import Batch, ClientView, Federation, Method
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.aggregate import Weights
+from fl_labelskew_plugins.samples import Samples, Streamed
 
 TEST_BATCH = {"cpu": 128, "cuda": 1024}
 """Samples of a batch where no gradient is needed: few enough that activations stay in a core's cache, or fill a GPU."""
@@ -47,35 +48,6 @@ def learning_rate(settings: LocalSettings, round: int, rounds: int) -> float:
     if settings.lr_schedule == "cosine":
         return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * round / rounds))
     return settings.learning_rate
-
-
-class Samples:
-    """Samples and labels on the device; inputs stay in their stored type and are normalised batch by batch.
-
-    Args:
-        x: ``(N, ...)`` uint8 or float32.
-        y: ``(N,)`` int64.
-        mean: per channel, see :class:`fl_labelskew_registry.Data`.
-        std: per channel.
-    """
-
-    def __init__(self, x: Tensor, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        self.x, self.y = x, y
-        shape = (-1, *[1] * (x.dim() - 2))
-        unit = 255.0 if x.dtype == torch.uint8 else 1.0
-        self._scale = (1 / (unit * torch.tensor(std, device=x.device))).reshape(shape)
-        self._shift = (-torch.tensor(mean, device=x.device) / torch.tensor(std, device=x.device)).reshape(shape)
-        if len(mean) == 1:  # plain numbers spare a broadcast
-            self._scale, self._shift = self._scale.reshape(()), self._shift.reshape(())
-        self._plain = x.is_floating_point() and mean == (0.0,) and std == (1.0,)
-
-    def inputs(self, index: Tensor | slice) -> Tensor:
-        """Normalised float32 inputs ``(B, ...)``."""
-        # index_select copies whole samples; indexing would walk their elements
-        x = self.x[index] if isinstance(index, slice) else self.x.index_select(0, index)
-        if self._plain:
-            return x
-        return torch.addcmul(self._shift, x.float(), self._scale)
 
 
 @dataclass
@@ -118,9 +90,9 @@ class LocalTrainer:
     method: Method
     settings: LocalSettings
     federation: Federation
-    train: Samples
+    train: Samples | Streamed
     indices: Mapping[int, Tensor]
-    test: Samples
+    test: Samples | Streamed
     test_indices: Mapping[int, Tensor]
     replaced: dict[int, Samples] = field(default_factory=dict)
     secret: int | None = None
@@ -134,14 +106,14 @@ class LocalTrainer:
     @property
     def device(self) -> torch.device:
         """Where this trainer computes."""
-        return self.train.x.device
+        return self.train.y.device
 
     @property
     def noise_seed(self) -> int:
         """Seed of all privacy noise; not the recipe's where that would let the server subtract the noise."""
         return self.federation.seed if self.secret is None else self.secret
 
-    def data(self, client: int) -> tuple[Samples, Tensor]:
+    def data(self, client: int) -> tuple[Samples | Streamed, Tensor]:
         """The samples that this client trains on and their indices ``(N_k,)``."""
         if client in self.replaced:
             return self.replaced[client], torch.arange(len(self.replaced[client].y), device=self.device)
@@ -220,7 +192,11 @@ class LocalTrainer:
         if weights is not None:
             load(self.model, weights)
         labels = self.test.y if index is None else self.test.y[index]
-        parts = [self._forward(self.test, part)[1].float() for part in self._parts(self.test, index)]
+        self.model.eval()
+        parts = []
+        for _, inputs in self.test.stream(self._parts(self.test, index)):
+            with self._autocast():
+                parts.append(self.model(self._formatted(inputs)).float())
         return torch.cat(parts), labels
 
     def _train(self, view: ClientView) -> tuple[Weights, dict[str, float]]:
@@ -228,6 +204,7 @@ class LocalTrainer:
         optimizer = self._optimizer(view.round)
         samples, own = self.data(view.id)
         batches, total = self._batches(view, own)
+        stream = samples.stream(batches, seed=seeds.torch_seed(self.federation.seed, "augment", view.round, view.id))
         sums: dict[str, Tensor] = {}
         upload: Weights | None = None
         step, planned = 0, 0.0
@@ -238,12 +215,12 @@ class LocalTrainer:
             planned += stage.epochs
             stop = min(total, math.ceil(planned * per_epoch))
             while step < stop:
-                index = next(batches)
+                index, inputs = next(stream)
                 last_epoch = step >= total - per_epoch
                 single = len(index) == 1 and self._has_batch_norm
                 if single:  # one sample has no variance: normalise it with the running statistics
                     _batch_norm_training(model, False)
-                inputs, labels = self._inputs(samples, index), samples.y[index]
+                inputs, labels = self._formatted(inputs), samples.y[index]
                 with self._autocast():
                     features = model.features(inputs)  # type: ignore[operator]
                     logits = model.classifier(features)  # type: ignore[operator]
@@ -317,29 +294,21 @@ class LocalTrainer:
         was_training = self.model.training
         self.model.eval()
         samples, own = self.data(client)
-        with self._autocast():
-            features = [
-                self.model.features(self._inputs(samples, part)).float()  # type: ignore[operator]
-                for part in self._parts(samples, own)
-            ]
+        features = []
+        for _, inputs in samples.stream(self._parts(samples, own)):
+            with self._autocast():
+                features.append(self.model.features(self._formatted(inputs)).float())  # type: ignore[operator]
         self.model.train(was_training)
         return torch.cat(features), samples.y[own]
 
-    def _forward(self, samples: Samples, index: Tensor | slice) -> tuple[Tensor, Tensor]:
-        self.model.eval()
-        with self._autocast():
-            features = self.model.features(self._inputs(samples, index))  # type: ignore[operator]
-            return features, self.model.classifier(features)  # type: ignore[operator]
-
-    def _inputs(self, samples: Samples, index: Tensor | slice) -> Tensor:
-        inputs = samples.inputs(index)
+    def _formatted(self, inputs: Tensor) -> Tensor:
         if self.settings.channels_last and inputs.dim() == 4:
             return inputs.contiguous(memory_format=torch.channels_last)
         return inputs
 
     @staticmethod
-    def _parts(samples: Samples, index: Tensor | None) -> Iterator[Tensor | slice]:
-        size = TEST_BATCH.get(samples.x.device.type, 1024)
+    def _parts(samples: Samples | Streamed, index: Tensor | None) -> Iterator[Tensor | slice]:
+        size = TEST_BATCH.get(samples.y.device.type, 1024)
         if index is not None:
             yield from index.split(size)  # type: ignore[no-untyped-call]
             return
@@ -360,26 +329,6 @@ class LocalTrainer:
             yield
 
 
-class ClientBatches:
-    """A client's samples as the host wants them: an iterable of ``(inputs, labels)`` batches, in order.
-
-    Args:
-        samples: all samples.
-        index: the client's own, ``(N_k,)``.
-        batch_size: samples of a batch.
-    """
-
-    def __init__(self, samples: Samples, index: Tensor, batch_size: int) -> None:
-        self.samples, self.index, self.batch_size = samples, index, batch_size
-
-    def __len__(self) -> int:
-        return math.ceil(len(self.index) / self.batch_size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for part in self.index.split(self.batch_size):  # type: ignore[no-untyped-call]
-            yield self.samples.inputs(part), self.samples.y[part]
-
-
 def snapshot(model: nn.Module) -> Weights:
     """A copy of the model's state dict."""
     return {k: v.detach().clone() for k, v in model.state_dict().items()}
@@ -388,18 +337,6 @@ def snapshot(model: nn.Module) -> Weights:
 def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy a state dict into the model."""
     model.load_state_dict(dict(weights))
-
-
-def samples(data: Data, device: torch.device) -> tuple[Samples, Samples]:
-    """Training and test samples of a data set, on the device."""
-
-    def move(part: Arrays) -> Samples:
-        x, y = torch.from_numpy(part.x), torch.from_numpy(part.y)
-        if device.type == "cuda":  # from pinned memory a copy goes on while the rest of the session is built
-            x, y = x.pin_memory(), y.pin_memory()
-        return Samples(x.to(device, non_blocking=True), y.to(device, non_blocking=True), data.mean, data.std)
-
-    return move(data.train), move(data.test)
 
 
 def mean_loss(logits: Tensor, labels: Tensor) -> float:

@@ -13,11 +13,12 @@ from fl_labelskew_registry import Contribution, Data, Federation, LabelSkewError
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_labelskew_plugins import devices, seeds
+from fl_labelskew_plugins import devices, mpirun, seeds
 from fl_labelskew_plugins.aggregate import Weights, check_extra
 from fl_labelskew_plugins.data.clients import Clients, divide
-from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, samples, snapshot
+from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.recipe import Recipe
+from fl_labelskew_plugins.samples import samples
 
 
 @dataclass
@@ -144,7 +145,7 @@ def assemble(
             min_samples=min((n for n in sizes if n), default=0),
             seed=seed,
         )
-    train_samples, test_samples = samples(data, device)
+    train_samples, test_samples = samples(data, device, workers=loader_workers(recipe, device))
     trainer = LocalTrainer(
         model=model.to(device),
         method=recipe.method,
@@ -169,6 +170,15 @@ def local_settings(recipe: Recipe) -> LocalSettings:
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def loader_workers(recipe: Recipe, device: torch.device) -> int:
+    """Processes that decode pictures for this one: by default half of its cores, on a GPU all but one, at most 16."""
+    if recipe.device.loader_workers is not None:
+        return recipe.device.loader_workers
+    place = mpirun.joined()
+    cores = available_cores() // (max(1, place[1] - 1) if place else 1)
+    return min(16, max(1, cores - 1 if device.type == "cuda" else cores // 2))
 
 
 def refuse_host_switches(recipe: Recipe) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from fl_labelskew_plugins import addresses
 from fl_labelskew_plugins.params import Params
@@ -90,6 +90,9 @@ class ValidationArgs(Params):
 
     frequency_of_the_test: int = Field(1, ge=0, description="rounds between two tests; 0: after the last round alone")
     personalised: bool = Field(True, description="also test each client's own model on its own test split")
+    per_client: bool = Field(
+        False, description="also measure the global model on each client's own test split; not across silos"
+    )
     last_rounds: Positive = Field(5, description="tests that the summary's mean and std are taken over")
     server_test_data: bool = Field(
         True, description="cross_silo: whether the server holds the test part; false: the global model is not tested"
@@ -106,6 +109,12 @@ class DeviceArgs(Params):
         None, description="cpu: warn and train on the CPU where one of the GPUs is missing; default: an error"
     )
     threads: Positive | None = Field(None, description="torch threads of a process; default: the cores it may use")
+    loader_workers: int | None = Field(
+        None,
+        ge=0,
+        description="processes that decode pictures ahead of training; default: half of the cores, or with"
+        " a GPU all but one; 0: none",
+    )
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16: mixed precision, weights stay fp32")
     channels_last: bool = Field(True, description="memory format of images and convolutions")
 
@@ -308,6 +317,33 @@ def _refuse_dead(value: object) -> object:
         raise ValueError(f"'{value}' does not work in the host: {DEAD[value]}")
     return value
 
+
+Measure = Literal["accuracy", "best_accuracy", "personalised_accuracy", "balanced_accuracy", "rounds_to"]
+
+
+class Expected(Params):
+    """A paper's number, which a recipe's runs can be compared with; it has no part in a run.
+
+    Accuracies are in per cent, as papers print them: means over the last ``validation_args.last_rounds`` tests, but
+    ``best_accuracy``, the highest of any test. ``rounds_to`` is the first round, from 1, whose accuracy is ``target``.
+    """
+
+    value: float = Field(ge=0, description="the number: per cent, or rounds with rounds_to")
+    measure: Measure = Field("accuracy", description="what it measures")
+    target: float | None = Field(None, ge=0, le=100, description="rounds_to: the accuracy to be reached, in per cent")
+    tolerance: float = Field(2.0, ge=0, description="how far from it still counts as reached, in its unit")
+    paper: str = Field(description="whose number it is")
+    table: str = Field(description="where it is printed, such as Table 1")
+
+    @model_validator(mode="after")
+    def _target_goes_with_rounds(self) -> Expected:
+        if (self.measure == "rounds_to") != (self.target is not None):
+            raise ValueError("target and measure rounds_to go together; both, or neither, would be right")
+        return self
+
+
+EXPECTED = "expected"
+"""The part of a recipe that holds these: one mapping, or a list of them."""
 
 PLAIN: dict[str, type[Params]] = {
     "common_args": CommonArgs,

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.aggregate import Weights
-from fl_labelskew_plugins.local import ClientBatches, LocalResult, LocalTrainer, Samples
+from fl_labelskew_plugins.local import LocalResult, LocalTrainer
+from fl_labelskew_plugins.samples import ClientBatches, Samples
 
 
 @dataclass

@@ -7,16 +7,9 @@ from fl_labelskew_registry import Arrays, Data, Federation, Method, Stage
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins.local import (
-    ClientBatches,
-    LocalSettings,
-    LocalTrainer,
-    Samples,
-    learning_rate,
-    samples,
-    snapshot,
-)
+from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, learning_rate, snapshot
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.samples import ClientBatches, Samples, samples
 
 CPU = torch.device("cpu")
 

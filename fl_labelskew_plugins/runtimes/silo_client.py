@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import secrets
 import time
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from fedml.core.distributed.communication.message import Message
-from fl_labelskew_registry import Federation, LabelSkewError, Method, RunError
+from fl_labelskew_registry import Federation, Images, LabelSkewError, Method, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins import silos
@@ -262,6 +263,9 @@ def about(recipe: Recipe, data: SiloData) -> bytes:
     settings = [{name: resolved[name] for name in sections}, recipe.device.precision, data.data.mean, data.data.std]
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=32)
     for array in (data.data.train.x, data.data.train.y):
+        if isinstance(array, Images):
+            stats = [os.stat(file) for file in array.files]
+            array = np.array([(stat.st_size, stat.st_mtime_ns) for stat in stats], np.int64)  # noqa: PLW2901
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.digest()

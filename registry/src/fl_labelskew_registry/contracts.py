@@ -6,7 +6,7 @@ Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``K`` clients
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -259,11 +259,46 @@ class Partitioner:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class Images:
+    """Pictures in files, decoded when they are needed: for a data set that does not fit into memory.
+
+    ``len``, ``shape`` and indexing with a slice or an array of indices are those of an array ``(N, C, H, W)``.
+
+    Args:
+        files: of the ``N`` samples.
+        size: ``(C, H, W)`` of a sample as the network gets it.
+        read: makes ``(C, H, W)`` uint8 of a file; where its second argument is true, augmented with what torch's
+            generator draws. It is called in other processes, so it has to be picklable. Raises LabelSkewError where
+            the file is no sound picture.
+    """
+
+    files: Sequence[str]
+    size: tuple[int, int, int]
+    read: Callable[[str, bool], Tensor]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(N, C, H, W)``."""
+        return (len(self.files), *self.size)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: slice | NDArray[Any]) -> Images:
+        rows = range(len(self))[index] if isinstance(index, slice) else index
+        return replace(self, files=[self.files[int(row)] for row in rows])
+
+    def copy(self) -> Images:
+        """The same."""
+        return self
+
+
 @dataclass
 class Arrays:
-    """One part of a data set: ``x`` ``(N, ...)`` uint8 or float32, ``y`` ``(N,)`` int64, ``groups`` ``(N,)``."""
+    """One part of a data set: ``x`` ``(N, ...)`` uint8 or float32, or :class:`Images`; ``y`` and ``groups`` int64."""
 
-    x: NDArray[Any]
+    x: Any
     y: NDArray[Any]
     groups: NDArray[Any] | None = None
 
@@ -276,8 +311,10 @@ class Data:
         train: training part.
         test: global test part.
         class_names: one for each of the ``C`` classes.
-        mean: per channel (first axis of a sample), in units of ``x`` scaled to 0..1 where ``x`` is uint8.
+        mean: per channel (first axis of a sample), in units of ``x`` scaled to 0..1 where ``x`` is uint8; empty for
+            samples that are no measurements, such as numbers of characters: the network gets them as they are.
         std: per channel, like ``mean``.
+        notes: text files that a run keeps beside its results, by name, such as a split that was drawn.
     """
 
     train: Arrays
@@ -285,6 +322,7 @@ class Data:
     class_names: list[str]
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 class Dataset:

@@ -1,0 +1,256 @@
+"""Samples as local training sees them: on the device, or decoded from files in time for it."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.utils.data
+from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError
+from torch import Tensor
+
+Part = TypeVar("Part", Tensor, slice, Tensor | slice)
+"""Indices of a batch."""
+Key = tuple[int, int, int | None]
+"""A part, a sample of it, and the seed of its augmentation."""
+
+
+class Samples:
+    """Samples and labels on the device; inputs stay in their stored type and are normalised batch by batch.
+
+    Args:
+        x: ``(N, ...)`` uint8 or float32.
+        y: ``(N,)`` int64.
+        mean: per channel, see :class:`fl_labelskew_registry.Data`; empty: inputs are the samples as they are stored.
+        std: per channel.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        self.x, self.y = x, y
+        self._normalise = Normalise(mean, std, dims=x.dim(), dtype=x.dtype, device=x.device)
+
+    def inputs(self, index: Tensor | slice) -> Tensor:
+        """Normalised float32 inputs ``(B, ...)``."""
+        # index_select copies whole samples; indexing would walk their elements
+        return self._normalise(self.x[index] if isinstance(index, slice) else self.x.index_select(0, index))
+
+    def stream(self, batches: Iterable[Part], seed: int | None = None) -> Iterator[tuple[Part, Tensor]]:
+        """Every part of ``batches`` with its inputs; ``seed`` is for samples that are augmented, and not used here."""
+        for index in batches:
+            yield index, self.inputs(index)
+
+
+class Normalise:
+    """Stored samples as a network's float32 inputs.
+
+    Args:
+        mean: per channel; empty: samples stay as they are.
+        std: per channel.
+        dims: of a batch.
+        dtype: of the samples.
+        device: where they are.
+    """
+
+    def __init__(
+        self, mean: tuple[float, ...], std: tuple[float, ...], *, dims: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._plain = not mean or (dtype.is_floating_point and mean == (0.0,) and std == (1.0,))
+        if self._plain:
+            return
+        shape = (-1, *[1] * (dims - 2))
+        unit = 255.0 if dtype == torch.uint8 else 1.0
+        self._scale = (1 / (unit * torch.tensor(std, device=device))).reshape(shape)
+        self._shift = (-torch.tensor(mean, device=device) / torch.tensor(std, device=device)).reshape(shape)
+        if len(mean) == 1:  # plain numbers spare a broadcast
+            self._scale, self._shift = self._scale.reshape(()), self._shift.reshape(())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """``x`` ``(B, ...)``, normalised."""
+        return x if self._plain else torch.addcmul(self._shift, x.float(), self._scale)
+
+
+class Streamed:
+    """One part of a data set whose pictures are decoded by other processes, in time for the device.
+
+    Args:
+        reader: decodes.
+        part: which of the reader's parts.
+        y: ``(N,)`` int64 on the device.
+        mean: per channel, see :class:`fl_labelskew_registry.Data`.
+        std: per channel.
+    """
+
+    def __init__(self, reader: Reader, part: int, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        self.y = y
+        self._reader, self._part = reader, part
+        self._normalise = Normalise(mean, std, dims=4, dtype=torch.uint8, device=y.device)
+
+    def inputs(self, index: Tensor | slice) -> Tensor:
+        """Normalised float32 inputs ``(B, C, H, W)``, not augmented; nothing is decoded ahead."""
+        return next(self.stream([index]))[1]
+
+    def stream(self, batches: Iterable[Part], seed: int | None = None) -> Iterator[tuple[Part, Tensor]]:
+        """Every part of ``batches`` with its inputs, the next ones being decoded meanwhile.
+
+        Of one data set a single stream is read at a time: another one ends it.
+
+        Args:
+            batches: indices of each batch.
+            seed: of the augmentation, by the samples' places in the stream; None: none.
+
+        Raises:
+            LabelSkewError: a file is no sound picture.
+        """
+        waiting: deque[Part] = deque()
+        every = range(len(self.y))
+
+        def plan() -> Iterator[list[Key]]:
+            place = 0
+            for index in batches:
+                waiting.append(index)
+                rows = every[index] if isinstance(index, slice) else index.tolist()
+                yield [(self._part, row, None if seed is None else seed + place + i) for i, row in enumerate(rows)]
+                place += len(rows)
+
+        for pixels in self._reader.read(plan()):
+            yield waiting.popleft(), self._normalise(pixels.to(self.y.device, non_blocking=True))
+
+
+class Reader(torch.utils.data.Dataset[Tensor | LabelSkewError]):
+    """Decodes pictures of several parts of a data set, in processes that stay.
+
+    Args:
+        parts: the pictures.
+        workers: processes; 0: this one decodes, between the steps of training.
+        pin: whether batches are for a GPU.
+    """
+
+    def __init__(self, parts: Sequence[Images], *, workers: int, pin: bool) -> None:
+        self.parts = list(parts)
+        self.workers, self.pin = workers, pin
+        self.waited = 0.0
+        """Seconds for which somebody waited for pictures so far."""
+        self._loader: torch.utils.data.DataLoader[Any] | None = None
+        self._plan: Iterator[list[Key]] = iter(())
+
+    def __getitem__(self, key: Key) -> Tensor | LabelSkewError:
+        part, row, seed = key
+        images = self.parts[part]
+        try:
+            if seed is None:
+                return images.read(images.files[row], False)
+            with torch.random.fork_rng([]):
+                torch.manual_seed(seed % 2**63)
+                return images.read(images.files[row], True)
+        except LabelSkewError as error:
+            return error  # raised where it can be told in a line
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For processes that are not forked: the pictures alone."""
+        return {**self.__dict__, "_loader": None, "_plan": None}
+
+    def read(self, plan: Iterator[list[Key]]) -> Iterator[Tensor]:
+        """Batches ``(B, C, H, W)`` uint8 in the order of the plan.
+
+        Raises:
+            LabelSkewError: a file is no sound picture.
+        """
+        self._plan = plan
+        if self._loader is None:
+            self._loader = self._start()
+        begun = time.perf_counter()
+        for batch in self._loader:
+            self.waited += time.perf_counter() - begun
+            if isinstance(batch, LabelSkewError):
+                raise batch
+            yield batch
+            begun = time.perf_counter()
+        self.waited += time.perf_counter() - begun
+
+    def _start(self) -> torch.utils.data.DataLoader[Any]:
+        context = None
+        if self.workers:
+            # gRPC's threads do not survive a fork, and what a user typed may take seconds to import a second time
+            method = "forkserver" if "grpc" in sys.modules or not hasattr(os, "fork") else "fork"
+            context = multiprocessing.get_context(method)
+            if method == "forkserver":
+                context.set_forkserver_preload([__name__, "torchvision.transforms.v2"])
+        return torch.utils.data.DataLoader(
+            self,
+            batch_sampler=Plan(self),
+            num_workers=self.workers,
+            collate_fn=collate,
+            pin_memory=self.pin,
+            persistent_workers=self.workers > 0,
+            multiprocessing_context=context,
+            generator=torch.Generator(),  # else it would draw from the global one
+        )
+
+
+class Plan:
+    """What a reader has to decode now, as the loader asks for it."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return self._reader._plan
+
+
+def collate(batch: list[Tensor | LabelSkewError]) -> Tensor | LabelSkewError:
+    """One tensor, or the first mistake."""
+    for sample in batch:
+        if isinstance(sample, LabelSkewError):
+            return sample
+    return torch.stack([sample for sample in batch if not isinstance(sample, LabelSkewError)])
+
+
+class ClientBatches:
+    """A client's samples as the host wants them: an iterable of ``(inputs, labels)`` batches, in order.
+
+    Args:
+        samples: all samples.
+        index: the client's own, ``(N_k,)``.
+        batch_size: samples of a batch.
+    """
+
+    def __init__(self, samples: Samples | Streamed, index: Tensor, batch_size: int) -> None:
+        self.samples, self.index, self.batch_size = samples, index, batch_size
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.index) / self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for part in self.index.split(self.batch_size):  # type: ignore[no-untyped-call]
+            yield self.samples.inputs(part), self.samples.y[part]
+
+
+def samples(data: Data, device: torch.device, *, workers: int = 0) -> tuple[Samples | Streamed, Samples | Streamed]:
+    """Training and test samples of a data set.
+
+    Args:
+        data: in memory, or pictures in files.
+        device: where labels and inputs are wanted.
+        workers: processes that decode pictures.
+    """
+    pin = device.type == "cuda"  # from pinned memory a copy goes on while the rest of the session is built
+    parts = (data.train, data.test)
+    reader = Reader([part.x for part in parts if isinstance(part.x, Images)], workers=workers, pin=pin)
+
+    def moved(array: Any) -> Tensor:
+        tensor = torch.from_numpy(array)
+        return (tensor.pin_memory() if pin else tensor).to(device, non_blocking=True)
+
+    def made(part: Arrays) -> Samples | Streamed:
+        if isinstance(part.x, Images):
+            return Streamed(reader, reader.parts.index(part.x), moved(part.y), data.mean, data.std)
+        return Samples(moved(part.x), moved(part.y), data.mean, data.std)
+
+    return made(data.train), made(data.test)
