@@ -12,7 +12,9 @@ from fl_labelskew_registry import Dataset, Method, MistakesError, Network, Parti
 from pydantic import BaseModel
 
 from fl_labelskew_plugins import mistakes, plain_yaml, settings
-from fl_labelskew_plugins.settings import PLAIN, PLUGGED, SECTIONS, PluginSection
+from fl_labelskew_plugins.settings import EXPECTED, PLAIN, PLUGGED, SECTIONS, Expected, PluginSection
+
+PARTS = (*SECTIONS, EXPECTED)
 
 
 class RecipeError(MistakesError):
@@ -43,6 +45,7 @@ class Recipe:
         partitioner: the partition, with its parameters.
         network: the network's builder, with its parameters.
         method: the method, with its parameters.
+        expected: a paper's numbers, to compare the outcome with; no part of what is run.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Recipe:
     partitioner: Partitioner
     network: Network
     method: Method
+    expected: tuple[Expected, ...] = ()
 
     @property
     def own_data(self) -> bool:
@@ -91,7 +95,10 @@ class Recipe:
     def dump(self) -> str:
         """The resolved recipe as YAML text; loading it gives the same recipe."""
         name = "".join(letter if letter.isprintable() else "?" for letter in self.name)
-        return f"# fedml run {name}.yaml\n{plain_yaml.write(self.resolved())}"
+        content: dict[str, Any] = {**self.resolved()}
+        if self.expected:
+            content[EXPECTED] = [each.model_dump(mode="json", exclude_none=True) for each in self.expected]
+        return f"# fedml run {name}.yaml\n{plain_yaml.write(content)}"
 
 
 def _merged(models: Sequence[BaseModel]) -> dict[str, Any]:
@@ -175,6 +182,8 @@ def json_schema() -> dict[str, Any]:
     """JSON Schema of a recipe, for editors; a plugin that does not load is known by its name alone."""
     defs: dict[str, Any] = {}
     sections = {section: _section_schema(section, defs) for section in SECTIONS}
+    one = _model_schema(Expected, EXPECTED, defs)
+    sections[EXPECTED] = {"anyOf": [one, {"type": "array", "items": one}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "fl-labelskew-plugins recipe",
@@ -233,10 +242,11 @@ class _Check:
     """One recipe, or one silo's own file, on its way from text to plugins; mistakes gather here."""
 
     path: Path
-    allowed: tuple[str, ...] = SECTIONS
+    allowed: tuple[str, ...] = PARTS
     mistakes: list[str] = field(default_factory=list)
     wrong: set[str] = field(default_factory=set)
     overridden: set[str] = field(default_factory=set)
+    expected: list[Expected] = field(default_factory=list)
 
     def recipe(self, text: str, overrides: Sequence[str]) -> Recipe:
         raw = self._sections(text)
@@ -252,6 +262,18 @@ class _Check:
         if self.mistakes:
             raise RecipeError(self.mistakes)
         return self._build(plain, chosen)
+
+    def _expected(self, raw: object) -> None:
+        form = f"a mapping with {', '.join(mistakes.keys_of(Expected))}, or a list of them"
+        for number, item in enumerate(raw if isinstance(raw, list) else [raw], 1):
+            place = f"{EXPECTED}[{number}]" if isinstance(raw, list) else EXPECTED
+            if not isinstance(item, dict):
+                self._say(place, f"{mistakes.show(item)} is no mapping of keys to values; allowed: {form}")
+                continue
+            self._unknown_keys(place, item, list(mistakes.keys_of(Expected)))
+            args = self._validated(place, Expected, item)
+            if isinstance(args, Expected):
+                self.expected.append(args)
 
     def silo(self, text: str, base: Recipe) -> Recipe:
         """``base`` with what a silo's own file says in place of it."""
@@ -304,7 +326,7 @@ class _Check:
         except plain_yaml.YamlError as error:
             raise RecipeError([f"{_shown(self.path)}: {error}"]) from None
         if content is None:
-            what = "a recipe" if self.allowed == SECTIONS else "a silo's file"
+            what = "a recipe" if self.allowed == PARTS else "a silo's file"
             raise RecipeError([f"{_shown(self.path)}: empty; {what} has the sections {', '.join(self.allowed)}"])
         if not isinstance(content, dict):
             raise RecipeError([f"{_shown(self.path)}: {mistakes.show(content)} is no mapping of sections to keys"])
@@ -315,6 +337,8 @@ class _Check:
                 near = mistakes.nearest(section, self.allowed)
                 self._say(section, f"unknown section; allowed: {', '.join(self.allowed)}{near}")
                 self._meant("", section, [known for known in self.allowed if known not in content])
+            elif section == EXPECTED:
+                self._expected(keys)
             elif not isinstance(keys, dict):
                 self._say(
                     section, f"{mistakes.show(keys)} is no mapping of keys to values; allowed: section: {{key: value}}"
@@ -480,4 +504,5 @@ class _Check:
             partitioner=partition[1],
             network=model[1],
             method=method[1],
+            expected=tuple(self.expected),
         )

@@ -12,6 +12,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins import plain_yaml
+from fl_labelskew_plugins.settings import EXPECTED
 
 Resolved = Mapping[str, Mapping[str, Any]]
 
@@ -68,6 +69,8 @@ def read(folder: Path) -> Run:
         raise LabelSkewError(f"{folder}: no run: {Path(error.filename).name} is missing") from None
     except (OSError, ValueError, plain_yaml.YamlError) as error:
         raise LabelSkewError(f"{folder}: cannot be read: {' '.join(str(error).split())}") from None
+    if isinstance(recipe, dict):
+        recipe.pop(EXPECTED, None)  # no section
     if not isinstance(recipe, dict) or not all(isinstance(keys, dict) for keys in recipe.values()):
         raise LabelSkewError(f"{folder}: no run: recipe.yaml holds no recipe")
     run = Run(str(folder), recipe, _objects(lines))

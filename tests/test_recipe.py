@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from fl_labelskew_plugins import mistakes, plain_yaml, recipe
-from fl_labelskew_plugins.recipe import RecipeError
+from fl_labelskew_plugins.recipe import PARTS, RecipeError
 from fl_labelskew_plugins.settings import DEAD, NEEDS, SECTIONS, DpArgs, SecurityArgs
 
 GOOD = {
@@ -235,7 +235,7 @@ def test_a_section_that_is_no_mapping(section, value):
 
 def test_an_unknown_section_names_the_nearest():
     line = only_line(text_with(trian_args={"epochs": 1}))
-    assert line == f"r.yaml: trian_args: unknown section; allowed: {', '.join(SECTIONS)}; nearest: train_args"
+    assert line == f"r.yaml: trian_args: unknown section; allowed: {', '.join(PARTS)}; nearest: train_args"
 
 
 def test_a_misspelt_section_is_not_missing_as_well():
@@ -758,12 +758,44 @@ def test_as_many_files_as_silos():
     assert only_line(text).endswith("data_silo_config: 1 files for 2 clients; allowed: a file for each, or none")
 
 
+# A paper's numbers
+
+NUMBER = {"value": 74.97, "paper": "FedMR", "table": "Table 1"}
+
+
+def test_one_number_or_several_survive_the_dump():
+    assert recipe.parse(text_with()).expected == ()
+    (one,) = recipe.parse(text_with(expected=NUMBER)).expected
+    assert (one.value, one.measure, one.tolerance) == (74.97, "accuracy", 2.0)
+    rounds = NUMBER | {"measure": "rounds_to", "value": 149, "target": 54.31}
+    loaded = recipe.parse(text_with(expected=[NUMBER, rounds]))
+    assert [each.value for each in loaded.expected] == [74.97, 149]
+    assert recipe.parse(loaded.dump()).expected == loaded.expected
+
+
+def test_numbers_are_no_part_of_what_is_run():
+    a, b = recipe.parse(text_with()), recipe.parse(text_with(expected=NUMBER))
+    assert recipe.different(a.resolved(), b.resolved()) == []
+    assert a.resolved() == b.resolved()
+
+
+def test_wrong_numbers_are_one_line_each():
+    lines = lines_of(text_with(expected=[NUMBER | {"measure": "acuracy"}, {"value": -1, "table": "1", "papr": "x"}, 3]))
+    assert lines[0].startswith("r.yaml: expected[1].measure: 'acuracy' is unknown; allowed: accuracy, best_accuracy")
+    assert lines[1].startswith("r.yaml: expected[2].papr: unknown key; allowed: value, measure,")
+    assert "r.yaml: expected[2].value: -1 is out of range; allowed: a number of at least 0" in lines
+    assert lines[-1].startswith("r.yaml: expected[3]: 3 is no mapping of keys to values; allowed: a mapping with value")
+    assert only_line(text_with(expected=NUMBER | {"measure": "rounds_to"})) == (
+        "r.yaml: expected: target and measure rounds_to go together; both, or neither, would be right"
+    )
+
+
 # JSON Schema
 
 
 def test_the_schema_knows_every_section_and_every_plugin():
     schema = recipe.json_schema()
-    assert tuple(schema["properties"]) == SECTIONS
+    assert tuple(schema["properties"]) == PARTS
     assert schema["additionalProperties"] is False
     method = schema["properties"]["method_args"]
     assert method["properties"]["method"]["enum"] == [e.name for e in catalog.entries("methods")]
@@ -812,7 +844,7 @@ def test_any_bytes(tmp_path_factory, content):
 
 
 @FUZZ
-@given(st.sampled_from(SECTIONS), st.text(max_size=12), values)
+@given(st.sampled_from(PARTS), st.text(max_size=12), values)
 def test_any_key_and_value(section, key, value):
     try:
         text = plain_yaml.write(GOOD | {section: {**GOOD.get(section, {}), key: value}})
