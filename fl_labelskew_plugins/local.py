@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from fl_labelskew_registry import Batch, ClientView, Federation, Method
@@ -69,6 +69,16 @@ class LocalResult:
     personalised: tuple[int, int] | None = None
 
 
+class Observer(Protocol):
+    """Watches local training as far as it is uploaded; it changes nothing of it and draws from no generator."""
+
+    def before(self, view: ClientView) -> None:
+        """The client has its start weights, and nothing is trained yet."""
+
+    def step(self, batch: Batch, view: ClientView) -> None:
+        """A batch's gradients are there, not clipped; the weights are not changed yet."""
+
+
 @dataclass
 class LocalTrainer:
     """Trains any client of a federation in this process, one after the other.
@@ -84,6 +94,7 @@ class LocalTrainer:
         test_indices: test samples of each such client's own split.
         replaced: samples that stand in for a client's own, such as what the host's data poisoning made of them.
         secret: seed of a silo's privacy noise, up to 128 bits that nobody else knows; None: the recipe's seed.
+        observer: who watches training, if anybody.
     """
 
     model: nn.Module
@@ -96,6 +107,7 @@ class LocalTrainer:
     test_indices: Mapping[int, Tensor]
     replaced: dict[int, Samples] = field(default_factory=dict)
     secret: int | None = None
+    observer: Observer | None = None
     _spare: nn.Module | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -176,6 +188,8 @@ class LocalTrainer:
         load(self.model, weights)
         with self._seeded(round, client):
             self.method.before_round(view)
+            if self.observer is not None:
+                self.observer.before(view)
             upload, terms = self._train(view)
             contributions = {k: v.detach() for k, v in self.method.contribute(view).items()}
             self.method.after_round(view)
@@ -224,9 +238,12 @@ class LocalTrainer:
                 with self._autocast():
                     features = model.features(inputs)  # type: ignore[operator]
                     logits = model.classifier(features)  # type: ignore[operator]
-                terms = method.loss(Batch(inputs, features, logits.float(), labels, last_epoch), view)
+                batch = Batch(inputs, features, logits.float(), labels, last_epoch)
+                terms = method.loss(batch, view)
                 optimizer.zero_grad(set_to_none=True)
                 _total(terms).backward()  # type: ignore[no-untyped-call]
+                if self.observer is not None and upload is None:
+                    self.observer.step(batch, view)
                 if settings.gradient_clip_norm is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clip_norm)
                 optimizer.step()
