@@ -1,8 +1,9 @@
 """The small convolutional networks of the papers. Counts are parameters without the classifier."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
-from fl_labelskew_registry import Network
+from fl_labelskew_registry import LabelSkewError, Network
 from pydantic import Field
 from torch import nn
 
@@ -102,3 +103,46 @@ class FedLCCIFAR(Network):
         channels, height, width = image_shape("fedlc_cnn_cifar", input_shape, 8)
         flat = 128 * side_after(height, 3, 3, 1) * side_after(width, 3, 3, 1)
         return FeatureNet(nn.Sequential(*conv_pool(channels, [128] * 3, 3, 1)), flat, num_classes)
+
+
+class FeCNN(Network):
+    """LEAF's CNN for FEMNIST, FedRS's FeCNN: conv 32 k5, conv 64 k5, both padded, fc 2048.
+
+    At 1x28x28: 6,476,672 parameters, d = 2048, 4 layers with the classifier, which is FedRS's table 4.
+    """
+
+    class Params(Params):
+        """No parameters."""
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
+        """A fresh module."""
+        channels, height, width = image_shape("fecnn", input_shape, 8)
+        flat = 64 * side_after(height, 2, 5, 2) * side_after(width, 2, 5, 2)
+        layers = [*conv_pool(channels, [32, 64], 5, 2), nn.Flatten(), nn.Linear(flat, 2048), nn.ReLU()]
+        return FeatureNet(nn.Sequential(*layers), 2048, num_classes)
+
+
+class SACNN(Network):
+    """A CNN over bytes of network traffic with the numbers of FedRS's SACNN: 15,984 parameters, d = 256, 7 layers.
+
+    FedRS's table 4 prints these numbers and nothing else of its network, nor is the data public. This layout is ours,
+    chosen to have them: six convolutions of kernel 3 along a row of at least 64 values (widths 8, 16, 16, 16, 32 and
+    128, max-pooling by 2 after all but the last), averaged to two places, and the classifier.
+    """
+
+    class Params(Params):
+        """No parameters."""
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
+        """A fresh module."""
+        if len(input_shape) != 1 or input_shape[0] < 64:
+            raise LabelSkewError(
+                f"model sacnn: needs rows of at least 64 values, this data set has samples of shape "
+                f"{tuple(input_shape)}; mlp or logistic would be right"
+            )
+        widths = (8, 16, 16, 16, 32, 128)
+        layers: list[nn.Module] = [nn.Unflatten(1, (1, input_shape[0]))]
+        for before, width in pairwise((1, *widths)):
+            layers += [nn.Conv1d(before, width, 3, padding=1), nn.MaxPool1d(2), nn.ReLU()]
+        layers[-2:] = [nn.ReLU(), nn.AdaptiveAvgPool1d(2)]
+        return FeatureNet(nn.Sequential(*layers), 256, num_classes)

@@ -1,0 +1,46 @@
+"""EfficientNet-b0: Tan and Le, "EfficientNet: Rethinking Model Scaling for CNNs", ICML 2019."""
+
+from fl_labelskew_registry import LabelSkewError, Network
+from pydantic import Field
+from torch import nn
+
+from fl_labelskew_plugins.models.base import FeatureNet, image_shape
+from fl_labelskew_plugins.models.pretrained import AUTO, NONE, load_imagenet
+from fl_labelskew_plugins.params import Params
+
+
+class EfficientNetB0(Network):
+    """Torchvision's EfficientNet-b0, FLamby's and FedMR's network for ISIC2019: 4,007,548 parameters, d = 1280.
+
+    FedMR's table 3 prints 4.875 M numbers, and 0.005 M more for the prototypes of its 8 classes. With ``features: 640``
+    there are 4,874,581, running statistics and classifier included, and 5,120 more; no other width gives both. That
+    layer and its ReLU are read from the two numbers alone: neither the paper nor FedMR's public code shows it.
+    """
+
+    class Params(Params):
+        """Parameters of efficientnet_b0."""
+
+        weights: str = Field(
+            AUTO,
+            min_length=1,
+            description=f"ImageNet weights: a .pth or .safetensors file; {AUTO}: torchvision's cache, or from scratch "
+            f"with a warning; {NONE}: from scratch.",
+        )
+        features: int | None = Field(None, ge=1, description="d of one more dense layer with ReLU (FedMR: 640).")
+        dropout: float = Field(0.2, ge=0, lt=1, description="Share of features dropped in training.")
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
+        """A module with a fresh classifier."""
+        from torchvision.models import EfficientNet_B0_Weights, efficientnet_b0
+
+        channels, _, _ = image_shape("efficientnet_b0", input_shape, 32)
+        if channels != 3:
+            raise LabelSkewError(f"model efficientnet_b0: needs images of 3 channels, this data set has {channels}")
+        net = efficientnet_b0()
+        cached = EfficientNet_B0_Weights.IMAGENET1K_V1.url.rpartition("/")[2]
+        load_imagenet(net, self.params.weights, name="efficientnet_b0", cached=cached, head="classifier.")
+        layers, d = [net.features, net.avgpool, nn.Flatten()], 1280
+        if self.params.features is not None:
+            layers += [nn.Linear(d, self.params.features), nn.ReLU()]
+            d = self.params.features
+        return FeatureNet(nn.Sequential(*layers, nn.Dropout(self.params.dropout)), d, num_classes)

@@ -1,0 +1,62 @@
+"""The recurrent network of LEAF's Shakespeare: Caldas et al., "LEAF", 2018, https://arxiv.org/abs/1812.01097."""
+
+import torch
+from fl_labelskew_registry import LabelSkewError, Network
+from pydantic import Field
+from torch import nn
+
+from fl_labelskew_plugins.models.base import FeatureNet
+from fl_labelskew_plugins.params import Params
+
+
+class LastOutput(nn.Module):
+    """Embedding and LSTM; gives the last layer's output at the last character, ``(B, L)`` uint8 to ``(B, hidden)``."""
+
+    def __init__(self, vocabulary: int, embedding: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.lstm = nn.LSTM(embedding, hidden, num_layers=layers, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The features of some texts.
+
+        Raises:
+            LabelSkewError: ``x`` holds measurements, not numbers of characters.
+        """
+        if x.dtype != torch.uint8:
+            raise LabelSkewError(
+                "model char_lstm: needs numbers of characters, as data set shakespeare has them, and got "
+                f"{str(x.dtype).removeprefix('torch.')}; mlp or logistic would be right"
+            )
+        outputs, _ = self.lstm(self.embedding(x.int()))
+        last: torch.Tensor = outputs[:, -1]
+        return last
+
+
+class CharLSTM(Network):
+    """LEAF's and FedRS's CharLSTM: embedding of 8, two LSTM layers of 256; samples are character numbers ``(L,)``.
+
+    With a vocabulary of 81: 799,368 parameters, d = 256 and 4 layers with embedding and classifier, which is FedRS's
+    table 4.
+    """
+
+    class Params(Params):
+        """Parameters of char_lstm."""
+
+        vocabulary: int | None = Field(
+            None, ge=1, le=256, description="Characters that occur in samples; default: the classes."
+        )
+        embedding: int = Field(8, ge=1, description="Numbers that stand for a character.")
+        hidden: int = Field(256, ge=1, description="d, width of each LSTM layer.")
+        layers: int = Field(2, ge=1, description="LSTM layers.")
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
+        """A fresh module."""
+        if len(input_shape) != 1:
+            raise LabelSkewError(
+                f"model char_lstm: needs rows of characters, this data set has samples of shape {tuple(input_shape)}; "
+                "data set shakespeare, or another network, would be right"
+            )
+        options = self.params
+        body = LastOutput(options.vocabulary or num_classes, options.embedding, options.hidden, options.layers)
+        return FeatureNet(body, options.hidden, num_classes)

@@ -1,0 +1,79 @@
+"""ImageNet weights from files that are already on this machine; nothing is fetched."""
+
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from fl_labelskew_registry import LabelSkewError
+from torch import nn
+
+from fl_labelskew_plugins.mpirun import joined
+
+AUTO, NONE = "auto", "none"
+
+
+def load_imagenet(net: nn.Module, weights: str, *, name: str, cached: str, head: str) -> None:
+    """Fill a torchvision network with ImageNet weights, all but its classifier.
+
+    Args:
+        net: the network as torchvision builds it.
+        weights: a file (see :func:`read_weights`); ``auto``: torchvision's cache, or as it is with a warning where the
+            file is not there; ``none``: as it is.
+        name: the network's, for messages.
+        cached: name of the file in torchvision's cache.
+        head: prefix of the classifier's tensors.
+
+    Raises:
+        LabelSkewError: the file cannot be read, or is not of this network.
+    """
+    if weights == NONE:
+        return
+    path = Path(torch.hub.get_dir(), "checkpoints", cached) if weights == AUTO else Path(weights)
+    if weights == AUTO and not os.path.isfile(path):
+        if (joined() or (0, 1))[0] == 0:  # of several ranks on one machine, one says it
+            print(
+                f"warning: model {name}: no ImageNet weights in {path}; training from scratch (model_args.weights: "
+                f"a file of them, or {NONE}, would say what is meant)",
+                file=sys.stderr,
+            )
+        return
+    state = {key: value for key, value in read_weights(path).items() if not key.startswith(head)}
+    own = {key: value for key, value in net.state_dict().items() if not key.startswith(head)}
+    # older files lack the counters of batch normalisation
+    wrong = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
+    wrong += [key for key, value in state.items() if key not in own or own[key].shape != value.shape]
+    if wrong:
+        raise LabelSkewError(
+            f"{path}: {wrong[0]} is missing, unknown or of another shape ({len(wrong)} such tensors in all); "
+            f"torchvision's weights of {name} would be right"
+        )
+    net.load_state_dict(state, strict=False)
+
+
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a ``.safetensors`` file, or of a ``.pth`` file that holds a state dict and nothing else.
+
+    Raises:
+        LabelSkewError: there is no such file, or it is something else.
+    """
+    if not os.path.isfile(path):
+        raise LabelSkewError(f"{path}: does not exist; a file with ImageNet weights would be right")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the pickle protocol: the error, if there is one, is enough
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # broken files end in errors of pickle, zip, torch and safetensors alike
+        first = " ".join(str(error).split()).partition(". ")[0]
+        raise LabelSkewError(
+            f"{path}: is no sound file of weights ({type(error).__name__}: {first[:120]}); a state dict, as .pth or "
+            ".safetensors, would be right"
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise LabelSkewError(f"{path}: holds something else than a state dict of tensors, which would be right")
+    return state

@@ -1,0 +1,72 @@
+"""Wide ResNet: Zagoruyko and Komodakis, "Wide Residual Networks", BMVC 2016, https://arxiv.org/abs/1605.07146.
+
+FedMR's network for CIFAR100 (section C.1.1) is the one of https://github.com/meliketoy/wide-resnet.pytorch: depth 28,
+width 10, dropout 0.3 and, unlike the paper's, convolutions with biases.
+"""
+
+from itertools import pairwise
+
+import torch
+from fl_labelskew_registry import Network
+from pydantic import Field, field_validator
+from torch import nn
+
+from fl_labelskew_plugins.models.base import FeatureNet, image_shape
+from fl_labelskew_plugins.params import Params
+
+
+class Block(nn.Module):
+    """Twice batch normalisation, ReLU and a 3x3 convolution, with dropout between; and a shortcut around them."""
+
+    def __init__(self, before: int, width: int, stride: int, dropout: float) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            nn.BatchNorm2d(before),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(before, width, 3, padding=1),
+            nn.Dropout(dropout),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, stride=stride, padding=1),
+        )
+        same = before == width and stride == 1
+        self.shortcut = nn.Identity() if same else nn.Conv2d(before, width, 1, stride=stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``(B, before, H, W)`` to ``(B, width, H / stride, W / stride)``."""
+        out: torch.Tensor = self.residual(x) + self.shortcut(x)
+        return out
+
+
+class WideResNet(Network):
+    """Wide ResNet of three stages; WRN-28-10 is FedMR's network for CIFAR100, d = 640.
+
+    At 3 channels WRN-28-10 has 36,482,880 parameters without the classifier. With batch normalisation's running
+    statistics and the classifier of 100 classes it has 36,564,957 numbers: FedMR's table 3 prints 36.565 M.
+    """
+
+    class Params(Params):
+        """Parameters of wide_resnet."""
+
+        depth: int = Field(28, ge=10, le=1000, description="Layers, 6 n + 4 for n blocks in each stage.")
+        widen: int = Field(10, ge=1, description="Width: 16, 32 and 64 times this; the last one is d.")
+        dropout: float = Field(0.3, ge=0, lt=1, description="Share of values dropped inside a block.")
+
+        @field_validator("depth")
+        @classmethod
+        def _whole_blocks(cls, depth: int) -> int:
+            if (depth - 4) % 6:
+                raise ValueError(f"{depth} is not 6 n + 4, such as 10, 16, 22, 28 or 40")
+            return depth
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
+        """A fresh module."""
+        channels, _, _ = image_shape("wide_resnet", input_shape, 8)
+        options = self.params
+        widths = [16, *(options.widen * width for width in (16, 32, 64))]
+        layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1)]
+        for stage, (before, width) in enumerate(pairwise(widths)):
+            layers.append(Block(before, width, 2 if stage else 1, options.dropout))
+            layers += [Block(width, width, 1, options.dropout) for _ in range((options.depth - 4) // 6 - 1)]
+        layers += [nn.BatchNorm2d(widths[-1]), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1)]
+        return FeatureNet(nn.Sequential(*layers), widths[-1], num_classes)

@@ -1,0 +1,112 @@
+"""ImageNet weights from files: what is taken, what is left out, and what is said where they are missing or wrong."""
+
+import pickle
+
+import pytest
+import torch
+from fl_labelskew_registry import LabelSkewError
+from safetensors.torch import save_file
+from torchvision.models import efficientnet_b0
+
+from fl_labelskew_plugins.models.efficientnet import EfficientNetB0
+from fl_labelskew_plugins.models.pretrained import load_imagenet
+
+CACHED = "checkpoints/efficientnet_b0_rwightman-7f5810bc.pth"
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path, monkeypatch):
+    """An empty cache of torchvision's."""
+    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+@pytest.fixture(scope="module")
+def imagenet():
+    """A state dict as torchvision's own file holds it: 1000 classes, no counters of batch normalisation."""
+    torch.manual_seed(5)
+    state = efficientnet_b0().state_dict()
+    return {key: value for key, value in state.items() if not key.endswith("num_batches_tracked")}
+
+
+def build(**params):
+    torch.manual_seed(6)
+    return EfficientNetB0(EfficientNetB0.Params(**params)).build((3, 32, 32), 8)
+
+
+@pytest.mark.parametrize("place", ["weights.pth", "weights.safetensors", CACHED])
+def test_weights_are_read_and_the_classifier_is_fresh(tmp_path, hub, imagenet, capsys, place):
+    path = tmp_path / place
+    if place == CACHED:
+        path = hub / place
+        path.parent.mkdir(parents=True)
+    save_file(imagenet, path) if path.suffix == ".safetensors" else torch.save(imagenet, path)
+    net = build() if place == CACHED else build(weights=str(path))
+    for key, value in imagenet.items():
+        if key.startswith("features."):
+            assert torch.equal(net.body[0].state_dict()[key.removeprefix("features.")], value), key
+    assert net.classifier.weight.shape == (8, 1280)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_without_a_file_it_says_so_once_and_starts_from_scratch(hub, capsys, monkeypatch):
+    net = build()
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(
+        f"warning: model efficientnet_b0: no ImageNet weights in {hub / CACHED}; training from scratch"
+    )
+    again = build(weights="none")
+    assert capsys.readouterr() == ("", "")
+    assert torch.equal(net.body[0][0][0].weight, again.body[0][0][0].weight)
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    build()
+    assert capsys.readouterr() == ("", "")
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("this must not run",)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.pth", None, "does not exist; a file with ImageNet weights would be right"),
+        ("text.pth", b"hello", "is no sound file of weights"),
+        ("empty.pth", b"", "is no sound file of weights"),
+        ("evil.pth", pickle.dumps(Evil()), "is no sound file of weights"),
+        ("text.safetensors", b"hello", "is no sound file of weights"),
+    ],
+)
+def test_broken_files_are_one_line(tmp_path, capsys, name, content, message):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(LabelSkewError) as caught:
+        build(weights=str(path))
+    text = str(caught.value)
+    assert text.startswith(f"{path}: {message}")
+    assert "\n" not in text
+    assert len(text) < len(str(path)) + 300
+    assert "this must not run" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ([torch.zeros(2)], "holds something else than a state dict of tensors, which would be right"),
+        ({"model": {"a": torch.zeros(2)}}, "holds something else"),
+        ({"0.weight": torch.zeros(3, 2)}, r"0.bias is missing, unknown or of another shape \(1 such tensors in all\)"),
+        ({"0.weight": torch.zeros(2, 2), "0.bias": torch.zeros(3)}, "0.weight is missing"),
+        ({"0.weight": torch.zeros(3, 2), "0.bias": torch.zeros(3), "extra": torch.zeros(1)}, "extra is missing"),
+    ],
+)
+def test_weights_of_another_network_are_refused(tmp_path, state, message):
+    torch.save(state, tmp_path / "other.pth")
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 4))
+    before = [p.clone() for p in net.parameters()]
+    with pytest.raises(LabelSkewError, match=message):
+        load_imagenet(net, str(tmp_path / "other.pth"), name="net", cached="net.pth", head="1.")
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
