@@ -6,7 +6,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from fl_labelskew_registry import Dataset, LabelSkewError
+import numpy as np
+from fl_labelskew_registry import Arrays, Dataset, LabelSkewError
 
 MARK = "labelskew-fake.json"  # beside the files: what a small copy has less of than the real data set
 Rows = list[tuple[str, str, str]]
@@ -75,3 +76,36 @@ def read_mark(data_dir: Path | None) -> dict[str, str] | None:
 def wrong(rows: Sequence[tuple[str, str, str]]) -> Rows:
     """The rows that do not hold what is expected."""
     return [row for row in rows if row[1] == "missing" or row[2] not in (row[1], "any")]
+
+
+def parts(
+    samples: int | None, *, classes: int, shape: tuple[int, int, int], seed: int, test: bool = True
+) -> dict[str, Arrays]:
+    """Images for ``train`` and ``test``, each class a pattern, and noise; ``x`` is uint8.
+
+    Args:
+        samples: of all parts; default: 300, or 4 a class. About a fifth are the test part's.
+        classes: each has the same number of samples, give or take one.
+        shape: of an image, ``(channels, height, width)``.
+        seed: chooses patterns and noise.
+        test: whether there is a test part.
+
+    Raises:
+        LabelSkewError: there are fewer samples than one a class and part.
+    """
+    number = max(300, 4 * classes) if samples is None else samples
+    least = classes * (1 + test)
+    if number < least:
+        raise LabelSkewError(f"--samples {number}: with {classes} classes, at least {least} would be right")
+    rng = np.random.default_rng(np.random.SeedSequence([seed, 5]))
+    channels, height, width = shape
+    patterns = rng.integers(40, 216, (classes, channels, 4, 4)).astype(np.float32)
+    patterns = patterns.repeat(-(-height // 4), axis=2).repeat(-(-width // 4), axis=3)[..., :height, :width]
+    first = max(number // 5, classes) if test else 0
+    cuts = {"train": number - first, "test": first}
+    made = {}
+    for part in ("train", "test") if test else ("train",):
+        y = rng.permutation(np.arange(cuts[part]) % classes)
+        x = patterns[y] + rng.normal(0, 24, (len(y), *shape)).astype(np.float32)
+        made[part] = Arrays(np.clip(x, 0, 255).astype(np.uint8), y.astype(np.int64))
+    return made

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: 60,000 + 10,000 grey images of 28x28 in 10 classes, in IDX files.
+"""MNIST, Fashion-MNIST and EMNIST: grey images of 28x28 in IDX files.
 
 Both layouts are read: the four files in the folder itself, as Debian's package has them, or in torchvision's
 ``<folder>/<name>/raw/``; each file plain or gzip. Format: LeCun, Cortes, Burges, "The MNIST database".
@@ -8,14 +8,19 @@ import gzip
 import io
 import math
 import os
+import string
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar, Literal, cast
 
 import numpy as np
-from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError
+from fl_labelskew_registry import Arrays, LabelSkewError
 from numpy.typing import NDArray
+from pydantic import Field
 
+from fl_labelskew_plugins.data import fakes
+from fl_labelskew_plugins.data.files import Files, Key
 from fl_labelskew_plugins.params import Params
 
 FILES = {
@@ -63,127 +68,102 @@ def _read(path: Path, stream: io.BufferedIOBase, dims: int) -> NDArray[np.uint8]
     raise LabelSkewError(f"{path}: the header says {shape}, but the data is shorter or longer; fetch it again")
 
 
-def one_line(error: BaseException) -> str:
-    """An exception's text without line breaks."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
+    """Write a plain IDX file of unsigned bytes."""
+    head = bytes((0, 0, 8, values.ndim)) + np.array(values.shape, ">u4").tobytes()
+    path.write_bytes(head + np.ascontiguousarray(values).tobytes())
 
 
-class MNIST(Dataset):
+def idx_shape(path: Path) -> tuple[int, ...] | None:
+    """What an IDX file's header says, or None where there is none, or the file's end does not fit it."""
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            magic = stream.read(4)
+            dims = magic[3] if len(magic) == 4 and magic[:3] == b"\0\0\x08" else 0
+            shape = tuple(np.frombuffer(stream.read(4 * dims), ">u4").tolist())
+        size = path.stat().st_size
+        if path.suffix == ".gz":  # its last four bytes are the size of what it holds
+            with path.open("rb") as raw:
+                raw.seek(-4, os.SEEK_END)
+                size = int.from_bytes(raw.read(), "little")
+    except (EOFError, zlib.error, OSError, ValueError):
+        return None
+    return shape if shape and size == (4 + 4 * dims + math.prod(shape)) % 2**32 else None
+
+
+class MNIST(Files):
     """MNIST; samples are ``(1, 28, 28)`` uint8."""
 
-    folder: ClassVar[str] = "MNIST"
+    kind: ClassVar[str] = "MNIST"
+    below: ClassVar[str] = "MNIST/raw"
+    endings: ClassVar[tuple[str, ...]] = (".gz", "")
     source: ClassVar[str] = (
         "torchvision.datasets.MNIST or https://ossci-datasets.s3.amazonaws.com/mnist/, about 11 MB, or download: true"
     )
-    class_names: ClassVar[list[str]] = [str(c) for c in range(10)]
-    moments: ClassVar[tuple[float, float]] = (0.1307, 0.3081)
+    class_names: ClassVar[tuple[str, ...]] = tuple("0123456789")
+    moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]] = ((0.1307,), (0.3081,))
 
-    class Params(Params):
-        """No parameters."""
+    def files(self) -> Mapping[Key, str]:
+        """The four files."""
+        return FILES
 
-    def candidates(self, data_dir: Path | None) -> list[Path]:
-        """The folders that are looked in, best first."""
-        root = data_dir if data_dir is not None else Path(self.default_dir) if self.default_dir else None
-        return [] if root is None else [root, root / self.folder / "raw"]
+    def sizes(self) -> tuple[int, int]:
+        """Images of the real data set's two parts."""
+        return 60_000, 10_000
 
-    def find(self, data_dir: Path | None, part: str | None = None) -> tuple[dict[tuple[str, str], Path], str]:
-        """The four files, or one part's two; where some are missing, no files and a message that says which."""
-        files = {key: name for key, name in FILES.items() if part in (None, key[0])}
-        folders = self.candidates(data_dir)
-        if not folders:
-            return {}, f"data set {self.folder}: data_args.data_cache_dir is not set; get the files from {self.source}"
-        missing: dict[Path, list[str]] = {}
-        for folder in folders:
-            found = {
-                key: path
-                for key, name in files.items()
-                for path in (folder / f"{name}.gz", folder / name)  # the plain file comes last and wins
-                if os.path.isfile(path)  # unlike Path.is_file, False where the folder may not be entered
-            }
-            if len(found) == len(files):
-                return found, ""
-            missing[folder] = [name for key, name in files.items() if key not in found]
-        nearest = min(missing.values(), key=len)
-        return {}, (
-            f"data set {self.folder}: no {', '.join(f'{name}[.gz]' for name in nearest)} "
-            f"in {' or '.join(str(folder) for folder in folders)}; get them from {self.source}"
-        )
+    def first_label(self) -> int:
+        """The files' number of class 0."""
+        return 0
 
-    def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if files are missing, unless they may be downloaded to ``data_dir``."""
-        self._check(data_dir, download, None)
+    def expected(self) -> Mapping[Key, str]:
+        """Shapes that the headers say."""
+        train, test = self.sizes()
+        numbers = {"train": train, "test": test}
+        return {(part, kind): _shape_text((numbers[part], 28, 28)[: 3 if kind == "x" else 1]) for part, kind in FILES}
 
-    def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`, for the two files of the test part."""
-        self._check(data_dir, download, "test")
+    def facts(self, key: Key, path: Path) -> str:
+        """The shape that the header says, if the file is as long as that."""
+        return _shape_text(idx_shape(path))
 
-    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the four files; ``seed`` is not used."""
-        files = self._fetched(data_dir, download, None)
-        return self._data(self.part(files, "train"), self.part(files, "test"))
-
-    def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the two files of the test part; ``seed`` is not used."""
-        test = self.part(self._fetched(data_dir, download, "test"), "test")
-        return self._data(Arrays(test.x[:0], test.y[:0]), test)
-
-    def _check(self, data_dir: Path | None, download: bool, part: str | None) -> None:
-        found, message = self.find(data_dir, part)
-        if not found and not (download and data_dir is not None):
-            raise LabelSkewError(message)
-
-    def _fetched(self, data_dir: Path | None, download: bool, part: str | None) -> dict[tuple[str, str], Path]:
-        self._check(data_dir, download, part)
-        files, _ = self.find(data_dir, part)
-        if not files and data_dir is not None:
-            self.download(data_dir)
-            files, message = self.find(data_dir, part)
-            if not files:
-                raise LabelSkewError(message)
-        return files
-
-    def _data(self, train: Arrays, test: Arrays) -> Data:
-        mean, std = self.moments
-        return Data(train, test, list(self.class_names), mean=(mean,), std=(std,))
-
-    def download(self, data_dir: Path) -> None:
-        """Fetch the files to torchvision's layout under ``data_dir``.
-
-        Raises:
-            LabelSkewError: they cannot be fetched.
-        """
-        from torchvision import datasets
-
-        try:
-            getattr(datasets, self.folder)(str(data_dir), train=True, download=True)
-        except Exception as error:  # torchvision lets errors of the network, the disk and the archive through
-            raise LabelSkewError(
-                f"data set {self.folder}: the download to {data_dir} failed ({one_line(error)}); "
-                f"get the files from {self.source.removesuffix(', or download: true')}"
-            ) from error
-
-    def part(self, files: dict[tuple[str, str], Path], part: str) -> Arrays:
+    def part(self, files: Mapping[Key, Path], part: str) -> Arrays:
         """One part, checked."""
         images, labels = read_idx(files[part, "x"], 3), read_idx(files[part, "y"], 1)
         if images.shape[1:] != (28, 28) or not len(images):
             raise LabelSkewError(f"{files[part, 'x']}: images of shape {images.shape}; (N, 28, 28) would be right")
         if len(labels) != len(images):
             raise LabelSkewError(f"{files[part, 'y']}: {len(labels)} labels for {len(images)} images; fetch it again")
-        if labels.max() >= len(self.class_names):
-            raise LabelSkewError(f"{files[part, 'y']}: has label {labels.max()}; 0 to 9 would be right")
-        return Arrays(images[:, None], labels.astype(np.int64))
+        first = self.first_label()
+        last = first + len(self.names()) - 1
+        if not first <= labels.min() <= labels.max() <= last:
+            bad = labels.max() if labels.max() > last else labels.min()
+            raise LabelSkewError(f"{files[part, 'y']}: has label {bad}; {first} to {last} would be right")
+        return Arrays(images[:, None], labels.astype(np.int64) - first)
+
+    def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
+        """Write the four files, plain, in torchvision's layout; 300 samples by default."""
+        folder = fakes.fresh_folder(out) / self.below
+        folder.mkdir(parents=True)
+        names = self.files()
+        for part, arrays in fakes.parts(samples, classes=len(self.names()), shape=(1, 28, 28), seed=seed).items():
+            write_idx(folder / names[part, "x"], arrays.x[:, 0])
+            write_idx(folder / names[part, "y"], (arrays.y + self.first_label()).astype(np.uint8))
+
+
+def _shape_text(shape: tuple[int, ...] | None) -> str:
+    return "broken" if shape is None else "x".join(map(str, shape))
 
 
 class FashionMNIST(MNIST):
     """Fashion-MNIST (FedMR's FMNIST, MAP's FaMnist); samples are ``(1, 28, 28)`` uint8. Xiao et al., 2017."""
 
     default_dir: ClassVar[str | None] = "/usr/share/datasets/fashion-mnist"
-    folder: ClassVar[str] = "FashionMNIST"
+    kind: ClassVar[str] = "FashionMNIST"
+    below: ClassVar[str] = "FashionMNIST/raw"
     source: ClassVar[str] = (
         "apt-get install dataset-fashion-mnist, torchvision.datasets.FashionMNIST or "
         "https://github.com/zalandoresearch/fashion-mnist, about 30 MB, or download: true"
     )
-    class_names: ClassVar[list[str]] = [
+    class_names: ClassVar[tuple[str, ...]] = (
         "T-shirt/top",
         "Trouser",
         "Pullover",
@@ -194,5 +174,60 @@ class FashionMNIST(MNIST):
         "Sneaker",
         "Bag",
         "Ankle boot",
-    ]
-    moments: ClassVar[tuple[float, float]] = (0.2860, 0.3530)
+    )
+    moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]] = ((0.2860,), (0.3530,))
+
+
+Split = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
+UNMERGED = "".join(sorted(set(string.digits + string.ascii_letters) - set("cijklmopsuvwxyz")))
+SPLITS: dict[Split, tuple[str, int, int]] = {  # classes, training and test images: Cohen et al., table II
+    "byclass": (string.digits + string.ascii_uppercase + string.ascii_lowercase, 697_932, 116_323),
+    "bymerge": (UNMERGED, 697_932, 116_323),
+    "balanced": (UNMERGED, 112_800, 18_800),
+    "letters": (string.ascii_lowercase, 124_800, 20_800),
+    "digits": (string.digits, 240_000, 40_000),
+    "mnist": (string.digits, 60_000, 10_000),
+}
+
+
+class EMNIST(MNIST):
+    """EMNIST; samples are ``(1, 28, 28)`` uint8. Cohen et al., "EMNIST: extending MNIST to handwritten letters", 2017.
+
+    Images lie on their side, rows and columns exchanged, as in the files and in torchvision. The split letters has
+    classes 0 to 25; its files count from 1.
+    """
+
+    kind: ClassVar[str] = "EMNIST"
+    below: ClassVar[str] = "EMNIST/raw"
+    source: ClassVar[str] = (
+        "torchvision.datasets.EMNIST or https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip, about 560 MB, "
+        "or download: true"
+    )
+    moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]] = ((0.1736,), (0.3317,))  # of byclass, in wide use
+
+    class Params(Params):
+        """Parameters of emnist."""
+
+        split: Split = Field("balanced", description="Which of the six: 62, 47, 47, 26, 10 and 10 classes.")
+
+    def files(self) -> Mapping[Key, str]:
+        """The split's four files."""
+        return {key: f"emnist-{self.params.split}-{key[0]}-{name.partition('-')[2]}" for key, name in FILES.items()}
+
+    def names(self) -> list[str]:
+        """Digits, upper and lower case, as far as the split tells them apart."""
+        return list(SPLITS[self.params.split][0])
+
+    def sizes(self) -> tuple[int, int]:
+        """Images of the split's two parts."""
+        return SPLITS[self.params.split][1:]
+
+    def first_label(self) -> int:
+        """1 for the letters."""
+        return int(self.params.split == "letters")
+
+    def fetch(self, root: str) -> None:
+        """Let torchvision download all six splits."""
+        from torchvision import datasets
+
+        datasets.EMNIST(root, split=self.params.split, train=True, download=True)

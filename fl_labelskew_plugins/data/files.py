@@ -1,0 +1,163 @@
+"""Data sets of a few files with fixed names, in one of a few folders; torchvision fetches them where asked to."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError
+
+from fl_labelskew_plugins.params import Params
+
+Key = tuple[str, str]
+"""Part of the data set that a file belongs to, and what it holds of it."""
+
+
+def one_line(error: BaseException) -> str:
+    """An exception's text without line breaks."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def size_text(size: int) -> str:
+    """A file's size for people, such as ``31.0 MB``."""
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB" if size >= 1000 else f"{size} bytes"
+
+
+class Files(Dataset):
+    """Finds the files, has them fetched, and reads one part at a time.
+
+    Subclasses say what the files are called (:meth:`files`), how one part is read (:meth:`part`), and what the real
+    files look like (:meth:`facts`, :meth:`expected`).
+    """
+
+    kind: ClassVar[str]  # torchvision's class
+    below: ClassVar[str] = ""  # torchvision's folder inside data_cache_dir
+    endings: ClassVar[tuple[str, ...]] = ("",)  # what a file's name may end with beside its own; the last one wins
+    class_names: ClassVar[tuple[str, ...]]
+    moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]]
+
+    class Params(Params):
+        """No parameters."""
+
+    def files(self) -> Mapping[Key, str]:
+        """Names of all files, the training part's first."""
+        raise NotImplementedError
+
+    def part(self, files: Mapping[Key, Path], part: str) -> Arrays:
+        """One part, ``train`` or ``test``, checked.
+
+        Raises:
+            LabelSkewError: a file is broken.
+        """
+        raise NotImplementedError
+
+    def expected(self) -> Mapping[Key, str]:
+        """What :meth:`facts` says of the real data set's files."""
+        raise NotImplementedError
+
+    def facts(self, key: Key, path: Path) -> str:
+        """What can be said of a file without reading it all."""
+        return size_text(path.stat().st_size)
+
+    def names(self) -> list[str]:
+        """The classes' names."""
+        return list(self.class_names)
+
+    def fetch(self, root: str) -> None:
+        """Let torchvision download the files below ``root``; any of its errors may come through."""
+        from torchvision import datasets
+
+        getattr(datasets, self.kind)(root, train=True, download=True)
+
+    def candidates(self, data_dir: Path | None) -> list[Path]:
+        """The folders that are looked in, best first."""
+        root = data_dir if data_dir is not None else Path(self.default_dir) if self.default_dir else None
+        return [] if root is None else [root, root / self.below] if self.below else [root]
+
+    def located(self, folder: Path, part: str | None = None) -> dict[Key, Path]:
+        """The files of a part, or of both, that are in ``folder``."""
+        return {
+            key: path
+            for key, name in self.files().items()
+            for path in (folder / f"{name}{ending}" for ending in self.endings)
+            if part in (None, key[0]) and os.path.isfile(path)  # unlike Path's, False where the folder is closed to us
+        }
+
+    def find(self, data_dir: Path | None, part: str | None = None) -> tuple[dict[Key, Path], str]:
+        """All files, or one part's; where some are missing, no files and a message that says which."""
+        needed = {key: name for key, name in self.files().items() if part in (None, key[0])}
+        folders = self.candidates(data_dir)
+        if not folders:
+            return {}, f"data set {self.kind}: data_args.data_cache_dir is not set; get the files from {self.source}"
+        found = [self.located(folder, part) for folder in folders]
+        best = max(found, key=len)
+        if len(best) == len(needed):
+            return best, ""
+        ending = f"[{self.endings[0]}]" if self.endings[0] else ""
+        return {}, (
+            f"data set {self.kind}: no {', '.join(f'{needed[key]}{ending}' for key in needed if key not in best)} "
+            f"in {' or '.join(str(folder) for folder in folders)}; get them from {self.source}"
+        )
+
+    def check(self, data_dir: Path | None, *, download: bool) -> None:
+        """Raise LabelSkewError if files are missing, unless they may be downloaded to ``data_dir``."""
+        self._check(data_dir, download, None)
+
+    def check_test(self, data_dir: Path | None, *, download: bool) -> None:
+        """As :meth:`check`, for the files of the test part."""
+        self._check(data_dir, download, "test")
+
+    def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
+        """A row for each file of the folder that has most of them."""
+        folders = self.candidates(data_dir)
+        if not folders:
+            raise LabelSkewError(self.find(data_dir)[1])
+        best = max((self.located(folder) for folder in folders), key=len)
+        expected = self.expected()
+        return [
+            (name, self.facts(key, best[key]) if key in best else "missing", expected[key])
+            for key, name in self.files().items()
+        ]
+
+    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Read all files; ``seed`` is not used."""
+        files = self._fetched(data_dir, download, None)
+        return self._data(self.part(files, "train"), self.part(files, "test"))
+
+    def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Read the files of the test part; ``seed`` is not used."""
+        test = self.part(self._fetched(data_dir, download, "test"), "test")
+        return self._data(Arrays(test.x[:0], test.y[:0]), test)
+
+    def _check(self, data_dir: Path | None, download: bool, part: str | None) -> None:
+        found, message = self.find(data_dir, part)
+        if not found and not (download and data_dir is not None):
+            raise LabelSkewError(message)
+
+    def _fetched(self, data_dir: Path | None, download: bool, part: str | None) -> dict[Key, Path]:
+        self._check(data_dir, download, part)
+        files, _ = self.find(data_dir, part)
+        if not files and data_dir is not None:
+            self.download(data_dir)
+            files, message = self.find(data_dir, part)
+            if not files:
+                raise LabelSkewError(message)
+        return files
+
+    def _data(self, train: Arrays, test: Arrays) -> Data:
+        mean, std = self.moments
+        return Data(train, test, self.names(), mean=mean, std=std)
+
+    def download(self, data_dir: Path) -> None:
+        """Fetch the files to torchvision's layout under ``data_dir``.
+
+        Raises:
+            LabelSkewError: they cannot be fetched.
+        """
+        try:
+            self.fetch(str(data_dir))
+        except Exception as error:  # torchvision lets errors of the network, the disk and the archive through
+            raise LabelSkewError(
+                f"data set {self.kind}: the download to {data_dir} failed ({one_line(error)}); "
+                f"get the files from {self.source.removesuffix(', or download: true')}"
+            ) from error

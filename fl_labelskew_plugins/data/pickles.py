@@ -1,0 +1,90 @@
+"""Reads pickles of plain values and uint8 arrays, such as CIFAR's batches, and runs nothing that they name.
+
+A pickle can name any function to be called. Here the five names that such a file needs stand for the functions below,
+which only gather what they are given; any other name is refused.
+"""
+
+import io
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fl_labelskew_registry import LabelSkewError
+from numpy.typing import NDArray
+
+from fl_labelskew_plugins.data.files import one_line
+
+
+class _Type:
+    """What ``numpy.dtype`` was called with."""
+
+    def __init__(self, name: object = None, *rest: object) -> None:
+        self.name = name
+
+    def __setstate__(self, state: object) -> None:
+        """Byte order and the like say nothing of single bytes."""
+
+
+class _Array:
+    """What an array's pickle says of it."""
+
+    def __init__(self, *rest: object) -> None:
+        self.state: Any = None
+
+    def __setstate__(self, state: object) -> None:
+        self.state = state
+
+    def value(self) -> NDArray[np.uint8]:
+        """The array, copied."""
+        _, shape, kind, by_columns, raw = self.state
+        raw = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2 had one type for both
+        if not (isinstance(kind, _Type) and kind.name in ("u1", "uint8") and isinstance(raw, bytes)):
+            raise pickle.UnpicklingError("an array of uint8 would be right")
+        if not all(type(n) is int and n >= 0 for n in shape) or math.prod(shape) != len(raw):
+            raise pickle.UnpicklingError(f"{len(raw)} bytes do not make an array of shape {shape}")
+        return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if by_columns else "C").copy()
+
+
+def _encode(text: str, encoding: str = "latin1") -> bytes:
+    if encoding != "latin1":  # Python 3 writes bytes in this way for Python 2
+        raise pickle.UnpicklingError(f"encoding {encoding!r} is no part of such a file")
+    return text.encode("latin1")
+
+
+ALLOWED = {
+    ("numpy.core.multiarray", "_reconstruct"): _Array,
+    ("numpy._core.multiarray", "_reconstruct"): _Array,
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Type,
+    ("_codecs", "encode"): _encode,
+}
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of such a file and was not run")
+        return ALLOWED[module, name]
+
+
+def read_dict(raw: bytes, where: str | Path) -> dict[str, Any]:
+    """A pickled dictionary of plain values, with its uint8 arrays; text of Python 2 is read as latin1.
+
+    Args:
+        raw: the pickle.
+        where: the file, for messages.
+
+    Raises:
+        LabelSkewError: it is cut short, no such pickle, or names anything but plain arrays.
+    """
+    try:
+        content = _Reader(io.BytesIO(raw), encoding="latin1").load()
+        if not isinstance(content, dict):
+            raise pickle.UnpicklingError(f"it holds {type(content).__name__}; a dictionary would be right")
+        return {str(key): each.value() if isinstance(each, _Array) else each for key, each in content.items()}
+    except Exception as error:  # a broken pickle raises almost anything
+        raise LabelSkewError(
+            f"{where}: is not a sound file of this data set ({one_line(error)}); get it again"
+        ) from error

@@ -1,0 +1,149 @@
+"""Small copies of every data set that has a writer: written, checked, read, learnt; the command's mistakes."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from fl_labelskew_registry import Dataset, LabelSkewError, catalog
+from pydantic import BaseModel
+
+from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.data import fakes
+
+IMAGES = {  # name: shape of a sample, classes
+    "mnist": ((1, 28, 28), 10),
+    "fashion_mnist": ((1, 28, 28), 10),
+    "emnist": ((1, 28, 28), 47),
+    "cifar10": ((3, 32, 32), 10),
+    "cifar100": ((3, 32, 32), 100),
+    "svhn": ((3, 32, 32), 10),
+}
+
+
+def call(*args, code=0):
+    result = CliRunner().invoke(main, ["data", *map(str, args)])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def error(*args, code=2):
+    (line,) = call(*args, code=code).stderr.splitlines()
+    return line.removeprefix("error: ")
+
+
+def load(name, folder, **params):
+    kind = catalog.load("datasets", name)
+    plugin = kind(kind.Params(**params))
+    plugin.check(folder, download=False)
+    return plugin.load(folder, download=False, seed=0)
+
+
+def nearest_mean(data):
+    """Accuracy on the test part of the nearest class mean in training."""
+    train, test = (part.x.reshape(len(part.x), -1).astype(np.float32) for part in (data.train, data.test))
+    means = np.stack([train[data.train.y == c].mean(axis=0) for c in range(len(data.class_names))])
+    distances = (test**2).sum(1)[:, None] - 2 * test @ means.T + (means**2).sum(1)
+    return float((distances.argmin(axis=1) == data.test.y).mean())
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_small_copy_is_complete_and_can_be_learnt(tmp_path, name):
+    shape, classes = IMAGES[name]
+    out = tmp_path / "a b"
+    said = call("fake", name, "--out", out).stdout
+    assert f"--set data_args.dataset={name} --set 'data_args.data_cache_dir={out}'" in said.splitlines()[-1]
+    said = call("check", name, out).stdout
+    assert said.splitlines()[-1] == f"data set {name} in {out}: a small copy, complete"
+    assert [path.name for path in tmp_path.iterdir()] == ["a b"]
+    data = load(name, out)
+    assert len(data.train.y) + len(data.test.y) == max(300, 4 * classes)
+    for part in (data.train, data.test):
+        assert (part.x.shape[1:], part.x.dtype, part.y.dtype) == (shape, np.uint8, np.int64)
+        assert set(part.y) == set(range(classes))
+    assert len(data.class_names) == len(set(data.class_names)) == classes
+    assert nearest_mean(data) > 0.9
+    alone = catalog.load("datasets", name)().load_test(out, download=False, seed=0)
+    np.testing.assert_array_equal(alone.test.x, data.test.x)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_same_seed_writes_the_same_files(tmp_path, name):
+    kind = catalog.load("datasets", name)
+    for folder, seed in (("a", 1), ("b", 1), ("c", 2)):
+        kind().fake(tmp_path / folder, samples=200, seed=seed)
+    loaded = [load(name, tmp_path / folder).train.x for folder in "abc"]
+    np.testing.assert_array_equal(loaded[0], loaded[1])
+    assert not np.array_equal(loaded[0], loaded[2])
+
+
+def test_a_file_that_goes_missing_is_named(tmp_path):
+    out = tmp_path / "out"
+    call("fake", "cifar10", "--out", out, "--images", 100, "--seed", 3)
+    assert len(load("cifar10", out).train.y) == 80
+    (out / "cifar-10-batches-py" / "data_batch_3").unlink()
+    (out / "cifar-10-batches-py" / "test_batch").write_bytes(b"short")
+    result = call("check", "cifar10", out, code=1)
+    assert re.search(r"^data_batch_3 +missing +\d+.\d kB$", result.stdout, re.MULTILINE)
+    line = result.stderr
+    assert "not complete: data_batch_3 (missing), test_batch (5 bytes); get it from torchvision" in line
+    assert line.count("\n") == 1
+
+
+def test_without_its_mark_a_small_copy_is_not_the_real_one(tmp_path):
+    out = tmp_path / "out"
+    call("fake", "mnist", "--out", out)
+    assert json.loads((out / fakes.MARK).read_text())["train-images-idx3-ubyte"] == "240x28x28"
+    (out / fakes.MARK).write_text("[]")
+    assert "is not what labelskew data fake wrote" in error("check", "mnist", out)
+    (out / fakes.MARK).write_text("{")
+    assert "cannot be read" in error("check", "mnist", out)
+    (out / fakes.MARK).unlink()
+    assert "train-images-idx3-ubyte (240x28x28)" in error("check", "mnist", out, code=1)
+
+
+def test_mistakes(tmp_path):
+    assert error("fake", "cifar", "--out", tmp_path / "x").startswith(
+        "unknown name 'cifar' in datasets; known: cifar10"
+    )
+    assert "known: cifar10" in error("check", "cifar", tmp_path)
+    assert error("check", "mnist", tmp_path / "none").endswith(
+        "does not exist; the folder of data set mnist would be right"
+    )
+    assert "data_cache_dir is not set" in error("check", "mnist")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").write_text("")
+    assert "full: is not empty" in error("fake", "mnist", "--out", tmp_path / "full")
+    assert "cannot be written (Not a directory)" in error("fake", "mnist", "--out", tmp_path / "full" / "file")
+    assert error("fake", "digits", "--out", tmp_path / "x") == "data set Digits: no small copy can be written of it"
+    assert "--samples 5: with 10 classes, at least 20 would be right" in error(
+        "fake", "mnist", "--out", tmp_path / "x", "--samples", 5
+    )
+    assert not (tmp_path / "x").exists()
+    lines = call("fake", "emnist", "--out", tmp_path / "x", "--set", "spit=1", "--set", "split=a", "--set", "b", code=2)
+    assert lines.stderr.splitlines() == [
+        "error: --set spit=1: unknown key; allowed: split; nearest: split",
+        "error: --set b: KEY=VALUE would be right",
+        "error: --set split: 'a' is unknown; allowed: byclass, bymerge, balanced, letters, digits, mnist",
+    ]
+
+
+def test_a_plugin_that_only_checks_is_surveyed_by_that(tmp_path):
+    class Mine(Dataset):
+        class Params(BaseModel):
+            pass
+
+        def check(self, data_dir, *, download):
+            if not (data_dir / "file").exists():
+                raise LabelSkewError("no file")
+
+    assert Mine().survey(tmp_path) == [("files", "missing", "no file")]
+    assert fakes.wrong(Mine().survey(tmp_path))
+    (tmp_path / "file").write_text("")
+    assert not fakes.wrong(Mine().survey(tmp_path))
+    assert not fakes.wrong([("images", "7", "any")])
+    assert fakes.wrong([("images", "missing", "any")])
+    with pytest.raises(LabelSkewError, match="data set Mine: no small copy"):
+        Mine().fake(tmp_path, samples=None, seed=0)
