@@ -194,7 +194,7 @@ def _message(detail: ErrorDetails, schema: Schema) -> str:
     if inner and isinstance(inner[0], int):
         problem = f"item {inner[0] + 1}: {problem}"
     words = allowed(part, defs)
-    return f"{problem.format(value=show(value))}; allowed: {words}{_near(kind, value, part)}"
+    return f"{problem.format(value=show(value))}; allowed: {words}{_near(kind, value, part.get('items', part))}"
 
 
 def _near(kind: str, value: object, part: Schema) -> str:

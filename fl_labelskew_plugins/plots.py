@@ -20,7 +20,7 @@ def heat_map(
         path: where the PNG goes.
         title: above the picture.
     """
-    figure, axes = _figure(min(16, 2.6 + 0.5 * len(counts)), min(12, 1.6 + 0.38 * len(class_names)))
+    picture, axes = figure(min(16, 2.6 + 0.5 * len(counts)), min(12, 1.6 + 0.38 * len(class_names)))
     table = np.where(counts.T == 0, np.nan, counts.T)
     image = axes.imshow(table, aspect="auto", cmap="viridis_r", vmin=0)
     axes.set(xlabel="client", ylabel="class", title=title)
@@ -34,14 +34,14 @@ def heat_map(
             if value:
                 color = "white" if value > middle else "black"
                 axes.text(client, label, int(value), ha="center", va="center", fontsize=7, color=color)
-    figure.colorbar(image, label="training samples")
-    _save(figure, path)
+    picture.colorbar(image, label="training samples")
+    save(picture, path)
 
 
 def curves(lines: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
     """Accuracy and loss over the rounds, from a run's metrics."""
     tests = [line for line in lines if "accuracy" in line]
-    figure, (left, right) = _figure(11, 4, columns=2)
+    picture, (left, right) = figure(11, 4, columns=2)
     for key, label in (
         ("accuracy", "global test set"),
         ("personalised_accuracy", "personalised, own test split"),
@@ -60,7 +60,7 @@ def curves(lines: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
     for axes in (left, right):
         axes.grid(alpha=0.3)
         axes.xaxis.get_major_locator().set_params(integer=True)
-    _save(figure, path)
+    save(picture, path)
 
 
 def compare(groups: Mapping[str, Mapping[int, Sequence[float]]], path: Path) -> None:
@@ -70,30 +70,97 @@ def compare(groups: Mapping[str, Mapping[int, Sequence[float]]], path: Path) -> 
         groups: label to round to the accuracy of each seed.
         path: where the PNG goes.
     """
-    figure, axes = _figure(8, 4.8)
+    picture, axes = figure(8, 4.8)
     for label, rounds in groups.items():
-        xs = sorted(rounds)
-        values = [[100 * value for value in rounds[x]] for x in xs]
-        (line,) = axes.plot(xs, [float(np.mean(v)) for v in values], label=label)
-        axes.fill_between(xs, [min(v) for v in values], [max(v) for v in values], color=line.get_color(), alpha=0.15)
+        band(axes, {x: [100 * value for value in values] for x, values in rounds.items()}, label)
     axes.set(xlabel="round", ylabel="accuracy on the global test set in %")
+    finish_rounds(axes, loc="lower right")
+    save(picture, path)
+
+
+def band(axes: Any, rounds: Mapping[int, Sequence[float]], label: str) -> None:
+    """A line for the mean of each round's values, and a band from the lowest to the highest."""
+    xs = sorted(rounds)
+    few = "." if len(xs) < 40 else None
+    (line,) = axes.plot(xs, [float(np.mean(rounds[x])) for x in xs], label=label, marker=few)
+    lows, highs = [min(rounds[x]) for x in xs], [max(rounds[x]) for x in xs]
+    axes.fill_between(xs, lows, highs, color=line.get_color(), alpha=0.15)
+
+
+def finish_rounds(axes: Any, loc: str = "best") -> None:
+    """Grid, whole rounds and a legend."""
     axes.grid(alpha=0.3)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(loc="lower right", fontsize=8)
-    _save(figure, path)
+    axes.legend(loc=loc, fontsize=8)
 
 
-def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
+def colour(label: int, classes: int) -> Any:
+    """A class's colour: one of ten that the colour-blind can tell apart, or of a scale where there are more classes."""
+    import matplotlib
+
+    return COLOURS[label] if classes <= len(COLOURS) else matplotlib.colormaps["viridis"](label / (classes - 1))
+
+
+def scatter(
+    axes: Any,
+    points: np.ndarray[Any, np.dtype[np.float32]],
+    labels: np.ndarray[Any, np.dtype[np.int64]],
+    *,
+    classes: int,
+    solid: Sequence[int] | None = None,
+) -> None:
+    """Points ``(n, 2)`` or ``(n, 3)``, a colour and a mark for each class, whose number is its label in the legend.
+
+    Args:
+        axes: where to.
+        points: one a row.
+        labels: ``(n,)``.
+        classes: ``C``.
+        solid: classes whose marks are filled; default: all.
+    """
+    for label in np.unique(labels).tolist():
+        own, one = points[labels == label], colour(label, classes)
+        face = one if solid is None or label in solid else "none"
+        mark = MARKS[label % len(MARKS)]
+        axes.scatter(*own.T, s=14, marker=mark, facecolors=face, edgecolors=[one], linewidths=0.8, label=str(label))
+
+
+def arrow(axes: Any, x: float, y: float, face: Any) -> None:
+    """An arrow from the origin, with a black edge."""
+    axes.annotate(
+        "", xy=(x, y), xytext=(0, 0), arrowprops={"facecolor": face, "edgecolor": "black", "width": 3, "headwidth": 9}
+    )
+
+
+def sphere(axes: Any) -> None:
+    """The unit sphere as a grid, on axes in 3-D."""
+    around, down = np.mgrid[0 : 2 * np.pi : 25j, 0 : np.pi : 13j]
+    x, y, z = np.cos(around) * np.sin(down), np.sin(around) * np.sin(down), np.cos(down)
+    axes.plot_wireframe(x, y, z, color="0.8", linewidth=0.4)
+    axes.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1), xlabel="feature 1", ylabel="feature 2", zlabel="feature 3")
+    axes.set_box_aspect((1, 1, 1))
+
+
+COLOURS = (
+    "#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6", "#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd",
+)  # fmt: skip
+"""Petroff, "Accessible Color Sequences for Data Visualization", https://arxiv.org/abs/2107.02270, 10 colours."""
+MARKS = "os^vDP*X<>"
+
+
+def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[Any, Any]:
+    """A figure and its axes, one or ``columns`` of them; inches."""
     # The object interface alone: pyplot would pick a screen and keep figures alive.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots(1, columns)
+    made = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(made)
+    return made, made.subplots(1, columns, **more)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(picture: Any, path: Path) -> None:
+    """Write a PNG file as a whole or not at all."""
     part = path.with_name(path.name + ".part")
-    figure.savefig(part, dpi=110, format="png")
+    picture.savefig(part, dpi=110, format="png")
     part.replace(path)

@@ -472,9 +472,8 @@ class _Check:
             self._say("comm_args.backend", mistakes.unknown(comm.backend, known))
 
     def _conflicts(self, plain: Mapping[str, BaseModel | None]) -> None:
-        sections = ("common_args", "train_args", "comm_args", "client_specific_args", "security_args", "dp_args")
-        common, train, comm, silos, security, dp = (cast("Any", plain[section]) for section in sections)
-        for conflict in list(settings.conflicts(common, train, comm, silos, security, dp)):
+        sections = ("common", "train", "comm", "client_specific", "tracking", "security", "dp")
+        for conflict in list(settings.conflicts(*(cast("Any", plain[f"{section}_args"]) for section in sections))):
             places = {conflict.key, *conflict.others}
             if not self.wrong & (places | {place.partition(".")[0] for place in places}):
                 section, _, key = conflict.key.partition(".")

@@ -19,7 +19,7 @@ from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.progress import Progress
 from fl_labelskew_plugins.results import Checkpoint, RunFolder, environment, read_lines, summary
-from fl_labelskew_plugins.session import Session
+from fl_labelskew_plugins.session import Session, watch
 from fl_labelskew_plugins.state import StateStore, save_atomic
 
 
@@ -55,6 +55,7 @@ class Record:
         self._begun = time.perf_counter()
         self._saved = self.next_round
         self._describe(resume)
+        self.watch = watch(session, folder.diagnostics)
 
     @property
     def seconds(self) -> float:
@@ -72,6 +73,8 @@ class Record:
             # what may fail comes first: a line too many is dropped on resuming, a round too many could not be
             self.folder.append(self.folder.metrics, line)
             self.folder.append(self.folder.timings, {"round": line["round"], "seconds": round(seconds, 4)})
+            if self.watch is not None:
+                self.watch.write(line["round"])
             self.states.commit()
             self.next_round, self.weights, self.shared = line["round"] + 1, weights, shared
             if self.next_round % self.session.recipe.tracking.checkpoint_every == 0:
@@ -96,6 +99,8 @@ class Record:
         result["seconds"] = round(self.seconds, 2)
         title = f"{session.recipe.method_name} on {session.recipe.data.dataset}"
         plots.curves(read_lines(folder.metrics), folder.path / "curves.png", title=title)
+        if self.watch is not None:
+            self.watch.draw()
         folder.write_json("summary.json", result)
 
     def _save(self) -> None:

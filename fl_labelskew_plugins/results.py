@@ -38,6 +38,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.timings = path / "timings.jsonl"
         self.summary = path / "summary.json"
+        self.diagnostics = path / "diagnostics"
         self.checkpoint = path / "checkpoint" / "latest.safetensors"
         self.states = path / "checkpoint" / "clients"
 
@@ -89,9 +90,9 @@ class RunFolder:
 
     def truncate(self, rounds: int) -> None:
         """Drop the lines of rounds from ``rounds`` on, and a line that a kill cut in half."""
-        for file in (self.metrics, self.timings):
+        for file in (self.metrics, self.timings, *sorted(self.diagnostics.glob("*.jsonl"))):
             kept = [line for line in read_lines(file) if line["round"] < rounds]
-            self.write_text(file.name, "".join(json.dumps(line) + "\n" for line in kept))
+            self.write_text(str(file.relative_to(self.path)), "".join(json.dumps(line) + "\n" for line in kept))
 
     def save_checkpoint(
         self,

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from fl_labelskew_plugins.data.clients import Clients, divide
 from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.samples import samples
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.diagnostics.watch import Watch
 
 
 @dataclass
@@ -102,7 +106,27 @@ def build(recipe: Recipe) -> Session:
     data, clients = divided(recipe)
     sizes = [int(n) for n in clients.counts.sum(1)]
     session = assemble(recipe, data, dict(enumerate(clients.train)), dict(enumerate(clients.test)), sizes)
-    return replace(session, clients=clients, counts=torch.from_numpy(clients.counts).to(session.trainer.device))
+    session = replace(session, clients=clients, counts=torch.from_numpy(clients.counts).to(session.trainer.device))
+    watch(session, Path())  # what cannot be watched is told before anything is written
+    return session
+
+
+def watch(session: Session, folder: Path) -> Watch | None:
+    """The diagnostics that the recipe asks for, with their files in ``folder``; None where it asks for none.
+
+    Raises:
+        LabelSkewError: the run has not what one of them needs.
+    """
+    recipe = session.recipe
+    if not recipe.tracking.diagnostics:
+        return None
+    from fl_labelskew_plugins.diagnostics.base import Scene
+    from fl_labelskew_plugins.diagnostics.watch import Watch
+
+    assert session.counts is not None  # a recipe for several silos is refused
+    title = f"{recipe.method_name} on {recipe.data.dataset}"
+    scene = Scene(title, session.trainer, session.counts, session.class_names, session.federation.rounds)
+    return Watch(recipe.tracking.diagnostics, recipe.tracking.diagnostics_every, scene, folder)
 
 
 def assemble(

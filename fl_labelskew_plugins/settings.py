@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from fl_labelskew_plugins import addresses
+from fl_labelskew_plugins.diagnostics import BESIDE_TRAINING, IN_TRAINING, Name
 from fl_labelskew_plugins.params import Params
 
 Positive = Annotated[int, Field(ge=1)]
@@ -197,6 +198,12 @@ class TrackingArgs(Params):
     run_dir: str = Field("runs", description="folder in which each run makes its own folder")
     checkpoint_every: Positive = Field(10, description="rounds between two checkpoints")
     state_memory_mb: int = Field(256, ge=0, description="clients' private state held in memory; the rest is on disk")
+    diagnostics: list[Name] = Field(
+        [], description="what the papers plot beside accuracy, into the run's folder diagnostics/"
+    )
+    diagnostics_every: Positive = Field(
+        1, description="rounds between two that the diagnostics look at; the last one they always do"
+    )
 
 
 class SecurityArgs(Params):
@@ -449,6 +456,7 @@ def conflicts(
     train: TrainArgs,
     comm: CommArgs,
     silos: ClientSpecificArgs,
+    tracking: TrackingArgs,
     security: SecurityArgs,
     dp: DpArgs,
 ) -> Iterator[Conflict]:
@@ -456,6 +464,7 @@ def conflicts(
     yield from _train_conflicts(train)
     yield from _comm_conflicts(common, train, comm)
     yield from _silo_conflicts(common, train, silos)
+    yield from _diagnostics_conflicts(common, comm, tracking)
     yield from _needed("security_args", security, "enable_attack", "attack_type")
     yield from _needed("security_args", security, "enable_defense", "defense_type")
     yield from _needed("dp_args", dp, "enable_dp", "dp_solution_type")
@@ -545,6 +554,20 @@ def _silo_conflicts(common: CommonArgs, train: TrainArgs, silos: ClientSpecificA
             key,
             f"{len(files)} files for {train.client_num_in_total} clients; allowed: a file for each, or none",
             ("train_args.client_num_in_total",),
+        )
+
+
+def _diagnostics_conflicts(common: CommonArgs, comm: CommArgs, tracking: TrackingArgs) -> Iterator[Conflict]:
+    asked, places = tracking.diagnostics, ("common_args.training_type", "comm_args.backend")
+    key = "tracking_args.diagnostics"
+    if asked and common.training_type == "cross_silo":
+        yield Conflict(key, "no process of a cross_silo run sees what they need; allowed: none, or simulation", places)
+    elif comm.backend != "sp" and (blind := [name for name in asked if name in IN_TRAINING]):
+        yield Conflict(
+            key,
+            f"{', '.join(blind)} watch training, which with backend {comm.backend} other processes do; allowed: "
+            f"{', '.join(BESIDE_TRAINING)}, or backend sp",
+            places,
         )
 
 

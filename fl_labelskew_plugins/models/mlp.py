@@ -31,6 +31,7 @@ class MLP(Network):
         hidden: list[Annotated[int, Field(ge=1)]] = Field(
             [128], min_length=1, description="Width of each hidden layer; the last one is d."
         )
+        relu_features: bool = Field(True, description="Whether the features pass a ReLU.")
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
         """A fresh module."""
@@ -38,4 +39,6 @@ class MLP(Network):
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]
+        if not self.params.relu_features:
+            layers.pop()
         return FeatureNet(nn.Sequential(*layers), widths[-1], num_classes)

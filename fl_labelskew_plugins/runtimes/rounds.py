@@ -88,7 +88,12 @@ class Rounds:
         tally = Tally()
         counts = None if session.counts is None else session.counts[clients]
         sizes = [session.sizes[k] for k in clients]
-        came = server.run_round(clients, sizes, tally.of(exchange.uploads(round, clients)), counts)
+        watch, uploads = self.record.watch, tally.of(exchange.uploads(round, clients))
+        if watch is not None:
+            uploads = watch.uploads(round, server.weights, uploads)
+        came = server.run_round(clients, sizes, uploads, counts)
+        if watch is not None:
+            watch.aggregated(round, server.weights)
         line: dict[str, Any] = {"round": round, "clients": came, "loss_terms": tally.loss_terms()}
         if len(came) < len(sampled):
             line["left_out"] = [client for client in sampled if client not in came]

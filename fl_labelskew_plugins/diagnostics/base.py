@@ -1,0 +1,181 @@
+"""What all diagnostics have in common: when they are called, what they know, where their numbers go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from fl_labelskew_registry import Batch, ClientView, LabelSkewError
+from torch import Tensor
+
+from fl_labelskew_plugins import plots, seeds
+from fl_labelskew_plugins.aggregate import Weights
+from fl_labelskew_plugins.local import LocalTrainer
+from fl_labelskew_plugins.state import save_atomic
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The run that is looked at.
+
+    Args:
+        title: method and data set, for the pictures.
+        trainer: the local trainer, whose network is scratch between two turns.
+        counts: ``(K, C)`` int64 training samples of each client.
+        class_names: ``C`` names.
+        rounds: ``T``.
+    """
+
+    title: str
+    trainer: LocalTrainer
+    counts: Tensor
+    class_names: Sequence[str]
+    rounds: int
+
+    def held(self, client: int) -> list[int]:
+        """Classes that this client has training samples of."""
+        return [c for c, n in enumerate(self.counts[client].tolist()) if n]
+
+
+class Diagnostic:
+    """One diagnostic of a run. It is called in the rounds that ``diagnostics_every`` names, and changes nothing.
+
+    In such a round: :meth:`before` and :meth:`step` in each client's training, :meth:`uploaded` once its upload is
+    there, :meth:`aggregated` at the end. ``lines`` gathers the round's numbers, a mapping of plain values each; the
+    round is filled in.
+
+    Args:
+        name: its registered name.
+        scene: the run.
+        folder: where its files go.
+    """
+
+    num_features: ClassVar[int | None] = None
+    """``d`` that the network must have."""
+
+    def __init__(self, name: str, scene: Scene, folder: Path) -> None:
+        self.name, self.scene = name, scene
+        self.numbers, self.tensors = folder / f"{name}.jsonl", folder / f"{name}.safetensors"
+        self.picture = folder / f"{name}.png"
+        self.lines: list[dict[str, Any]] = []
+        self.check()
+
+    def check(self) -> None:
+        """Raise LabelSkewError where the run has not what this diagnostic needs."""
+        d, wanted = self.scene.trainer.federation.num_features, self.num_features
+        if wanted is not None and d != wanted:
+            raise LabelSkewError(
+                f"tracking_args.diagnostics: {self.name} needs a network of {wanted} features, this one has {d}; "
+                f"model_args: {{model: lenet, features: {wanted}}} or {{model: mlp, hidden: [128, {wanted}]}} would be "
+                "right"
+            )
+
+    def before(self, view: ClientView) -> None:
+        """A client has the round's start weights, and nothing is trained yet."""
+
+    def step(self, batch: Batch, view: ClientView) -> None:
+        """A batch's gradients are there; the weights are not changed yet."""
+
+    def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
+        """A client's upload is there; ``start`` is what it began with."""
+
+    def aggregated(self, round: int, weights: Weights) -> None:
+        """The round's global model is there."""
+
+    def draw(self, lines: Sequence[dict[str, Any]]) -> None:
+        """The picture, from all lines of the run and what :meth:`keep` kept."""
+
+    def keep(self, tensors: Mapping[str, Tensor]) -> None:
+        """Keep tensors of the round, in the place of those of an earlier one."""
+        self.tensors.parent.mkdir(exist_ok=True)
+        save_atomic(dict(tensors), self.tensors)
+
+
+class TrainingMeans(Diagnostic):
+    """Means over the batches of a client's local training, as far as it is uploaded; a line for each client.
+
+    ``panels`` are the titles of the pictures, ``labels`` name what a line of each panel shows, by the number's name.
+    """
+
+    panels: ClassVar[Mapping[str, Mapping[str, str]]]
+    log: ClassVar[bool] = False
+
+    def __init__(self, name: str, scene: Scene, folder: Path) -> None:
+        super().__init__(name, scene, folder)
+        self._sums: dict[str, tuple[Tensor, int]] = {}
+
+    def measure(self, batch: Batch, view: ClientView) -> Mapping[str, Tensor]:
+        """Scalars of a batch, by name; one that does not exist for this client is left out."""
+        raise NotImplementedError
+
+    def before(self, view: ClientView) -> None:
+        """Begin anew."""
+        self._sums.clear()
+
+    def step(self, batch: Batch, view: ClientView) -> None:
+        """Add a batch."""
+        for name, value in self.measure(batch, view).items():
+            total, number = self._sums.get(name, (torch.zeros_like(value), 0))
+            self._sums[name] = total + value, number + 1
+
+    def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
+        """The client's line; null for what does not exist for it."""
+        names = [name for labels in self.panels.values() for name in labels]
+        means = {name: float(total) / number for name, (total, number) in self._sums.items()}
+        self.lines.append({"client": client, **{name: means.get(name) for name in names}})
+        self._sums.clear()
+
+    def draw(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Mean over the clients for each round, with a band from the lowest to the highest."""
+        figure, all_axes = plots.figure(5.6 * len(self.panels), 4, columns=len(self.panels), squeeze=False)
+        for axes, (title, labels) in zip(all_axes[0], self.panels.items(), strict=True):
+            for name, label in labels.items():
+                plots.band(axes, by_round(lines, name), label)
+            axes.set(xlabel="round", title=title)
+            if self.log:
+                axes.set_yscale("log")
+            plots.finish_rounds(axes)
+        figure.suptitle(f"{self.scene.title}: mean over the clients, band from lowest to highest")
+        plots.save(figure, self.picture)
+
+
+def by_round(lines: Sequence[dict[str, Any]], name: str) -> dict[int, list[float]]:
+    """Round, from 1, to all clients' values of a number; a round without any is left out."""
+    rounds: dict[int, list[float]] = {}
+    for line in lines:
+        if line.get(name) is not None:
+            rounds.setdefault(line["round"] + 1, []).append(line[name])
+    return rounds
+
+
+def calibrated(view: ClientView, logits: Tensor, scene: Scene) -> Tensor:
+    """Probabilities ``(B, C)`` float64 as the method's cross-entropy sees them; takes no draw from its generator."""
+    state = view.generator.get_state()
+    try:
+        with torch.no_grad():
+            return scene.trainer.method.calibrate(logits.detach(), view).double().softmax(dim=1)
+    finally:
+        view.generator.set_state(state)
+
+
+def test_features(trainer: LocalTrainer, weights: Weights, index: Tensor) -> Tensor:
+    """Features ``(n, d)`` float32, on the CPU, of test samples under given weights."""
+    kept: list[Tensor] = []
+    handle = trainer.model.classifier.register_forward_pre_hook(  # type: ignore[union-attr]
+        lambda module, inputs: kept.append(inputs[0].float().cpu())
+    )
+    try:
+        trainer.predict(index, weights)
+    finally:
+        handle.remove()
+    return torch.cat(kept)
+
+
+def some_test_samples(trainer: LocalTrainer, most: int) -> Tensor:
+    """Indices of at most ``most`` test samples, drawn from the recipe's seed: the same in every round and process."""
+    rng = seeds.numpy_generator(trainer.federation.seed, "diagnostics")
+    order = rng.permutation(len(trainer.test.y))[:most]
+    return torch.from_numpy(order).to(trainer.device)

@@ -1,0 +1,91 @@
+"""Accuracy of each class before and after aggregation, as FedLC plots it (figure 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fl_labelskew_plugins import metrics, plots
+from fl_labelskew_plugins.aggregate import Weights
+from fl_labelskew_plugins.diagnostics.base import Diagnostic
+
+
+def class_accuracy(logits: Tensor, labels: Tensor) -> list[float | None]:
+    """Share of each class's samples that are right; None for a class without a sample.
+
+    Args:
+        logits: ``(N, C)``.
+        labels: ``(N,)`` int64.
+
+    >>> import torch
+    >>> class_accuracy(torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]), torch.tensor([0, 1]))
+    [1.0, 0.0, None]
+    """
+    matrix = metrics.confusion(logits.argmax(1), labels, logits.shape[1]).cpu()
+    recall: list[float | None] = metrics.measures(matrix)["recall"]  # type: ignore[assignment]
+    return recall
+
+
+class ClassAccuracy(Diagnostic):
+    """Each upload and the round's global model on the global test set."""
+
+    def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
+        """A client's line, before aggregation."""
+        self.lines.append({"client": client, "held": self.scene.held(client), "recall": self._tested(upload)})
+
+    def aggregated(self, round: int, weights: Weights) -> None:
+        """The global model's line, after aggregation."""
+        self.lines.append({"client": None, "recall": self._tested(weights)})
+
+    def _tested(self, weights: Weights) -> list[float | None]:
+        return class_accuracy(*self.scene.trainer.predict(weights=weights))
+
+    def draw(self, lines: Sequence[dict[str, Any]]) -> None:
+        """The last round's classes, and their mean over the rounds."""
+        figure, (left, right) = plots.figure(12, 4.4, columns=2)
+        over_rounds: dict[str, dict[int, list[float]]] = {}
+        for line in lines:
+            for label, classes in _kinds(line):
+                values = [100 * value for c, value in enumerate(line["recall"]) if c in classes and value is not None]
+                if values:
+                    over_rounds.setdefault(label, {}).setdefault(line["round"] + 1, []).append(float(np.mean(values)))
+        for label in KINDS:
+            if label in over_rounds:
+                plots.band(right, over_rounds[label], label)
+        right.set(xlabel="round", ylabel="accuracy in %, mean over the classes", ylim=(0, 100))
+        plots.finish_rounds(right)
+        last = [line for line in lines if line["round"] == lines[-1]["round"]]
+        names = self.scene.class_names
+        for position, label in enumerate(KINDS):
+            heights = [
+                _mean([100 * line["recall"][c] for line in last if _has(line, label, c)]) for c in range(len(names))
+            ]
+            left.bar(np.arange(len(names)) + 0.27 * (position - 1), heights, width=0.27, label=label)
+        left.set(xlabel="class", ylabel="accuracy in %", title=f"round {lines[-1]['round'] + 1}", ylim=(0, 100))
+        if len(names) <= 20:
+            left.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 3 else 0, ha="right")
+        left.legend(fontsize=8)
+        figure.suptitle(f"{self.scene.title}: global test set, before (mean over the clients) and after aggregation")
+        plots.save(figure, self.picture)
+
+
+KINDS = ("before, classes the client holds", "before, classes it lacks", "after aggregation")
+
+
+def _kinds(line: dict[str, Any]) -> list[tuple[str, set[int]]]:
+    every = set(range(len(line["recall"])))
+    if line["client"] is None:
+        return [(KINDS[2], every)]
+    held = set(line["held"])
+    return [(KINDS[0], held), (KINDS[1], every - held)]
+
+
+def _has(line: dict[str, Any], label: str, c: int) -> bool:
+    return line["recall"][c] is not None and any(kind == label and c in classes for kind, classes in _kinds(line))
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")

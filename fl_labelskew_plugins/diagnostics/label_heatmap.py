@@ -1,0 +1,22 @@
+"""Who holds what: the label distribution of every client (FedRS figure 11, FedMR figures 5 and 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fl_labelskew_plugins import plots
+from fl_labelskew_plugins.aggregate import Weights
+from fl_labelskew_plugins.diagnostics.base import Diagnostic
+
+
+class LabelHeatmap(Diagnostic):
+    """A line for each client of a round with its samples per class; the picture has all clients of the run."""
+
+    def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
+        """A client took part."""
+        self.lines.append({"client": client, "counts": self.scene.counts[client].tolist()})
+
+    def draw(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Classes down, clients across."""
+        plots.heat_map(self.scene.counts.cpu().numpy(), self.scene.class_names, self.picture, title=self.scene.title)

@@ -1,0 +1,55 @@
+"""t-SNE of the features after the last round, as FedLC plots them (figure 7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from fl_labelskew_registry import LabelSkewError
+from torch import Tensor
+
+from fl_labelskew_plugins import plots, seeds
+from fl_labelskew_plugins.diagnostics.points import Points
+
+SMALLEST = 8
+
+
+def embedding(features: Tensor, seed: int) -> Tensor:
+    """t-SNE of features ``(n, d)``: ``(n, 2)``; perplexity 30, or ``(n - 1) / 3`` where that is less.
+
+    van der Maaten and Hinton, JMLR 2008, as scikit-learn has it. The same seed gives the same points.
+    """
+    from sklearn.manifold import TSNE
+
+    perplexity = min(30.0, (len(features) - 1) / 3)
+    made = TSNE(n_components=2, perplexity=perplexity, init="pca", random_state=seed).fit_transform(features.numpy())
+    return torch.from_numpy(made)
+
+
+class TSNE(Points):
+    """Embedded test features of the last round's first client and of the global model."""
+
+    stages = ("local", "global")
+    width = 5.6
+
+    def check(self) -> None:
+        """A few samples are needed."""
+        super().check()
+        if (n := len(self.scene.trainer.test.y)) < SMALLEST:
+            raise LabelSkewError(
+                f"tracking_args.diagnostics: tsne needs at least {SMALLEST} test samples, the data set has {n}; "
+                "another diagnostic would be right"
+            )
+
+    def wanted(self, round: int) -> bool:
+        """The last round alone: an embedding takes seconds."""
+        return round == self.scene.rounds - 1
+
+    def place(self, features: Tensor) -> Tensor:
+        """Embed."""
+        return embedding(features, seeds.torch_seed(self.scene.trainer.federation.seed, "t-SNE") % 2**31)
+
+    def panel(self, axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None) -> None:
+        """Points without scales, which mean nothing here; a missing class's are hollow."""
+        plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held)
+        axes.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2")

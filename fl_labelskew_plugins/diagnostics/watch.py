@@ -1,0 +1,112 @@
+"""The diagnostics of a run: which there are, when they are called, and their files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from fl_labelskew_registry import Batch, ClientView
+
+from fl_labelskew_plugins.aggregate import Weights
+from fl_labelskew_plugins.diagnostics import IN_TRAINING, Name
+from fl_labelskew_plugins.diagnostics.base import Diagnostic, Scene
+from fl_labelskew_plugins.diagnostics.class_accuracy import ClassAccuracy
+from fl_labelskew_plugins.diagnostics.deviation_bound import DeviationBound
+from fl_labelskew_plugins.diagnostics.eigenvalue_variance import EigenvalueVariance
+from fl_labelskew_plugins.diagnostics.feature_sphere import FeatureSphere
+from fl_labelskew_plugins.diagnostics.features_2d import Features2D
+from fl_labelskew_plugins.diagnostics.intra_loss import IntraLoss
+from fl_labelskew_plugins.diagnostics.label_heatmap import LabelHeatmap
+from fl_labelskew_plugins.diagnostics.observed_probability import ObservedProbability
+from fl_labelskew_plugins.diagnostics.proxy_gradients import ProxyGradients
+from fl_labelskew_plugins.diagnostics.tsne import TSNE
+from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.results import read_lines
+
+KINDS: dict[Name, type[Diagnostic]] = {
+    "class_accuracy": ClassAccuracy,
+    "deviation_bound": DeviationBound,
+    "eigenvalue_variance": EigenvalueVariance,
+    "feature_sphere": FeatureSphere,
+    "features_2d": Features2D,
+    "intra_loss": IntraLoss,
+    "label_heatmap": LabelHeatmap,
+    "observed_probability": ObservedProbability,
+    "proxy_gradients": ProxyGradients,
+    "tsne": TSNE,
+}
+
+
+class Watch:
+    """Calls a run's diagnostics and writes what they found.
+
+    Args:
+        names: which ones.
+        every: rounds between two that are looked at; the last one always is.
+        scene: the run.
+        folder: where their files go; made when there is something to write.
+
+    Raises:
+        LabelSkewError: the run has not what one of them needs.
+    """
+
+    def __init__(self, names: list[Name], every: int, scene: Scene, folder: Path) -> None:
+        self.every, self.scene, self.folder = every, scene, folder
+        self.all: dict[Name, Diagnostic] = {name: KINDS[name](name, scene, folder) for name in dict.fromkeys(names)}
+        self._in_training = [self.all[name] for name in self.all if name in IN_TRAINING]
+
+    def looks(self, round: int) -> bool:
+        """Whether this round is looked at."""
+        return round % self.every == 0 or round == self.scene.rounds - 1
+
+    def uploads(
+        self, round: int, start: Weights, uploads: Iterator[tuple[int, LocalResult]]
+    ) -> Iterator[tuple[int, LocalResult]]:
+        """The round's uploads, shown to the diagnostics as they pass; training is watched as long as they come."""
+        if not self.looks(round):
+            yield from uploads
+            return
+        if self._in_training:
+            self.scene.trainer.observer = self
+        try:
+            for client, result in uploads:
+                for diagnostic in self.all.values():
+                    diagnostic.uploaded(round, client, start, result.upload)
+                yield client, result
+                del result
+        finally:
+            self.scene.trainer.observer = None
+
+    def before(self, view: ClientView) -> None:
+        """See :meth:`Diagnostic.before`."""
+        for diagnostic in self._in_training:
+            diagnostic.before(view)
+
+    def step(self, batch: Batch, view: ClientView) -> None:
+        """See :meth:`Diagnostic.step`."""
+        for diagnostic in self._in_training:
+            diagnostic.step(batch, view)
+
+    def aggregated(self, round: int, weights: Weights) -> None:
+        """The round's global model is there."""
+        if self.looks(round):
+            for diagnostic in self.all.values():
+                diagnostic.aggregated(round, weights)
+
+    def write(self, round: int) -> None:
+        """Add the lines of a complete round to the files."""
+        for diagnostic in self.all.values():
+            if diagnostic.lines:
+                self.folder.mkdir(exist_ok=True)
+                text = "".join(json.dumps({"round": round, **line}) + "\n" for line in diagnostic.lines)
+                with diagnostic.numbers.open("a", encoding="utf-8") as stream:
+                    stream.write(text)
+                diagnostic.lines.clear()
+
+    def draw(self) -> None:
+        """All pictures, once the run is over."""
+        for diagnostic in self.all.values():
+            lines = read_lines(diagnostic.numbers)
+            if lines or diagnostic.tensors.exists():
+                diagnostic.draw(lines)

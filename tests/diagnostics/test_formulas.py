@@ -1,0 +1,129 @@
+"""Each diagnostic's formula beside numbers made by hand and loops of its own."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fl_labelskew_plugins.diagnostics.class_accuracy import class_accuracy
+from fl_labelskew_plugins.diagnostics.deviation_bound import deviation_bound, pairs
+from fl_labelskew_plugins.diagnostics.eigenvalue_variance import eigenvalue_variance
+from fl_labelskew_plugins.diagnostics.feature_sphere import spread
+from fl_labelskew_plugins.diagnostics.features_2d import arrows
+from fl_labelskew_plugins.diagnostics.observed_probability import observed_probability
+from fl_labelskew_plugins.diagnostics.proxy_gradients import proxy_gradient_norms
+from fl_labelskew_plugins.diagnostics.tsne import embedding
+from fl_labelskew_plugins.methods.fedmr import intra_class_loss
+
+
+def test_proxy_gradients_are_those_of_equation_9():
+    h = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    weight = torch.zeros(3, 2, requires_grad=True)  # so every probability is 1/3
+    logits = h @ weight.T
+    torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1]), reduction="sum").backward()
+    norms = proxy_gradient_norms(weight.grad, torch.tensor([True, True, False]))
+    # eq. 9: -(I - p) h summed over the samples: (-2/3, 2/3), (1/3, -4/3) and, missing, (1/3, 2/3)
+    assert float(norms["observed"]) == pytest.approx((math.sqrt(8) / 3 + math.sqrt(17) / 3) / 2)
+    assert float(norms["missing"]) == pytest.approx(math.sqrt(5) / 3)
+
+
+def test_proxy_gradients_without_missing_or_observed_classes():
+    gradient = torch.tensor([[3.0, 4.0], [6.0, 8.0]])
+    assert proxy_gradient_norms(gradient, torch.tensor([True, True])) == {"observed": torch.tensor(7.5)}
+    assert proxy_gradient_norms(gradient, torch.tensor([False, False])) == {"missing": torch.tensor(7.5)}
+
+
+def test_observed_probability():
+    p = torch.tensor([[0.7, 0.1, 0.2], [0.3, 0.6, 0.1]])
+    found = observed_probability(p, torch.tensor([2, 0]), torch.tensor([True, False, True]))
+    assert float(found["own"]) == pytest.approx((0.2 + 0.3) / 2)
+    assert float(found["observed"]) == pytest.approx((0.9 + 0.4) / 2)
+
+
+def test_class_accuracy():
+    logits = torch.eye(4)[[0, 0, 1, 2, 3, 1]]
+    assert class_accuracy(logits, torch.tensor([0, 1, 1, 1, 3, 3])) == [1.0, pytest.approx(1 / 3), None, 0.5]
+
+
+def test_deviation_bound_by_loops():
+    generator = torch.Generator().manual_seed(0)
+    p = torch.rand(30, 4, generator=generator).softmax(1)
+    h = torch.rand(30, 5, generator=generator)
+    labels = torch.tensor([0] * 20 + [1] * 6 + [3] * 4)  # nobody is of class 2
+    bound = deviation_bound(p, h, labels)
+    for j, r in itertools.product(range(4), repeat=2):
+        if j == r or 2 in (j, r):
+            assert bound[j, r].isnan()
+            continue
+        of_j, of_r = labels == j, labels == r
+        h_r, h_j = h[of_r].mean(0), h[of_j].mean(0)
+        # the right-hand form of definition 3: a sum over the other classes
+        others = sum(float(p[of_r, y].mean()) for y in range(4) if y != r)
+        expected = others * float(h_r @ h_r) / (float(p[of_j, r].mean()) * float(h_r @ h_j))
+        assert float(bound[j, r]) == pytest.approx(expected, rel=1e-5)
+    ratio, bounds = pairs(bound, torch.tensor([20, 6, 0, 4]))
+    assert ratio.tolist() == pytest.approx([20 / 6, 5.0, 1.5])
+    assert torch.equal(bounds, torch.stack([bound[0, 1], bound[0, 3], bound[1, 3]]))
+
+
+def test_deviation_bound_that_does_not_exist_is_no_pair():
+    p = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    ratio, bounds = pairs(deviation_bound(p, torch.ones(2, 2), torch.tensor([0, 1])), torch.tensor([1, 1]))
+    # D_01 = 0.5 * 2 / (0 * 2) is infinite, and D_10 = 0 * 2 / (0.5 * 2) is not above 0
+    assert (ratio.tolist(), bounds.tolist()) == ([], [])
+
+
+def test_eigenvalue_variance_is_lemma_1_where_all_eigenvalues_count():
+    features = torch.randn(40, 6, generator=torch.Generator().manual_seed(1))
+    labels = torch.zeros(40, dtype=torch.long)
+    value = 40 * float(eigenvalue_variance(features, labels, top=6))
+    # lemma 1: the sum of squares is ||M||_F^2 - d; eq. 3 of one class is ||M||_F^2
+    assert value == pytest.approx(float(intra_class_loss(features, labels, scale="paper")) - 6, rel=1e-4)
+
+
+def test_eigenvalue_variance_takes_the_largest_of_each_class():
+    rng = np.random.default_rng(2)
+    features, labels = rng.normal(size=(30, 5)) @ rng.normal(size=(5, 5)), np.repeat([4, 7, 9], [17, 12, 1])
+    expected = []
+    for c in (4, 7):  # a class of one sample counts nothing
+        m = np.corrcoef(features[labels == c].T)
+        top = np.sort(np.linalg.eigvalsh(m))[::-1][:3]
+        expected.append(np.square(top - top.mean()).sum() / 30)
+    value = eigenvalue_variance(torch.from_numpy(features), torch.from_numpy(labels), top=3)
+    assert float(value) == pytest.approx(np.mean(expected))
+
+
+def test_eigenvalue_variance_of_more_dimensions_than_samples():
+    features = torch.randn(4, 60, generator=torch.Generator().manual_seed(3))
+    m = np.corrcoef(features.double().numpy().T)
+    top = np.sort(np.linalg.eigvalsh(m))[::-1][:50]
+    expected = np.square(top - top.mean()).sum() / 4
+    assert float(eigenvalue_variance(features, torch.zeros(4, dtype=torch.long))) == pytest.approx(expected)
+    assert eigenvalue_variance(features[:1], torch.zeros(1, dtype=torch.long)).isnan()
+
+
+def test_spread_of_half_a_circle_and_of_all_of_it():
+    angles = torch.linspace(0, math.pi, 1001)[:-1] + math.pi / 2000
+    half = torch.stack([angles.cos(), angles.sin()], dim=1)
+    assert spread(half) == pytest.approx(1 - 2 / math.pi, abs=1e-5)
+    assert spread(torch.cat([half, -half])) == pytest.approx(1)
+
+
+def test_arrows_keep_their_directions_and_ratios():
+    proxies = torch.tensor([[0.1, 0.0], [0.0, -0.4]])
+    drawn = arrows(torch.tensor([[0.0, 0.0], [6.0, 8.0]]), proxies, share=0.5)
+    assert torch.allclose(drawn, torch.tensor([[1.25, 0.0], [0.0, -5.0]]))
+    assert arrows(torch.zeros(1, 2), torch.zeros(3, 2)).tolist() == [[0.0, 0.0]] * 3
+
+
+def test_tsne_keeps_far_groups_apart_and_depends_on_the_seed_alone():
+    rng = np.random.default_rng(0)
+    features = torch.from_numpy(rng.normal(size=(40, 6)).astype(np.float32))
+    features[20:] += 30
+    placed = embedding(features, seed=1)
+    assert torch.equal(placed, embedding(features, seed=1))
+    middle = torch.stack([placed[:20].mean(0), placed[20:].mean(0)])
+    nearest = torch.cdist(placed, middle).argmin(1)
+    assert nearest.tolist() == [0] * 20 + [1] * 20
