@@ -140,6 +140,8 @@ class Record:
             return
         folder.write_json("environment.json", now)
         recipe = session.recipe
+        for name, text in session.notes.items():
+            folder.write_text(name, text)
         if session.clients is not None:
             folder.write_json("partition.json", session.clients.record())
             title = f"{recipe.data.dataset}, {recipe.partition.partition_method}"

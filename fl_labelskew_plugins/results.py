@@ -198,7 +198,9 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
             "last_tests": len(tail),
             "last_mean": statistics.fmean(line["accuracy"] for line in tail),
             "last_std": statistics.pstdev(line["accuracy"] for line in tail),
+            "balanced_last_mean": statistics.fmean(line["balanced_accuracy"] for line in tail),
         }
+        result |= {key: tests[-1][key] for key in ("client_accuracy", "client_balanced_accuracy") if key in tests[-1]}
     result |= {
         "bytes_up": sum(line["bytes_up"] for line in lines),
         "bytes_down": sum(line["bytes_down"] for line in lines),

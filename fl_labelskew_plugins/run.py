@@ -166,6 +166,7 @@ def table(record: Record) -> str:
                 f"accuracy, last {result['last_tests']} tests",
                 f"{100 * result['last_mean']:.2f} % (std {100 * result['last_std']:.2f})",
             ),
+            ("balanced accuracy, same tests", f"{100 * result['balanced_last_mean']:.2f} %"),
             ("best accuracy", f"{100 * result['best_accuracy']:.2f} % in round {result['best_round'] + 1}"),
         ]
     for key, label in (
@@ -174,10 +175,17 @@ def table(record: Record) -> str:
     ):
         if key in result:
             rows.append((label, f"{100 * result[key]:.2f} %"))
+    for key, label in (("client_accuracy", "accuracy"), ("client_balanced_accuracy", "balanced accuracy")):
+        if key in result:
+            rows.append((f"{label}, each client's tests", " ".join(map(_percent, result[key]))))
     rows.append(("sent up / down", f"{result['bytes_up'] / 1e6:.1f} / {result['bytes_down'] / 1e6:.1f} MB"))
     rows.append(("time", clock(result["seconds"])))
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"  {label:<{width}}  {value}" for label, value in rows)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f}"
 
 
 def _new(

@@ -38,6 +38,7 @@ class Session:
         start: the state dict of round 0.
         sizes: training samples of each client; 0 for one that nobody has heard of.
         counts: ``(K, C)`` training samples per class of each client, on the device; None where they are not known.
+        notes: text files of the data set that belong beside the results, by name.
     """
 
     recipe: Recipe
@@ -48,6 +49,7 @@ class Session:
     start: Weights
     sizes: list[int]
     counts: Tensor | None
+    notes: Mapping[str, str]
 
     def openings(self) -> list[Contribution]:
         """Every client's part of the opening exchange; none where the method has no such exchange.
@@ -181,7 +183,9 @@ def assemble(
         test_indices={k: torch.from_numpy(i).to(device) for k, i in test.items()},
         secret=secret,
     )
-    return Session(recipe, None, data.class_names, federation, trainer, snapshot(trainer.model), list(sizes), None)
+    return Session(
+        recipe, None, data.class_names, federation, trainer, snapshot(trainer.model), list(sizes), None, data.notes
+    )
 
 
 def local_settings(recipe: Recipe) -> LocalSettings:

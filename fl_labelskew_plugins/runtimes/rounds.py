@@ -106,9 +106,27 @@ class Rounds:
     def evaluate(self, observed: Tensor | None) -> dict[str, Any]:
         """Measures of the global model on the global test set; ``observed`` ``(C,)``: classes of the round."""
         logits, labels = self._predict(self.server.weights)
-        matrix = metrics.confusion(logits.argmax(1), labels, self.session.federation.num_classes)
+        predicted = logits.argmax(1)
+        matrix = metrics.confusion(predicted, labels, self.session.federation.num_classes)
         known = None if observed is None else observed.cpu()
-        return {**metrics.measures(matrix.cpu(), known), "loss": mean_loss(logits, labels)}
+        line = {**metrics.measures(matrix.cpu(), known), "loss": mean_loss(logits, labels)}
+        return line | self.per_client(predicted, labels) if self.session.recipe.validation.per_client else line
+
+    def per_client(self, predicted: Tensor, labels: Tensor) -> dict[str, list[object]]:
+        """Accuracy and balanced accuracy of the global model on each client's own test split, None without one.
+
+        Args:
+            predicted: ``(N,)`` classes of the global test samples.
+            labels: ``(N,)``.
+        """
+        splits, classes = self.session.trainer.test_indices, self.session.federation.num_classes
+        found: list[dict[str, object]] = []
+        for client in range(self.session.federation.num_clients):
+            own = splits.get(client)
+            usable = own is not None and len(own)
+            matrix = metrics.confusion(predicted[own], labels[own], classes).cpu() if usable else None
+            found.append({} if matrix is None else metrics.measures(matrix))
+        return {f"client_{name}": [each.get(name) for each in found] for name in ("accuracy", "balanced_accuracy")}
 
 
 class Tally:

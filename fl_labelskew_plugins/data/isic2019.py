@@ -1,0 +1,411 @@
+"""ISIC 2019 with six centres, in the files that FLamby makes: 18,597 + 4,650 pictures of skin lesions in 8 classes.
+
+Ogier du Terrail et al., "FLamby: Datasets and Benchmarks for Cross-Silo Federated Learning in Realistic Healthcare
+Settings", 2022; pictures of Tschandl et al. 2018 (HAM10000), Codella et al. 2017 and Hernández-Pérez et al. 2024
+(BCN20000), CC-BY-NC 4.0. They stay on disk and are decoded while training goes on.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from fl_labelskew_registry import Arrays, Data, Dataset, Images, LabelSkewError, MistakesError
+from pydantic import Field
+
+from fl_labelskew_plugins.data import fakes, lesions
+from fl_labelskew_plugins.data.split import stratified
+from fl_labelskew_plugins.params import Params
+
+CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+CENTRES = ("BCN", "HAM_vidir_molemax", "HAM_vidir_modern", "HAM_rosendahl", "MSK", "HAM_vienna_dias")
+TABLE = {
+    "train": (
+        (2279, 3363, 2245, 606, 923, 97, 87, 330),
+        (20, 2977, 2, 0, 96, 23, 45, 0),
+        (533, 1470, 174, 20, 379, 40, 64, 11),
+        (276, 649, 223, 86, 406, 20, 3, 144),
+        (166, 349, 0, 0, 140, 0, 0, 0),
+        (58, 276, 5, 0, 6, 4, 2, 0),
+    ),
+    "test": (
+        (578, 843, 564, 131, 215, 27, 24, 101),
+        (4, 743, 0, 0, 28, 7, 9, 0),
+        (147, 362, 37, 1, 96, 11, 18, 0),
+        (66, 154, 73, 23, 84, 10, 0, 42),
+        (49, 66, 0, 0, 49, 0, 0, 0),
+        (9, 74, 0, 0, 4, 0, 1, 0),
+    ),
+}
+"""Samples of each class at each centre in FLamby's split."""
+
+RAW, PREPARED = "ISIC_2019_Training_Input", "ISIC_2019_Training_Input_preprocessed"
+TRUTH, META = "ISIC_2019_Training_GroundTruth.csv", "ISIC_2019_Training_Metadata_FL.csv"
+SPLIT = "train_test_split"
+CHECKED = ".labelskew-checked.json"
+TRUTH_COLUMNS = ("image", *CLASSES, "UNK")
+SPLIT_COLUMNS = (*TRUTH_COLUMNS, "target", "center", "fold", "fold2")
+META_COLUMNS = ("image", "age_approx", "anatom_site_general", "sex", "dataset")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One picture: its name without ``.jpg``, class, centre, and ``"train"``, ``"test"`` or "" where not decided."""
+
+    image: str
+    target: int
+    centre: int
+    fold: str = ""
+
+
+class ISIC2019(Dataset):
+    """ISIC 2019 by centre; samples are ``(3, crop, crop)`` uint8, decoded when needed; groups are centres 0 to 5."""
+
+    source: ClassVar[str] = (
+        "the scripts of https://github.com/owkin/FLamby (flamby/datasets/fed_isic2019) or "
+        "https://challenge.isic-archive.com/data/#2019, 9 GB, CC-BY-NC; docs/isic2019.md goes through it"
+    )
+
+    class Params(Params):
+        """Parameters of isic2019."""
+
+        crop: int = Field(200, ge=16, le=224, description="Pixels of each side that the network gets.")
+        tree: Literal["auto", "prepared", "raw"] = Field(
+            "auto", description="Which pictures: prepared ones, raw ones, or raw ones where there are any."
+        )
+        centres: tuple[int, ...] | None = Field(
+            None, min_length=1, description="Centres to read, 0 to 5; default: all. A silo names its own."
+        )
+        split_file: str | None = Field(None, description=f"FLamby's split; default: {SPLIT} in the data's folder.")
+        test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of test where there is no split file.")
+        on_bad_sample: Literal["stop", "skip"] = Field(
+            "stop", description="What broken pictures, and rows or pictures without the other, lead to."
+        )
+
+    def check(self, data_dir: Path | None, *, download: bool) -> None:
+        """Raise LabelSkewError where the folder of pictures, or the files that say what they show, are missing."""
+        if download:
+            raise LabelSkewError(f"data set isic2019: download: true is not offered; get it from {self.source}")
+        if data_dir is None:
+            raise LabelSkewError(f"data set isic2019: data_args.data_cache_dir is not set; get it from {self.source}")
+        missing = [] if self._folders(data_dir) != (None, None) else [f"{PREPARED}/ or {RAW}/"]
+        if self._split_file(data_dir) is None:
+            missing += [name for name in (TRUTH, META) if not os.path.isfile(data_dir / name)]
+        if missing:
+            raise LabelSkewError(f"data set isic2019: no {', '.join(missing)} in {data_dir}; get it from {self.source}")
+
+    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Read the tables, prepare and check the pictures; ``seed`` draws the split where FLamby's is not there."""
+        return self._load(data_dir, seed, download=download, folds=("train", "test"))
+
+    def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """The test part alone; pictures of the training part need not be there."""
+        return self._load(data_dir, seed, download=download, folds=("test",))
+
+    def survey(self, data_dir: Path | None) -> fakes.Rows:
+        """Files, pictures, and samples of each centre beside FLamby's table."""
+        root = Path() if data_dir is None else data_dir
+        split = self._split_file(root)
+        tables = [(SPLIT, split), (TRUTH, root / TRUTH), (META, root / META)]
+        rows = [
+            (name, "found" if file is not None and os.path.isfile(file) else "missing", "found")
+            for name, file in tables
+            if file is not None
+        ]
+        raw, prepared = self._folders(root)
+        folder = prepared or raw
+        files = set() if folder is None else _names(folder)
+        readable = split is not None or all(os.path.isfile(root / name) for name in (TRUTH, META))
+        listed = list(self._rows(root, [])) if readable else []
+        rows += [
+            ("pictures", str(len(files)) if files else "missing", str(_total("train") + _total("test"))),
+            ("rows without a picture", str(sum(row.image not in files for row in listed)), "0"),
+            ("pictures without a row", str(len(files - {row.image for row in listed})), "0"),
+        ]
+        rows.append(("samples of each class", _by_class(CLASSES), _by_class(CLASSES)))
+        for fold in ("train", "test") if split else ("",):
+            for centre, name in enumerate(CENTRES):
+                mine = [row.target for row in listed if row.centre == centre and row.fold == fold]
+                parts = [TABLE[part][centre] for part in ([fold] if fold else TABLE)]
+                expected = [sum(counts) for counts in zip(*parts, strict=True)]
+                found = _by_class(np.bincount(mine, minlength=len(CLASSES))) if mine else "missing"
+                rows.append(
+                    (f"centre {centre} {name}, {fold or 'both parts'}: {' '.join(CLASSES)}", found, _by_class(expected))
+                )
+        return rows
+
+    def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
+        """Write a small tree with JPEGs of varied aspect, classes by centre in the table's proportions."""
+        from fl_labelskew_plugins.data import isic2019_fake
+
+        isic2019_fake.write(fakes.fresh_folder(out), samples or 240, seed, raw=self.params.tree == "raw")
+
+    # -- tables
+
+    def _split_file(self, root: Path) -> Path | None:
+        given = self.params.split_file
+        file = root / SPLIT if given is None else Path(given).expanduser()
+        if given is not None and not os.path.isfile(file):
+            raise LabelSkewError(
+                f"data_args.split_file: {file} is not there; FLamby's {SPLIT}, or null, would be right"
+            )
+        return file if os.path.isfile(file) else None
+
+    def _rows(self, root: Path, bad: list[str]) -> Iterator[Row]:
+        """All usable rows; of the others, a line for each kind goes to ``bad``."""
+        split = self._split_file(root)
+        unknown: list[str] = []
+        unclear: list[str] = []
+        seen: set[str] = set()
+        where = split or root / TRUTH
+        centres = {} if split else dict(_pairs(root / META, "image", "dataset"))
+        lacking: list[str] = []
+        for line in _read(where, SPLIT_COLUMNS if split else TRUTH_COLUMNS):
+            image = line["image"]
+            if image in seen:
+                raise LabelSkewError(f"{where}: image {image} has two rows; one would be right")
+            seen.add(image)
+            target = _target(line)
+            if not split and image not in centres:
+                lacking.append(image)
+            elif (centre := _centre(line["center"] if split else centres[image])) is None:
+                unknown.append(image)
+            elif target is None or (split and line["fold"] not in TABLE):
+                unclear.append(image)
+            else:
+                yield Row(image, target, centre, line["fold"] if split else "")
+        orphans = sorted(centres.keys() - seen)
+        for images, what in (
+            (unknown, f"{split or root / META}: {{}} of a centre that is none of FLamby's six"),
+            (unclear, f"{where}: {{}} without exactly one of the 8 classes, or a fold other than train and test"),
+            (lacking, f"{root / META}: no row for {{}} of {TRUTH}"),
+            (orphans, f"{where}: no row for {{}} of {META}"),
+        ):
+            if images:
+                bad.append(what.format(_some(images)))
+
+    # -- pictures
+
+    def _folders(self, root: Path) -> tuple[Path | None, Path | None]:
+        """The folders of raw and of prepared pictures, where they are there and wanted."""
+        raw, prepared = (folder if folder.is_dir() else None for folder in (root / RAW, root / PREPARED))
+        tree = self.params.tree
+        return None if tree == "prepared" else raw, None if tree == "raw" and raw is None else prepared
+
+    def _load(self, data_dir: Path | None, seed: int, *, download: bool, folds: tuple[str, ...]) -> Data:
+        self.check(data_dir, download=download)
+        root = Path() if data_dir is None else data_dir
+        bad: list[str] = []
+        with _readable(root):
+            rows = list(self._rows(root, bad))
+            listed = {row.image for row in rows}
+            rows, notes = self._divided(rows, seed, root)
+            wanted = [
+                row
+                for row in rows
+                if row.fold in folds and (self.params.centres is None or row.centre in self.params.centres)
+            ]
+            folder, broken = self._pictures(root, [row.image for row in wanted], listed, bad)
+        if bad and self.params.on_bad_sample == "stop":
+            hint = "; data_args.on_bad_sample: skip leaves them out"
+            raise MistakesError([f"{line}{hint}" for line in bad])
+        for line in bad:
+            print(f"warning: {line}; left out", file=sys.stderr)
+        wanted = [row for row in wanted if row.image not in broken]
+        if not wanted:
+            raise LabelSkewError(f"data set isic2019: {root} has no sample of {' and '.join(folds)} that is usable")
+        read = lesions.Read(self.params.crop)
+
+        def part(fold: str) -> Arrays:
+            own = [row for row in wanted if row.fold == fold]
+            files = Images([str(folder / f"{row.image}.jpg") for row in own], (3, read.crop, read.crop), read)
+            labels, centres = (np.array([getattr(row, key) for row in own], np.int64) for key in ("target", "centre"))
+            return Arrays(files, labels, centres)
+
+        return Data(part("train"), part("test"), list(CLASSES), mean=lesions.MEAN, std=lesions.STD, notes=notes)
+
+    def _divided(self, rows: list[Row], seed: int, root: Path) -> tuple[list[Row], dict[str, str]]:
+        """The rows with their part; where FLamby's split is not there, drawn, and told as a file in its format."""
+        if not rows or rows[0].fold:
+            return rows, {}
+        rows = sorted(rows, key=lambda row: row.image)
+        strata = np.array([row.centre * len(CLASSES) + row.target for row in rows])
+        _, test = stratified(strata, test_fraction=self.params.test_fraction, seed=seed, where=str(root))
+        chosen = set(test.tolist())
+        divided = [
+            Row(row.image, row.target, row.centre, "test" if i in chosen else "train") for i, row in enumerate(rows)
+        ]
+        return divided, {SPLIT: split_text(divided)}
+
+    def _pictures(self, root: Path, images: Sequence[str], listed: set[str], bad: list[str]) -> tuple[Path, set[str]]:
+        """The folder of prepared pictures, and those of ``images`` that are not in it, or broken."""
+        raw, prepared = self._folders(root)
+        have = set() if prepared is None else _names(prepared)
+        strays = (have if raw is None else _names(raw) | have) - listed
+        if strays:
+            bad.append(f"{raw or prepared}: {_some(sorted(strays))} without a row in the tables")
+        folder = root / PREPARED
+        unprepared: list[str] = []
+        if raw is not None:
+            todo = sorted((set(images) & _names(raw)) - have)
+            unprepared = prepare_all(raw, folder, todo) if todo else []
+            have |= set(todo) - set(unprepared)
+        missing = [image for image in images if image not in have and image not in set(unprepared)]
+        if missing:
+            bad.append(f"{folder if raw is None else raw}: no picture for {_some(missing)} of the tables")
+        broken = checked(folder, [image for image in images if image in have]) + unprepared
+        if broken:
+            bad.append(f"{raw or folder}: {_some(broken)} broken, or no picture at all")
+        return folder, {*missing, *broken}
+
+
+def split_text(rows: Iterable[Row]) -> str:
+    """Rows as a file in the format of FLamby's split."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(SPLIT_COLUMNS)
+    for row in rows:
+        truth = ["1.0" if c == row.target else "0.0" for c in range(len(TRUTH_COLUMNS) - 1)]
+        table.writerow([row.image, *truth, row.target, row.centre, row.fold, f"{row.fold}_{row.centre}"])
+    return text.getvalue()
+
+
+def prepare_all(raw: Path, folder: Path, images: Sequence[str]) -> list[str]:
+    """Prepare pictures that are not prepared yet, in parallel; a run that is broken off goes on where it stood.
+
+    Returns:
+        Those that are broken.
+    """
+    folder.mkdir(exist_ok=True)
+
+    def one(image: str) -> bool:
+        target = folder / f"{image}.jpg"
+        if target.exists():  # another process has been faster
+            return True
+        try:
+            lesions.prepare(raw / f"{image}.jpg", target)
+        except LabelSkewError:
+            return False
+        return True
+
+    return _each(one, images, folder, f"preparing {len(images)} pictures of {raw}, once")
+
+
+def checked(folder: Path, images: Sequence[str]) -> list[str]:
+    """Pictures that cannot be decoded to their end; what was checked before is remembered in the folder."""
+    stats = [os.stat(folder / f"{image}.jpg") for image in images]
+    key = hashlib.sha256(
+        "".join(f"{i} {s.st_size} {s.st_mtime_ns}\n" for i, s in zip(images, stats, strict=True)).encode()
+    ).hexdigest()
+    file = folder / CHECKED
+    known: dict[str, list[str]] = {}
+    if os.path.isfile(file):
+        try:
+            known = {k: list(map(str, v)) for k, v in json.loads(file.read_text(encoding="utf-8")).items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            known = {}
+    if key not in known:
+        what = f"checking {len(images)} pictures of {folder}, once"
+        known[key] = _each(lambda image: lesions.sound(folder / f"{image}.jpg"), images, folder, what)
+        part = file.with_name(f"{file.name}.{os.getpid()}")
+        try:
+            part.write_text(json.dumps(known), encoding="utf-8")
+            part.replace(file)
+        except OSError:  # a folder that only others may write to: it is checked again next time
+            part.unlink(missing_ok=True)
+    return known[key]
+
+
+def _each(work: Callable[[str], bool], images: Sequence[str], folder: Path, what: str) -> list[str]:
+    """Images for which ``work`` is false, with a bar where somebody looks; one process of a run at a time."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    with _alone(folder), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        done = pool.map(work, images)
+        shown = track(done, what, total=len(images), console=console, disable=not console.is_terminal)
+        return [image for image, fine in zip(images, shown, strict=True) if not fine]
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of several processes that want to work in a folder, one at a time, where the folder can be locked."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # without locks everybody works, and nobody breaks what another has done
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _read(file: Path, columns: Sequence[str]) -> Iterator[dict[str, str]]:
+    """The rows of a CSV file that has these columns."""
+    with file.open(newline="", encoding="utf-8-sig") as stream:
+        table = csv.DictReader(stream)
+        missing = [column for column in columns if column not in (table.fieldnames or ())]
+        if missing:
+            raise LabelSkewError(f"{file}: no column {', '.join(missing)}; {','.join(columns)} would be right")
+        for row in table:
+            if any(row[column] is None for column in columns):
+                raise LabelSkewError(f"{file}: line {table.line_num} is cut short; fetch the file again")
+            yield row
+
+
+def _pairs(file: Path, key: str, value: str) -> Iterator[tuple[str, str]]:
+    for row in _read(file, (key, value)):
+        yield row[key], row[value]
+
+
+def _target(line: dict[str, str]) -> int | None:
+    """The class of a row with exactly one; None for any other."""
+    marked = [c for c, name in enumerate(CLASSES) if line[name].strip() in ("1", "1.0")]
+    return marked[0] if len(marked) == 1 else None
+
+
+def _centre(text: str) -> int | None:
+    """A centre from its number, or from the metadata's name: ``BCN_nan``, ``HAM_rosendahl``, ``MSK4nan``."""
+    if text.strip().isdigit():
+        return int(text) if int(text) < len(CENTRES) else None
+    exact = [centre for centre, name in enumerate(CENTRES) if text == name]
+    return next(iter(exact or [c for c in (0, 4) if text.startswith(CENTRES[c])]), None)
+
+
+def _names(folder: Path) -> set[str]:
+    """Names of the JPEGs in a folder, without ``.jpg``."""
+    with os.scandir(folder) as entries:
+        return {e.name[:-4] for e in entries if e.name.endswith(".jpg") and not e.name.startswith(".")}
+
+
+def _some(images: Sequence[str]) -> str:
+    """How many, and the first."""
+    return f"{len(images)} picture{'s' * (len(images) > 1)} (first: {images[0]})"
+
+
+def _by_class(counts: Iterable[object]) -> str:
+    return " ".join(map(str, counts))
+
+
+def _total(fold: str) -> int:
+    return sum(map(sum, TABLE[fold]))
+
+
+@contextmanager
+def _readable(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise LabelSkewError(f"data set isic2019: {root}: cannot be read or written ({error})") from error

@@ -1,0 +1,151 @@
+"""Pictures of skin lesions as FLamby prepares, augments and crops them (Ogier du Terrail et al., 2022, appendix)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from fl_labelskew_registry import LabelSkewError
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+SHORT_SIDE = 224
+POWER = 6.0
+HOLE, HOLES = 16, 8
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which FLamby normalises with
+
+
+def opened(file: str | Path, *, draft: int | None = None) -> Image:
+    """A file's picture in RGB.
+
+    Args:
+        file: any format that Pillow knows.
+        draft: decode a JPEG no larger than needed for sides of this many pixels, which is several times faster.
+
+    Raises:
+        LabelSkewError: it is not there, or no sound picture.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(file) as image:
+            if draft is not None:
+                image.draft("RGB", (draft, draft))
+            converted: Image.Image = image.convert("RGB")
+            return converted
+    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
+        raise LabelSkewError(f"{file}: is not a sound picture ({' '.join(str(error).split())})") from error
+
+
+def sound(file: str | Path) -> bool:
+    """Whether a picture can be decoded to its end; quick for JPEGs."""
+    try:
+        opened(file, draft=1)
+    except LabelSkewError:
+        return False
+    return True
+
+
+def colour_constancy(pixels: NDArray[np.uint8], power: float = POWER) -> NDArray[np.uint8]:
+    """Shades of grey: scale each channel by ``1 / (sqrt(3) e_c)``, ``e`` the unit vector of the channels' power means.
+
+    Finlayson and Trezzi, "Shades of gray and colour constancy", 2004, eq. 3, with the Minkowski norm ``power``.
+
+    Args:
+        pixels: ``(H, W, 3)``; the result has the same shape. A picture of zeros stays as it is.
+        power: of the mean.
+    """
+    values = pixels.astype(np.float32)
+    light = np.power(np.power(values, power).mean(axis=(0, 1), dtype=np.float64), 1 / power)
+    light /= max(float(np.sqrt(np.square(light).sum())), np.finfo(np.float64).tiny)
+    scale = np.where(light > 0, 1 / (np.sqrt(3) * np.where(light > 0, light, 1.0)), 1.0)
+    return np.clip(values * scale.astype(np.float32), 0, 255).astype(np.uint8)
+
+
+def prepare(source: Path, target: Path) -> None:
+    """Make a picture as it came into the small one that is trained on: shorter side 224, then colour constancy.
+
+    The target appears whole or not at all.
+
+    Raises:
+        LabelSkewError: the source is no sound picture.
+        OSError: the target cannot be written.
+    """
+    from PIL import Image
+
+    picture = opened(source, draft=2 * SHORT_SIDE)
+    ratio = SHORT_SIDE / min(picture.size)
+    width, height = (max(SHORT_SIDE, int(side * ratio)) for side in picture.size)
+    small = picture.resize((width, height), Image.Resampling.BILINEAR)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        Image.fromarray(colour_constancy(np.asarray(small))).save(part, format="JPEG")
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Read:
+    """Reads a prepared picture as ``(3, crop, crop)`` uint8: the centre, or augmented.
+
+    Augmentation is FLamby's by torchvision's transforms, each with probability 1/2 as there: scale by 0.93 to 1.07,
+    rotation by up to 50 degrees, shear by up to 0.1 degrees, brightness by 0.15 and contrast by 0.1, both flips, a crop
+    anywhere, and 1 to 8 black holes of 16 by 16. What rotation brings in from outside is black; FLamby mirrors it.
+
+    Args:
+        crop: side of the result in pixels; smaller pictures get a black frame.
+    """
+
+    crop: int = 200
+
+    def __call__(self, file: str, augment: bool) -> Tensor:
+        """The picture; see :class:`fl_labelskew_registry.Images`."""
+        from torchvision.transforms import v2
+
+        picture = opened(file)
+        steps = _augmentation(self.crop) if augment else _centre(self.crop)
+        pixels: Tensor = v2.functional.pil_to_tensor(steps(picture))
+        return with_holes(pixels) if augment else pixels
+
+
+@cache
+def _centre(crop: int) -> Any:
+    from torchvision.transforms import v2
+
+    return v2.CenterCrop(crop)
+
+
+@cache
+def _augmentation(crop: int) -> Any:
+    from torchvision.transforms import v2
+
+    bilinear = v2.InterpolationMode.BILINEAR
+    affine = {"degrees": 50.0, "scale": (0.93, 1.07), "shear": 0.1, "interpolation": bilinear}
+    return v2.Compose(
+        [
+            v2.RandomApply([v2.RandomAffine(**affine)]),
+            v2.RandomApply([v2.ColorJitter(brightness=0.15, contrast=0.1)]),
+            v2.RandomHorizontalFlip(),
+            v2.RandomVerticalFlip(),
+            v2.RandomCrop(crop, pad_if_needed=True),
+        ]
+    )
+
+
+def with_holes(pixels: Tensor) -> Tensor:
+    """Half of the time 1 to 8 squares of 16 by 16 pixels set to 0; ``(C, H, W)``, changed in place."""
+    import torch
+
+    if torch.rand(()) < 0.5:
+        for _ in range(int(torch.randint(1, HOLES + 1, ()))):
+            top, left = (int(torch.randint(0, max(side - HOLE, 0) + 1, ())) for side in pixels.shape[1:])
+            pixels[:, top : top + HOLE, left : left + HOLE] = 0
+    return pixels
