@@ -12,6 +12,7 @@ from fl_labelskew_plugins.cli.partition import partition_command
 from fl_labelskew_plugins.cli.plugins import PLUGIN_COMMANDS
 from fl_labelskew_plugins.cli.recipes import recipes_group
 from fl_labelskew_plugins.cli.report import report_command
+from fl_labelskew_plugins.cli.reproduce import reproduce_command
 from fl_labelskew_plugins.cli.run import run_command
 from fl_labelskew_plugins.cli.schema import schema_command
 from fl_labelskew_plugins.cli.validate import validate_command
@@ -30,6 +31,7 @@ for _command in (
     validate_command,
     partition_command,
     report_command,
+    reproduce_command,
     data_group,
     certs_group,
     schema_command,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, catalog
 
 import fl_labelskew_plugins
 from fl_labelskew_plugins.cli import table
@@ -28,14 +29,50 @@ def find(name: str) -> Path:
     if path is None:
         from fl_labelskew_plugins import mistakes
 
-        raise LabelSkewError(f"recipe {mistakes.unknown(name, recipes)}")
+        near = mistakes.nearest(name, recipes)
+        raise LabelSkewError(
+            f"recipe {mistakes.show(name)} is unknown; one of labelskew recipes ls would be right{near}"
+        )
     return path
 
 
-def description(text: str) -> str:
-    """First comment line of a recipe that is not its command."""
-    comments = (line.lstrip("# ").rstrip() for line in text.splitlines() if line.startswith("#"))
-    return next((line for line in comments if line and not line.startswith("fedml run")), "")
+def row(name: str, recipe: dict[str, Any], needs: str) -> list[str]:
+    """What ``recipes ls`` says of one recipe, from its text as it stands."""
+    train = recipe.get("train_args", {})
+    return [
+        name,
+        str(recipe["method_args"]["method"]),
+        str(recipe["data_args"]["dataset"]),
+        str(recipe["model_args"]["model"]),
+        str(train.get("client_num_in_total", "")),
+        str(train.get("comm_round", "")),
+        needs,
+        "; ".join(number(each) for each in recipe.get("expected", ())),
+    ]
+
+
+def number(expected: dict[str, Any]) -> str:
+    """A paper's number in a few words."""
+    value = f"{expected['value']:g}"
+    if expected["measure"] == "rounds_to":
+        value += f" rounds to {expected['target']:g}"
+    return f"{value} ({expected['table']})"
+
+
+def needs(data_args: dict[str, Any]) -> tuple[str, str]:
+    """Whether a recipe's data are at hand, in a word, and where they come from if they are not."""
+    own = {key: value for key, value in data_args.items() if key not in ("dataset", "data_cache_dir", "download")}
+    try:
+        plugin = catalog.load("datasets", data_args["dataset"])
+        dataset = plugin(plugin.Params(**own))
+    except LabelSkewError as error:
+        return "missing", str(error)
+    folder = data_args.get("data_cache_dir")
+    try:
+        dataset.check(Path(folder).expanduser() if folder else None, download=False)
+    except LabelSkewError as error:
+        return "missing", dataset.source or str(error)
+    return ("at hand" if folder or dataset.default_dir else "nothing"), ""
 
 
 @click.group("recipes")
@@ -44,11 +81,32 @@ def recipes_group() -> None:
 
 
 @recipes_group.command("ls")
+@click.option("--paper", metavar="PAPER", help="Only this paper's experiments: fedrs, map, fedlc, fedshift or fedmr.")
 @guarded
-def ls() -> None:
-    """List the recipes."""
-    rows = [[name, description(path.read_text("utf-8"))] for name, path in shipped().items()]
-    click.echo(table.plain(["name", "what"], rows))
+def ls(paper: str | None) -> None:
+    """List the recipes, what they need on disk, and the number that their paper has."""
+    from fl_labelskew_plugins import mistakes, plain_yaml
+
+    chosen = shipped()
+    papers = sorted({name.partition("/")[0] for name in chosen if "/" in name} - {"small"})
+    if paper is not None:
+        if paper.lower() not in papers:
+            raise LabelSkewError(f"--paper {mistakes.unknown(paper, papers)}")
+        chosen = {name: path for name, path in chosen.items() if name.startswith(f"{paper.lower()}/")}
+    rows, sources = [], {}
+    found: dict[str, tuple[str, str]] = {}
+    for name, path in chosen.items():
+        recipe, _ = plain_yaml.read(path.read_text("utf-8"))
+        data = recipe["data_args"]
+        if (key := str(data)) not in found:
+            found[key] = needs(data)
+        state, source = found[key]
+        rows.append(row(name, recipe, state))
+        if source:
+            sources[data["dataset"]] = source
+    click.echo(table.plain(["name", "method", "data", "network", "clients", "rounds", "needs", "expected"], rows))
+    for dataset, source in sources.items():
+        click.echo(f"missing: {dataset}: {source}")
 
 
 @recipes_group.command("show")

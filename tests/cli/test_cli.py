@@ -62,7 +62,19 @@ def test_a_bug_keeps_its_traceback():
 
 @pytest.mark.parametrize(
     "verb",
-    ["run", "methods", "partitions", "datasets", "models", "recipes", "validate", "partition", "schema", "report"],
+    [
+        "run",
+        "methods",
+        "partitions",
+        "datasets",
+        "models",
+        "recipes",
+        "validate",
+        "partition",
+        "schema",
+        "report",
+        "reproduce",
+    ],
 )
 def test_every_verb_has_help(verb):
     assert call(verb, "-h").output == call(verb, "--help").output
@@ -120,7 +132,11 @@ def test_an_unknown_plugin():
 
 def test_recipes_are_listed_shown_and_copied(tmp_path):
     listed = call("recipes", "ls").output
-    assert listed.splitlines()[0].split() == ["name", "what"]
+    head = ["name", "method", "data", "network", "clients", "rounds", "needs", "expected"]
+    assert listed.splitlines()[0].split() == head
+    rows = [line.split() for line in listed.splitlines()]
+    assert ["quickstart", "fedrs", "digits", "mlp", "10", "10", "nothing"] in rows
+    assert ["fedrs/table1_c10_100_5", "fedrs", "cifar10", "tfcnn", "100", "1000"] in [row[:6] for row in rows]
     assert "quickstart" in listed
     assert "small/fedmr_fmnist" in listed
     assert call("recipes", "show", "quickstart").output == QUICK.read_text()
@@ -144,17 +160,37 @@ def test_a_copy_overwrites_nothing(tmp_path):
 @pytest.mark.parametrize("name", ["quickstrat", "../pyproject", "/etc/passwd", ""])
 def test_only_shipped_recipes_are_found(name):
     (line,) = errors("recipes", "show", name)
-    assert line.startswith(f"recipe '{name}' is unknown; allowed: ")
+    assert line.startswith(f"recipe '{name}' is unknown; one of labelskew recipes ls would be right")
+
+
+def test_a_paper_s_recipes_alone(tmp_path):
+    lines = call("recipes", "ls", "--paper", "FedMR").output.splitlines()[1:]
+    rows = [line for line in lines if not line.startswith(("missing: ", " "))]
+    assert all(row.startswith("fedmr/") for row in rows)
+    (row,) = [row for row in rows if row.startswith("fedmr/table1_fmnist_p10c2 ")]
+    assert row.split()[1:6] == ["fedmr", "fashion_mnist", "resnet18", "10", "100"]
+    assert row.endswith("  74.97 (Table 1)")
+    (row,) = [row for row in rows if row.startswith("fedmr/table2_cifar100_p50c10 ")]
+    assert "53.36 (Table 2); 293" in row
+    (line,) = errors("recipes", "ls", "--paper", "femr")
+    assert line == "--paper 'femr' is unknown; allowed: fedlc, fedmr, fedrs, fedshift, map; nearest: fedmr"
+    call("recipes", "cp", "fedmr/table1_fmnist_p10c2", tmp_path)
+    assert (tmp_path / "table1_fmnist_p10c2.yaml").exists()
+
+
+def test_what_is_missing_is_named_with_its_source():
+    state, source = recipes.needs({"dataset": "isic2019", "data_cache_dir": "/nowhere"})
+    assert (state, "9 GB" in source) == ("missing", True)
+    assert recipes.needs({"dataset": "digits"}) == ("nothing", "")
+    assert recipes.needs({"dataset": "nosuch"})[0] == "missing"
 
 
 def test_recipes_inside_an_installed_package_come_first(tmp_path, monkeypatch):
     inside = tmp_path / "recipes" / "deep"
     inside.mkdir(parents=True)
-    (inside / "one.yaml").write_text("# fedml run x.yaml\n\n# What it is.\n# More.\n")
+    (inside / "one.yaml").write_text("# fedml run x.yaml\n")
     monkeypatch.setattr("importlib.resources.files", lambda name: tmp_path)
     assert recipes.shipped() == {"deep/one": inside / "one.yaml"}
-    assert recipes.description((inside / "one.yaml").read_text()) == "What it is."
-    assert recipes.description("a: 1\n") == ""
 
 
 def test_validate_shows_all_files_and_all_mistakes(tmp_path):

@@ -1,0 +1,84 @@
+"""``labelskew reproduce``: recipes over several seeds, beside their papers' numbers."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.recipes import find
+
+
+def named(recipes: tuple[str, ...]) -> dict[str, Path]:
+    """Name to file: of a file its stem, of a recipe that came with the package its own name.
+
+    Raises:
+        LabelSkewError: there is no such recipe, or one is named twice.
+    """
+    found: dict[str, Path] = {}
+    for each in recipes:
+        is_file = Path(each).is_file()
+        path = Path(each) if is_file else find(each)
+        name = path.stem if is_file else each.removesuffix(".yaml")
+        if name in found:
+            raise LabelSkewError(f"{each}: {name} is there twice; each recipe once, by different names, would be right")
+        found[name] = path
+    return found
+
+
+@click.command("reproduce")
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...")
+@click.option(
+    "--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each recipe, seeds 0, 1, ..."
+)
+@click.option("--budget", metavar="TIME", help="Cut the rounds of all to fit: 90s, 30m, 2h.  [default: all rounds]")
+@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a value; repeatable.")
+@click.option(
+    "--out",
+    default="reproduced",
+    show_default=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of runs and tables.",
+)
+@click.option("--quiet", is_flag=True, help="Print the table, errors and warnings alone.")
+@guarded
+def reproduce_command(
+    recipes: tuple[str, ...], seeds: int, budget: str | None, overrides: tuple[str, ...], out: Path, quiet: bool
+) -> None:
+    """Run recipes and compare them with the numbers that they expect.
+
+    RECIPE is a file or the name of one that came with the package (labelskew recipes ls). A run that is done already is
+    not run again, one that broke off is gone on with: the same command goes on. The table says what was cut or changed,
+    and is kept as table.md and table.csv. To fall short is no failure: the exit code is then 0, too.
+
+    \b
+    labelskew reproduce fedmr/table1_fmnist_p10c2 fedmr/table1_fmnist_p10c2_fedavg --set device_args.using_gpu=true
+    labelskew reproduce fedmr/table1_fmnist_p10c2 --budget 20m --set model_args.model=fedlc_cnn_mnist
+    """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
+    from fl_labelskew_plugins import reproduce
+    from fl_labelskew_plugins.results import RunFolder
+
+    def say(line: str) -> None:
+        if not quiet:
+            click.echo(line)
+
+    allowed = None if budget is None else reproduce.seconds_of(budget)
+    chosen = reproduce.experiments(named(recipes), overrides, out)
+    rows: list[list[str]] = []
+    try:
+        rounds = reproduce.plan(chosen, seeds, allowed, out, say)
+        for each, runs, seconds in reproduce.run_all(chosen, rounds, seeds, say, quiet=quiet):
+            rows += reproduce.rows(each, runs, rounds[each.name], seconds)
+            RunFolder(out).write_text("table.md", table.markdown(reproduce.HEAD, rows) + "\n")
+            RunFolder(out).write_text("table.csv", table.comma_separated(reproduce.HEAD, rows) + "\n")
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"interrupted; to go on, the same again: labelskew {shlex.join(sys.argv[1:])}"
+        ) from None
+    click.echo(table.markdown(reproduce.HEAD, rows))
+    say(f"written to {out / 'table.md'} and {out / 'table.csv'}")
