@@ -41,6 +41,14 @@ def test_counts_are_those_of_the_view(world):
     assert FedRS().calibrate(logits, world.client()).tolist() == [[1, 1, 1, 0.5, 0.5]]
 
 
+@pytest.mark.parametrize(("data", "min_count"), [("FEMNIST", 2), ("Shakespeare", 20)])
+def test_a_class_with_too_few_samples_is_missing(world, data, min_count):
+    """FedRS, section 5.3: classes with fewer than 2 (FEMNIST) or 20 (Shakespeare) samples count as missing."""
+    client = world.client(counts=torch.tensor([0, min_count - 1, min_count, min_count + 1, 500]))
+    logits = FedRS(FedRS.Params(min_count=min_count)).calibrate(torch.ones(1, 5), client)
+    assert logits.tolist() == [[0.5, 0.5, 1, 1, 1]]
+
+
 def test_aggregation_is_uniform():
     assert FedRS.aggregation == "uniform"
 

@@ -1,0 +1,346 @@
+"""LEAF's FEMNIST and Shakespeare: JSON files by user, as LEAF's ``preprocess.sh`` writes them.
+
+Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018, https://arxiv.org/abs/1812.01097.
+
+``train/*.json`` and ``test/*.json`` (or the same below ``data/``) hold ``users``, ``num_samples`` and
+``user_data[user]`` with ``x`` and ``y``. A user is a group, so the partition natural makes each a client; users are
+numbered by sorted name. A user without training samples is no client; its test samples stay in the global test part.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from fl_labelskew_plugins import params
+from fl_labelskew_plugins.data.fakes import fresh_folder
+
+Samples = tuple[NDArray[np.uint8], NDArray[np.int64]]
+PARTS = ("train", "test")
+LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""LEAF's vocabulary of Shakespeare, 80 characters (its ``models/utils/language_utils.py``)."""
+LENGTH = 80
+"""Characters of a sample of Shakespeare."""
+SONNET = "Shall I compare thee to a summer's day? Thou art more lovely and more temperate:"
+_TABLE = np.full(128, len(LETTERS), np.uint8)
+_TABLE[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
+
+
+class Leaf(Dataset):
+    """What both data sets share: files, users, and which of them are kept."""
+
+    name: ClassVar[str]
+    class_names: ClassVar[list[str]]
+    mean: ClassVar[tuple[float, ...]] = (0.0,)
+    std: ClassVar[tuple[float, ...]] = (1.0,)
+
+    class Params(params.Params):
+        """Parameters of LEAF's data sets."""
+
+        users: int | None = Field(None, ge=1, description="Users that are kept, drawn with the seed; default: all.")
+        user_fraction: float | None = Field(None, gt=0, le=1, description="The same as a share of all users.")
+        min_samples: int = Field(1, ge=1, description="Users with fewer samples, both parts together, are left out.")
+
+        @model_validator(mode="after")
+        def _one_of_two(self) -> Leaf.Params:
+            if self.users is not None and self.user_fraction is not None:
+                raise ValueError("users and user_fraction say the same thing; one of them would be right")
+            return self
+
+    def samples(self, x: list[Any], y: list[Any]) -> Samples:
+        """One user's samples.
+
+        Raises:
+            ValueError: a value is not what it should be; the text says which and what would be right.
+        """
+        raise NotImplementedError
+
+    def files(self, data_dir: Path | None, part: str) -> list[Path]:
+        """The files of one part, sorted.
+
+        Raises:
+            LabelSkewError: there are none.
+        """
+        if data_dir is None:
+            raise LabelSkewError(
+                f"data set {self.name}: data_args.data_cache_dir is not set; LEAF's folder with train/*.json and "
+                f"test/*.json would be right, from {self.source}"
+            )
+        for folder in (data_dir / part, data_dir / "data" / part):
+            try:
+                names = sorted(os.listdir(folder)) if folder.is_dir() else []
+            except OSError as error:
+                raise LabelSkewError(f"{folder}: cannot be read ({error.strerror or error})") from error
+            if found := [folder / name for name in names if name.endswith(".json") and name[0] != "."]:
+                return found
+        raise LabelSkewError(
+            f"data set {self.name}: no {part}/*.json in {data_dir}; LEAF writes them, from {self.source}"
+        )
+
+    def check(self, data_dir: Path | None, *, download: bool) -> None:
+        """Raise LabelSkewError if a part has no files; they cannot be downloaded."""
+        for part in PARTS:
+            self.files(data_dir, part)
+
+    def check_test(self, data_dir: Path | None, *, download: bool) -> None:
+        """As :meth:`check`, for the test part; choosing users needs both."""
+        for part in PARTS if self.chooses else PARTS[1:]:
+            self.files(data_dir, part)
+
+    def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
+        """How many files each part has; LEAF's own number of them depends on its options."""
+        rows = []
+        for part in PARTS:
+            try:
+                found = str(len(self.files(data_dir, part)))
+            except LabelSkewError:
+                found = "missing"
+            rows.append((f"{part}/*.json", found, "any"))
+        return rows
+
+    @property
+    def chooses(self) -> bool:
+        """Whether some users are left out."""
+        options = self.params
+        return options.users is not None or options.user_fraction is not None or options.min_samples > 1
+
+    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Read the files one by one; ``seed`` chooses the users."""
+        train, test = (self.read(self.files(data_dir, part)) for part in PARTS)
+        kept = self.choose(train, test, seed, str(data_dir))
+        left_out = {user for user, (_, y) in train.items() if len(y)} - kept.keys()
+        test = {user: own for user, own in test.items() if user not in left_out and len(own[1])}
+        numbers = {user: k for k, user in enumerate(sorted(kept.keys() | test.keys()))}
+        return self.data(self.part(kept, numbers), self.part(test, numbers))
+
+    def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Read the test files alone, unless users are chosen, which needs all."""
+        if self.chooses:
+            return super().load_test(data_dir, download=download, seed=seed)
+        test = {user: own for user, own in self.read(self.files(data_dir, "test")).items() if len(own[1])}
+        part = self.part(test, {user: k for k, user in enumerate(sorted(test))})
+        return self.data(Arrays(part.x[:0].copy(), part.y[:0].copy()), part)
+
+    def data(self, train: Arrays, test: Arrays) -> Data:
+        """Both parts as a data set."""
+        return Data(train, test, list(self.class_names), mean=self.mean, std=self.std)
+
+    def choose(self, train: dict[str, Samples], test: dict[str, Samples], seed: int, where: str) -> dict[str, Samples]:
+        """The training samples of the users that are kept.
+
+        Raises:
+            LabelSkewError: there are fewer than asked for.
+        """
+        options = self.params
+        total = {user: len(y) + (len(test[user][1]) if user in test else 0) for user, (_, y) in train.items() if len(y)}
+        names = sorted(user for user, samples in total.items() if samples >= options.min_samples)
+        want = len(names) if options.users is None else options.users
+        if options.user_fraction is not None:
+            want = max(1, round(options.user_fraction * len(names)))
+        if not names or want > len(names):
+            raise LabelSkewError(
+                f"data set {self.name}: {where}: {len(names)} users have training samples and in all at least "
+                f"min_samples={options.min_samples}; {max(want, 1)} are needed"
+            )
+        rng = np.random.default_rng(np.random.SeedSequence([seed, 5]))
+        return {names[k]: train[names[k]] for k in rng.permutation(len(names))[:want]}
+
+    def part(self, users: dict[str, Samples], numbers: dict[str, int]) -> Arrays:
+        """The samples of all users in the order of their numbers."""
+        if not users:
+            raise LabelSkewError(f"data set {self.name}: the test part has no samples; at least one would be right")
+        names = sorted(users)
+        sizes = [len(users[name][1]) for name in names]
+        x = np.empty((sum(sizes), *users[names[0]][0].shape[1:]), np.uint8)
+        start = 0
+        for name, size in zip(names, sizes, strict=True):
+            x[start : start + size] = users[name][0]
+            start += size
+        y = np.concatenate([users[name][1] for name in names])
+        return Arrays(x, y, np.repeat(np.array([numbers[name] for name in names], np.int64), sizes))
+
+    def read(self, files: Iterable[Path]) -> dict[str, Samples]:
+        """The samples of every user in some files.
+
+        Raises:
+            LabelSkewError: a file is broken, or two have the same user.
+        """
+        users: dict[str, Samples] = {}
+        origin: dict[str, Path] = {}
+        for path in files:
+            for user, own in self.read_file(path).items():
+                if user in users:
+                    raise LabelSkewError(
+                        f"{path}: user {user!r} is also in {origin[user]}; the files of one run of LEAF's "
+                        "preprocess.sh would be right"
+                    )
+                users[user], origin[user] = own, path
+        return users
+
+    def read_file(self, path: Path) -> dict[str, Samples]:
+        """The samples of every user in one file, turned into arrays user by user, which bounds memory."""
+        try:
+            with path.open(encoding="utf-8") as stream:
+                content = json.load(stream, object_hook=self._converted)
+        except (ValueError, RecursionError) as error:  # broken text is a ValueError as broken JSON is
+            raise LabelSkewError(f"{path}: is no sound JSON ({error}); write it again with LEAF") from error
+        except OSError as error:
+            raise LabelSkewError(f"{path}: cannot be read ({error.strerror or error})") from error
+        keys = ("users", "num_samples", "user_data")
+        if not isinstance(content, dict) or any(key not in content for key in keys):
+            raise LabelSkewError(f"{path}: is not LEAF's: a mapping with {', '.join(keys)} would be right")
+        users, sizes, data = (content[key] for key in keys)
+        lists = isinstance(users, list) and isinstance(sizes, list) and isinstance(data, dict)
+        if not lists or len(users) != len(sizes) or sorted(map(str, users)) != sorted(data):
+            raise LabelSkewError(
+                f"{path}: users, num_samples and user_data do not fit; lists of names and of sizes, and a mapping of "
+                "the same names, would be right"
+            )
+        kept: dict[str, Samples] = {}
+        for user, size in zip(users, sizes, strict=True):
+            own = data[str(user)]
+            if not isinstance(own, str | tuple):
+                own = "has no lists x and y"
+            elif not isinstance(own, str) and len(own[1]) != size:
+                own = f"has {len(own[1])} samples, and num_samples says {size}"
+            if isinstance(own, str):
+                raise LabelSkewError(f"{path}: user {user!r} {own}; write the file again with LEAF")
+            kept[str(user)] = own
+        return kept
+
+    def _converted(self, value: dict[str, Any]) -> Any:
+        """A user's samples as soon as they are parsed, or what is wrong with them; anything else as it is."""
+        x, y = value.get("x"), value.get("y")
+        if not isinstance(x, list) or not isinstance(y, list):
+            return value
+        if len(x) != len(y):
+            return f"has {len(x)} x and {len(y)} y"
+        try:
+            return self.samples(x, y)
+        except ValueError as error:
+            return str(error)
+
+    def write(self, out: Path, users: dict[str, tuple[list[Any], list[Any]]]) -> None:
+        """Write users as LEAF does, every tenth of each one's samples in test (its ``-t sample`` draws them)."""
+        for part in PARTS:
+            data = {}
+            for user, (x, y) in users.items():
+                rows = [i for i in range(len(y)) if (i % 10 == 0) == (part == "test")]
+                data[user] = {"x": [x[i] for i in rows], "y": [y[i] for i in rows]}
+            content = {"users": list(data), "num_samples": [len(own["y"]) for own in data.values()], "user_data": data}
+            (out / part).mkdir()
+            path = out / part / f"all_data_0_keep_0_{part}_9.json"  # LEAF's own name
+            path.write_text(json.dumps(content), encoding="utf-8")
+
+    def sizes(self, samples: int | None, default: int, rng: np.random.Generator) -> list[int]:
+        """Samples of each user of a small copy.
+
+        Raises:
+            LabelSkewError: there are too few for two users with two samples each.
+        """
+        total = default if samples is None else samples
+        if total < 4:
+            raise LabelSkewError(f"data set {self.name}: {total} samples; at least 4, for two users, would be right")
+        users = min(20, total // 2)
+        return [2 + int(extra) for extra in rng.multinomial(total - 2 * users, np.full(users, 1 / users))]
+
+
+class FEMNIST(Leaf):
+    """LEAF's FEMNIST: 62 classes, a group for each writer; samples are ``(1, 28, 28)`` uint8, used as 0..1."""
+
+    name = "femnist"
+    source = "LEAF, https://github.com/TalwalkarLab/leaf, data/femnist: preprocess.sh -s niid --sf 1.0 -t sample (GBs)"
+    class_names: ClassVar[list[str]] = [*"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"]
+
+    def samples(self, x: list[Any], y: list[Any]) -> Samples:
+        """Pixels 0..1, dark on white, as 0..255."""
+        if not y:
+            return np.empty((0, 1, 28, 28), np.uint8), np.empty(0, np.int64)
+        pixels = _numbers(x, "x")
+        if pixels.ndim != 2 or pixels.shape[1] != 784:
+            raise ValueError(f"has x of shape {pixels.shape}; ({len(y)}, 784) would be right")
+        if not (pixels.min() >= 0 and pixels.max() <= 1):  # false for NaN too
+            raise ValueError(f"has pixels from {pixels.min():g} to {pixels.max():g}; 0 to 1 would be right")
+        labels = _numbers(y, "y")
+        if labels.ndim != 1 or labels.dtype.kind != "i" or not 0 <= labels.min() <= labels.max() <= 61:
+            wrong = labels[~np.isin(labels, range(62))].tolist() or labels.tolist()
+            raise ValueError(f"has label {wrong[0]}; integers 0 to 61 would be right")
+        return np.rint(pixels * 255).astype(np.uint8).reshape(-1, 1, 28, 28), labels.astype(np.int64)
+
+    def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
+        """Writers of made-up signs: a pattern of 7x7 for each class, drawn by each writer with some pixels wrong."""
+        fresh_folder(out)
+        rng = np.random.default_rng(np.random.SeedSequence([seed, 6]))
+        signs = rng.random((62, 7, 7)) < 0.5
+        users = {}
+        for k, size in enumerate(self.sizes(samples, 620, rng)):
+            own = rng.permutation(62)[:25]  # classes of a writer: FedRS, section 5.3
+            labels = rng.choice(own, size)
+            ink = signs[labels] ^ (rng.random((size, 7, 7)) < 0.05)
+            grey = np.where(ink, rng.integers(0, 100, (size, 1, 1)), 255)  # a pen for each sign
+            pixels = np.kron(grey, np.ones((1, 4, 4))).reshape(size, 784) / 255
+            users[f"f{k:04d}_{k % 100:02d}"] = (pixels.tolist(), labels.tolist())
+        self.write(out, users)
+
+
+class Shakespeare(Leaf):
+    """LEAF's Shakespeare: the character after 80 others, a group for each role; samples are ``(80,)`` uint8.
+
+    Characters are numbers in LEAF's vocabulary of 80, and 80 stands for any other, so there are 81 classes.
+    """
+
+    name = "shakespeare"
+    source = "LEAF, https://github.com/TalwalkarLab/leaf, data/shakespeare: preprocess.sh -s niid --sf 1.0 -t sample"
+    class_names: ClassVar[list[str]] = ["newline", "space", *LETTERS[2:], "other"]
+    mean = ()  # nothing to normalise
+    std = ()
+
+    def samples(self, x: list[Any], y: list[Any]) -> Samples:
+        """Texts as numbers of their characters."""
+        for name, texts, length in (("x", x, LENGTH), ("y", y, 1)):
+            wrong = [text for text in texts if not isinstance(text, str) or len(text) != length]
+            if wrong:
+                raise ValueError(f"has {name} {json.dumps(wrong[0])[:40]}; text of length {length} would be right")
+        return numbers(x).reshape(-1, LENGTH), numbers(y).astype(np.int64)
+
+    def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
+        """Roles that say the words of Sonnet 18's first lines in any order, each a third of them."""
+        fresh_folder(out)
+        rng = np.random.default_rng(np.random.SeedSequence([seed, 7]))
+        words = sorted(set(SONNET.split()))
+        users = {}
+        for k, size in enumerate(self.sizes(samples, 1000, rng)):
+            own = rng.choice(words, len(words) // 3, replace=False)
+            text = " " * LENGTH + " ".join(rng.choice(own, size))[:size]  # a word is one letter or more
+            x = [text[i : i + LENGTH] for i in range(size)]
+            users[f"SONNET_18_ROLE_{k:02d}"] = (x, [*text[LENGTH:]])
+        self.write(out, users)
+
+
+def numbers(texts: Iterable[str]) -> NDArray[np.uint8]:
+    """The number of every character of some texts, one after the other: its place in LEAF's vocabulary, or 80."""
+    codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4")
+    return np.where(codes < len(_TABLE), _TABLE[np.minimum(codes, len(_TABLE) - 1)], _TABLE.dtype.type(len(LETTERS)))
+
+
+def _numbers(values: list[Any], name: str) -> NDArray[Any]:
+    """Numbers as an array.
+
+    Raises:
+        ValueError: they are something else, or rows differ in length.
+    """
+    try:
+        array = np.array(values)
+    except ValueError:
+        array = np.empty(0, object)
+    if array.dtype.kind not in "if":
+        raise ValueError(f"has {name} that are not numbers in rows of one length")
+    return array

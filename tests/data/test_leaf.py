@@ -1,0 +1,310 @@
+"""LEAF's FEMNIST and Shakespeare: its JSON files, which users are kept, what broken files give, and small copies."""
+
+import json
+import string
+import tracemalloc
+
+import numpy as np
+import pytest
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.data import fakes
+from fl_labelskew_plugins.data.clients import divide
+from fl_labelskew_plugins.data.leaf import FEMNIST, LETTERS, Shakespeare, numbers
+from fl_labelskew_plugins.partition.natural import Natural
+
+
+def image(value=1.0, **pixels):
+    """A white picture, some pixels of which are dark."""
+    flat = [value] * 784
+    for name, dark in pixels.items():
+        flat[int(name[1:])] = dark
+    return flat
+
+
+def text(end):
+    return end.rjust(80)
+
+
+def content(users):
+    """What LEAF writes of ``user: (x, y)``."""
+    data = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
+    return {"users": list(users), "num_samples": [len(y) for _, y in users.values()], "user_data": data}
+
+
+def write(folder, part, users, name="all_data_0_keep_0_{part}_9.json"):
+    (folder / part).mkdir(parents=True, exist_ok=True)
+    value = users if "users" in users else content(users)
+    (folder / part / name.format(part=part)).write_text(json.dumps(value))
+
+
+def load(kind, folder, seed=0, **params):
+    plugin = kind(kind.Params(**params))
+    plugin.check(folder, download=False)
+    return plugin.load(folder, download=False, seed=seed)
+
+
+def writers(**sizes):
+    """FEMNIST users with so many samples of class 0."""
+    return {user: ([image()] * size, [0] * size) for user, size in sizes.items()}
+
+
+@pytest.fixture
+def femnist(tmp_path):
+    write(tmp_path, "train", {"f1_2": ([image(), image(p0=0.0, p29=128 / 255)], [3, 61]), "f0_1": ([image()], [10])})
+    write(tmp_path, "train", {"f2_0": ([], []), "f3_0": ([image(0)], [36])}, "all_data_1_keep_0_{part}_9.json")
+    write(tmp_path, "test", {"f1_2": ([image(p783=0.0)], [3]), "f9_9": ([image()], [5]), "f2_0": ([image()], [0])})
+    return tmp_path
+
+
+def test_femnist(femnist):
+    data = load(FEMNIST, femnist)
+    assert data.train.x.dtype == np.uint8
+    assert data.train.x.shape == (4, 1, 28, 28)
+    assert data.train.y.tolist() == [10, 3, 61, 36]  # by sorted user
+    assert data.train.groups.tolist() == [0, 1, 1, 3]
+    assert data.test.y.tolist() == [3, 0, 5]  # f2_0 and f9_9 have no training samples, and are tested on all the same
+    assert data.test.groups.tolist() == [1, 2, 4]
+    assert [data.class_names[c] for c in (3, 10, 35, 36, 61)] == ["3", "A", "Z", "a", "z"]
+    assert data.train.x[2, 0, 0, 0] == 0
+    assert data.train.x[2, 0, 1, 1] == 128
+    assert data.train.x.astype(int).sum() == 255 * 784 * 3 - 255 - 127
+    assert data.test.x[0, 0, 27, 27] == 0
+    assert (data.mean, data.std) == ((0.0,), (1.0,))
+    clients = divide(data, Natural(), clients=3, seed=0)
+    assert [part.tolist() for part in clients.train] == [[0], [1, 2], [3]]
+    assert [part.tolist() for part in clients.test] == [[], [0], []]
+
+
+def test_shakespeare(tmp_path):
+    write(tmp_path / "data", "train", {"B": ([text("To b"), "?" * 80], ["e", "€"])})
+    write(tmp_path / "data", "test", {"B": ([text("no\ne\ud800")], ["\n"]), "A": ([text("")], ["}"])})
+    data = load(Shakespeare, tmp_path)
+    assert data.train.x.dtype == np.uint8
+    assert data.train.x.shape == (2, 80)
+    assert "".join((LETTERS + "€")[c] for c in data.train.x[0]) == text("To b")
+    assert data.train.y.tolist() == [LETTERS.index("e"), 80]
+    assert data.test.y.tolist() == [79, 0]
+    assert data.test.x[1, -5:].tolist() == [LETTERS.index("n"), LETTERS.index("o"), 0, LETTERS.index("e"), 80]
+    assert (data.train.groups.tolist(), data.test.groups.tolist()) == ([1, 1], [0, 1])
+    assert (data.mean, data.std) == ((), ())
+    assert len(data.class_names) == len(set(data.class_names)) == 81
+
+
+def test_vocabulary_is_leafs():
+    assert len(LETTERS) == len(set(LETTERS)) == 80
+    assert set(string.ascii_letters + string.digits) < set(LETTERS)
+    assert numbers(["\n a", "}~\x7f\x80é🎭"]).tolist() == [0, 1, LETTERS.index("a"), 79, *[80] * 5]
+    assert numbers([]).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({}, {0, 1, 2, 3}),
+        ({"users": 4}, {0, 1, 2, 3}),
+        ({"min_samples": 3}, {1, 2, 3}),  # the test part counts
+        ({"min_samples": 3, "users": 3}, {1, 2, 3}),
+        ({"min_samples": 9, "user_fraction": 0.1}, {3}),
+    ],
+)
+def test_users_that_are_kept(tmp_path, params, kept):
+    write(tmp_path, "train", writers(a=1, b=1, c=3, d=8))
+    write(tmp_path, "test", writers(a=1, b=2, d=1, z=2))
+    data = load(FEMNIST, tmp_path, **params)
+    names = sorted(["abcd"[k] for k in kept] + ["z"])  # of users of the test part alone nobody is left out
+    assert data.train.groups.tolist() == [names.index(u) for u in "abbcccdddddddd".replace("bb", "b") if u in names]
+    assert data.test.groups.tolist() == [names.index(u) for u in "abbdzz" if u in names]
+
+
+def test_the_seed_draws_users(tmp_path):
+    write(tmp_path, "train", {f"u{k}": ([image()] * (k + 1), [0] * (k + 1)) for k in range(9)})
+    write(tmp_path, "test", writers(z=1))
+
+    def sizes(**options):
+        return np.bincount(load(FEMNIST, tmp_path, **options).train.groups).tolist()
+
+    assert len(sizes(users=4)) == len(sizes(user_fraction=0.42)) == 4
+    assert sizes(users=4) == sizes(users=4) == sizes(user_fraction=4 / 9)
+    assert len({tuple(sizes(users=4, seed=seed)) for seed in range(5)}) > 1
+    assert all(total <= 9 for total in sizes(users=8))
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"users": 3}, "2 users have training samples and in all at least min_samples=1; 3 are needed"),
+        ({"min_samples": 5}, "0 users have training samples and in all at least min_samples=5; 1 are needed"),
+    ],
+)
+def test_too_few_users(tmp_path, params, message):
+    write(tmp_path, "train", writers(a=1, b=2, c=0))
+    write(tmp_path, "test", writers(a=1))
+    with pytest.raises(LabelSkewError, match=f"^data set femnist: .*: {message}$"):
+        load(FEMNIST, tmp_path, **params)
+
+
+def test_parameters():
+    with pytest.raises(ValueError, match="users and user_fraction say the same thing"):
+        FEMNIST.Params(users=2, user_fraction=0.5)
+
+
+def test_the_test_part_alone(femnist):
+    whole = load(FEMNIST, femnist)
+    for path in (femnist / "train").iterdir():
+        path.rename(femnist / path.name)
+    plugin = FEMNIST(FEMNIST.Params())
+    plugin.check_test(femnist, download=False)
+    data = plugin.load_test(femnist, download=False, seed=0)
+    assert np.array_equal(data.test.x, whole.test.x)
+    assert np.array_equal(data.test.y, whole.test.y)
+    assert data.train.x.shape == (0, 1, 28, 28)
+    with pytest.raises(LabelSkewError, match=r"no train/\*.json in"):
+        FEMNIST(FEMNIST.Params(users=2)).check_test(femnist, download=False)
+
+
+def test_the_test_part_alone_is_that_of_the_chosen_users(tmp_path):
+    write(tmp_path, "train", writers(a=1, b=1, c=1))
+    write(tmp_path, "test", writers(a=1, b=2, c=3))
+    plugin = FEMNIST(FEMNIST.Params(users=1))
+    alone = plugin.load_test(tmp_path, download=False, seed=3)
+    assert len(alone.test.y) == len(plugin.load(tmp_path, download=False, seed=3).test.y) < 6
+
+
+def test_missing_folders(tmp_path):
+    plugin = Shakespeare(Shakespeare.Params())
+    with pytest.raises(LabelSkewError, match="data_cache_dir is not set; LEAF's folder with train/"):
+        plugin.check(None, download=False)
+    with pytest.raises(LabelSkewError, match=r"^data set shakespeare: no train/\*.json in .*; LEAF writes them"):
+        plugin.check(tmp_path, download=True)
+    write(tmp_path, "train", {"B": ([text("x")], ["e"])})
+    with pytest.raises(LabelSkewError, match=r"no test/\*.json"):
+        plugin.check(tmp_path, download=False)
+    assert plugin.survey(tmp_path) == [("train/*.json", "1", "any"), ("test/*.json", "missing", "any")]
+
+
+GOOD = content({"u": ([image()], [0])})
+FILES = [
+    ("{", "is no sound JSON"),
+    ("\xff", "is no sound JSON"),
+    ("[" * 100_000, "is no sound JSON"),
+    ("[1, 2]", "is not LEAF's: a mapping with users, num_samples, user_data would be right"),
+    (json.dumps({**GOOD, "users": 3}), "users, num_samples and user_data do not fit"),
+    (json.dumps({**GOOD, "users": ["v"]}), "users, num_samples and user_data do not fit"),
+    (json.dumps({**GOOD, "users": [["u"]]}), "users, num_samples and user_data do not fit"),
+    (json.dumps({**GOOD, "num_samples": []}), "users, num_samples and user_data do not fit"),
+    (json.dumps({**GOOD, "num_samples": [2]}), "user 'u' has 1 samples, and num_samples says 2"),
+    (json.dumps({**GOOD, "user_data": {"u": {"x": []}}}), "user 'u' has no lists x and y"),
+    (json.dumps({**GOOD, "user_data": {"u": 4}}), "user 'u' has no lists x and y"),
+    (json.dumps(content({"u": ([image()], [])})), "user 'u' has 1 x and 0 y"),
+    (json.dumps(content({"u": ([[1, 0]], [0])})), r"user 'u' has x of shape \(1, 2\); \(1, 784\) would be right"),
+    (json.dumps(content({"u": ([[], image()], [0, 0])})), "user 'u' has x that are not numbers in rows of one length"),
+    (json.dumps(content({"u": ([["a"] * 784], [0])})), "user 'u' has x that are not numbers"),
+    (json.dumps(content({"u": ([image(), image(p3=255)], [0, 0])})), "user 'u' has pixels from 1 to 255; 0 to 1 would"),
+    (json.dumps(content({"u": ([image(p3=float("nan"))], [0])})), "user 'u' has pixels from nan to nan; 0 to 1 would"),
+    (json.dumps(content({"u": ([image()] * 2, [0, 62])})), "user 'u' has label 62; integers 0 to 61 would be right"),
+    (json.dumps(content({"u": ([image()], [0.5])})), "user 'u' has label 0.5; integers"),
+    (json.dumps(content({"u": ([image()], [[]])})), r"user 'u' has label"),
+    (json.dumps(content({"u": ([image()], [10**30])})), "user 'u' has y that are not numbers"),
+]
+
+
+@pytest.mark.parametrize(("file", "message"), FILES, ids=[message for _, message in FILES])
+def test_broken_files_are_one_line(tmp_path, file, message):
+    write(tmp_path, "test", {"u": ([image()], [0])})
+    (tmp_path / "train").mkdir()
+    path = tmp_path / "train" / "a.json"
+    path.write_bytes(file.encode("latin-1"))
+    with pytest.raises(LabelSkewError, match=f"{path}: {message}") as caught:
+        load(FEMNIST, tmp_path)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (["short"], ["a"], "user 'r' has x \"short\"; text of length 80 would be right"),
+        ([text("a"), 3], ["a", "b"], "user 'r' has x 3; text of length 80"),
+        ([text("a")], ["ab"], "user 'r' has y \"ab\"; text of length 1"),
+        ([text("a")], [""], "user 'r' has y \"\"; text of length 1"),
+    ],
+)
+def test_broken_texts_are_one_line(tmp_path, x, y, message):
+    write(tmp_path, "train", {"r": (x, y)})
+    write(tmp_path, "test", {"r": ([text("a")], ["b"])})
+    with pytest.raises(LabelSkewError, match=message):
+        load(Shakespeare, tmp_path)
+
+
+def test_one_user_in_two_files(tmp_path):
+    for name in ("a_{part}_8.json", "a_{part}_9.json"):
+        write(tmp_path, "train", writers(u=1), name)
+    write(tmp_path, "test", writers(u=1))
+    with pytest.raises(LabelSkewError, match=r"_9.json: user 'u' is also in .*_8.json; the files of one run of LEAF"):
+        load(FEMNIST, tmp_path)
+
+
+def test_an_empty_test_part(tmp_path):
+    write(tmp_path, "train", writers(u=1))
+    write(tmp_path, "test", writers(u=0))
+    with pytest.raises(LabelSkewError, match=r"^data set femnist: the test part has no samples"):
+        load(FEMNIST, tmp_path)
+
+
+def test_users_become_arrays_one_by_one(tmp_path):
+    """Parsed numbers need 32 bytes each, arrays of pixels one: a file's must not all be there at once."""
+    rng = np.random.default_rng(0)
+    rows = (rng.integers(0, 256, (40, 784)) / 255).tolist()
+    write(tmp_path, "train", {f"u{k}": (rows, [0] * 40) for k in range(20)})
+    write(tmp_path, "test", writers(u0=1))
+    size = (tmp_path / "train" / "all_data_0_keep_0_train_9.json").stat().st_size
+    tracemalloc.start()
+    try:
+        load(FEMNIST, tmp_path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    numbers_of_file = 20 * 40 * 784 * 32
+    assert peak < 2.5 * size  # the text, which reading decodes, and little more
+    assert peak < size + numbers_of_file
+
+
+def last_two(x):
+    """The last two characters as one-hot vectors."""
+    return np.concatenate([np.eye(81)[x[:, -1]], np.eye(81)[x[:, -2]]], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "features", "at_least"),
+    [(FEMNIST, lambda x: x.reshape(len(x), -1) / 255, 0.8), (Shakespeare, last_two, 0.5)],
+)
+def test_a_small_copy_can_be_learnt(tmp_path, kind, features, at_least):
+    from sklearn.linear_model import LogisticRegression
+
+    plugin = kind(kind.Params())
+    rows = fakes.write(plugin, tmp_path / "copy", samples=None, seed=0)
+    assert [row[:2] for row in rows] == [("train/*.json", "1"), ("test/*.json", "1")]
+    assert not fakes.wrong(rows)
+    data = load(kind, tmp_path / "copy")
+    assert len(np.unique(data.train.groups)) == len(np.unique(data.test.groups)) == 20
+    counts = divide(data, Natural(), clients=20, seed=0).counts
+    assert (counts > 0).sum(axis=1).max() < 0.6 * len(data.class_names)  # label skew
+    probe = LogisticRegression(max_iter=200).fit(features(data.train.x), data.train.y)
+    chance = np.bincount(data.train.y).max() / len(data.train.y)
+    assert probe.score(features(data.test.x), data.test.y) > max(at_least, 2 * chance)
+
+
+@pytest.mark.parametrize("kind", [FEMNIST, Shakespeare])
+def test_small_copies_are_as_asked_for(tmp_path, kind):
+    plugin = kind(kind.Params())
+    copies = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        fakes.write(plugin, tmp_path / name, samples=7, seed=seed)
+        data = load(kind, tmp_path / name)
+        assert len(data.train.y) + len(data.test.y) == 7
+        copies.append((data.train.x.tobytes(), data.test.x.tobytes()))
+    assert copies[0] == copies[1] != copies[2]
+    with pytest.raises(LabelSkewError, match="3 samples; at least 4, for two users, would be right"):
+        fakes.write(plugin, tmp_path / "d", samples=3, seed=0)
+    assert not (tmp_path / "d").exists()
