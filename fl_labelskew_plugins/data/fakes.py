@@ -79,33 +79,39 @@ def wrong(rows: Sequence[tuple[str, str, str]]) -> Rows:
 
 
 def parts(
-    samples: int | None, *, classes: int, shape: tuple[int, int, int], seed: int, test: bool = True
+    samples: int | None,
+    *,
+    classes: int,
+    shape: tuple[int, int, int],
+    seed: int,
+    names: Sequence[str] = ("train", "test"),
 ) -> dict[str, Arrays]:
-    """Images for ``train`` and ``test``, each class a pattern, and noise; ``x`` is uint8.
+    """Images for each part, each class a pattern, and noise; ``x`` is uint8.
 
     Args:
-        samples: of all parts; default: 300, or 4 a class. About a fifth are the test part's.
+        samples: of all parts; default: 300, or 4 a class. About a fifth are in each part but the first.
         classes: each has the same number of samples, give or take one.
         shape: of an image, ``(channels, height, width)``.
         seed: chooses patterns and noise.
-        test: whether there is a test part.
+        names: of the parts.
 
     Raises:
         LabelSkewError: there are fewer samples than one a class and part.
     """
     number = max(300, 4 * classes) if samples is None else samples
-    least = classes * (1 + test)
-    if number < least:
-        raise LabelSkewError(f"--samples {number}: with {classes} classes, at least {least} would be right")
+    if number < classes * len(names):
+        raise LabelSkewError(
+            f"--samples {number}: with {classes} classes, at least {classes * len(names)} would be right"
+        )
     rng = np.random.default_rng(np.random.SeedSequence([seed, 5]))
     channels, height, width = shape
     patterns = rng.integers(40, 216, (classes, channels, 4, 4)).astype(np.float32)
     patterns = patterns.repeat(-(-height // 4), axis=2).repeat(-(-width // 4), axis=3)[..., :height, :width]
-    first = max(number // 5, classes) if test else 0
-    cuts = {"train": number - first, "test": first}
+    others = max(number // 5, classes)
     made = {}
-    for part in ("train", "test") if test else ("train",):
-        y = rng.permutation(np.arange(cuts[part]) % classes)
-        x = patterns[y] + rng.normal(0, 24, (len(y), *shape)).astype(np.float32)
+    for part in names:
+        size = others if part != names[0] else number - others * (len(names) - 1)
+        y = rng.permutation(np.arange(size) % classes)
+        x = patterns[y] + rng.normal(0, 24, (size, *shape)).astype(np.float32)
         made[part] = Arrays(np.clip(x, 0, 255).astype(np.uint8), y.astype(np.int64))
     return made

@@ -7,16 +7,17 @@ often lack some. A server that only tests needs ``test/`` or ``val/`` alone. Tin
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.split import stratified
 from fl_labelskew_plugins.data.stats import moments
 from fl_labelskew_plugins.params import Params
@@ -25,25 +26,31 @@ SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".t
 Samples = list[tuple[Path, str]]
 
 
-def list_images(folder: Path) -> Samples:
-    """All images below ``folder/<class>/``, each with its class, sorted; anything else is passed over.
+def images_in(folder: Path) -> list[Path]:
+    """All images below ``folder``, sorted; anything else is passed over."""
+    found: list[Path] = []
+    for root, _, names in os.walk(folder):
+        found += [Path(root, name) for name in names if Path(name).suffix.lower() in SUFFIXES and name[0] != "."]
+    return sorted(found)
+
+
+def list_images(folders: Iterable[Path], where: str) -> Samples:
+    """All images below each class's folder, with its name for their class, sorted by it.
 
     Raises:
-        LabelSkewError: there is none, or a class has none.
+        LabelSkewError: there is none, or a class has none; ``where`` is for messages.
     """
     samples: Samples = []
-    for own in sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")):
-        found = []
-        for root, _, names in os.walk(own):
-            found += [Path(root, name) for name in names if Path(name).suffix.lower() in SUFFIXES and name[0] != "."]
+    for own in sorted((p for p in folders if p.is_dir() and p.name[0] != "."), key=lambda p: p.name):
+        found = images_in(own)
         if not found:
             raise LabelSkewError(
-                f"data set image_folder: {own} has no images; at least one of {', '.join(sorted(SUFFIXES))}, "
+                f"{where}: {own} has no images; at least one of {', '.join(sorted(SUFFIXES))}, "
                 "or no such folder, would be right"
             )
-        samples += [(path, own.name) for path in sorted(found)]
+        samples += [(path, own.name) for path in found]
     if not samples:
-        raise LabelSkewError(f"data set image_folder: {folder} has no class folders; <class>/<image> would be right")
+        raise LabelSkewError(f"{where} has no class folders; <class>/<image> would be right")
     return samples
 
 
@@ -78,16 +85,24 @@ def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def readable(root: Path) -> Iterator[None]:
+def readable(where: str) -> Iterator[None]:
     """Turn what goes wrong in listing a folder into a line."""
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:
-        raise LabelSkewError(f"data set image_folder: {root}: cannot be read ({error})") from error
+        raise LabelSkewError(f"{where}: cannot be read ({error})") from error
 
 
 class ImageFolder(Dataset):
     """Image folders, decoded into memory once; samples are ``(channels, image_size, image_size)`` uint8."""
+
+    name: ClassVar[str] = "image_folder"
+    known_classes: ClassVar[tuple[str, ...] | None] = None
+    moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]] | None] = None
+    real: ClassVar[dict[str, str]] = {}  # what a survey of the real data set finds
+    fake_classes: ClassVar[tuple[str, ...]] = ("circle", "cross", "square", "star")
+    fake_size: ClassVar[tuple[int, int]] = (36, 32)  # height and width
+    fake_parts: ClassVar[tuple[str, ...]] = ("train", "test")
 
     class Params(Params):
         """Parameters of image_folder."""
@@ -97,24 +112,30 @@ class ImageFolder(Dataset):
         class_names: tuple[str, ...] | None = Field(
             None,
             min_length=1,
-            description="Folders of all classes, in order; default: the folders of training, sorted.",
+            description="Folders of all classes, in order; default: those of the data set, or of training, sorted.",
         )
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test where there is none.")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError if there is no such folder; it cannot be downloaded."""
+        self._check(data_dir, "train/<class>/* and test/<class>/* (or val/)")
+
+    def _check(self, data_dir: Path | None, layout: str) -> Path:
         if data_dir is None or not os.path.isdir(data_dir):
             what = "data_args.data_cache_dir is not set" if data_dir is None else f"{data_dir} is not a folder"
-            raise LabelSkewError(
-                f"data set image_folder: {what}; a folder with train/<class>/* and test/<class>/* (or val/) "
-                "would be right"
-            )
+            source = f"; get it from {self.source}" if self.source else ""
+            raise LabelSkewError(f"data set {self.name}: {what}; a folder with {layout} would be right{source}")
+        return data_dir
+
+    def root(self, data_dir: Path | None) -> Path:
+        """The folder that has the parts."""
+        return Path() if data_dir is None else data_dir
 
     def find(self, data_dir: Path) -> tuple[Samples, Samples | None]:
         """The images of the training part and of the test part, or None where that is to be split off."""
         if not (data_dir / "train").is_dir():
-            return list_images(data_dir), None
-        return list_images(data_dir / "train"), self.find_test(data_dir)
+            return self.listed(data_dir), None
+        return self.listed(data_dir / "train"), self.find_test(data_dir)
 
     def find_test(self, data_dir: Path) -> Samples | None:
         """The images of ``test/`` or ``val/``, or None where there is neither."""
@@ -123,50 +144,67 @@ class ImageFolder(Dataset):
             return list_annotated(annotations)
         for name in ("test", "val"):
             if (data_dir / name).is_dir():
-                return list_images(data_dir / name)
+                return self.listed(data_dir / name)
         return None
+
+    def listed(self, folder: Path) -> Samples:
+        """The images of a folder of classes."""
+        return list_images(folder.iterdir(), f"data set {self.name}: {folder}")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Decode all images."""
         self.check(data_dir, download=download)
-        root = Path() if data_dir is None else data_dir
-        with readable(root):
+        root = self.root(data_dir)
+        with readable(f"data set {self.name}: {root}"):
             train_samples, test_samples = self.find(root)
         names = self.names(train_samples, test_samples or [])
+        self.fits(len(train_samples) + len(test_samples or []))
         train = self.decode_all(train_samples, names)
         if test_samples is not None:
             test = self.decode_all(test_samples, names)
         else:
-            rows = stratified(train.y, test_fraction=self.params.test_fraction, seed=seed, where=str(root))
+            rows = self.split(train_samples, train.y, seed=seed, where=str(root))
             train, test = (Arrays(train.x[r], train.y[r]) for r in rows)
-        mean, std = moments(train.x)
+        mean, std = self.moments or moments(train.x)
         return Data(train, test, names, mean=mean, std=std)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode ``test/`` or ``val/`` alone, normalised by its own moments; without either, the split-off part."""
+        """Decode the test part alone, normalised by its own moments where there are no known ones.
+
+        Where there is none, the split-off part.
+        """
         self.check_test(data_dir, download=download)
-        root = Path() if data_dir is None else data_dir
-        with readable(root):
-            samples = None if (root / "train").is_dir() else self.find_test(root)
+        root = self.root(data_dir)
+        with readable(f"data set {self.name}: {root}"):
+            told = self.moments is not None and self.known_classes is not None  # all that is taken from training
+            samples = None if (root / "train").is_dir() and not told else self.find_test(root)
         if samples is None:
             return super().load_test(data_dir, download=download, seed=seed)
         names = self.names(samples, [])
+        self.fits(len(samples))
         test = self.decode_all(samples, names)
-        mean, std = moments(test.x)
+        mean, std = self.moments or moments(test.x)
         return Data(Arrays(test.x[:0], test.y[:0]), test, names, mean=mean, std=std)
 
+    def split(
+        self, samples: Samples, labels: NDArray[np.int64], *, seed: int, where: str
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Indices of the training and of the test samples, where there is no test part."""
+        return stratified(labels, test_fraction=self.params.test_fraction, seed=seed, where=where)
+
     def names(self, samples: Samples, others: Samples) -> list[str]:
-        """All classes in the order of their numbers: those that are given, or those of ``samples``.
+        """All classes in the order of their numbers: those that are given or known, or those of ``samples``.
 
         Raises:
             LabelSkewError: an image is of none of them.
         """
-        given = self.params.class_names
+        given = self.params.class_names or self.known_classes
         names = sorted({name for _, name in samples}) if given is None else list(given)
         unknown = [(path, name) for path, name in [*samples, *others] if name not in set(names)]
         if unknown and given is not None:
+            of = "data_args.class_names" if self.params.class_names else f"data set {self.name}"
             raise LabelSkewError(
-                f"{unknown[0][0]}: class {unknown[0][1]!r} is not one of the {len(names)} of data_args.class_names; "
+                f"{unknown[0][0]}: class {unknown[0][1]!r} is not one of the {len(names)} of {of}; "
                 "all classes would be right"
             )
         if unknown:
@@ -176,6 +214,16 @@ class ImageFolder(Dataset):
             )
         return names
 
+    def fits(self, images: int) -> None:
+        """Raise LabelSkewError unless so many images fit this machine's memory."""
+        need = images * self.params.channels * self.params.image_size**2
+        have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if need > have:
+            raise LabelSkewError(
+                f"data set {self.name}: {images} images of {self.params.image_size} pixels need {need / 1e9:.1f} GB, "
+                f"and this machine has {have / 1e9:.1f}; a smaller data_args.image_size would be right"
+            )
+
     def decode_all(self, samples: Sequence[tuple[Path, str]], names: list[str]) -> Arrays:
         """Images and labels of one part."""
         size, channels = self.params.image_size, self.params.channels
@@ -184,3 +232,43 @@ class ImageFolder(Dataset):
         for i, (path, _) in enumerate(samples):
             x[i] = decode(path, size=size, channels=channels)
         return Arrays(x, np.array([number[name] for _, name in samples], np.int64))
+
+    def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
+        """Images of each part, and classes; no image is opened."""
+        try:
+            self.check(data_dir, download=False)
+            root = self.root(data_dir)
+            with readable(f"data set {self.name}: {root}"):
+                train, test = self.find(root)
+        except LabelSkewError as error:
+            return [("images", "missing", str(error))]
+        parts = {"images": train} if test is None else {"training images": train, "test images": test}
+        found = {what: str(sum(os.path.isfile(path) for path, _ in part)) for what, part in parts.items()}
+        names = sorted({name for _, name in train})
+        found["classes"] = str(len(names))
+        rows = [(what, text, self.real.get(what, "any")) for what, text in found.items()]
+        return rows + [(f"class {name}", "missing", "images") for name in self.known_classes or () if name not in names]
+
+    def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
+        """Write images of every class; 300 by default, or 4 a class."""
+        from PIL import Image
+
+        fakes.fresh_folder(out)
+        names = self.known_classes or self.fake_classes
+        shape = (3, *self.fake_size)
+        made = fakes.parts(samples, classes=len(names), shape=shape, seed=seed, names=self.fake_parts)
+        written: list[tuple[str, str, str]] = []
+        for part, arrays in made.items():
+            for x, label in zip(arrays.x, arrays.y.tolist(), strict=True):
+                path = out / self.fake_path(part, names[label], len(written))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(x.transpose(1, 2, 0)).save(path)
+                written.append((part, path.name, names[label]))
+        self.fake_notes(out, written)
+
+    def fake_path(self, part: str, name: str, i: int) -> str:
+        """Where image ``i`` of a made-up data set goes; ``part`` is one of ``fake_parts``."""
+        return f"{part}/{name}/{i}.png"
+
+    def fake_notes(self, out: Path, written: Sequence[tuple[str, str, str]]) -> None:
+        """Files beside the images of a made-up data set: ``written`` has each one's part, file name and class."""
