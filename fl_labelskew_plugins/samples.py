@@ -109,36 +109,25 @@ class Streamed:
             LabelSkewError: a file is no sound picture.
         """
         waiting: deque[Part] = deque()
-        every = range(len(self.y))
+        every, part = range(len(self.y)), self._part
 
         def plan() -> Iterator[list[Key]]:
             place = 0
             for index in batches:
                 waiting.append(index)
                 rows = every[index] if isinstance(index, slice) else index.tolist()
-                yield [(self._part, row, None if seed is None else seed + place + i) for i, row in enumerate(rows)]
+                yield [(part, row, None if seed is None else seed + place + i) for i, row in enumerate(rows)]
                 place += len(rows)
 
         for pixels in self._reader.read(plan()):
             yield waiting.popleft(), self._normalise(pixels.to(self.y.device, non_blocking=True))
 
 
-class Reader(torch.utils.data.Dataset[Tensor | LabelSkewError]):
-    """Decodes pictures of several parts of a data set, in processes that stay.
+class Decoder(torch.utils.data.Dataset[Tensor | LabelSkewError]):
+    """Decodes one picture; lives in the processes that do so."""
 
-    Args:
-        parts: the pictures.
-        workers: processes; 0: this one decodes, between the steps of training.
-        pin: whether batches are for a GPU.
-    """
-
-    def __init__(self, parts: Sequence[Images], *, workers: int, pin: bool) -> None:
+    def __init__(self, parts: Sequence[Images]) -> None:
         self.parts = list(parts)
-        self.workers, self.pin = workers, pin
-        self.waited = 0.0
-        """Seconds for which somebody waited for pictures so far."""
-        self._loader: torch.utils.data.DataLoader[Any] | None = None
-        self._plan: Iterator[list[Key]] = iter(())
 
     def __getitem__(self, key: Key) -> Tensor | LabelSkewError:
         part, row, seed = key
@@ -152,17 +141,42 @@ class Reader(torch.utils.data.Dataset[Tensor | LabelSkewError]):
         except LabelSkewError as error:
             return error  # raised where it can be told in a line
 
-    def __getstate__(self) -> dict[str, Any]:
-        """For processes that are not forked: the pictures alone."""
-        return {**self.__dict__, "_loader": None, "_plan": None}
 
-    def read(self, plan: Iterator[list[Key]]) -> Iterator[Tensor]:
-        """Batches ``(B, C, H, W)`` uint8 in the order of the plan.
+class Plan:
+    """What has to be decoded now, as the loader asks for it."""
+
+    def __init__(self) -> None:
+        self.batches: Iterator[list[Key]] = iter(())
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return self.batches
+
+
+class Reader:
+    """Has pictures of several parts of a data set decoded, in processes that stay.
+
+    Args:
+        parts: the pictures.
+        workers: processes; 0: this one decodes, between the steps of training.
+        pin: whether batches are for a GPU.
+    """
+
+    def __init__(self, parts: Sequence[Images], *, workers: int, pin: bool) -> None:
+        self.waited = 0.0
+        """Seconds for which somebody waited for pictures so far."""
+        self._decoder, self._workers, self._pin = Decoder(parts), workers, pin
+        # Nothing in here may lead back to the reader: where a loader is freed with a cycle, its processes get no word
+        # that they are to end, and torch waits five seconds for each.
+        self._plan = Plan()
+        self._loader: torch.utils.data.DataLoader[Any] | None = None
+
+    def read(self, batches: Iterator[list[Key]]) -> Iterator[Tensor]:
+        """Batches ``(B, C, H, W)`` uint8 in this order.
 
         Raises:
             LabelSkewError: a file is no sound picture.
         """
-        self._plan = plan
+        self._plan.batches = batches
         if self._loader is None:
             self._loader = self._start()
         begun = time.perf_counter()
@@ -172,36 +186,25 @@ class Reader(torch.utils.data.Dataset[Tensor | LabelSkewError]):
                 raise batch
             yield batch
             begun = time.perf_counter()
-        self.waited += time.perf_counter() - begun
 
     def _start(self) -> torch.utils.data.DataLoader[Any]:
         context = None
-        if self.workers:
+        if self._workers:
             # gRPC's threads do not survive a fork, and what a user typed may take seconds to import a second time
             method = "forkserver" if "grpc" in sys.modules or not hasattr(os, "fork") else "fork"
             context = multiprocessing.get_context(method)
             if method == "forkserver":
                 context.set_forkserver_preload([__name__, "torchvision.transforms.v2"])
         return torch.utils.data.DataLoader(
-            self,
-            batch_sampler=Plan(self),
-            num_workers=self.workers,
+            self._decoder,
+            batch_sampler=self._plan,
+            num_workers=self._workers,
             collate_fn=collate,
-            pin_memory=self.pin,
-            persistent_workers=self.workers > 0,
+            pin_memory=self._pin,
+            persistent_workers=self._workers > 0,
             multiprocessing_context=context,
             generator=torch.Generator(),  # else it would draw from the global one
         )
-
-
-class Plan:
-    """What a reader has to decode now, as the loader asks for it."""
-
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
-
-    def __iter__(self) -> Iterator[list[Key]]:
-        return self._reader._plan
 
 
 def collate(batch: list[Tensor | LabelSkewError]) -> Tensor | LabelSkewError:
@@ -242,7 +245,8 @@ def samples(data: Data, device: torch.device, *, workers: int = 0) -> tuple[Samp
     """
     pin = device.type == "cuda"  # from pinned memory a copy goes on while the rest of the session is built
     parts = (data.train, data.test)
-    reader = Reader([part.x for part in parts if isinstance(part.x, Images)], workers=workers, pin=pin)
+    pictures = [part.x for part in parts if isinstance(part.x, Images)]
+    reader = Reader(pictures, workers=workers, pin=pin)
 
     def moved(array: Any) -> Tensor:
         tensor = torch.from_numpy(array)
@@ -250,7 +254,7 @@ def samples(data: Data, device: torch.device, *, workers: int = 0) -> tuple[Samp
 
     def made(part: Arrays) -> Samples | Streamed:
         if isinstance(part.x, Images):
-            return Streamed(reader, reader.parts.index(part.x), moved(part.y), data.mean, data.std)
+            return Streamed(reader, pictures.index(part.x), moved(part.y), data.mean, data.std)
         return Samples(moved(part.x), moved(part.y), data.mean, data.std)
 
     return made(data.train), made(data.test)

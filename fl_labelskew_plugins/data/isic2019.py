@@ -134,16 +134,14 @@ class ISIC2019(Dataset):
             ("rows without a picture", str(sum(row.image not in files for row in listed)), "0"),
             ("pictures without a row", str(len(files - {row.image for row in listed})), "0"),
         ]
-        rows.append(("samples of each class", _by_class(CLASSES), _by_class(CLASSES)))
+        rows.append(("samples of each class", " ".join(CLASSES), " ".join(CLASSES)))
         for fold in ("train", "test") if split else ("",):
             for centre, name in enumerate(CENTRES):
                 mine = [row.target for row in listed if row.centre == centre and row.fold == fold]
                 parts = [TABLE[part][centre] for part in ([fold] if fold else TABLE)]
                 expected = [sum(counts) for counts in zip(*parts, strict=True)]
-                found = _by_class(np.bincount(mine, minlength=len(CLASSES))) if mine else "missing"
-                rows.append(
-                    (f"centre {centre} {name}, {fold or 'both parts'}: {' '.join(CLASSES)}", found, _by_class(expected))
-                )
+                found = _by_class(np.bincount(mine, minlength=len(CLASSES)).tolist()) if mine else "missing"
+                rows.append((f"centre {centre} {name}, {fold or 'both parts'}", found, _by_class(expected)))
         return rows
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
@@ -395,7 +393,7 @@ def _some(images: Sequence[str]) -> str:
     return f"{len(images)} picture{'s' * (len(images) > 1)} (first: {images[0]})"
 
 
-def _by_class(counts: Iterable[object]) -> str:
+def _by_class(counts: Iterable[int]) -> str:
     return " ".join(map(str, counts))
 
 

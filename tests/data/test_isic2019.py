@@ -1,0 +1,323 @@
+"""ISIC 2019 in FLamby's layout, on small trees of made-up pictures: what is read, prepared, left out and refused."""
+
+import csv
+import os
+import shutil
+import time
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from fl_labelskew_registry import LabelSkewError, MistakesError
+from PIL import Image
+
+from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.data import isic2019 as isic
+from fl_labelskew_plugins.data import lesions
+from fl_labelskew_plugins.data.clients import divide
+from fl_labelskew_plugins.data.isic2019 import ISIC2019
+from fl_labelskew_plugins.partition.natural import Natural
+
+
+def dataset(**params):
+    return ISIC2019(ISIC2019.Params(**params))
+
+
+def load(root, **params):
+    return dataset(**params).load(root, download=False, seed=0)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A prepared and a raw tree, as the command writes them."""
+    folder = tmp_path_factory.mktemp("isic")
+    for name, samples, more in (("prepared", 120, []), ("raw", 80, ["--set", "tree=raw"])):
+        argv = ["data", "fake", "isic2019", "--out", str(folder / name), "--images", str(samples), *more]
+        result = CliRunner().invoke(main, argv)
+        assert result.exit_code == 0, result.output
+    return folder
+
+
+@pytest.fixture
+def tree(made, tmp_path):
+    """A prepared tree to spoil."""
+    return shutil.copytree(made / "prepared", tmp_path / "tree")
+
+
+def pictures(root):
+    return sorted((root / isic.PREPARED).glob("*.jpg"))
+
+
+def rewrite(file, change):
+    """Rows of a CSV file, as lists, through ``change``."""
+    with file.open(newline="") as stream:
+        rows = list(csv.reader(stream))
+    with file.open("w", newline="") as stream:
+        csv.writer(stream).writerows(change(rows))
+
+
+def test_the_table_is_that_of_flamby():
+    sizes = [[sum(centre) for centre in isic.TABLE[fold]] for fold in ("train", "test")]
+    assert sizes == [[9930, 3163, 2691, 1807, 655, 351], [2483, 791, 672, 452, 164, 88]]
+
+
+def test_what_is_read_are_flambys_rows(made):
+    data = load(made / "prepared")
+    with (made / "prepared" / isic.SPLIT).open() as stream:
+        rows = list(csv.DictReader(stream))
+    for part, fold in ((data.train, "train"), (data.test, "test")):
+        own = [row for row in rows if row["fold"] == fold]
+        assert [os.path.basename(file)[:-4] for file in part.x.files] == [row["image"] for row in own]
+        assert part.y.tolist() == [int(row["target"]) for row in own]
+        assert part.groups.tolist() == [int(row["center"]) for row in own]
+        assert all(row[data.class_names[int(row["target"])]] == "1.0" for row in own)
+        assert all(row["fold2"] == f"{fold}_{row['center']}" for row in own)
+    assert data.train.x.shape == (len(data.train.y), 3, 200, 200)
+    assert data.notes == {}
+
+
+def test_six_centres_are_six_clients_with_tests_of_their_own(made):
+    data = load(made / "prepared")
+    clients = divide(data, Natural(Natural.Params()), clients=6, seed=0)
+    for centre in range(6):
+        assert set(data.train.groups[clients.train[centre]]) == {centre}
+        assert set(data.test.groups[clients.test[centre]]) == {centre}
+    table = np.array(isic.TABLE["train"])
+    assert ((clients.counts > 0) == (table > 0)).all()  # the same classes are missing
+
+
+def test_classes_can_be_told_apart(made):
+    data = load(made / "prepared")
+
+    def colours(part):
+        return torch.stack([part.x.read(file, False)[:, 80:120, 80:120].float().mean((1, 2)) for file in part.x.files])
+
+    train, test = colours(data.train), colours(data.test)
+    means = torch.stack([train[torch.from_numpy(data.train.y == c)].mean(0) for c in range(8)])
+    nearest = torch.cdist(test, means).argmin(1).numpy()
+    assert (nearest == data.test.y).mean() > 0.4  # 0.125 by chance, for no more than the mean colour in the middle
+
+
+def test_the_crop_is_the_middle_and_augmentation_draws_from_torch(made):
+    data = load(made / "prepared", crop=64)
+    file = data.train.x.files[0]
+    whole = np.asarray(Image.open(file).convert("RGB"))
+    top, left = (round((side - 64) / 2) for side in whole.shape[:2])
+    middle = data.train.x.read(file, False)
+    assert torch.equal(middle, torch.from_numpy(whole[top : top + 64, left : left + 64].copy()).permute(2, 0, 1))
+    drawn = []
+    for seed in (1, 1, 2, 3):
+        torch.manual_seed(seed)
+        drawn.append(data.train.x.read(file, True))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+    assert all(each.shape == (3, 64, 64) and each.dtype == torch.uint8 for each in drawn)
+
+
+def test_holes_are_one_to_eight_squares_half_of_the_time():
+    torch.manual_seed(0)
+    black = [int((lesions.with_holes(torch.full((1, 64, 64), 9)) == 0).sum()) for _ in range(200)]
+    assert 70 < sum(count == 0 for count in black) < 130
+    assert {count for count in black if count <= 256} == {0, 256}
+    assert max(black) <= 8 * 256
+
+
+# Raw pictures
+
+
+def test_colour_constancy_by_hand():
+    pixels = np.zeros((1, 2, 3), np.uint8)
+    pixels[0, 0], pixels[0, 1] = (100, 50, 0), (200, 50, 0)
+    red = ((100.0**6 + 200.0**6) / 2) ** (1 / 6)
+    length = np.hypot(red, 50.0)
+    expected = [
+        [min(value / (np.sqrt(3) * e / length), 255) for value, e in ((row, red), (50, 50.0))] for row in (100, 200)
+    ]
+    got = lesions.colour_constancy(pixels)
+    np.testing.assert_allclose(got[0, :, :2], np.floor(expected), atol=1)
+    assert (got[..., 2] == 0).all()
+    grey = np.full((3, 4, 3), 77, np.uint8)
+    assert abs(lesions.colour_constancy(grey).astype(int) - 77).max() <= 1
+    assert not lesions.colour_constancy(np.zeros((2, 2, 3), np.uint8)).any()
+
+
+def test_raw_pictures_are_prepared_once(made, tmp_path):
+    root = shutil.copytree(made / "raw", tmp_path / "raw")
+    data = load(root)
+    assert len(pictures(root)) == len(data.train.y) + len(data.test.y) == 80
+    for file in pictures(root):
+        small, large = Image.open(file).size, Image.open(root / isic.RAW / file.name).size
+        assert min(small) == 224
+        assert abs(max(small) / 224 - max(large) / min(large)) < 0.02
+    lost, kept = pictures(root)[0], pictures(root)[1]
+    lost.unlink()  # as after a break
+    before = kept.stat().st_mtime_ns
+    time.sleep(0.01)
+    load(root)
+    assert lost.exists()
+    assert kept.stat().st_mtime_ns == before
+    assert [file.name for file in (root / isic.PREPARED).iterdir() if file.suffix != ".jpg"] == [isic.CHECKED]
+
+
+def test_a_broken_raw_picture_is_not_prepared(made, tmp_path):
+    root = shutil.copytree(made / "raw", tmp_path / "raw")
+    victim = sorted((root / isic.RAW).glob("*.jpg"))[3]
+    victim.write_bytes(victim.read_bytes()[:2000])
+    line = rf"{isic.RAW}: 1 picture \(first: {victim.stem}\) broken, or no picture at all; .*on_bad_sample: skip"
+    for _ in range(2):
+        with pytest.raises(MistakesError, match=line):
+            load(root)
+    assert not (root / isic.PREPARED / victim.name).exists()
+    data = load(root, on_bad_sample="skip")
+    assert len(data.train.y) + len(data.test.y) == 79
+
+
+# Without FLamby's split
+
+
+def test_without_the_split_one_is_drawn_by_centre_and_class_and_kept(tree):
+    (tree / isic.SPLIT).unlink()
+    data = load(tree)
+    strata = [part.groups * 8 + part.y for part in (data.train, data.test)]
+    for stratum in np.unique(np.concatenate(strata)):
+        train, test = ((part == stratum).sum() for part in strata)
+        assert test == min(round((train + test) * 0.2), train + test - 1)
+    again, other = load(tree), dataset().load(tree, download=False, seed=1)
+    assert again.test.x.files == data.test.x.files != other.test.x.files
+    given = tree.parent / "given"
+    given.write_text(data.notes[isic.SPLIT])
+    same = load(tree, split_file=str(given))
+    assert same.test.x.files == data.test.x.files
+    assert same.notes == {}
+
+
+# What is wrong on disk
+
+BAD = {
+    "broken": (
+        lambda root: pictures(root)[0].write_bytes(pictures(root)[0].read_bytes()[:900]),
+        r"1 picture \(first: ISIC_\d+\) broken, or no picture at all",
+    ),
+    "no picture": (
+        lambda root: pictures(root)[0].unlink(),
+        r"no picture for 1 picture \(first: ISIC_\d+\) of the tables",
+    ),
+    "no row": (
+        lambda root: shutil.copy(pictures(root)[0], root / isic.PREPARED / "ISIC_9999999.jpg"),
+        r"1 picture \(first: ISIC_9999999\) without a row in the tables",
+    ),
+    "unknown centre": (
+        lambda root: rewrite(root / isic.SPLIT, lambda rows: [rows[0], [*rows[1][:11], "6", *rows[1][12:]], *rows[2:]]),
+        r"1 picture \(first: ISIC_\d+\) of a centre that is none of FLamby's six",
+    ),
+    "no class": (
+        lambda root: rewrite(
+            root / isic.SPLIT, lambda rows: [rows[0], [rows[1][0], *["0.0"] * 9, *rows[1][10:]], *rows[2:]]
+        ),
+        r"1 picture \(first: ISIC_\d+\) without exactly one of the 8 classes",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_sample_is_a_line_with_a_count_and_may_be_left_out(name, tree, capsys):
+    spoil, line = BAD[name]
+    spoil(tree)
+    with pytest.raises(MistakesError, match=f"{line}.*; data_args.on_bad_sample: skip leaves them out"):
+        load(tree)
+    data = load(tree, on_bad_sample="skip")
+    assert len(data.train.y) + len(data.test.y) == 120 - (name != "no row")
+    warnings = capsys.readouterr().err.splitlines()
+    assert all(each.startswith("warning: ") and each.endswith("; left out") for each in warnings)
+
+
+def test_several_kinds_are_told_together(tree):
+    for name in ("broken", "no row"):
+        BAD[name][0](tree)
+    with pytest.raises(MistakesError) as told:
+        load(tree)
+    assert len(told.value.mistakes) == 2
+
+
+def test_the_metadatas_centres_and_rows_that_others_lack(tree, capsys):
+    (tree / isic.SPLIT).unlink()
+    rewrite(tree / isic.META, lambda rows: [rows[0], [*rows[1][:4], "HAM_elsewhere"], *rows[3:]])
+    rewrite(tree / isic.TRUTH, lambda rows: rows[:-1])
+    with pytest.raises(MistakesError) as told:
+        load(tree)
+    text = "\n".join(told.value.mistakes)
+    assert "of a centre that is none of FLamby's six" in text
+    assert f"no row for 1 picture (first: {pictures(tree)[1].stem}) of {isic.TRUTH}" in text
+    assert f"no row for 1 picture (first: {pictures(tree)[-1].stem}) of {isic.META}" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "line"),
+    [
+        (
+            isic.SPLIT,
+            lambda rows: [row[:-3] for row in rows],
+            "train_test_split: no column center, fold, fold2; image,",
+        ),
+        (isic.SPLIT, lambda rows: [*rows, rows[1]], "has two rows; one would be right"),
+        (isic.SPLIT, lambda rows: [*rows[:5], rows[5][:4], *rows[6:]], "line 6 is cut short; fetch the file again"),
+        (isic.SPLIT, lambda rows: rows[:1], "has no sample of train and test"),
+    ],
+)
+def test_tables_that_are_none(file, change, line, tree):
+    rewrite(tree / file, change)
+    with pytest.raises(LabelSkewError, match=line):
+        load(tree, on_bad_sample="skip")
+
+
+def test_a_missing_tree_names_the_files_their_source_and_size(tmp_path):
+    for folder in (None, tmp_path):
+        with pytest.raises(LabelSkewError, match=r"FLamby.* 9 GB, CC-BY-NC") as told:
+            dataset().check(folder, download=False)
+        assert "\n" not in str(told.value)
+    with pytest.raises(LabelSkewError, match="download: true is not offered"):
+        dataset().check(tmp_path, download=True)
+
+
+def test_a_silo_reads_its_own_centre_alone(tree):
+    for row in csv.DictReader((tree / isic.SPLIT).open()):
+        if row["center"] != "3":
+            (tree / isic.PREPARED / f"{row['image']}.jpg").unlink()
+    data = load(tree, centres=(3,))
+    assert set(data.train.groups) == set(data.test.groups) == {3}
+    with pytest.raises(MistakesError, match="no picture for"):
+        load(tree)
+
+
+def test_a_server_needs_the_pictures_of_the_test_part_alone(tree):
+    train = [row["image"] for row in csv.DictReader((tree / isic.SPLIT).open()) if row["fold"] == "train"]
+    for image in train:
+        (tree / isic.PREPARED / f"{image}.jpg").unlink()
+    data = dataset().load_test(tree, download=False, seed=0)
+    assert data.train.x.shape == (0, 3, 200, 200)
+    assert len(data.test.y) == 120 - len(train)
+
+
+def test_pictures_are_checked_once(tree, monkeypatch):
+    load(tree)
+    monkeypatch.setattr(lesions, "sound", lambda file: pytest.fail("checked again"))
+    load(tree)
+    (tree / isic.PREPARED / isic.CHECKED).write_text("[")
+    monkeypatch.undo()
+    load(tree)
+
+
+def test_the_check_counts_and_names_what_is_missing(made, tree):
+    def check(folder):
+        return CliRunner().invoke(main, ["data", "check", "isic2019", str(folder)])
+
+    assert check(tree).exit_code == 0
+    pictures(tree)[0].unlink()
+    result = check(tree)
+    assert result.exit_code == 1
+    assert "rows without a picture" in result.stderr
+    (tree / "labelskew-fake.json").unlink()
+    result = check(tree)
+    assert result.exit_code == 1
+    assert "2279 3363 2245 606 923 97 87 330" in result.stdout

@@ -1,0 +1,114 @@
+"""Samples that are streamed from files: in order, the same with any number of processes, and to a clean end."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError
+
+from fl_labelskew_plugins.samples import samples
+
+CPU = torch.device("cpu")
+SIZE = (3, 4, 4)
+BATCHES = [torch.tensor([5, 0, 2]), torch.tensor([1]), torch.tensor([11, 3, 4, 5])]
+
+
+def read(file, augment):
+    """Pixels that tell the file, and what was drawn."""
+    if file == "broken":
+        raise LabelSkewError("broken: is not a sound picture")
+    pixels = torch.full(SIZE, int(file), dtype=torch.uint8)
+    if augment:
+        pixels[0] = torch.randint(0, 256, ())
+    return pixels
+
+
+def streamed(workers, files=None):
+    files = files or [str(number) for number in range(12)]
+    train = Arrays(Images(files, SIZE, read), np.arange(12) % 3)
+    test = Arrays(Images(files[:7], SIZE, read), np.arange(7) % 3)
+    return samples(Data(train, test, ["a", "b", "c"], mean=(0.5, 0.5, 0.5), std=(0.25, 0.5, 1.0)), CPU, workers=workers)
+
+
+def in_memory():
+    x = np.repeat(np.arange(12, dtype=np.uint8), 48).reshape(12, *SIZE)
+    train, test = Arrays(x, np.arange(12) % 3), Arrays(x[:7], np.arange(7) % 3)
+    return samples(Data(train, test, ["a", "b", "c"], mean=(0.5, 0.5, 0.5), std=(0.25, 0.5, 1.0)), CPU)
+
+
+def flat(stream):
+    return torch.cat([inputs for _, inputs in stream])
+
+
+@pytest.fixture(scope="module", params=[0, 2])
+def parts(request):
+    return streamed(request.param)
+
+
+def test_they_are_those_of_memory(parts):
+    for part, known in zip(parts, in_memory(), strict=True):
+        assert torch.equal(part.y, known.y)
+        assert torch.equal(part.inputs(slice(2, 6)), known.inputs(slice(2, 6)))
+        slices = [slice(0, 3), slice(3, 7)]
+        found = list(part.stream(iter(slices)))
+        assert [index for index, _ in found] == slices
+        for (_, one), (_, other) in zip(found, known.stream(slices), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_every_batch_comes_with_its_indices(parts):
+    train, _ = parts
+    for (index, inputs), expected in zip(train.stream(BATCHES), BATCHES, strict=True):
+        assert torch.equal(index, expected)
+        assert torch.equal(inputs, in_memory()[0].inputs(expected))
+
+
+def test_augmentation_depends_on_seed_and_place_alone(parts):
+    train, _ = parts
+    state = torch.get_rng_state()
+    once, again, other = (flat(train.stream(BATCHES, seed=seed)) for seed in (7, 7, 8))
+    assert torch.equal(torch.get_rng_state(), state)  # training draws what it would draw without
+    assert torch.equal(once, again)
+    assert torch.equal(once, flat(streamed(1)[0].stream(BATCHES, seed=7)))
+    assert not torch.equal(once[:, 0], other[:, 0])
+    assert torch.equal(once[:, 1:], other[:, 1:])
+    drawn = once[:, 0, 0, 0]
+    assert len(drawn.unique()) > 4  # every sample has a draw of its own, sample 5 has two
+    assert drawn[0] != drawn[-1]
+
+
+def test_a_stream_that_is_left_half_read_leaves_nothing_behind(parts):
+    train, test = parts
+    left = train.stream(BATCHES * 20)
+    next(left)
+    assert torch.equal(test.inputs(slice(0, 7)), in_memory()[1].inputs(slice(0, 7)))
+    assert torch.equal(flat(train.stream(BATCHES)), flat(in_memory()[0].stream(BATCHES)))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_picture_is_a_line(workers):
+    files = [str(number) for number in range(12)]
+    files[4] = "broken"
+    train, _ = streamed(workers, files)
+    stream = train.stream(BATCHES)
+    next(stream)
+    next(stream)
+    with pytest.raises(LabelSkewError, match=r"^broken: is not a sound picture$"):
+        next(stream)
+    assert torch.equal(train.inputs(torch.tensor([1])), in_memory()[0].inputs(torch.tensor([1])))
+
+
+def test_an_empty_part_streams_nothing():
+    train, _ = streamed(0)
+    assert list(train.stream([])) == []
+
+
+def test_pictures_are_indexed_like_an_array():
+    images = Images([str(number) for number in range(5)], SIZE, read)
+    assert len(images) == 5
+    assert images.shape == (5, *SIZE)
+    assert images[:2].files == ["0", "1"]
+    assert images[np.array([4, 0])].files == ["4", "0"]
+    assert images[np.array([], np.int64)].shape == (0, *SIZE)
+    assert dataclasses.replace(images, files=[]).shape == (0, *SIZE)
