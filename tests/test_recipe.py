@@ -312,7 +312,7 @@ def test_a_misspelt_chooser_is_one_mistake():
             1,
             "unknown key; allowed: partition_method, classes_per_client; nearest: classes_per",
         ),
-        ("model_args.model", "mpl", "'mpl' is unknown; allowed: fedlc_cnn_cifar, "),
+        ("model_args.model", "mpl", "'mpl' is unknown; allowed: char_lstm, "),
         (
             "method_args.method",
             "fedrm",
