@@ -15,15 +15,28 @@ class FeatureNet(nn.Module):
         body: gives ``(B, ...)`` with ``d`` values a sample, after its last non-linearity.
         num_features: ``d``.
         num_classes: ``C``.
+        text: whether inputs are numbers of characters (uint8), as they are stored, rather than measurements.
     """
 
-    def __init__(self, body: nn.Module, num_features: int, num_classes: int) -> None:
+    def __init__(self, body: nn.Module, num_features: int, num_classes: int, *, text: bool = False) -> None:
         super().__init__()
         self.body = body
         self.classifier = nn.Linear(num_features, num_classes)
+        self.text = text
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Inputs ``(B, ...)`` to features ``(B, d)``."""
+        """Inputs ``(B, ...)`` to features ``(B, d)``.
+
+        Raises:
+            LabelSkewError: the data set holds numbers of characters and this is no network for them, or vice versa.
+        """
+        if x.is_floating_point() == self.text:
+            raise LabelSkewError(
+                "model: needs a data set of characters, such as shakespeare; a network for measurements (mlp, "
+                "logistic, ...) would be right"
+                if self.text
+                else "model: needs measurements, and this data set holds characters; char_lstm would be right"
+            )
         out: torch.Tensor = self.body(x)
         return out.flatten(1)
 

@@ -18,16 +18,7 @@ class LastOutput(nn.Module):
         self.lstm = nn.LSTM(embedding, hidden, num_layers=layers, batch_first=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The features of some texts.
-
-        Raises:
-            LabelSkewError: ``x`` holds measurements, not numbers of characters.
-        """
-        if x.dtype != torch.uint8:
-            raise LabelSkewError(
-                "model char_lstm: needs numbers of characters, as data set shakespeare has them, and got "
-                f"{str(x.dtype).removeprefix('torch.')}; mlp or logistic would be right"
-            )
+        """The features of some texts."""
         outputs, _ = self.lstm(self.embedding(x.int()))
         last: torch.Tensor = outputs[:, -1]
         return last
@@ -59,4 +50,4 @@ class CharLSTM(Network):
             )
         options = self.params
         body = LastOutput(options.vocabulary or num_classes, options.embedding, options.hidden, options.layers)
-        return FeatureNet(body, options.hidden, num_classes)
+        return FeatureNet(body, options.hidden, num_classes, text=True)

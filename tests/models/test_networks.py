@@ -188,15 +188,20 @@ def test_unfit_shapes(kind, params, shape, message):
     assert "\n" not in str(caught.value)
 
 
-def test_char_lstm_reads_texts_to_their_end_and_nothing_but_texts():
+def test_char_lstm_reads_texts_to_their_end():
     net = build(CharLSTM, {"hidden": 8}, (6,))
     x = torch.tensor([[1, 2, 3, 4, 5, 6], [9, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 9]], dtype=torch.uint8)
     features = net.features(x)
     assert not torch.equal(features[0], features[1])  # the first character counts
     assert (features[0] - features[2]).abs().max() > 2 * (features[0] - features[1]).abs().max()  # the last one more
     torch.testing.assert_close(features[0], net.body.lstm(net.body.embedding(x[:1].int()))[1][0][-1, 0])
-    with pytest.raises(LabelSkewError, match=r"needs numbers of characters, .* and got float32; mlp or logistic would"):
-        net(torch.zeros(2, 6))
+
+
+def test_text_and_measurements_are_told_apart():
+    with pytest.raises(LabelSkewError, match=r"^model: needs a data set of characters, such as shakespeare; a network"):
+        build(CharLSTM, {}, (6,))(torch.zeros(2, 6))
+    with pytest.raises(LabelSkewError, match=r"^model: needs measurements, and this data set holds characters; char_l"):
+        build(MLP, {}, (6,))(torch.zeros(2, 6, dtype=torch.uint8))
 
 
 def test_wide_resnet_has_the_papers_depth():
