@@ -253,10 +253,9 @@ def test_an_empty_test_part(tmp_path):
 
 
 def test_users_become_arrays_one_by_one(tmp_path):
-    """Parsed numbers need 32 bytes each, arrays of pixels one: a file's must not all be there at once."""
-    rng = np.random.default_rng(0)
-    rows = (rng.integers(0, 256, (40, 784)) / 255).tolist()
-    write(tmp_path, "train", {f"u{k}": (rows, [0] * 40) for k in range(20)})
+    """A parsed pixel takes 8 bytes and more, one in an array a single byte: not all of a file's are there at once."""
+    pixels = 20 * 50 * 784
+    write(tmp_path, "train", {f"u{k}": ([image()] * 50, [0] * 50) for k in range(20)})
     write(tmp_path, "test", writers(u0=1))
     size = (tmp_path / "train" / "all_data_0_keep_0_train_9.json").stat().st_size
     tracemalloc.start()
@@ -265,9 +264,7 @@ def test_users_become_arrays_one_by_one(tmp_path):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    numbers_of_file = 20 * 40 * 784 * 32
-    assert peak < 2.5 * size  # the text, which reading decodes, and little more
-    assert peak < size + numbers_of_file
+    assert peak < min(size + 8 * pixels, 2.4 * size)  # the text twice, while it is decoded
 
 
 def last_two(x):
