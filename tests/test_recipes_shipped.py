@@ -1,34 +1,67 @@
-"""Every recipe that comes with the package can be run."""
+"""Every recipe that comes with the package can be run, and a paper's are what its table says."""
 
+import importlib.util
+import json
+from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
+from fl_labelskew_registry import LabelSkewError, catalog
 
-from fl_labelskew_plugins import recipe
+from fl_labelskew_plugins import plain_yaml, recipe
+from fl_labelskew_plugins.run import start
+from fl_labelskew_plugins.session import loaded
 
 ROOT = Path(__file__).parent.parent
+TABLES = ROOT / "tools" / "recipes"
 SHIPPED = sorted((ROOT / "recipes").rglob("*.yaml"))
 METHODS = ("fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr")
+
+_spec = importlib.util.spec_from_file_location("generate", TABLES / "generate.py")
+generate = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(generate)
+
+WRITTEN = {ROOT / "recipes" / name: text for name, text in generate.everything().items()}
+BY_HAND = [path for path in SHIPPED if path not in WRITTEN]
+
+SAMPLES = {"cifar10": 1000, "cifar100": 3000, "svhn": 1000, "fashion_mnist": 1000, "cinic10": 900, "tiny_imagenet": 600}
+"""Samples of a small copy, where 100 clients or 1,600 shards need more than it has by default."""
 
 
 def name_of(path):
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
+def load(path):
+    return recipe.load(path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed_once():
+    """What is installed does not change between two of some hundred recipes; to look takes longer than all the rest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(catalog, "entries", cache(catalog.entries))
+        yield
+
+
 def test_all_seven_in_both_sizes_and_a_quick_start():
     wanted = [f"recipes/{size}{method}_fmnist.yaml" for size in ("", "small/") for method in METHODS]
-    assert {name_of(path) for path in SHIPPED} >= {"recipes/quickstart.yaml", *wanted}
+    wanted += ["recipes/quickstart.yaml", "recipes/fedmr_isic2019.yaml", "recipes/fedmr/isic2019.yaml"]
+    assert {name_of(path) for path in SHIPPED} >= set(wanted)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=name_of)
 def test_it_is_valid_and_survives_its_own_dump(path):
-    loaded = recipe.load(path)
-    assert recipe.parse(loaded.dump(), source=path).resolved() == loaded.resolved()
+    mine = load(path)
+    again = recipe.parse(mine.dump(), source=path)
+    assert (again.resolved(), again.expected) == (mine.resolved(), mine.expected)
     # What the recipe asks for is what is resolved: nothing is lost on the way.
-    from fl_labelskew_plugins import plain_yaml
-
-    for section, keys in plain_yaml.read(path.read_text("utf-8"))[0].items():
-        assert {key: loaded.resolved()[section][key] for key in keys} == keys
+    content = plain_yaml.read(path.read_text("utf-8"))[0]
+    assert len(content.pop("expected", [])) == len(mine.expected)
+    for section, keys in content.items():
+        assert {key: mine.resolved()[section][key] for key in keys} == keys
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=name_of)
@@ -37,22 +70,14 @@ def test_it_opens_with_its_command_and_the_source_of_its_numbers(path):
     assert first == f"# fedml run {name_of(path)}"
     comments = [line for line in rest if line.startswith("# ")]
     assert comments
-    assert loaded_method(path) in "".join(comments).lower()
+    assert load(path).method_name in "".join(comments).lower()
 
 
-def loaded_method(path):
-    return recipe.load(path).method_name
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=name_of)
+@pytest.mark.parametrize("path", BY_HAND, ids=name_of)
 def test_it_runs_up_to_training(path, capsys):
-    from fl_labelskew_registry import LabelSkewError
-
-    from fl_labelskew_plugins.run import start
-
-    loaded = recipe.load(path)
+    mine = load(path)
     try:
-        loaded.dataset.check(None, download=False)
+        mine.dataset.check(None, download=False)
     except LabelSkewError as error:
         pytest.skip(f"data are not at hand: {error}")
     start(path, dry_run=True)
@@ -60,5 +85,142 @@ def test_it_runs_up_to_training(path, capsys):
 
 
 def test_pure_missing_classes_need_a_wide_smoothing():
-    for path in (path for path in SHIPPED if loaded_method(path) == "fedshift"):
-        assert recipe.load(path).method.params.smoothing_fraction == 0.1
+    found = [load(path) for path in SHIPPED if load(path).method_name == "fedshift"]
+    pure = [mine for mine in found if mine.partition.partition_method == "pcdd"]
+    assert len(pure) >= 2
+    assert {mine.method.params.smoothing_fraction for mine in pure} == {0.1}
+
+
+# The papers' experiments
+
+
+def test_the_papers_recipes_are_what_their_tables_say():
+    assert {
+        name_of(path) for path, text in WRITTEN.items() if not path.exists() or path.read_text("utf-8") != text
+    } == set()
+    assert generate.stale({path.relative_to(ROOT / "recipes").as_posix(): "" for path in WRITTEN}) == []
+
+
+def test_numbers_are_the_paper_s():
+    def expected(name):
+        return [
+            (each.value, each.measure, each.target, each.tolerance, each.table) for each in load(ROOT / name).expected
+        ]
+
+    assert expected("recipes/fedmr/table1_fmnist_p10c2.yaml") == [(74.97, "accuracy", None, 2.0, "Table 1")]
+    assert expected("recipes/fedmr/table1_fmnist_p5c2.yaml") == [(75.51, "accuracy", None, 2.0, "Table 1")]
+    assert expected("recipes/fedrs/table1_c10_100_2_fedavg.yaml") == [(55.9, "accuracy", None, 6.75, "Table 1")]
+    assert expected("recipes/fedrs/table1_c10_100_2.yaml") == [(70.8, "accuracy", None, 1.0, "Table 1")]
+    assert expected("recipes/fedshift/table1_cifar10.yaml") == [
+        (83.52, "best_accuracy", None, 2.0, "Table 1"),
+        (23, "rounds_to", 78.94, 2, "Table 2"),
+    ]
+    papers = {
+        paper.stem: [mine for mine in map(load, WRITTEN) if mine.path.parent.name == paper.stem]
+        for paper in TABLES.glob("*.yaml")
+    }
+    assert {name for name, found in papers.items() if not any(mine.expected for mine in found)} == {"map"}
+    for each in [each for found in papers.values() for mine in found for each in mine.expected]:
+        assert 10 < each.value < 400 if each.measure == "rounds_to" else 20 < each.value < 100
+
+
+def test_the_ablation_s_means_are_table_6_s():
+    """FedMR's table 6 has the means of table 12's columns; FMNIST's differ in its last digits."""
+    for data, inter, intra in (("svhn", 87.46, 87.15), ("cifar10", 78.86, 80.89), ("cifar100", 66.62, 67.11)):
+        for variant, mean in (("inter", inter), ("intra", intra)):
+            rows = [
+                load(path).expected[0].value
+                for path in WRITTEN
+                if path.stem.startswith(f"table12_{data}_") and path.stem.endswith(variant)
+            ]
+            assert len(rows) == 5
+            assert np.mean(rows) == pytest.approx(mean, abs=0.011), (data, variant)
+
+
+def test_table_12_is_one_loss_alone():
+    inter, intra = (
+        load(ROOT / f"recipes/fedmr/table12_fmnist_p10c2_{part}.yaml").method.params for part in ("inter", "intra")
+    )
+    assert (inter.mu1, inter.mu2, intra.mu1, intra.mu2) == (0, 1e-4, 0.01, 0)
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """Folder of a data set's small copy, written when it is first asked for."""
+    folder = tmp_path_factory.mktemp("small")
+
+    @cache
+    def write(name):
+        dataset = next(load(path).dataset for path in WRITTEN if load(path).data.dataset == name)
+        dataset.fake(folder / name, samples=SAMPLES.get(name), seed=0)
+        return folder / name
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def fitted(small):
+    """Overrides that make a recipe of a paper one for the small copy of its data."""
+
+    @cache
+    def groups(name):
+        mine = recipe.load(
+            next(p for p in WRITTEN if load(p).data.dataset == name),
+            [f"data_args.data_cache_dir={small(name)}", "data_args.users=null"],
+        )
+        return len(np.unique(loaded(mine).train.groups))
+
+    def overrides(path):
+        mine = load(path)
+        name, train = mine.data.dataset, mine.train
+        if name == "synthetic":
+            return []
+        found = [f"data_args.data_cache_dir={small(name)}"]
+        if mine.partition.partition_method == "natural" and name != "isic2019":
+            joining = min(train.client_num_per_round, groups(name))
+            found += [
+                "data_args.users=null",
+                f"train_args.client_num_in_total={groups(name)}",
+                f"train_args.client_num_per_round={joining}",
+            ]
+        return found
+
+    return overrides
+
+
+def kinds(*of):
+    """The first recipe of each kind, by what these sections say."""
+    found = {}
+    for path, text in WRITTEN.items():
+        content = plain_yaml.read(text)[0]
+        found.setdefault(json.dumps([content[section] for section in of], sort_keys=True), path)
+    return sorted(found.values())
+
+
+@pytest.mark.parametrize("path", kinds("data_args", "model_args"), ids=name_of)
+def test_every_network_is_built_for_its_data(path, fitted, capsys):
+    start(path, fitted(path), dry_run=True)
+    assert "nothing was trained" in capsys.readouterr().out
+
+
+def test_every_partition_is_dealt(fitted):
+    from fl_labelskew_plugins.data.clients import divide
+
+    @cache
+    def data(overrides, path):
+        return loaded(recipe.load(path, overrides))
+
+    first = {}
+    for path in kinds("data_args", "partition_args", "train_args"):
+        overrides = tuple(fitted(path))
+        mine = recipe.load(path, overrides)
+        key = json.dumps([mine.resolved()["data_args"]])
+        split = divide(
+            data(overrides, first.setdefault(key, path)),
+            mine.partitioner,
+            clients=mine.train.client_num_in_total,
+            seed=0,
+        )
+        assert len(split.train) == mine.train.client_num_in_total
+        if mine.partition.partition_method == "pcdd":
+            assert (split.counts > 0).sum(1).max() <= mine.partitioner.params.classes_per_client

@@ -126,6 +126,8 @@ def test_hyperkvasir(tmp_path):
     again = load(HyperKvasir, tmp_path / "labeled-images", image_size=16)
     np.testing.assert_array_equal(again.train.x, data.train.x)
     assert not np.array_equal(load(HyperKvasir, tmp_path, seed=1, image_size=16).test.x, data.test.x)
+    two = load(HyperKvasir, tmp_path, image_size=16, class_names=("polyps", "ileum"))  # the others are passed over
+    assert (two.class_names, set(two.train.y)) == (["polyps", "ileum"], {0, 1})
     shutil.rmtree(tmp_path / "labeled-images" / "upper-gi-tract")
     assert "no upper-gi-tract in" in message(lambda: load(HyperKvasir, tmp_path))
 
