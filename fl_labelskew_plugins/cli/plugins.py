@@ -20,7 +20,7 @@ def details(kind: Kind, name: str) -> str:
     """One plugin: what it is, and its parameters."""
     plugin = catalog.load(kind, name)
     lines = [f"{name}: {_first_line(plugin)}"]
-    for fact in ("paper", "runtimes", "aggregation", "default_dir"):
+    for fact in ("paper", "runtimes", "aggregation", "default_dir", "source"):
         value = getattr(plugin, fact, None)
         if value:
             lines.append(f"{fact}: {', '.join(value) if isinstance(value, tuple) else value}")

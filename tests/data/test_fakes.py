@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.data import fakes
 
+DOCS = Path(__file__).parents[2] / "docs" / "data.md"
 IMAGES = {  # name: shape of a sample, classes
     "mnist": ((1, 28, 28), 10),
     "fashion_mnist": ((1, 28, 28), 10),
@@ -135,6 +137,13 @@ def test_mistakes(tmp_path):
         "error: --set b: KEY=VALUE would be right",
         "error: --set split: 'a' is unknown; allowed: byclass, bymerge, balanced, letters, digits, mnist",
     ]
+
+
+@pytest.mark.skipif(not DOCS.is_file(), reason="needs the checkout's docs")
+def test_the_docs_name_every_data_set():
+    rows = {match[1]: match[0] for match in re.finditer(r"^\| `(\w+)` \|.*$", DOCS.read_text("utf-8"), re.MULTILINE)}
+    ours = [e for e in catalog.entries("datasets") if e.distribution == "fl-labelskew-plugins"]
+    assert {entry.name for entry in ours} == set(rows)
 
 
 def test_a_plugin_that_only_checks_is_surveyed_by_that(tmp_path):
