@@ -199,7 +199,7 @@ class HyperKvasir(ImageSet):
         image_size: int = Field(128, ge=1, le=1024, description="Pixels of each side.")
 
     def find(self, data_dir: Path) -> tuple[Samples, Samples | None]:
-        """The images of all class folders, which are at the third level; of those of ``class_names``, if it is given."""
+        """The images of all class folders, at the third level, or of those of ``class_names`` alone."""
         left_out = set(KVASIR_FOLDERS) - set(self.params.class_names or KVASIR_FOLDERS)
         folders = (folder for folder in data_dir.glob("*-gi-tract/*/*") if folder.name not in left_out)
         return list_images(folders, f"data set {self.name}: {data_dir}"), None
