@@ -61,10 +61,12 @@ def number(expected: dict[str, Any]) -> str:
 
 def needs(data_args: dict[str, Any]) -> tuple[str, str]:
     """Whether a recipe's data are at hand, in a word, and where they come from if they are not."""
+    from fl_labelskew_plugins import mistakes
+
     own = {key: value for key, value in data_args.items() if key not in ("dataset", "data_cache_dir", "download")}
     try:
         plugin = catalog.load("datasets", data_args["dataset"])
-        dataset = plugin(plugin.Params(**own))
+        dataset = plugin(mistakes.validate(plugin.Params, own)[0])
     except LabelSkewError as error:
         return "missing", str(error)
     folder = data_args.get("data_cache_dir")

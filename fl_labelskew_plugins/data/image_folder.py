@@ -112,7 +112,8 @@ class ImageFolder(Dataset):
         class_names: tuple[str, ...] | None = Field(
             None,
             min_length=1,
-            description="Folders of all classes, in order; default: those of the data set, or of training, sorted.",
+            description="Folders of all classes, in order; default: those of training, sorted. Of a data set whose "
+            "classes are known: those that are used; default: all.",
         )
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test where there is none.")
 
@@ -157,6 +158,7 @@ class ImageFolder(Dataset):
         root = self.root(data_dir)
         with readable(f"data set {self.name}: {root}"):
             train_samples, test_samples = self.find(root)
+        train_samples, test_samples = self.used(train_samples), test_samples and self.used(test_samples)
         names = self.names(train_samples, test_samples or [])
         self.fits(len(train_samples) + len(test_samples or []))
         train = self.decode_all(train_samples, names)
@@ -180,6 +182,7 @@ class ImageFolder(Dataset):
             samples = None if (root / "train").is_dir() and not told else self.find_test(root)
         if samples is None:
             return super().load_test(data_dir, download=download, seed=seed)
+        samples = self.used(samples)
         names = self.names(samples, [])
         self.fits(len(samples))
         test = self.decode_all(samples, names)
@@ -191,6 +194,22 @@ class ImageFolder(Dataset):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Indices of the training and of the test samples, where there is no test part."""
         return stratified(labels, test_fraction=self.params.test_fraction, seed=seed, where=where)
+
+    def used(self, samples: Samples) -> Samples:
+        """The samples that are read: all but those of known classes that ``class_names`` leaves out.
+
+        Raises:
+            LabelSkewError: ``class_names`` has a class that the data set has not.
+        """
+        known, chosen = self.known_classes, self.params.class_names
+        if known is None or chosen is None:
+            return samples
+        if unknown := [name for name in chosen if name not in known]:
+            raise LabelSkewError(
+                f"data_args.class_names: {unknown[0]!r} is no class of data set {self.name}; {', '.join(known)} "
+                "would be right"
+            )
+        return [sample for sample in samples if sample[1] in chosen or sample[1] not in known]
 
     def names(self, samples: Samples, others: Samples) -> list[str]:
         """All classes in the order of their numbers: those that are given or known, or those of ``samples``.

@@ -132,6 +132,26 @@ def test_hyperkvasir(tmp_path):
     assert "no upper-gi-tract in" in message(lambda: load(HyperKvasir, tmp_path))
 
 
+def test_some_classes_of_a_known_set(tmp_path):
+    HyperKvasir().fake(tmp_path / "a", samples=69, seed=0)
+    data = load(HyperKvasir, tmp_path / "a", image_size=8, class_names=("polyps", "cecum"), test_fraction=0.4)
+    assert data.class_names == ["polyps", "cecum"]
+    assert (np.bincount(data.train.y).tolist(), np.bincount(data.test.y).tolist()) == ([2, 2], [1, 1])
+    text = message(lambda: load(HyperKvasir, tmp_path / "a", class_names=("polyps", "polyp")))
+    assert "data_args.class_names: 'polyp' is no class of data set hyperkvasir; barretts, " in text
+    CINIC10().fake(tmp_path / "b", samples=60, seed=0)
+    data = load(CINIC10, tmp_path / "b", class_names=("truck", "cat", "dog"))
+    assert set(data.train.y) == set(data.test.y) == {0, 1, 2}
+    alone = CINIC10(CINIC10.Params(class_names=("truck", "cat", "dog"))).load_test(
+        tmp_path / "b", download=False, seed=0
+    )
+    np.testing.assert_array_equal(alone.test.x, data.test.x)
+    (tmp_path / "b" / "train" / "frog").rename(tmp_path / "b" / "train" / "toad")
+    assert "class 'toad' is not one of the 3" in message(
+        lambda: load(CINIC10, tmp_path / "b", class_names=("truck", "cat", "dog"))
+    )
+
+
 def test_odir_keeps_a_patients_eyes_together(tmp_path):
     ODIR().fake(tmp_path, samples=100, seed=0)
     kind = ODIR(ODIR.Params(image_size=8))
