@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.utils.data
-from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError
+from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError, RunError
 from torch import Tensor
 
 Part = TypeVar("Part", Tensor, slice, Tensor | slice)
@@ -175,17 +175,29 @@ class Reader:
 
         Raises:
             LabelSkewError: a file is no sound picture.
+            RunError: one of the processes has ended.
         """
         self._plan.batches = batches
         if self._loader is None:
             self._loader = self._start()
-        begun = time.perf_counter()
-        for batch in self._loader:
-            self.waited += time.perf_counter() - begun
-            if isinstance(batch, LabelSkewError):
-                raise batch
+        arriving = iter(self._loader)
+        while (batch := self._next(arriving)) is not None:
             yield batch
-            begun = time.perf_counter()
+
+    def _next(self, arriving: Iterator[Tensor | LabelSkewError]) -> Tensor | None:
+        begun = time.perf_counter()
+        try:
+            batch = next(arriving, None)
+        except RuntimeError as error:  # torch's, for a process that was killed
+            raise RunError(
+                f"a process that decodes pictures has ended ({' '.join(str(error).split())}); where memory was short, "
+                "a smaller device_args.loader_workers would be right"
+            ) from error
+        finally:
+            self.waited += time.perf_counter() - begun
+        if isinstance(batch, LabelSkewError):
+            raise batch
+        return batch
 
     def _start(self) -> torch.utils.data.DataLoader[Any]:
         context = None

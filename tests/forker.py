@@ -12,21 +12,6 @@ import signal
 import sys
 import threading
 
-import matplotlib.pyplot  # noqa: F401
-
-import fl_labelskew_plugins.cli.main
-import fl_labelskew_plugins.runtimes.silo_client
-import fl_labelskew_plugins.runtimes.sp
-
-assert "grpc" not in sys.modules, "gRPC does not survive a fork"
-
-if "MEASURED" in os.environ:  # from here on: most of an import is the host's, and slow enough
-    import coverage
-
-    measured = coverage.Coverage(config_file=os.environ.pop("MEASURED"), data_suffix=True, auto_data=True)
-    measured.set_option("run:disable_warnings", ["module-not-measured", "no-data-collected"])
-    measured.start()
-
 
 def child(order):
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -89,4 +74,19 @@ def main():
         print(pid, flush=True)
 
 
-main()
+if __name__ == "__main__":  # processes that decode pictures read this file too, and have no use for the rest
+    import matplotlib.pyplot  # noqa: F401
+
+    import fl_labelskew_plugins.cli.main
+    import fl_labelskew_plugins.runtimes.silo_client
+    import fl_labelskew_plugins.runtimes.sp
+
+    assert "grpc" not in sys.modules, "gRPC does not survive a fork"
+
+    if "MEASURED" in os.environ:  # from here on: most of an import is the host's, and slow enough
+        import coverage
+
+        measured = coverage.Coverage(config_file=os.environ.pop("MEASURED"), data_suffix=True, auto_data=True)
+        measured.set_option("run:disable_warnings", ["module-not-measured", "no-data-collected"])
+        measured.start()
+    main()

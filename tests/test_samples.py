@@ -1,11 +1,13 @@
 """Samples that are streamed from files: in order, the same with any number of processes, and to a clean end."""
 
 import dataclasses
+import os
+import signal
 
 import numpy as np
 import pytest
 import torch
-from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError
+from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError, RunError
 
 from fl_labelskew_plugins.samples import samples
 
@@ -16,6 +18,8 @@ BATCHES = [torch.tensor([5, 0, 2]), torch.tensor([1]), torch.tensor([11, 3, 4, 5
 
 def read(file, augment):
     """Pixels that tell the file, and what was drawn."""
+    if file == "killer":
+        os.kill(os.getpid(), signal.SIGKILL)
     if file == "broken":
         raise LabelSkewError("broken: is not a sound picture")
     pixels = torch.full(SIZE, int(file), dtype=torch.uint8)
@@ -97,6 +101,14 @@ def test_a_broken_picture_is_a_line(workers):
     with pytest.raises(LabelSkewError, match=r"^broken: is not a sound picture$"):
         next(stream)
     assert torch.equal(train.inputs(torch.tensor([1])), in_memory()[0].inputs(torch.tensor([1])))
+
+
+def test_a_process_that_is_killed_is_a_line():
+    files = [str(number) for number in range(12)]
+    files[4] = "killer"
+    train, _ = streamed(1, files)
+    with pytest.raises(RunError, match=r"^a process that decodes pictures has ended \(.*\); where memory was short, "):
+        flat(train.stream(BATCHES))
 
 
 def test_an_empty_part_streams_nothing():

@@ -8,6 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fl_labelskew_plugins.data import fakes
+from fl_labelskew_plugins.data.isic2019 import ISIC2019
+
 METHODS = ["fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr"]
 PARTIAL = "train_args.client_num_per_round=2"
 SETTINGS = [[f"method_args.method={method}", *partial] for method in METHODS for partial in ([], [PARTIAL])]
@@ -20,6 +23,13 @@ SETTINGS += [
         "train_args.batch_size=512",
         PARTIAL,
     ],  # whole numbers travel
+    [
+        "data_args.dataset=isic2019",
+        "data_args.data_cache_dir=PICTURES",
+        "data_args.crop=32",
+        "partition_args.partition_method=iid",
+        "train_args.epochs=1",
+    ],  # decoded and augmented by other processes
 ]
 NAMES = ["-".join(word.partition("=")[2] for word in setting) for setting in SETTINGS]
 
@@ -45,13 +55,22 @@ def simulation(recipe):
 
 
 @pytest.fixture(scope="module")
-def mpi(tmp_path_factory, base_recipe):
+def settled(tmp_path_factory):
+    """A setting with the folder of real pictures in its place."""
+    folder = tmp_path_factory.mktemp("pictures") / "isic"
+    fakes.write(ISIC2019(), folder, samples=80, seed=0)
+    return lambda setting: [override.replace("PICTURES", str(folder)) for override in setting]
+
+
+@pytest.fixture(scope="module")
+def mpi(tmp_path_factory, base_recipe, settled):
     """Every setting in one mpirun, two workers for two or three clients; the folder of each run."""
     folder = tmp_path_factory.mktemp("mpi")
     (folder / "recipe.yaml").write_text(simulation(base_recipe))
     (folder / "driver.py").write_text(DRIVER)
     jobs = [
-        ([*setting, "comm_args.backend=MPI"], str(folder / name)) for name, setting in zip(NAMES, SETTINGS, strict=True)
+        ([*settled(setting), "comm_args.backend=MPI"], str(folder / name))
+        for name, setting in zip(NAMES, SETTINGS, strict=True)
     ]
     (folder / "jobs.json").write_text(json.dumps(jobs))
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "3", sys.executable]
@@ -68,7 +87,8 @@ def mpi(tmp_path_factory, base_recipe):
 
 
 @pytest.mark.parametrize(("name", "setting"), list(zip(NAMES, SETTINGS, strict=True)), ids=NAMES)
-def test_all_runtimes_give_the_same_weights(name, setting, mpi, make_federation, sp_weights):
+def test_all_runtimes_give_the_same_weights(name, setting, mpi, make_federation, sp_weights, settled):
+    setting = settled(setting)
     expected = sp_weights(*setting)
     lines = [json.loads(line) for line in (mpi / name / "metrics.jsonl").read_text().splitlines()]
     same(expected, load_file(mpi / name / "model.safetensors"))
