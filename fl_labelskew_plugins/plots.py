@@ -91,6 +91,9 @@ def finish_rounds(axes: Any, loc: str = "best") -> None:
     """Grid, whole rounds and a legend."""
     axes.grid(alpha=0.3)
     axes.xaxis.get_major_locator().set_params(integer=True)
+    low, high = axes.get_xlim()
+    if high - low < 1:  # a single round
+        axes.set_xticks([round((low + high) / 2)])
     axes.legend(loc=loc, fontsize=8)
 
 
@@ -116,13 +119,14 @@ def scatter(
         points: one a row.
         labels: ``(n,)``.
         classes: ``C``.
-        solid: classes whose marks are filled; default: all.
+        solid: classes whose marks are small and filled, before large hollow ones; default: all.
     """
     for label in np.unique(labels).tolist():
         own, one = points[labels == label], colour(label, classes)
-        face = one if solid is None or label in solid else "none"
+        filled = solid is None or label in solid
+        style = {"facecolors": [one], "s": 10, "zorder": 3} if filled else {"facecolors": "none", "s": 34, "zorder": 2}
         mark = MARKS[label % len(MARKS)]
-        axes.scatter(*own.T, s=14, marker=mark, facecolors=face, edgecolors=[one], linewidths=0.8, label=str(label))
+        axes.scatter(*own.T, marker=mark, edgecolors=[one], linewidths=0.7, label=str(label), **style)
 
 
 def arrow(axes: Any, x: float, y: float, face: Any) -> None:
@@ -136,9 +140,12 @@ def sphere(axes: Any) -> None:
     """The unit sphere as a grid, on axes in 3-D."""
     around, down = np.mgrid[0 : 2 * np.pi : 25j, 0 : np.pi : 13j]
     x, y, z = np.cos(around) * np.sin(down), np.sin(around) * np.sin(down), np.cos(down)
-    axes.plot_wireframe(x, y, z, color="0.8", linewidth=0.4)
-    axes.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1), xlabel="feature 1", ylabel="feature 2", zlabel="feature 3")
-    axes.set_box_aspect((1, 1, 1))
+    axes.plot_wireframe(x, y, z, color="0.8", linewidth=0.4, zorder=0)
+    ticks = {f"{axis}ticks": (-1, 0, 1) for axis in "xyz"}
+    axes.set(**ticks, xlabel="feature 1", ylabel="feature 2", zlabel="feature 3")
+    axes.grid(False)
+    axes.computed_zorder = False  # the points' order is theirs to say
+    axes.set_box_aspect((1, 1, 1), zoom=0.9)
 
 
 COLOURS = (

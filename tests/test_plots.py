@@ -1,7 +1,7 @@
 import numpy as np
 from PIL import Image
 
-from fl_labelskew_plugins.plots import compare, curves, heat_map
+from fl_labelskew_plugins.plots import COLOURS, arrow, colour, compare, curves, figure, heat_map, save, scatter, sphere
 
 
 def picture(path):
@@ -34,3 +34,29 @@ def test_curves_with_gaps_and_without_tests(tmp_path):
 def test_compare_draws_a_line_a_group(tmp_path):
     compare({"fedavg": {1: [0.1, 0.2], 2: [0.3, 0.4]}, "fedrs": {1: [0.5], 2: [0.6]}}, tmp_path / "d.png")
     picture(tmp_path / "d.png")
+
+
+def colours_of(path):
+    """Every colour of a picture as hexadecimal text."""
+    rows = np.unique(np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3), axis=0)
+    return {f"#{r:02x}{g:02x}{b:02x}" for r, g, b in rows.tolist()}
+
+
+def test_classes_have_colours_of_their_own_in_two_and_three_dimensions(tmp_path):
+    points, labels = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32), np.arange(60) % 3
+    made, axes = figure(4, 4)
+    scatter(axes, points[:, :2], labels, classes=3)
+    arrow(axes, 1.0, 1.0, "white")
+    save(made, tmp_path / "flat.png")
+    made, axes = figure(4, 4, subplot_kw={"projection": "3d"})
+    sphere(axes)
+    scatter(axes, points, labels, classes=3, solid=[0, 2])
+    save(made, tmp_path / "sphere.png")
+    for name in ("flat.png", "sphere.png"):
+        assert set(COLOURS[:3]) <= colours_of(tmp_path / name)
+        assert not set(COLOURS[3:]) & colours_of(tmp_path / name)
+
+
+def test_more_classes_than_colours_get_a_scale():
+    assert colour(9, 10) == COLOURS[9]
+    assert len({tuple(colour(c, 62)) for c in range(62)}) == 62

@@ -20,6 +20,17 @@ def test_truncate_drops_later_rounds_and_a_line_cut_in_half(tmp_path):
     assert folder.metrics.read_text() == "".join(before[:3])
 
 
+def test_truncate_goes_through_the_diagnostics_too(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.diagnostics.mkdir()
+    file = folder.diagnostics / "tsne.jsonl"
+    for line in ({"round": 0, "client": 1}, {"round": 0, "client": 2}, {"round": 2, "client": 1}):
+        folder.append(file, line)
+    folder.truncate(2)
+    assert read_lines(file) == [{"round": 0, "client": 1}, {"round": 0, "client": 2}]
+    assert [path.name for path in folder.diagnostics.iterdir()] == ["tsne.jsonl"]
+
+
 def test_checkpoint_comes_back(tmp_path):
     folder = RunFolder(tmp_path)
     states = StateStore(folder.states, 10**6)

@@ -12,15 +12,18 @@ from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.diagnostics.points import Points
 
 
-def spread(units: Tensor) -> float:
-    r"""How far unit vectors ``(n, d)`` reach: 0 where all are one, 1 where they cancel out.
+def principal_shares(points: Tensor) -> list[float]:
+    """Share of the variance of points ``(n, d)`` along each of its principal directions, the largest first.
 
-    .. math:: 1 - \Bigl\lVert \frac{1}{n} \sum_i u_i \Bigr\rVert
+    Close to 1 and 0s where features have collapsed to a line or an arc; 0s alone where all points are one.
 
-    >>> spread(torch.tensor([[1.0, 0.0], [1.0, 0.0]])), spread(torch.tensor([[1.0, 0.0], [-1.0, 0.0]]))
-    (0.0, 1.0)
+    >>> principal_shares(torch.tensor([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 0.5, 0.0], [0.0, -0.5, 0.0]]))
+    [0.8, 0.2, 0.0]
     """
-    return float(1 - torch.linalg.vector_norm(units.double().mean(dim=0)))
+    centred = points.double() - points.double().mean(dim=0)
+    variances = torch.linalg.svdvals(centred).square()
+    shares: list[float] = (variances / variances.sum().clamp_min(1e-12)).tolist()
+    return shares
 
 
 class FeatureSphere(Points):
@@ -36,14 +39,10 @@ class FeatureSphere(Points):
         return normalize(features, dim=1)
 
     def line(self, points: Tensor, proxies: Tensor, labels: Tensor) -> dict[str, Any]:
-        """The spread of all samples, and of each class."""
-        of_class = [
-            spread(points[labels == c]) if bool((labels == c).any()) else None
-            for c in range(len(self.scene.class_names))
-        ]
-        return {"spread": spread(points), "class_spread": of_class}
+        """How the variance of all samples is shared by the three principal directions."""
+        return {"principal_shares": principal_shares(points)}
 
     def panel(self, axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None) -> None:
-        """The sphere and the points on it."""
+        """The sphere and the points on it; a missing class's are hollow, so that what they cover is seen."""
         plots.sphere(axes)
-        plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies))
+        plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held)

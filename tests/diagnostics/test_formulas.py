@@ -10,7 +10,7 @@ import torch
 from fl_labelskew_plugins.diagnostics.class_accuracy import class_accuracy
 from fl_labelskew_plugins.diagnostics.deviation_bound import deviation_bound, pairs
 from fl_labelskew_plugins.diagnostics.eigenvalue_variance import eigenvalue_variance
-from fl_labelskew_plugins.diagnostics.feature_sphere import spread
+from fl_labelskew_plugins.diagnostics.feature_sphere import principal_shares
 from fl_labelskew_plugins.diagnostics.features_2d import arrows
 from fl_labelskew_plugins.diagnostics.observed_probability import observed_probability
 from fl_labelskew_plugins.diagnostics.proxy_gradients import proxy_gradient_norms
@@ -104,11 +104,12 @@ def test_eigenvalue_variance_of_more_dimensions_than_samples():
     assert eigenvalue_variance(features[:1], torch.zeros(1, dtype=torch.long)).isnan()
 
 
-def test_spread_of_half_a_circle_and_of_all_of_it():
-    angles = torch.linspace(0, math.pi, 1001)[:-1] + math.pi / 2000
-    half = torch.stack([angles.cos(), angles.sin()], dim=1)
-    assert spread(half) == pytest.approx(1 - 2 / math.pi, abs=1e-5)
-    assert spread(torch.cat([half, -half])) == pytest.approx(1)
+def test_principal_shares_of_an_ellipse_of_a_point_and_of_few_points():
+    angles = torch.linspace(0, 2 * math.pi, 101)[:-1]
+    ellipse = torch.stack([3 * angles.cos(), angles.sin(), torch.zeros(100)], dim=1)  # variances 9/2, 1/2, 0
+    turn = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0)))[0]
+    assert principal_shares(ellipse @ turn + 5) == pytest.approx([0.9, 0.1, 0.0], abs=1e-6)
+    assert principal_shares(torch.ones(4, 3)) == [0.0, 0.0, 0.0]
 
 
 def test_arrows_keep_their_directions_and_ratios():

@@ -231,3 +231,9 @@ def test_parameters_are_checked():
             kind.Params(**params)
     with pytest.raises(ValueError, match="27 is not 6 n \\+ 4, such as 10, 16, 22, 28 or 40"):
         WideResNet.Params(depth=27)
+
+
+def test_the_features_of_an_mlp_may_keep_their_sign():
+    plain = build(MLP, {"hidden": [16, 3], "relu_features": False}, (2,))
+    assert plain.features(inputs(MLP, 50, (2,))).min() < 0
+    assert build(MLP, {"hidden": [16, 3]}, (2,)).features(inputs(MLP, 50, (2,))).min() == 0

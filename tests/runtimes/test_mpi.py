@@ -222,6 +222,10 @@ OTHERS = {
     ],
     "few": [*HEAVY, "train_args.client_num_per_round=4"],
     "many": [*HEAVY, "train_args.client_num_per_round=40"],
+    "watched": [
+        *SMALL, "model_args.hidden=[16,2]",
+        "tracking_args.diagnostics=[class_accuracy,eigenvalue_variance,features_2d,label_heatmap]",
+    ],
     "diverging": [*SMALL, "train_args.learning_rate=1.0e+30"],
 }  # fmt: skip
 
@@ -264,6 +268,18 @@ def test_each_test_sample_is_tested_once_a_tested_round(jobs):
     assert tested[0] == 0  # the server has other things to do
     assert all(tested[1:])
     assert sum(tested) == 359 * 3  # rounds 0, 2 and the last
+
+
+def test_diagnostics_beside_training_are_those_of_one_process(jobs, forker, tmp_path):
+    sets = [word for override in [*OTHERS["watched"], "comm_args.backend=sp"] for word in ("--set", override)]
+    sp = forker.start(["run", jobs / "recipe.yaml", *sets, "--run-dir", tmp_path / "sp", "--quiet"], tmp_path / "log")
+    assert sp.wait() == 0, sp.text
+    files = sorted(file.name for file in (tmp_path / "sp" / "diagnostics").iterdir())
+    assert len(files) == 9  # lines and a picture of each, and the points of features_2d
+    assert files == sorted(file.name for file in (jobs / "watched" / "diagnostics").iterdir())
+    for name in files:
+        here, there = (run / "diagnostics" / name for run in (tmp_path / "sp", jobs / "watched"))
+        assert here.read_bytes() == there.read_bytes(), name
 
 
 def test_the_server_s_memory_does_not_grow_with_the_clients_of_a_round(jobs):
