@@ -1,9 +1,12 @@
 """ISIC 2019 in FLamby's layout, on small trees of made-up pictures: what is read, prepared, left out and refused."""
 
 import csv
+import json
 import os
+import re
 import shutil
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +21,9 @@ from fl_labelskew_plugins.data import lesions
 from fl_labelskew_plugins.data.clients import divide
 from fl_labelskew_plugins.data.isic2019 import ISIC2019
 from fl_labelskew_plugins.partition.natural import Natural
+from fl_labelskew_plugins.results import read_lines
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "fedmr_isic2019.yaml"
 
 
 def dataset(**params):
@@ -321,3 +327,38 @@ def test_the_check_counts_and_names_what_is_missing(made, tree):
     result = check(tree)
     assert result.exit_code == 1
     assert "2279 3363 2245 606 923 97 87 330" in result.stdout
+
+
+def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):
+    sets = [
+        f"data_args.data_cache_dir={made / 'prepared'}", "data_args.crop=32", "train_args.comm_round=1",
+        "train_args.epochs=1",
+    ]  # fmt: skip
+    argv = [
+        "run",
+        str(RECIPE),
+        "--run-dir",
+        str(tmp_path / "run"),
+        *(word for each in sets for word in ("--set", each)),
+    ]
+    result = CliRunner().invoke(main, argv)
+    assert result.exit_code == 0, result.output
+    assert result.stderr.count("warning:") == result.stderr.count("training from scratch") == 1
+    assert re.search(r"accuracy, each client's tests +(\d+\.\d ?){6}\n", result.stdout)
+    (line,) = read_lines(tmp_path / "run" / "metrics.jsonl")
+    sizes = np.bincount(load(made / "prepared").test.groups)
+    assert np.dot(line["client_accuracy"], sizes) / sizes.sum() == pytest.approx(line["accuracy"])
+    assert all(0 <= value <= 1 for value in line["client_balanced_accuracy"])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["client_accuracy"] == line["client_accuracy"]
+    assert summary["balanced_last_mean"] == line["balanced_accuracy"]
+    assert not (tmp_path / "run" / isic.SPLIT).exists()
+
+
+def test_a_drawn_split_is_kept_with_the_results(tree, tmp_path):
+    (tree / isic.SPLIT).unlink()
+    sets = [f"data_args.data_cache_dir={tree}", "data_args.crop=16", "model_args.model=logistic", "train_args.epochs=1"]
+    words = [word for each in [*sets, "train_args.comm_round=1"] for word in ("--set", each)]
+    result = CliRunner().invoke(main, ["run", str(RECIPE), "--run-dir", str(tmp_path / "run"), *words])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "run" / isic.SPLIT).read_text() == load(tree).notes[isic.SPLIT]
