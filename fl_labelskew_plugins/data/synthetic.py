@@ -1,8 +1,8 @@
 r"""Synthetic(lambda, mu): generated clients whose models and inputs differ.
 
 Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx), MLSys 2020, section 5.1, where it is
-Synthetic(alpha, beta); FedLC, section 5.3, calls it Synthetic(lambda, mu). For client ``k``, with 60 features and 10
-classes:
+Synthetic(alpha, beta); FedLC, sections 5.1 and 5.3, calls it Synthetic(lambda, mu). For client ``k``, with 60 features
+and 10 classes, and a logistic model whose softmax does not move the largest entry:
 
 .. math::
     u_k \sim N(0, \lambda), \quad W_k, b_k \sim N(u_k, 1), \quad B_k \sim N(0, \mu), \quad v_k \sim N(B_k, 1)
@@ -10,7 +10,8 @@ classes:
     x \sim N(v_k, \mathrm{diag}(j^{-1.2})), \quad y = \arg\max(W_k^T x + b_k), \quad
     N_k = \lfloor \mathrm{LogNormal}(4, 2) \rfloor + \mathrm{min\_samples}
 
-As in the authors' code, lambda and mu are standard deviations, and the power law of the sizes is a log-normal one.
+As in the authors' code, lambda and mu are standard deviations, and the power law of the sizes is a log-normal one. The
+generator in LEAF's ``data/synthetic`` is another one, of clusters of clients; FedLC cites both and follows FedProx's.
 iid: one ``W, b ~ N(0, 1)`` for all clients, and ``v_k = 0``.
 """
 

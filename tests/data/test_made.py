@@ -7,7 +7,7 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.data.clients import divide
 from fl_labelskew_plugins.data.digits import Digits
 from fl_labelskew_plugins.data.split import stratified
-from fl_labelskew_plugins.data.synthetic import Synthetic
+from fl_labelskew_plugins.data.synthetic import Synthetic, sample_client
 from fl_labelskew_plugins.partition.natural import Natural
 
 
@@ -69,6 +69,25 @@ def test_synthetic_inputs_have_the_papers_variances():
         for k in range(4)
     ]
     assert np.ptp(shares, axis=0).max() < 0.05  # one distribution for all
+
+
+def test_synthetic_labels_are_those_of_a_logistic_model():
+    rng = np.random.default_rng(0)
+    weight, bias = rng.standard_normal((60, 10)), rng.standard_normal(10)
+    x, y = sample_client(40, lam=0.0, mu=0.0, common=(weight, bias), rng=rng)
+    for sample, label in zip(x.tolist(), y, strict=True):
+        scores = [sum(weight[j, c] * sample[j] for j in range(60)) + bias[c] for c in range(10)]
+        softmax = np.exp(scores) / np.exp(scores).sum()
+        assert int(np.argmax(softmax)) == label
+
+
+def test_synthetic_sizes_follow_the_power_law():
+    data = load(Synthetic, clients=200)
+    sizes = np.bincount(data.train.groups) + np.bincount(data.test.groups) - 50
+    logs = np.log(sizes + 0.5)  # rounded down
+    assert logs.mean() == pytest.approx(4, abs=3 * 2 / 200**0.5)
+    assert logs.std() == pytest.approx(2, abs=0.3)
+    assert np.sort(sizes)[-20:].sum() > 0.5 * sizes.sum()  # a tenth of the clients has most of the samples
 
 
 def test_mu_moves_inputs_apart():
