@@ -241,6 +241,13 @@ def test_a_recipe_without_a_number_is_run_all_the_same(file, tmp_path):
     assert float(row["ours"]) > 10
 
 
+def test_it_is_nothing_for_mpirun(monkeypatch):
+    for name, value in (("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    (line,) = call("reproduce", "quickstart", code=2).stderr.splitlines()
+    assert line.endswith("reproduce starts mpirun itself, where a recipe asks for it; without mpirun would be right")
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

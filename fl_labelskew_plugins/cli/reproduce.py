@@ -60,13 +60,17 @@ def reproduce_command(
     labelskew reproduce fedmr/table1_fmnist_p10c2 fedmr/table1_fmnist_p10c2_fedavg --set device_args.using_gpu=true
     labelskew reproduce fedmr/table1_fmnist_p10c2 --budget 20m --set model_args.model=fedlc_cnn_mnist
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
-    from fl_labelskew_plugins import reproduce
+    from fl_labelskew_plugins import mpirun, reproduce
     from fl_labelskew_plugins.results import RunFolder
 
     def say(line: str) -> None:
         if not quiet:
             click.echo(line)
 
+    if mpirun.joined() is not None:
+        raise LabelSkewError(
+            "reproduce starts mpirun itself, where a recipe asks for it; without mpirun would be right"
+        )
     allowed = None if budget is None else reproduce.seconds_of(budget)
     chosen = reproduce.experiments(named(recipes), overrides, out)
     rows: list[list[str]] = []
