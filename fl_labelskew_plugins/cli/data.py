@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def check(name: str, folder: Path | None, overrides: tuple[str, ...]) -> None:
 
     dataset = chosen(name, overrides)
     place = folder or (Path(dataset.default_dir) if dataset.default_dir else None)
-    if folder is not None and not folder.exists():
+    if folder is not None and not os.path.exists(folder):
         raise LabelSkewError(f"{folder}: does not exist; the folder of data set {name} would be right")
     rows = fakes.adjusted(dataset.survey(folder), place)
     click.echo(table.plain(["what", "found", "expected"], rows))

@@ -35,14 +35,18 @@ def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> Row
     Raises:
         LabelSkewError: the data set has no writer, or the folder is not empty or cannot be written.
     """
-    fresh_folder(out, make=False)
+    out = Path(os.path.abspath(fresh_folder(out, make=False)))
     part = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
         dataset.fake(part, samples=samples, seed=seed)
         rows = dataset.survey(part)
         less = {what: found for what, found, expected in rows if found not in (expected, "missing")}
         (part / MARK).write_text(json.dumps(less, indent=1) + "\n", encoding="utf-8")
-        part.replace(out)
+        if os.path.isdir(out):  # it may be somebody's current folder, so it stays what it is
+            for path in part.iterdir():
+                path.replace(out / path.name)
+        else:
+            part.replace(out)
     except OSError as error:
         raise LabelSkewError(f"{out}: cannot be written ({error.strerror or error})") from error
     finally:

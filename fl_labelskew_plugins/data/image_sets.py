@@ -4,6 +4,7 @@ They differ from ``image_folder`` in where the folders are, in their classes and
 """
 
 import csv
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,19 +38,23 @@ class ImageSet(ImageFolder):
 
     def _check_parts(self, data_dir: Path | None, needed: tuple[str, ...]) -> None:
         root = self.root(self._check(data_dir, " and ".join(needed)))
-        if missing := [name for name in needed if not (root / name).exists()]:
+        if missing := [name for name in needed if not os.path.exists(root / name)]:
             raise LabelSkewError(f"data set {self.name}: no {', '.join(missing)} in {root}; get it from {self.source}")
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
         """As for every image folder, or which folders are missing."""
         root = self.root(self._check(data_dir, " and ".join(self.needed)))
-        there = [(name, "found" if (root / name).exists() else "missing", "found") for name in self.needed]
+        there = [(name, "found" if os.path.exists(root / name) else "missing", "found") for name in self.needed]
         return super().survey(data_dir) if all(row[1] == "found" for row in there) else there
 
     def root(self, data_dir: Path | None) -> Path:
         """``data_dir``, or the folder in it that an archive unpacks to."""
         top = super().root(data_dir)
-        has = [top / name for name in ("", *self.inside) if any((top / name / each).exists() for each in self.needed)]
+        has = [
+            top / name
+            for name in ("", *self.inside)
+            if any(map(os.path.exists, (top / name / each for each in self.needed)))
+        ]
         return has[0] if has else top
 
 
@@ -91,7 +96,10 @@ class CINIC10(ImageSet):
         """As for every image folder; valid has a row of its own."""
         rows = super(CINIC10, CINIC10()).survey(data_dir)
         valid = self.root(data_dir) / "valid"
-        return [*rows, ("validation images", str(len(images_in(valid))) if valid.is_dir() else "missing", "90000")]
+        return [
+            *rows,
+            ("validation images", str(len(images_in(valid))) if os.path.isdir(valid) else "missing", "90000"),
+        ]
 
     def fake_path(self, part: str, name: str, i: int) -> str:
         """As in the real one, whose file names say where an image is from."""

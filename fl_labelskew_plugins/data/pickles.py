@@ -47,10 +47,16 @@ class _Array:
         return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if by_columns else "C").copy()
 
 
-def _encode(text: str, encoding: str = "latin1") -> bytes:
-    if encoding != "latin1":  # Python 3 writes bytes in this way for Python 2
-        raise pickle.UnpicklingError(f"encoding {encoding!r} is no part of such a file")
-    return text.encode("latin1")
+class _Bytes:
+    """``_codecs.encode``, as Python 3 writes bytes for Python 2; a class, since a pickle may change a function."""
+
+    def __new__(cls, text: str, encoding: str = "latin1") -> Any:
+        if encoding != "latin1":
+            raise pickle.UnpicklingError(f"encoding {encoding!r} is no part of such a file")
+        return text.encode("latin1")
+
+    def __setstate__(self, state: object) -> None:
+        """There is none."""
 
 
 ALLOWED = {
@@ -58,7 +64,7 @@ ALLOWED = {
     ("numpy._core.multiarray", "_reconstruct"): _Array,
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Type,
-    ("_codecs", "encode"): _encode,
+    ("_codecs", "encode"): _Bytes,
 }
 
 

@@ -141,6 +141,23 @@ def test_nothing_that_a_pickle_names_is_run(tmp_path, call, protocol):
     assert not target.exists()
 
 
+ALLOWED = [b"cnumpy\nndarray\n", b"cnumpy\ndtype\n", b"c_codecs\nencode\n", b"cnumpy.core.multiarray\n_reconstruct\n"]
+CHANGES = {
+    "attributes": b"}U\x05valueK\x01s",
+    "slots": b"N}U\x05valueK\x01s\x86",
+    "defaults": b"N}U\x0c__defaults__)s\x86",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_pickle_cannot_change_what_reads_it(name, change):
+    before = [dict(vars(each)) for each in pickles.ALLOWED.values()]
+    text = message(lambda: pickles.read_dict(b"\x80\x02" + name + CHANGES[change] + b"b0}.", "here"))
+    assert text.startswith("here: is not a sound file")
+    assert before == [dict(vars(each)) for each in pickles.ALLOWED.values()]
+
+
 def persistent(raw=io.BytesIO):
     stream = raw()
     writer = pickle.Pickler(stream, 2)

@@ -88,6 +88,13 @@ def test_the_same_seed_writes_the_same_files(tmp_path, name):
     assert not np.array_equal(loaded[0], loaded[2])
 
 
+def test_an_empty_folder_is_filled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call("fake", "mnist", "--out", ".")
+    assert "a small copy, complete" in call("check", "mnist", ".").stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["MNIST", fakes.MARK]
+
+
 def test_a_file_that_goes_missing_is_named(tmp_path):
     out = tmp_path / "out"
     call("fake", "cifar10", "--out", out, "--images", 100, "--seed", 3)
