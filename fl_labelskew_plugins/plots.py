@@ -87,14 +87,15 @@ def band(axes: Any, rounds: Mapping[int, Sequence[float]], label: str) -> None:
     axes.fill_between(xs, lows, highs, color=line.get_color(), alpha=0.15)
 
 
-def finish_rounds(axes: Any, loc: str = "best") -> None:
-    """Grid, whole rounds and a legend."""
+def finish_rounds(axes: Any, loc: str | None = "best") -> None:
+    """Grid, whole rounds and a legend; None: no legend."""
     axes.grid(alpha=0.3)
     axes.xaxis.get_major_locator().set_params(integer=True)
     low, high = axes.get_xlim()
     if high - low < 1:  # a single round
         axes.set_xticks([round((low + high) / 2)])
-    axes.legend(loc=loc, fontsize=8)
+    if loc is not None:
+        axes.legend(loc=loc, fontsize=8)
 
 
 def colour(label: int, classes: int) -> Any:
@@ -163,7 +164,10 @@ def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[
 
     made = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(made)
-    return made, made.subplots(1, columns, **more)
+    axes = made.subplots(1, columns, **more)
+    for each in made.axes:
+        each.set_prop_cycle(color=COLOURS)
+    return made, axes
 
 
 def save(picture: Any, path: Path) -> None:

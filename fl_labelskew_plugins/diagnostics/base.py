@@ -97,7 +97,7 @@ class Diagnostic:
 class TrainingMeans(Diagnostic):
     """Means over the batches of a client's local training, as far as it is uploaded; a line for each client.
 
-    ``panels`` are the titles of the pictures, ``labels`` name what a line of each panel shows, by the number's name.
+    ``panels`` are what the pictures measure, each with its lines: the name of a number, and what it is called there.
     """
 
     panels: ClassVar[Mapping[str, Mapping[str, str]]]
@@ -130,15 +130,15 @@ class TrainingMeans(Diagnostic):
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
         """Mean over the clients for each round, with a band from the lowest to the highest."""
-        figure, all_axes = plots.figure(5.6 * len(self.panels), 4, columns=len(self.panels), squeeze=False)
+        figure, all_axes = plots.figure(6 * len(self.panels), 4.2, columns=len(self.panels), squeeze=False)
         for axes, (title, labels) in zip(all_axes[0], self.panels.items(), strict=True):
             for name, label in labels.items():
                 plots.band(axes, by_round(lines, name), label)
-            axes.set(xlabel="round", title=title)
+            axes.set(xlabel="round", ylabel=title)
             if self.log:
                 axes.set_yscale("log")
             plots.finish_rounds(axes)
-        figure.suptitle(f"{self.scene.title}: mean over the clients, band from lowest to highest")
+        figure.suptitle(f"{self.scene.title}: mean over the clients, band from lowest to highest", fontsize=10)
         plots.save(figure, self.picture)
 
 

@@ -45,7 +45,7 @@ class ClassAccuracy(Diagnostic):
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
         """The last round's classes, and their mean over the rounds."""
-        figure, (left, right) = plots.figure(12, 4.4, columns=2)
+        figure, (left, right) = plots.figure(12, 5, columns=2)
         over_rounds: dict[str, dict[int, list[float]]] = {}
         for line in lines:
             for label, classes in _kinds(line):
@@ -53,10 +53,9 @@ class ClassAccuracy(Diagnostic):
                 if values:
                     over_rounds.setdefault(label, {}).setdefault(line["round"] + 1, []).append(float(np.mean(values)))
         for label in KINDS:
-            if label in over_rounds:
-                plots.band(right, over_rounds[label], label)
+            plots.band(right, over_rounds.get(label, {}), label)
         right.set(xlabel="round", ylabel="accuracy in %, mean over the classes", ylim=(0, 100))
-        plots.finish_rounds(right)
+        plots.finish_rounds(right, loc=None)
         last = [line for line in lines if line["round"] == lines[-1]["round"]]
         names = self.scene.class_names
         for position, label in enumerate(KINDS):
@@ -67,7 +66,7 @@ class ClassAccuracy(Diagnostic):
         left.set(xlabel="class", ylabel="accuracy in %", title=f"round {lines[-1]['round'] + 1}", ylim=(0, 100))
         if len(names) <= 20:
             left.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 3 else 0, ha="right")
-        left.legend(fontsize=8)
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)
         figure.suptitle(f"{self.scene.title}: global test set, before (mean over the clients) and after aggregation")
         plots.save(figure, self.picture)
 

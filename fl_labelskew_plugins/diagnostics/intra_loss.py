@@ -16,8 +16,8 @@ class IntraLoss(TrainingMeans):
     """Mean over the training batches, before each step; as printed (eq. 3) and as the authors' code computes it."""
 
     panels: ClassVar[Mapping[str, Mapping[str, str]]] = {
-        "as printed (eq. 3)": {"paper": "intra-class loss"},
-        "as in the authors' code": {"code": "intra-class loss"},
+        "intra-class loss as printed (eq. 3)": {"paper": "training batches"},
+        "intra-class loss of the authors' code": {"code": "training batches"},
     }
 
     def measure(self, batch: Batch, view: ClientView) -> Mapping[str, Tensor]:
