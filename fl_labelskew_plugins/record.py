@@ -19,7 +19,7 @@ from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.progress import Progress
 from fl_labelskew_plugins.results import Checkpoint, RunFolder, environment, read_lines, summary
-from fl_labelskew_plugins.session import Session, watch
+from fl_labelskew_plugins.session import Session, made_up, watch
 from fl_labelskew_plugins.state import StateStore, save_atomic
 
 
@@ -133,6 +133,7 @@ class Record:
             "method": session.recipe.method_name,
             "deviations": session.method.deviations(),
             "report": session.method.report(session.federation),
+            "made_up_data": made_up(session.recipe),
         }
         if resume:
             self._compare(now)

@@ -25,7 +25,7 @@ from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.runtime import Call, Runtime
-from fl_labelskew_plugins.session import Session, host_switches
+from fl_labelskew_plugins.session import Session, host_switches, made_up
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EFBIG)
 """What a disk that is full or has gone away says."""
@@ -101,6 +101,9 @@ def start(
 
 
 def _warned(session: Session) -> Session:
+    if made_up(session.recipe):
+        name = session.recipe.data.dataset
+        print(f"warning: data_args.data_cache_dir: made up, not the real {name}; numbers say nothing", file=sys.stderr)
     for warning in session.method.warnings(session.federation):
         print(f"warning: {warning}", file=sys.stderr)
     return session

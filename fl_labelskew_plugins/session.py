@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins import devices, mpirun, seeds
 from fl_labelskew_plugins.aggregate import Weights, check_extra
+from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.clients import Clients, divide
 from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.recipe import Recipe
@@ -89,6 +90,11 @@ def data_folder(recipe: Recipe) -> Path | None:
     """Where the data set's files lie; None: where the data set itself expects them."""
     folder = recipe.data.data_cache_dir
     return None if folder is None else Path(folder).expanduser()
+
+
+def made_up(recipe: Recipe) -> bool:
+    """Whether the data lie in a folder that ``labelskew data fake`` wrote."""
+    return fakes.read_mark(data_folder(recipe)) is not None
 
 
 def divided(recipe: Recipe) -> tuple[Data, Clients]:

@@ -170,3 +170,22 @@ def test_a_plugin_that_only_checks_is_surveyed_by_that(tmp_path):
     assert fakes.wrong([("images", "missing", "any")])
     with pytest.raises(LabelSkewError, match="data set Mine: no small copy"):
         Mine().fake(tmp_path, samples=None, seed=0)
+
+
+def test_a_run_on_a_small_copy_says_so(tmp_path):
+    call("fake", "mnist", "--out", tmp_path / "data")
+    (tmp_path / "r.yaml").write_text(
+        f"data_args: {{dataset: mnist, data_cache_dir: {tmp_path / 'data'}}}\n"
+        "model_args: {model: logistic}\nmethod_args: {method: fedavg}\n"
+        "train_args: {client_num_in_total: 2, comm_round: 3, epochs: 4, batch_size: 16, learning_rate: 0.05}\n"
+    )
+    for made_up in (True, False):
+        if not made_up:
+            (tmp_path / "data" / fakes.MARK).unlink()
+        run = tmp_path / f"run-{made_up}"
+        result = CliRunner().invoke(main, ["run", str(tmp_path / "r.yaml"), "--run-dir", str(run), "--quiet"])
+        assert result.exit_code == 0, result.output
+        warning = "warning: data_args.data_cache_dir: made up, not the real mnist; numbers say nothing"
+        assert (warning in result.stderr) == made_up
+        assert json.loads((run / "environment.json").read_text())["made_up_data"] is made_up
+        assert json.loads((run / "summary.json").read_text())["final_accuracy"] > 0.9
