@@ -81,9 +81,7 @@ def check(name: str, folder: Path | None, overrides: tuple[str, ...]) -> None:
 @data_group.command("fake")
 @click.argument("name")
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new or empty folder.")
-@click.option(
-    "--samples", "--images", type=click.IntRange(1, 100_000), help="Samples in all.  [default: a few hundred]"
-)
+@click.option("--samples", "--images", type=click.IntRange(1, 20_000), help="Samples in all.  [default: a few hundred]")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Chooses the content.")
 @SET
 @guarded

@@ -343,7 +343,7 @@ def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):
     ]
     result = CliRunner().invoke(main, argv)
     assert result.exit_code == 0, result.output
-    assert result.stderr.count("warning:") == result.stderr.count("training from scratch") == 1
+    assert result.stderr.count("warning: model") == result.stderr.count("training from scratch") == 1
     assert re.search(r"accuracy, each client's tests +(\d+\.\d ?){6}\n", result.stdout)
     (line,) = read_lines(tmp_path / "run" / "metrics.jsonl")
     sizes = np.bincount(load(made / "prepared").test.groups)
