@@ -565,7 +565,7 @@ def _diagnostics_conflicts(common: CommonArgs, comm: CommArgs, tracking: Trackin
     elif comm.backend != "sp" and (blind := [name for name in asked if name in IN_TRAINING]):
         yield Conflict(
             key,
-            f"{', '.join(blind)} watch training, which with backend {comm.backend} other processes do; allowed: "
+            f"{', '.join(blind)}: with backend {comm.backend} other processes train and cannot be watched; allowed: "
             f"{', '.join(BESIDE_TRAINING)}, or backend sp",
             places,
         )

@@ -225,7 +225,7 @@ def test_what_other_processes_do_cannot_be_watched(go):
         go.load(mpi, "tracking_args.diagnostics=[class_accuracy, intra_loss, proxy_gradients]")
     (line,) = error.value.mistakes
     assert (
-        "intra_loss, proxy_gradients watch training, which with backend MPI other processes do; allowed: class_acc"
+        "intra_loss, proxy_gradients: with backend MPI other processes train and cannot be watched; allowed: class_acc"
         in line
     )
     silos = ["common_args.training_type=cross_silo", "comm_args.backend=GRPC"]
