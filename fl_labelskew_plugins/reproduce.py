@@ -24,7 +24,7 @@ from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins import report, run
 from fl_labelskew_plugins.recipe import Recipe, RecipeError
 from fl_labelskew_plugins.results import RunFolder, read_lines
-from fl_labelskew_plugins.session import data_folder
+from fl_labelskew_plugins.session import data_folder, made_up
 from fl_labelskew_plugins.settings import Expected
 
 PROBED = 2
@@ -33,6 +33,7 @@ MARGIN = 0.9
 """Share of the budget that is planned for: loading, writing and slower rounds take the rest."""
 BEFORE = {"environment.json", "partition.json", "partition.png"}
 """What a run writes before its recipe: alone, they are a run that broke off with nothing to lose."""
+PLACES = ("data_args.data_cache_dir", "data_args.download")
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Say = Callable[[str], None]
@@ -115,11 +116,11 @@ def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) 
 
 
 def differences(before: Recipe, after: Recipe) -> tuple[str, ...]:
-    """What of the experiment was set to something else; its seed and the machine's part are no part of it."""
+    """What of the experiment was set to something else; its seed and this machine's folders are no part of it."""
     a, b = report.flat(before.resolved()), report.flat(after.resolved())
     a |= {"device_args.precision": before.device.precision}
     b |= {"device_args.precision": after.device.precision}
-    keys = [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
+    keys = [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key) and key not in PLACES]
     return tuple(f"{key.partition('.')[2]}: {_told(a.get(key))} -> {_told(b.get(key))}" for key in keys)
 
 
@@ -230,8 +231,11 @@ HEAD = (
 
 
 def rows(each: Experiment, runs: Sequence[report.Run], rounds: int, seconds: float) -> list[list[str]]:
-    """A row for each number that is expected; one without a verdict where there is none."""
-    cut = rounds < each.rounds
+    """A row for each number that is expected; one without a verdict where there is none.
+
+    What ran on a small copy of the data (``labelskew data fake``) gets no verdict either.
+    """
+    cut, real = rounds < each.rounds, not made_up(each.recipe)
     last = [f"{rounds} of {each.rounds}", str(len(runs)), "; ".join(each.deviations), f"{seconds:.0f}"]
     found = []
     for number in each.recipe.expected:
@@ -246,7 +250,8 @@ def rows(each: Experiment, runs: Sequence[report.Run], rounds: int, seconds: flo
             ours, std, difference = f"{len(known)} of {len(values)} got there", "", ""
         name = number.measure if number.target is None else f"{number.measure} {number.target:g}"
         head = [each.name, f"{number.paper}, {number.table}", name, f"{number.value:g}", ours, std, difference]
-        found.append([*head, f"{number.tolerance:g}", verdict(number, values, cut=cut), *last])
+        word = verdict(number, values, cut=cut) if real else "none: the data are made up"
+        found.append([*head, f"{number.tolerance:g}", word, *last])
     if not found:
         value, std = report.spread([run.last("accuracy", tail(each, rounds)) for run in runs])
         found.append([each.name, "", "accuracy", "", value, std, "", "", "no number to compare with", *last])

@@ -99,7 +99,12 @@ def test_what_a_run_has_for_each_measure(file, tmp_path):
 
 def test_what_counts_as_another_experiment(file):
     plain = recipe.load(file)
-    same = ["common_args.random_seed=3", "tracking_args.run_dir=x", "device_args.threads=1"]
+    same = [
+        "common_args.random_seed=3",
+        "tracking_args.run_dir=x",
+        "device_args.threads=1",
+        "data_args.data_cache_dir=x",
+    ]
     assert reproduce.differences(plain, recipe.load(file, same)) == ()
     other = recipe.load(
         file, ["method_args.alpha=0.9", "device_args.precision=bf16", "partition_args.partition_method=iid"]
@@ -246,6 +251,23 @@ def test_it_is_nothing_for_mpirun(monkeypatch):
         monkeypatch.setenv(name, value)
     (line,) = call("reproduce", "quickstart", code=2).stderr.splitlines()
     assert line.endswith("reproduce starts mpirun itself, where a recipe asks for it; without mpirun would be right")
+
+
+def test_made_up_data_get_no_verdict(tmp_path):
+    call("data", "fake", "svhn", "--out", tmp_path / "data", "--samples", 200)
+    # of the recipe's 100 rounds of a ResNet18, a round of something small
+    small = ["model_args.model=logistic", "train_args.epochs=1", "train_args.comm_round=1"]
+    words = [word for each in (*small, f"data_args.data_cache_dir={tmp_path / 'data'}") for word in ("--set", each)]
+    done = call("reproduce", "fedmr/table1_svhn_p5c2", "--seeds", 1, "--out", tmp_path / "out", *words)
+    (row,) = table(tmp_path / "out")
+    assert (row["recipe"], row["expected"], row["verdict"]) == (
+        "fedmr/table1_svhn_p5c2",
+        "83.1",
+        "none: the data are made up",
+    )
+    assert row["changed"] == "model: resnet18 -> logistic; comm_round: 100 -> 1; epochs: 10 -> 1"
+    assert "warning: data_args.data_cache_dir: made up" in done.output
+    assert (tmp_path / "out" / "fedmr" / "table1_svhn_p5c2" / "seed0" / "summary.json").exists()
 
 
 @pytest.mark.parametrize(
