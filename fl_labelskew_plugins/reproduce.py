@@ -31,9 +31,10 @@ PROBED = 2
 """Rounds that are run to see how long one takes; the last of them counts, since methods do more after the first."""
 MARGIN = 0.9
 """Share of the budget that is planned for: loading, writing and slower rounds take the rest."""
-BEFORE = {"environment.json", "partition.json", "partition.png"}
+BEFORE = {"environment.json", "fedml.yaml", "partition.json", "partition.png"}
 """What a run writes before its recipe: alone, they are a run that broke off with nothing to lose."""
 PLACES = ("data_args.data_cache_dir", "data_args.download")
+"""Keys that say where the data lie on this machine."""
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Say = Callable[[str], None]
