@@ -7,7 +7,7 @@ from fl_labelskew_registry import LabelSkewError, Network
 from pydantic import Field
 from torch import nn
 
-from fl_labelskew_plugins.models.base import FeatureNet, image_shape
+from fl_labelskew_plugins.models.base import FeatureNet, he_normal, image_shape
 from fl_labelskew_plugins.params import Params
 
 
@@ -145,4 +145,4 @@ class SACNN(Network):
         for before, width in pairwise((1, *widths)):
             layers += [nn.Conv1d(before, width, 3, padding=1), nn.MaxPool1d(2), nn.ReLU()]
         layers[-2:] = [nn.ReLU(), nn.AdaptiveAvgPool1d(2)]
-        return FeatureNet(nn.Sequential(*layers), 256, num_classes)
+        return FeatureNet(he_normal(nn.Sequential(*layers), "fan_in"), 256, num_classes)

@@ -4,7 +4,7 @@ from fl_labelskew_registry import Network
 from pydantic import Field
 from torch import nn
 
-from fl_labelskew_plugins.models.base import FeatureNet, image_shape
+from fl_labelskew_plugins.models.base import FeatureNet, he_normal, image_shape
 from fl_labelskew_plugins.params import Params
 
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # configuration A; a max-pooling ends each
@@ -35,10 +35,5 @@ class VGG11(Network):
                 layers.append(nn.ReLU(inplace=True))
                 before = width
             layers.append(nn.MaxPool2d(2))
-        body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
-        for name, parameter in body.named_parameters():  # as torchvision's own
-            if parameter.dim() == 4:
-                nn.init.kaiming_normal_(parameter, mode="fan_out", nonlinearity="relu")
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+        body = he_normal(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1)), "fan_out")  # as torchvision's
         return FeatureNet(body, before, num_classes)

@@ -204,6 +204,12 @@ def test_text_and_measurements_are_told_apart():
         build(MLP, {}, (6,))(torch.zeros(2, 6, dtype=torch.uint8))
 
 
+def test_deep_networks_without_normalisation_keep_the_size_of_what_passes():
+    # torch's own initialisation leaves 0.006 and 0.04
+    assert 0.05 < build(VGG11, {}, (3, 32, 32)).features(torch.randn(64, 3, 32, 32)).std() < 10
+    assert 0.05 < build(SACNN, {}, (256,)).features(torch.randn(64, 256)).std() < 10
+
+
 def test_wide_resnet_has_the_papers_depth():
     with torch.device("meta"):
         net = build(WideResNet, {}, (3, 32, 32))
