@@ -99,7 +99,7 @@ def test_a_run_leaves_everything_behind(undisturbed):
     assert summary["last_mean"] == pytest.approx(sum(tail) / 5)
     assert summary["final_accuracy"] > 0.3
     assert 0.5 < summary["private_models_accuracy"] <= 1
-    assert len(out.splitlines()) == 8 + 4 + 7 + 1  # rounds, opening lines, table, folder
+    assert len(out.splitlines()) == 8 + 4 + 8 + 1  # rounds, opening lines, table, folder
 
 
 def test_the_same_recipe_gives_the_same_numbers(finish, undisturbed, tmp_path):
