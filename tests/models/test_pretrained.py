@@ -17,7 +17,7 @@ CACHED = "checkpoints/efficientnet_b0_rwightman-7f5810bc.pth"
 @pytest.fixture(autouse=True)
 def hub(tmp_path, monkeypatch):
     """An empty cache of torchvision's."""
-    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "hub"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     return tmp_path / "hub"
 
 
