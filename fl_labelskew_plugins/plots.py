@@ -135,6 +135,8 @@ def arrow(axes: Any, x: float, y: float, face: Any) -> None:
     axes.annotate(
         "", xy=(x, y), xytext=(0, 0), arrowprops={"facecolor": face, "edgecolor": "black", "width": 3, "headwidth": 9}
     )
+    axes.update_datalim([(0, 0), (x, y)])  # an annotation alone does not count
+    axes.autoscale_view()
 
 
 def sphere(axes: Any) -> None:

@@ -46,3 +46,4 @@ class Features2D(Points):
             missing = held is not None and label not in held
             plots.arrow(axes, x, y, "white" if missing else plots.colour(label, len(proxies)))
         axes.set(xlabel="feature 1", ylabel="feature 2")
+        axes.set_aspect("equal", adjustable="datalim")
