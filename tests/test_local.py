@@ -326,3 +326,38 @@ def test_privacy_noise_has_streams_of_its_own():
     assert draw()[0] not in noises
     assert draw()[1] == public[1]  # what is no privacy noise stays on the recipe's seed
     assert trainer.noise_seed == 2**100
+
+
+class Watcher:
+    """Looks at whatever an observer may."""
+
+    def __init__(self):
+        self.seen = []
+
+    def before(self, view):
+        features, labels = view.features()
+        self.seen.append((view.id, len(features), len(labels)))
+
+    def step(self, batch, view):
+        gradient = view.model.classifier.weight.grad
+        # before clipping and before the step: the gradient is that of the weights that made the logits
+        expected = (batch.logits.softmax(1) - torch.eye(3)[batch.labels]).T @ batch.features / len(batch.labels)
+        torch.testing.assert_close(gradient, expected)
+        self.seen.append((view.stage, len(batch.labels)))
+
+
+class Stages(Plain):
+    def stages(self, epochs):
+        return [Stage("sent", 2), Stage("kept", epochs - 2, upload=False)]
+
+
+def test_an_observer_sees_what_is_uploaded_and_changes_no_bit():
+    arguments = {"norm": True, "dropout": 0.3, "epochs": 3, "gradient_clip_norm": 0.05, "momentum": 0.9}
+    trainer, watched = make(method=Stages(), **arguments), make(method=Stages(), **arguments)
+    watched.observer = Watcher()
+    start = snapshot(trainer.model)
+    one, two = fit(trainer, weights=start), fit(watched, weights=start)
+    assert all(torch.equal(one.upload[key], two.upload[key]) for key in start)
+    assert one.loss_terms == two.loss_terms
+    assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), watched.model.parameters(), strict=True))
+    assert watched.observer.seen == [(0, 10, 10), *[("sent", 4), ("sent", 4), ("sent", 2)] * 2]

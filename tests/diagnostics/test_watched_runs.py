@@ -233,6 +233,19 @@ def test_what_other_processes_do_cannot_be_watched(go):
         go.load(*silos, "tracking_args.diagnostics=[tsne]")
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_the_numbers_are_those_of_the_cpu(go, watched):
+    folder = go("device_args.using_gpu=true", "tracking_args.diagnostics_every=2", names=FLAT)
+    for name in ("class_accuracy", "deviation_bound", "proxy_gradients"):
+        first, here = lines(watched, name)[0], lines(folder, name)[0]
+        assert first.keys() == here.keys()
+        for key, value in first.items():
+            assert here[key] == pytest.approx(value, rel=0.05, abs=0.05), (name, key)
+    assert {file.name for file in (folder / "diagnostics").iterdir()} == {
+        file.name for file in (watched / "diagnostics").iterdir()
+    }
+
+
 def test_lines_are_plain_json(watched):
     for file in (watched / "diagnostics").glob("*.jsonl"):
         for line in file.read_text().splitlines():
