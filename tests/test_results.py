@@ -60,14 +60,17 @@ def test_no_checkpoint_yet_and_a_broken_one(tmp_path):
 def test_summary_by_hand():
     tests = [0.2, 0.5, 0.9, 0.7]
     lines = [
-        {"round": i, "accuracy": a, "personalised_accuracy": None if i < 3 else 0.8, "bytes_up": 1, "bytes_down": 2}
+        {
+            "round": i, "accuracy": a, "balanced_accuracy": a / 2, "bytes_up": 1, "bytes_down": 2,
+            "personalised_accuracy": None if i < 3 else 0.8, "client_accuracy": [a, None],
+        }
         for i, a in enumerate(tests)
-    ]
+    ]  # fmt: skip
     result = summary([*lines, {"round": 4, "bytes_up": 1, "bytes_down": 2}], 2)
     assert result == {
         "rounds": 5, "final_accuracy": 0.7, "best_accuracy": 0.9, "best_round": 2, "last_tests": 2,
         "last_mean": pytest.approx(0.8), "last_std": pytest.approx(0.1), "bytes_up": 5, "bytes_down": 10,
-        "personalised_last_mean": 0.8,
+        "personalised_last_mean": 0.8, "balanced_last_mean": pytest.approx(0.4), "client_accuracy": [0.7, None],
     }  # fmt: skip
     assert summary([{"round": 0, "bytes_up": 1, "bytes_down": 2}], 5) == {"rounds": 1, "bytes_up": 1, "bytes_down": 2}
 
