@@ -6,6 +6,7 @@ often lack some. A server that only tests needs ``test/`` or ``val/`` alone. Tin
 ``val/val_annotations.txt`` is read too.
 """
 
+import csv
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -89,7 +90,7 @@ def readable(where: str) -> Iterator[None]:
     """Turn what goes wrong in listing a folder into a line."""
     try:
         yield
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise LabelSkewError(f"{where}: cannot be read ({error})") from error
 
 

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset, Images, LabelSkewError, MistakesError
@@ -85,7 +85,7 @@ class ISIC2019(Dataset):
         tree: Literal["auto", "prepared", "raw"] = Field(
             "auto", description="Which pictures: prepared ones, raw ones, or raw ones where there are any."
         )
-        centres: tuple[int, ...] | None = Field(
+        centres: tuple[Annotated[int, Field(ge=0, lt=len(CENTRES))], ...] | None = Field(
             None, min_length=1, description="Centres to read, 0 to 5; default: all. A silo names its own."
         )
         split_file: str | None = Field(None, description=f"FLamby's split; default: {SPLIT} in the data's folder.")
@@ -117,6 +117,10 @@ class ISIC2019(Dataset):
     def survey(self, data_dir: Path | None) -> fakes.Rows:
         """Files, pictures, and samples of each centre beside FLamby's table."""
         root = Path() if data_dir is None else data_dir
+        with _readable(root):
+            return self._survey(root)
+
+    def _survey(self, root: Path) -> fakes.Rows:
         split = self._split_file(root)
         tables = [(SPLIT, split), (TRUTH, root / TRUTH), (META, root / META)]
         rows = [
@@ -128,11 +132,13 @@ class ISIC2019(Dataset):
         folder = prepared or raw
         files = set() if folder is None else _names(folder)
         readable = split is not None or all(os.path.isfile(root / name) for name in (TRUTH, META))
-        listed = list(self._rows(root, [])) if readable else []
+        named: set[str] = set()
+        listed = list(self._rows(root, [], named)) if readable else []
         rows += [
             ("pictures", str(len(files)) if files else "missing", str(_total("train") + _total("test"))),
             ("rows without a picture", str(sum(row.image not in files for row in listed)), "0"),
-            ("pictures without a row", str(len(files - {row.image for row in listed})), "0"),
+            ("pictures without a row", str(len(files - named)), "0"),
+            ("rows of no known centre or class", str(len(named) - len(listed)), "0"),
         ]
         rows.append(("samples of each class", " ".join(CLASSES), " ".join(CLASSES)))
         for fold in ("train", "test") if split else ("",):
@@ -161,12 +167,11 @@ class ISIC2019(Dataset):
             )
         return file if os.path.isfile(file) else None
 
-    def _rows(self, root: Path, bad: list[str]) -> Iterator[Row]:
-        """All usable rows; of the others, a line for each kind goes to ``bad``."""
+    def _rows(self, root: Path, bad: list[str], seen: set[str]) -> Iterator[Row]:
+        """All usable rows; of the others, a line for each kind goes to ``bad``; ``seen`` gathers the names of all."""
         split = self._split_file(root)
         unknown: list[str] = []
         unclear: list[str] = []
-        seen: set[str] = set()
         where = split or root / TRUTH
         centres = {} if split else dict(_pairs(root / META, "image", "dataset"))
         lacking: list[str] = []
@@ -207,15 +212,15 @@ class ISIC2019(Dataset):
         root = Path() if data_dir is None else data_dir
         bad: list[str] = []
         with _readable(root):
-            rows = list(self._rows(root, bad))
-            listed = {row.image for row in rows}
+            named: set[str] = set()
+            rows = list(self._rows(root, bad, named))
             rows, notes = self._divided(rows, seed, root)
             wanted = [
                 row
                 for row in rows
                 if row.fold in folds and (self.params.centres is None or row.centre in self.params.centres)
             ]
-            folder, broken = self._pictures(root, [row.image for row in wanted], listed, bad)
+            folder, broken = self._pictures(root, [row.image for row in wanted], named, bad)
         if bad and self.params.on_bad_sample == "stop":
             hint = "; data_args.on_bad_sample: skip leaves them out"
             raise MistakesError([f"{line}{hint}" for line in bad])
@@ -247,11 +252,11 @@ class ISIC2019(Dataset):
         ]
         return divided, {SPLIT: split_text(divided)}
 
-    def _pictures(self, root: Path, images: Sequence[str], listed: set[str], bad: list[str]) -> tuple[Path, set[str]]:
+    def _pictures(self, root: Path, images: Sequence[str], named: set[str], bad: list[str]) -> tuple[Path, set[str]]:
         """The folder of prepared pictures, and those of ``images`` that are not in it, or broken."""
         raw, prepared = self._folders(root)
         have = set() if prepared is None else _names(prepared)
-        strays = (have if raw is None else _names(raw) | have) - listed
+        strays = (have if raw is None else _names(raw) | have) - named
         if strays:
             bad.append(f"{raw or prepared}: {_some(sorted(strays))} without a row in the tables")
         folder = root / PREPARED
@@ -376,7 +381,7 @@ def _target(line: dict[str, str]) -> int | None:
 
 def _centre(text: str) -> int | None:
     """A centre from its number, or from the metadata's name: ``BCN_nan``, ``HAM_rosendahl``, ``MSK4nan``."""
-    if text.strip().isdigit():
+    if text.strip().isdecimal():
         return int(text) if int(text) < len(CENTRES) else None
     exact = [centre for centre, name in enumerate(CENTRES) if text == name]
     return next(iter(exact or [c for c in (0, 4) if text.startswith(CENTRES[c])]), None)

@@ -190,6 +190,8 @@ def test_odir_tables_that_do_not_fit(tmp_path, old, new, says):
     assert "names no image" in message(lambda: load(ODIR, tmp_path))
     table.write_bytes(b"\xff\xfe\x00")
     assert "data set odir: " in message(lambda: load(ODIR, tmp_path))
+    table.write_text(f'{text.splitlines()[0]}\n"{"0" * 200_000}\n')
+    assert "data set odir: " in message(lambda: load(ODIR, tmp_path))
 
 
 def test_what_does_not_fit_memory_is_said_before_it_is_read(tmp_path, monkeypatch):

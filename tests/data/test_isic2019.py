@@ -14,6 +14,7 @@ import torch
 from click.testing import CliRunner
 from fl_labelskew_registry import LabelSkewError, MistakesError
 from PIL import Image
+from pydantic import ValidationError
 
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.data import isic2019 as isic
@@ -200,6 +201,11 @@ def test_without_the_split_one_is_drawn_by_centre_and_class_and_kept(tree):
 
 # What is wrong on disk
 
+
+def with_centre(root, text):
+    rewrite(root / isic.SPLIT, lambda rows: [rows[0], [*rows[1][:11], text, *rows[1][12:]], *rows[2:]])
+
+
 BAD = {
     "broken": (
         lambda root: pictures(root)[0].write_bytes(pictures(root)[0].read_bytes()[:900]),
@@ -214,7 +220,11 @@ BAD = {
         r"1 picture \(first: ISIC_9999999\) without a row in the tables",
     ),
     "unknown centre": (
-        lambda root: rewrite(root / isic.SPLIT, lambda rows: [rows[0], [*rows[1][:11], "6", *rows[1][12:]], *rows[2:]]),
+        lambda root: with_centre(root, "6"),
+        r"1 picture \(first: ISIC_\d+\) of a centre that is none of FLamby's six",
+    ),
+    "a centre that is no number": (
+        lambda root: with_centre(root, "\u00b2"),  # a digit, and no number
         r"1 picture \(first: ISIC_\d+\) of a centre that is none of FLamby's six",
     ),
     "no class": (
@@ -230,8 +240,9 @@ BAD = {
 def test_a_bad_sample_is_a_line_with_a_count_and_may_be_left_out(name, tree, capsys):
     spoil, line = BAD[name]
     spoil(tree)
-    with pytest.raises(MistakesError, match=f"{line}.*; data_args.on_bad_sample: skip leaves them out"):
+    with pytest.raises(MistakesError, match=f"{line}.*; data_args.on_bad_sample: skip leaves them out") as told:
         load(tree)
+    assert len(told.value.mistakes) == 1
     data = load(tree, on_bad_sample="skip")
     assert len(data.train.y) + len(data.test.y) == 120 - (name != "no row")
     warnings = capsys.readouterr().err.splitlines()
@@ -323,10 +334,23 @@ def test_the_check_counts_and_names_what_is_missing(made, tree):
     result = check(tree)
     assert result.exit_code == 1
     assert "rows without a picture" in result.stderr
+    BAD["unknown centre"][0](tree)
+    row = next(row for row in isic.ISIC2019().survey(tree) if row[0] == "rows of no known centre or class")
+    assert row[1:] == ("1", "0")
+    assert ("pictures without a row", "0", "0") in isic.ISIC2019().survey(tree)
     (tree / "labelskew-fake.json").unlink()
     result = check(tree)
     assert result.exit_code == 1
     assert "2279 3363 2245 606 923 97 87 330" in result.stdout
+    (tree / isic.SPLIT).write_bytes(b"\xff\xfe\x00")
+    result = check(tree)
+    assert result.exit_code == 2
+    assert re.fullmatch(r"error: .+: cannot be read or written \(.+\)\n", result.stderr)
+
+
+def test_a_centre_that_is_not_there_is_refused_before_anything_is_read():
+    with pytest.raises(ValidationError, match="centres"):
+        isic.ISIC2019.Params(centres=(6,))
 
 
 def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):
