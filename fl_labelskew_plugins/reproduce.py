@@ -64,6 +64,7 @@ class Experiment:
         path: its file.
         recipe: with the overrides.
         overrides: ``section.key=value`` each.
+        whole: rounds that the file has.
         deviations: ``key: the file's value -> the value in force``, of what makes an experiment.
         out: the folder of its runs.
     """
@@ -72,12 +73,13 @@ class Experiment:
     path: Path
     recipe: Recipe
     overrides: tuple[str, ...]
+    whole: int
     deviations: tuple[str, ...]
     out: Path
 
     @property
     def rounds(self) -> int:
-        """Rounds of the recipe, before any cut."""
+        """Rounds of the recipe with the overrides, before a budget cuts them."""
         return self.recipe.train.comm_round
 
     def folder(self, seed: int) -> RunFolder:
@@ -110,7 +112,8 @@ def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) 
         except LabelSkewError as error:
             wrong.append(f"{path}: {error}")
         else:
-            found.append(Experiment(name, path, mine, tuple(overrides), differences(plain, mine), out / name))
+            whole, deviations = plain.train.comm_round, differences(plain, mine)
+            found.append(Experiment(name, path, mine, tuple(overrides), whole, deviations, out / name))
     if wrong:
         raise MistakesError(list(dict.fromkeys(wrong)))
     return found
@@ -193,7 +196,7 @@ def run_all(
             say(f"{turn}: {state}")
             _complete(each, folder, each.settings(rounds[each.name], seed), quiet=quiet)
         folders = [each.folder(seed) for seed in range(seeds)]
-        seconds = sum(float(json.loads(folder.summary.read_text())["seconds"]) for folder in folders)
+        seconds = sum(_seconds(folder.summary) for folder in folders)
         yield each, [report.read(folder.path) for folder in folders], seconds
 
 
@@ -212,6 +215,14 @@ def _complete(each: Experiment, folder: RunFolder, settings: Sequence[str], *, q
     if folder.path.is_dir() and {path.name.removesuffix(".part") for path in folder.path.iterdir()} <= BEFORE:
         shutil.rmtree(folder.path)
     run.start(each.path, settings, run_dir=folder.path, quiet=quiet)
+
+
+def _seconds(summary: Path) -> float:
+    """How long a run took."""
+    try:
+        return float(json.loads(summary.read_text(encoding="utf-8"))["seconds"])
+    except (OSError, ValueError, TypeError, KeyError):
+        raise LabelSkewError(f"{summary}: holds no summary; to delete it, and the same again, would be right") from None
 
 
 HEAD = (
@@ -236,8 +247,8 @@ def rows(each: Experiment, runs: Sequence[report.Run], rounds: int, seconds: flo
 
     What ran on a small copy of the data (``labelskew data fake``) gets no verdict either.
     """
-    cut, real = rounds < each.rounds, not made_up(each.recipe)
-    last = [f"{rounds} of {each.rounds}", str(len(runs)), "; ".join(each.deviations), f"{seconds:.0f}"]
+    cut, real = rounds < each.whole, not made_up(each.recipe)
+    last = [f"{rounds} of {each.whole}", str(len(runs)), "; ".join(each.deviations), f"{seconds:.0f}"]
     found = []
     for number in each.recipe.expected:
         values = [measured(run, number, each, rounds) for run in runs]
@@ -261,7 +272,7 @@ def rows(each: Experiment, runs: Sequence[report.Run], rounds: int, seconds: flo
 
 def tail(each: Experiment, rounds: int) -> int:
     """Tests that a mean is taken over: the recipe's ``last_rounds``, cut as the rounds are."""
-    return max(1, round(each.recipe.validation.last_rounds * rounds / each.rounds))
+    return max(1, round(each.recipe.validation.last_rounds * min(1.0, rounds / each.whole)))
 
 
 def measured(run: report.Run, number: Expected, each: Experiment, rounds: int) -> float | None:

@@ -253,6 +253,23 @@ def test_it_is_nothing_for_mpirun(monkeypatch):
     assert line.endswith("reproduce starts mpirun itself, where a recipe asks for it; without mpirun would be right")
 
 
+def test_rounds_that_were_set_lower_are_cut_rounds_and_a_broken_summary_is_a_line(file, tmp_path):
+    words = ["reproduce", file, "--seeds", 1, "--out", tmp_path / "out", "--set", "train_args.comm_round=3"]
+    call(*words)
+    rows = table(tmp_path / "out")
+    assert {row["rounds"] for row in rows} == {"3 of 6"}
+    assert all(row["verdict"].endswith(" (rounds cut)") for row in rows)
+    lines = metrics(tmp_path / "out" / "one" / "seed0")
+    assert float(rows[0]["ours"]) == pytest.approx(50 * (lines[1]["accuracy"] + lines[2]["accuracy"]), abs=0.006)
+    summary = tmp_path / "out" / "one" / "seed0" / "summary.json"
+    summary.write_text("{")
+    (line,) = call(*words, code=2).stderr.splitlines()
+    assert line == f"error: {summary}: holds no summary; to delete it, and the same again, would be right"
+    summary.unlink()
+    call(*words)
+    assert [row["ours"] for row in table(tmp_path / "out")] == [row["ours"] for row in rows]
+
+
 def test_made_up_data_get_no_verdict(tmp_path):
     call("data", "fake", "svhn", "--out", tmp_path / "data", "--samples", 200)
     # of the recipe's 100 rounds of a ResNet18, a round of something small
@@ -266,6 +283,7 @@ def test_made_up_data_get_no_verdict(tmp_path):
         "none: the data are made up",
     )
     assert row["changed"] == "model: resnet18 -> logistic; comm_round: 100 -> 1; epochs: 10 -> 1"
+    assert row["rounds"] == "1 of 100"
     assert "warning: data_args.data_cache_dir: made up" in done.output
     assert (tmp_path / "out" / "fedmr" / "table1_svhn_p5c2" / "seed0" / "summary.json").exists()
 
