@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.data import fakes
+from fl_labelskew_plugins.data.pictures import opened
 from fl_labelskew_plugins.data.split import stratified
 from fl_labelskew_plugins.data.stats import moments
 from fl_labelskew_plugins.params import Params
@@ -71,11 +72,7 @@ def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
     """
     from PIL import Image
 
-    try:
-        with Image.open(path) as image:
-            grey_or_colour = image.convert("L" if channels == 1 else "RGB")
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise LabelSkewError(f"{path}: is not a sound image ({' '.join(str(error).split())})") from error
+    grey_or_colour = opened(path, "L" if channels == 1 else "RGB")
     width, height = grey_or_colour.size
     scale = size / min(width, height)
     width, height = max(round(width * scale), size), max(round(height * scale), size)

@@ -12,36 +12,15 @@ import numpy as np
 from fl_labelskew_registry import LabelSkewError
 from numpy.typing import NDArray
 
+from fl_labelskew_plugins.data.pictures import opened
+
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from torch import Tensor
 
 SHORT_SIDE = 224
 POWER = 6.0
 HOLE, HOLES = 16, 8
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which FLamby normalises with
-
-
-def opened(file: str | Path, *, draft: int | None = None) -> Image:
-    """A file's picture in RGB.
-
-    Args:
-        file: any format that Pillow knows.
-        draft: decode a JPEG no larger than needed for sides of this many pixels, which is several times faster.
-
-    Raises:
-        LabelSkewError: it is not there, or no sound picture.
-    """
-    from PIL import Image
-
-    try:
-        with Image.open(file) as image:
-            if draft is not None:
-                image.draft("RGB", (draft, draft))
-            converted: Image.Image = image.convert("RGB")
-            return converted
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise LabelSkewError(f"{file}: is not a sound picture ({' '.join(str(error).split())})") from error
 
 
 def sound(file: str | Path) -> bool:
