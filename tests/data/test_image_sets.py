@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.image_folder import ImageFolder
 from fl_labelskew_plugins.data.image_sets import CINIC10, ODIR, HyperKvasir, ImageNetSubset, TinyImageNet
 
@@ -179,7 +180,7 @@ def test_odir_keeps_a_patients_eyes_together(tmp_path):
     ],
 )
 def test_odir_tables_that_do_not_fit(tmp_path, old, new, says):
-    ODIR().fake(tmp_path, samples=40, seed=0)
+    fakes.write(ODIR(), tmp_path, samples=40, seed=0)
     table = tmp_path / "full_df.csv"
     text = table.read_bytes().decode()
     table.write_bytes(text.replace(old, new).encode())
@@ -192,6 +193,9 @@ def test_odir_tables_that_do_not_fit(tmp_path, old, new, says):
     assert "data set odir: " in message(lambda: load(ODIR, tmp_path))
     table.write_text(f'{text.splitlines()[0]}\n"{"0" * 200_000}\n')
     assert "data set odir: " in message(lambda: load(ODIR, tmp_path))
+    (row,) = fakes.adjusted(ODIR().survey(tmp_path), tmp_path)
+    assert row[1] == "missing"
+    assert "field larger than field limit" in row[2]
 
 
 def test_what_does_not_fit_memory_is_said_before_it_is_read(tmp_path, monkeypatch):
