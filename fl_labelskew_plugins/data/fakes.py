@@ -38,13 +38,14 @@ def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> Row
     out = Path(os.path.abspath(fresh_folder(out, make=False)))
     part = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
+        part.mkdir(parents=True)
         dataset.fake(part, samples=samples, seed=seed)
         rows = dataset.survey(part)
         less = {what: found for what, found, expected in rows if found not in (expected, "missing")}
         (part / MARK).write_text(json.dumps(less, indent=1) + "\n", encoding="utf-8")
         if os.path.isdir(out):  # it may be somebody's current folder, so it stays what it is
             for path in part.iterdir():
-                path.replace(out / path.name)
+                shutil.move(path, out)  # which may be a disk of its own
         else:
             part.replace(out)
     except OSError as error:

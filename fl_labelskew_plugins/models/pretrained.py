@@ -30,7 +30,7 @@ def load_imagenet(net: nn.Module, weights: str, *, name: str, cached: str, head:
     """
     if weights == NONE:
         return
-    path = Path(torch.hub.get_dir(), "checkpoints", cached) if weights == AUTO else Path(weights)
+    path = Path(torch.hub.get_dir(), "checkpoints", cached) if weights == AUTO else Path(weights).expanduser()
     if weights == AUTO and not os.path.isfile(path):
         if (joined() or (0, 1))[0] == 0:  # of several ranks on one machine, one says it
             print(

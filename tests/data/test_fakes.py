@@ -133,6 +133,8 @@ def test_mistakes(tmp_path):
     (tmp_path / "full" / "file").write_text("")
     assert "full: is not empty" in error("fake", "mnist", "--out", tmp_path / "full")
     assert "cannot be written (Not a directory)" in error("fake", "mnist", "--out", tmp_path / "full" / "file")
+    below = tmp_path / "full" / "file" / "x"
+    assert error("fake", "mnist", "--out", below) == f"{below}: cannot be written (Not a directory)"
     assert error("fake", "digits", "--out", tmp_path / "x") == "data set Digits: no small copy can be written of it"
     assert "--samples 5: with 10 classes, at least 20 would be right" in error(
         "fake", "mnist", "--out", tmp_path / "x", "--samples", 5
