@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import statistics
@@ -136,7 +137,7 @@ def plan(chosen: Sequence[Experiment], seeds: int, budget: float | None, out: Pa
     """Rounds of each experiment, by name: all of them, or with a ``budget`` in seconds the same share of each.
 
     Raises:
-        LabelSkewError: earlier runs in ``out`` were cut, and no budget is given now.
+        LabelSkewError: earlier runs in ``out`` were cut, and no budget is given now; or it cannot be written.
     """
     begun, kept = time.monotonic(), _kept(out)
     for each in chosen:
@@ -154,15 +155,28 @@ def plan(chosen: Sequence[Experiment], seeds: int, budget: float | None, out: Pa
         share = min(1.0, left / needed) if needed else 1.0
         rounds |= {each.name: max(1, math.floor(share * each.rounds)) for each in new}
         say(f"budget: about {needed:.0f} s for all rounds, {left:.0f} s left: {100 * share:.0f} % of them")
-    out.mkdir(parents=True, exist_ok=True)
-    RunFolder(out).write_json("plan.json", kept | rounds)
+    keep(out, {"plan.json": json.dumps(kept | rounds, indent=2) + "\n"})
     return rounds
+
+
+def keep(out: Path, files: Mapping[str, str]) -> None:
+    """Write files, name to text, into ``out``, which is made where it does not exist; each as a whole or not at all.
+
+    Raises:
+        LabelSkewError: they cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            RunFolder(out).write_text(name, text)
+    except OSError as error:
+        raise LabelSkewError(f"--out {out}: cannot be written: {error.strerror or error}") from error
 
 
 def _kept(out: Path) -> dict[str, int]:
     """Rounds that earlier calls planned; without any, an empty mapping."""
     path = out / "plan.json"
-    if not path.exists():
+    if not os.path.exists(path):  # unlike Path's, False where the folder is closed to us
         return {}
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))

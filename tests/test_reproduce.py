@@ -288,6 +288,12 @@ def test_made_up_data_get_no_verdict(tmp_path):
     assert (tmp_path / "out" / "fedmr" / "table1_svhn_p5c2" / "seed0" / "summary.json").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_a_line(file):
+    out = file / "out"
+    (line,) = call("reproduce", file, "--out", out, code=2).stderr.splitlines()
+    assert line == f"error: --out {out}: cannot be written: Not a directory"
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

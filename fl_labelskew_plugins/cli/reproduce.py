@@ -61,7 +61,6 @@ def reproduce_command(
     labelskew reproduce fedmr/table1_fmnist_p10c2 --budget 20m --set model_args.model=fedlc_cnn_mnist
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
     from fl_labelskew_plugins import mpirun, reproduce
-    from fl_labelskew_plugins.results import RunFolder
 
     def say(line: str) -> None:
         if not quiet:
@@ -78,8 +77,8 @@ def reproduce_command(
         rounds = reproduce.plan(chosen, seeds, allowed, out, say)
         for each, runs, seconds in reproduce.run_all(chosen, rounds, seeds, say, quiet=quiet):
             rows += reproduce.rows(each, runs, rounds[each.name], seconds)
-            RunFolder(out).write_text("table.md", table.markdown(reproduce.HEAD, rows) + "\n")
-            RunFolder(out).write_text("table.csv", table.comma_separated(reproduce.HEAD, rows) + "\n")
+            tables = {"md": table.markdown(reproduce.HEAD, rows), "csv": table.comma_separated(reproduce.HEAD, rows)}
+            reproduce.keep(out, {f"table.{kind}": f"{text}\n" for kind, text in tables.items()})
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"interrupted; to go on, the same again: labelskew {shlex.join(sys.argv[1:])}"
