@@ -1,8 +1,10 @@
 """Samples that are streamed from files: in order, the same with any number of processes, and to a clean end."""
 
 import dataclasses
-import os
-import signal
+import importlib
+import sys
+import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,21 +13,11 @@ from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError, RunError
 
 from fl_labelskew_plugins.samples import samples
 
+sys.path.append(str(Path(__file__).parent))  # which processes that decode have, too
+reading = importlib.import_module("reading")
+read, SIZE = reading.read, reading.SIZE
 CPU = torch.device("cpu")
-SIZE = (3, 4, 4)
 BATCHES = [torch.tensor([5, 0, 2]), torch.tensor([1]), torch.tensor([11, 3, 4, 5])]
-
-
-def read(file, augment):
-    """Pixels that tell the file, and what was drawn."""
-    if file == "killer":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if file == "broken":
-        raise LabelSkewError("broken: is not a sound picture")
-    pixels = torch.full(SIZE, int(file), dtype=torch.uint8)
-    if augment:
-        pixels[0] = torch.randint(0, 256, ())
-    return pixels
 
 
 def streamed(workers, files=None):
@@ -45,9 +37,17 @@ def flat(stream):
     return torch.cat([inputs for _, inputs in stream])
 
 
-@pytest.fixture(scope="module", params=[0, 2])
+@pytest.fixture(scope="module", params=[(0, "fork"), (2, "fork"), (2, "forkserver")], ids=str)
 def parts(request):
-    return streamed(request.param)
+    """Both parts, decoded here, by forked processes, or as where gRPC's threads forbid to fork."""
+    workers, method = request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, "grpc", raising=False)
+        if method == "forkserver":
+            patch.setitem(sys.modules, "grpc", types.ModuleType("grpc"))
+        made = streamed(workers)
+        made[0].inputs(slice(0, 1))  # now they start
+    return made
 
 
 def test_they_are_those_of_memory(parts):

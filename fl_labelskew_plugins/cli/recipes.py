@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def find(name: str) -> Path:
     return path
 
 
-def row(name: str, recipe: dict[str, Any], needs: str) -> list[str]:
+def row(name: str, recipe: dict[str, Any]) -> list[str]:
     """What ``recipes ls`` says of one recipe, from its text as it stands."""
     train = recipe.get("train_args", {})
     return [
@@ -46,8 +47,6 @@ def row(name: str, recipe: dict[str, Any], needs: str) -> list[str]:
         str(recipe["model_args"]["model"]),
         str(train.get("client_num_in_total", "")),
         str(train.get("comm_round", "")),
-        needs,
-        "; ".join(number(each) for each in recipe.get("expected", ())),
     ]
 
 
@@ -83,30 +82,40 @@ def recipes_group() -> None:
 
 
 @recipes_group.command("ls")
-@click.option("--paper", metavar="PAPER", help="Only this paper's experiments: fedrs, map, fedlc, fedshift or fedmr.")
+@click.option("--paper", metavar="PAPER", help="This paper's experiments: fedrs, map, fedlc, fedshift or fedmr.")
 @guarded
 def ls(paper: str | None) -> None:
-    """List the recipes, what they need on disk, and the number that their paper has."""
-    from fl_labelskew_plugins import mistakes, plain_yaml
+    """List the recipes; with --paper those of its experiments, what they need on disk, and the paper's numbers."""
+    from fl_labelskew_plugins import plain_yaml
 
-    chosen = shipped()
-    papers = sorted({name.partition("/")[0] for name in chosen if "/" in name} - {"small"})
-    if paper is not None:
-        if paper.lower() not in papers:
-            raise LabelSkewError(f"--paper {mistakes.unknown(paper, papers)}")
-        chosen = {name: path for name, path in chosen.items() if name.startswith(f"{paper.lower()}/")}
+    everything = shipped()
+    papers = Counter(name.partition("/")[0] for name in everything if "/" in name and not name.startswith("small/"))
+    head = ["name", "method", "data", "network", "clients", "rounds"]
+    if paper is None:
+        own = {name: path for name, path in everything.items() if name.partition("/")[0] not in papers}
+        rows = [row(name, plain_yaml.read(path.read_text("utf-8"))[0]) for name, path in own.items()]
+        click.echo(table.plain(head, rows))
+        more = ", ".join(f"{name} ({count})" for name, count in papers.items())
+        click.echo(f"and the papers' experiments, with --paper: {more}")
+        return
+    if paper.lower() not in papers:
+        from fl_labelskew_plugins import mistakes
+
+        raise LabelSkewError(f"--paper {mistakes.unknown(paper, papers)}")
     rows, sources = [], {}
     found: dict[str, tuple[str, str]] = {}
-    for name, path in chosen.items():
+    for name, path in everything.items():
+        if not name.startswith(f"{paper.lower()}/"):
+            continue
         recipe, _ = plain_yaml.read(path.read_text("utf-8"))
         data = recipe["data_args"]
         if (key := str(data)) not in found:
             found[key] = needs(data)
         state, source = found[key]
-        rows.append(row(name, recipe, state))
+        rows.append([*row(name, recipe), state, "; ".join(number(each) for each in recipe.get("expected", ()))])
         if source:
             sources[data["dataset"]] = source
-    click.echo(table.plain(["name", "method", "data", "network", "clients", "rounds", "needs", "expected"], rows))
+    click.echo(table.plain([*head, "needs", "expected"], rows))
     for dataset, source in sources.items():
         click.echo(f"missing: {dataset}: {source}")
 

@@ -59,7 +59,7 @@ def prepare(source: Path, target: Path) -> None:
     """
     from PIL import Image
 
-    picture = opened(source, draft=2 * SHORT_SIDE)
+    picture = opened(source)
     ratio = SHORT_SIDE / min(picture.size)
     width, height = (max(SHORT_SIDE, int(side * ratio)) for side in picture.size)
     small = picture.resize((width, height), Image.Resampling.BILINEAR)
