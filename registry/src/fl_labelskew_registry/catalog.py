@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
@@ -39,9 +42,19 @@ def namespace(kind: Kind) -> str:
 
 def entries(kind: Kind) -> list[Entry]:
     """All registered plugins of a kind, sorted by name; nothing is imported. A repeated name appears twice."""
+    return list(_entries(kind, _installed()))
+
+
+@cache
+def _entries(kind: Kind, installed: tuple[tuple[str, int], ...]) -> list[Entry]:
     # Not stevedore's list_entry_points: its cache forgets which distribution an entry point came from. One editable
     # install can be visible through two metadata folders; the same target counts once.
     return sorted({Entry(e.name, _distribution(e), e.value) for e in entry_points(group=namespace(kind))})
+
+
+def _installed() -> tuple[tuple[str, int], ...]:
+    """What changes as soon as anything is installed or removed: folders that are imported from, and their times."""
+    return tuple((path, os.stat(path or ".").st_mtime_ns) for path in sys.path if os.path.exists(path or "."))
 
 
 def _distribution(entry_point: EntryPoint) -> str:
