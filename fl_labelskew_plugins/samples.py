@@ -6,9 +6,11 @@ import math
 import multiprocessing
 import os
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing import connection
 from typing import Any, TypeVar
 
 import torch
@@ -214,9 +216,25 @@ class Reader:
             collate_fn=collate,
             pin_memory=self._pin,
             persistent_workers=self._workers > 0,
+            worker_init_fn=end_with_parent,
             multiprocessing_context=context,
             generator=torch.Generator(),  # else it would draw from the global one
         )
+
+
+def end_with_parent(_: int) -> None:
+    """Have this process end as soon as the one that it decodes for has, however that ends.
+
+    torch looks at the process that forked this one, which under a fork server is another one, and would stay.
+    """
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            connection.wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def collate(batch: list[Tensor | LabelSkewError]) -> Tensor | LabelSkewError:

@@ -2,11 +2,13 @@
 
 import dataclasses
 import importlib
+import subprocess
 import sys
 import types
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError, RunError
@@ -109,6 +111,36 @@ def test_a_process_that_is_killed_is_a_line():
     train, _ = streamed(1, files)
     with pytest.raises(RunError, match=r"^a process that decodes pictures has ended \(.*\); where memory was short, "):
         flat(train.stream(BATCHES))
+
+
+KILLED = """
+import sys, types
+if sys.argv[2] == "forkserver":
+    sys.modules["grpc"] = types.ModuleType("grpc")
+sys.path.append(sys.argv[1])
+import reading, torch
+import numpy as np
+from fl_labelskew_registry import Arrays, Data, Images
+from fl_labelskew_plugins.samples import samples
+part = Arrays(Images([str(k) for k in range(12)], reading.SIZE, reading.read), np.arange(12) % 3)
+train, _ = samples(Data(part, part, ["a", "b", "c"]), torch.device("cpu"), workers=2)
+stream = train.stream([torch.arange(12)] * 50)
+next(stream)
+print("reading", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_process_that_is_killed_leaves_none_that_decode(method):
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), method]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "reading\n"
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) == (2 if method == "fork" else 4)  # with the server itself, and what tracks its resources
+        process.kill()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
 
 
 def test_an_empty_part_streams_nothing():
