@@ -190,7 +190,7 @@ class Reader:
         begun = time.perf_counter()
         try:
             batch = next(arriving, None)
-        except RuntimeError as error:  # torch's, for a process that was killed
+        except (RuntimeError, EOFError, OSError) as error:  # torch's, or its pipes', for a process that was killed
             raise RunError(
                 f"a process that decodes pictures has ended ({' '.join(str(error).split())}); where memory was short, "
                 "a smaller device_args.loader_workers would be right"

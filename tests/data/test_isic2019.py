@@ -325,7 +325,9 @@ def test_pictures_are_checked_once(tree, monkeypatch):
     load(tree)
 
 
-def test_the_check_counts_and_names_what_is_missing(made, tree):
+def test_the_check_counts_and_names_what_is_missing(made, tree, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+
     def check(folder):
         return CliRunner().invoke(main, ["data", "check", "isic2019", str(folder)])
 
