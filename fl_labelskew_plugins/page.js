@@ -18,6 +18,7 @@ for (const table of document.querySelectorAll("table.summary")) {
   }));
 }
 
+const MOST = 8; // lines that a chart reads off at a time
 const charts = document.querySelector(".charts");
 const turns = [];
 for (const button of document.querySelectorAll(".legend button[data-series]")) {
@@ -51,7 +52,7 @@ for (const chart of document.querySelectorAll(".chart")) {
     line, name: line.dataset.name, points: JSON.parse(line.dataset.points),
   }));
   const rounds = [...new Set(series.flatMap(({ points }) => points.map(([round]) => round)))].sort((a, b) => a - b);
-  const { first, last, left, right } = svg.dataset;
+  const { first, last, left, right, low, high, top, bottom } = svg.dataset;
   const place = (round) => +left + (right - left) * (last > first ? (round - first) / (last - first) : 0.5);
   const tip = document.createElement("div");
   tip.className = "tip";
@@ -60,7 +61,7 @@ for (const chart of document.querySelectorAll(".chart")) {
   chart.append(tip);
   let shown = -1;
   const hide = () => { tip.hidden = true; cursor.style.visibility = "hidden"; shown = -1; };
-  const show = (index) => {
+  const show = (index, near = 1000) => { // of many lines those nearest to this accuracy, which is above all
     shown = Math.max(0, Math.min(rounds.length - 1, index));
     const round = rounds[shown];
     const x = place(round);
@@ -73,13 +74,16 @@ for (const chart of document.querySelectorAll(".chart")) {
       .filter(({ line }) => !line.classList.contains("off"))
       .map(({ name, points }) => [name, points.find(([r]) => r === round)])
       .filter(([, point]) => point)
+      .sort(([, a], [, b]) => Math.abs(a[1] - near) - Math.abs(b[1] - near));
+    const texts = values.slice(0, MOST)
       .sort(([, a], [, b]) => b[1] - a[1])
       .map(([name, [, mean, low, high]]) => {
         const text = document.createElement("div");
         text.textContent = `${mean.toFixed(2)}  ${name}` + (low < high ? `  (${low.toFixed(1)} to ${high.toFixed(1)})` : "");
         return text;
       });
-    tip.replaceChildren(head, ...values);
+    if (values.length > MOST) texts.push(`... and ${values.length - MOST} more`);
+    tip.replaceChildren(head, ...texts);
     tip.hidden = false;
     const at = (x / svg.viewBox.baseVal.width) * chart.clientWidth;
     const beside = at + 12 + tip.offsetWidth > chart.clientWidth ? at - 12 - tip.offsetWidth : at + 12;
@@ -89,7 +93,8 @@ for (const chart of document.querySelectorAll(".chart")) {
     const box = svg.getBoundingClientRect();
     const x = ((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width;
     const distances = rounds.map((round) => Math.abs(place(round) - x));
-    show(distances.indexOf(Math.min(...distances)));
+    const y = ((event.clientY - box.top) / box.height) * svg.viewBox.baseVal.height;
+    show(distances.indexOf(Math.min(...distances)), +low + ((high - low) * (bottom - y)) / (bottom - top));
   });
   svg.addEventListener("pointerleave", hide);
   svg.addEventListener("blur", hide);

@@ -27,6 +27,8 @@ COLOURS = 10
 DASHES = ("", "7 4", "2 4", "10 3 2 3")
 SHADES = ((240, 245, 251), (198, 219, 239), (107, 174, 214), (40, 120, 184), (8, 48, 107))
 """From the lowest value of a heat map to its highest."""
+LONG = 24
+"""Letters beyond which a cell of the summary is wrapped."""
 MOST_LABELS = 24
 """Classes up to which a heat map's cells say their value."""
 
@@ -99,7 +101,8 @@ def _summary(found: Sequence[Row], last: int, baseline: str) -> str:
             value = column.value(row)
             key = column.text(row) if text else "" if value is None else f"{value:.6g}"
             words = forms[mark].format(escape(column.text(row)))
-            cells.append(f'<td{_class(text)} data-value="{escape(key)}">{words}</td>')
+            kind = ' class="text long"' if text and len(column.text(row)) > LONG else _class(text)
+            cells.append(f'<td{kind} data-value="{escape(key)}">{words}</td>')
         lines.append(f"<tr>{''.join(cells)}</tr>")
     note = (
         f"Means over the last {_count(range(last), 'test')} ± standard deviation over seeds; the best of a setting is "
@@ -147,7 +150,8 @@ def _curves(found: Sequence[Row], settings: Sequence[str], names: Sequence[str])
         )
     note = (
         "On the global test set. Lines are means over the seeds, bands reach from the lowest to the highest. A name "
-        "takes its line out and back; in a chart, the pointer or the arrow keys read values off."
+        "takes its line out and back; in a chart, the pointer or the arrow keys read values off, of many lines "
+        "those nearest to it."
     )
     figures = "\n".join(charts)
     return _section(
@@ -195,7 +199,8 @@ def _chart(title: str, lines: Sequence[tuple[str, report.Curve]], names: Sequenc
             f'<g class="series" data-series="{number}" data-name="{escape(name)}" data-points="{escape(data)}">'
             f'{band if any(p[2] < p[3] for p in points) else ""}<path d="{path}" {_stroke(number)}/></g>'
         )
-    axes = f'data-first="{first}" data-last="{last}" data-left="{LEFT}" data-right="{RIGHT}"'
+    axes = f'data-first="{first}" data-last="{last}" data-left="{LEFT}" data-right="{RIGHT}" '
+    axes += f'data-low="{low}" data-high="{high}" data-top="{TOP}" data-bottom="{BOTTOM}"'
     words = f"{title}: accuracy in per cent over the rounds, {_count(lines, 'line')}; arrow keys read values off"
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" aria-label="{escape(words)}" {axes}>'

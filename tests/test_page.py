@@ -206,6 +206,51 @@ def test_many_lines_go_out_at_once(browser, tmp_path):
     assert browser.complaints() == []
 
 
+LONG = "server_optimizer=adam,_server_lr=0.01,_server_momentum=0.0,_and_so_on"
+
+
+def test_long_names_leave_room_for_what_they_name(browser, tmp_path):
+    path = tmp_path / "long.html"
+    path.write_text(rendered([run(f"{LONG}_{number}", 0, [0.1 + number / 20, 0.5]) for number in range(12)]))
+    browser.open(path)
+    for width in (1280, 380):
+        browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        shares = """[...document.querySelectorAll('table.heat')].map(table =>
+            table.querySelector('tbody th').offsetWidth / table.parentElement.clientWidth)"""
+        assert max(browser.evaluate(shares)) < 0.55
+        first = """(() => {
+            const wide = document.querySelector('table.summary').parentElement;
+            wide.scrollLeft = 1e5;
+            const box = wide.querySelector('tbody td').getBoundingClientRect();
+            return [wide.scrollLeft, box.left - wide.getBoundingClientRect().left, box.width / wide.clientWidth];
+        })()"""
+        scrolled, left, share = browser.evaluate(first)
+        assert (left, share < 0.55) == (0, True)
+    assert scrolled > 0  # else nothing was tried
+    browser.ask("Emulation.clearDeviceMetricsOverride")
+
+
+def test_of_many_lines_a_chart_reads_off_the_nearest(browser, tmp_path):
+    path = tmp_path / "many.html"
+    path.write_text(rendered([run(f"m{number}", 0, [0.1 + number / 20, 0.5]) for number in range(12)]))
+    browser.open(path)
+    tip = "document.querySelector('.chart .tip').innerText.split('\\n').map(line => line.split(' ').pop())"
+    browser.evaluate(
+        "document.querySelector('.chart svg').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}))"
+    )
+    assert browser.evaluate(tip) == ["1", *(f"m{number}" for number in range(11, 3, -1)), "more"]
+    # the pointer on the lowest line's first point
+    browser.evaluate("""(() => {
+        const svg = document.querySelector('.chart svg');
+        const at = svg.querySelector('[data-name="m0"] path').getPointAtLength(0).matrixTransform(svg.getScreenCTM());
+        svg.dispatchEvent(new PointerEvent('pointermove', {clientX: at.x, clientY: at.y}));
+    })()""")
+    assert browser.evaluate(tip) == ["1", *(f"m{number}" for number in range(7, -1, -1)), "more"]
+    last = "document.querySelector('.chart .tip').innerText.split('\\n').pop()"
+    assert browser.evaluate(last) == "... and 4 more"
+    assert browser.complaints() == []
+
+
 def picture(browser, width, **media):
     browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
     browser.ask("Emulation.setEmulatedMedia", **media)
