@@ -145,6 +145,58 @@ def test_numbers_are_the_paper_s():
         assert 10 < each.value < 400 if each.measure == "rounds_to" else 10 < each.value < 100
 
 
+# FedMR, tables 9 and 10; columns: FedProx, FedProc, MOON, FedDyn, FedDC, FedMR mu1, FedMR mu2.
+WEIGHTS = """
+table1 fmnist p5c2 0.01 0.00001 0.001 0.0001 0.001 0.01 0.0001
+table1 fmnist p10c2 0.01 0.00001 0.0001 0.0001 0.001 0.01 0.0001
+table1 fmnist p10c3 0.01 0.00001 0.001 0.0001 0.0001 0.01 0.0001
+table1 fmnist p10c5 0.01 0.001 0.001 0.0001 0.001 0.01 0.0001
+table1 fmnist iid 0.01 0.00001 0.01 0.0001 0.01 0.01 0.0001
+table1 svhn p5c2 0.001 0.0001 0.001 0.000001 0.0001 0.001 0.0001
+table1 svhn p10c2 0.001 0.0001 0.001 0.000001 0.0001 0.001 0.0001
+table1 svhn p10c3 0.001 0.0001 0.001 0.000001 0.0001 0.001 0.0001
+table1 svhn p10c5 0.001 0.0001 0.1 0.000001 0.0001 0.001 0.0001
+table1 svhn iid 0.001 0.0001 0.1 0.00001 0.0001 0.001 0.0001
+table1 cifar10 p5c2 0.01 0.001 0.01 0.0001 0.0001 0.1 0.001
+table1 cifar10 p10c2 0.01 0.0001 0.0001 0.0001 0.0001 0.1 0.001
+table1 cifar10 p10c3 0.01 0.001 0.0001 0.0001 0.0001 0.1 0.0001
+table1 cifar10 p10c5 0.01 0.001 0.01 0.0001 0.00001 0.1 0.001
+table1 cifar10 iid 0.01 0.001 1 0.0001 0.001 0.1 0.0001
+table1 cifar100 p10c10 0.01 0.001 0.1 0.0001 0.0001 0.1 0.0001
+table1 cifar100 p10c20 0.01 0.001 0.1 0.0001 0.0001 0.1 0.0001
+table1 cifar100 p10c30 0.01 0.001 0.1 0.0001 0.0001 0.1 0.0001
+table1 cifar100 p10c50 0.01 0.001 0.1 0.0001 0.0001 0.1 0.0001
+table1 cifar100 iid 0.01 0.001 0.1 0.0001 0.0001 0.1 0.00001
+table2 cifar10 p50c3 0.0001 0.0001 0.1 0.0001 0.00001 0.01 0.0001
+table2 cifar10 p100c3 0.0001 0.0001 0.1 0.0001 0.0001 0.01 0.0001
+table2 cifar100 p10c10 0.01 0.001 0.1 0.0001 0.0001 0.1 0.0001
+table2 cifar100 p50c10 0.0001 0.001 0.1 0.00001 0.0001 0.01 0.0001
+table2 cifar100 p100c10 0.0001 0.0001 0.1 0.00001 0.0001 0.01 0.0001
+isic2019 0.001 0.0001 0.1 0.0001 0.0001 0.001 0.001
+"""
+
+
+@pytest.mark.parametrize("line", WEIGHTS.strip().splitlines(), ids=lambda line: line.rpartition(" 0")[0].split(" 0")[0])
+def test_weights_are_those_of_tables_9_and_10(line):
+    """The paper prints FedDC's of P50C10 as 00001, which the recipe reads as 0.0001."""
+    words = line.split()
+    stem = "_".join(words[:-7])
+
+    def of(suffix):
+        return load(ROOT / f"recipes/fedmr/{stem}{suffix}.yaml")
+
+    mine = of("").method.params
+    assert [
+        of("_fedprox").optimizer.params.fedprox_mu,
+        of("_fedproc").method.params.mu,
+        of("_moon").method.params.mu,
+        of("_feddyn").optimizer.params.feddyn_alpha,
+        of("_feddc").optimizer.params.feddc_alpha,
+        mine.mu1,
+        mine.mu2,
+    ] == [float(word) for word in words[-7:]]
+
+
 def test_the_ablation_s_means_are_table_6_s():
     """FedMR's table 6 has the means of table 12's columns; FMNIST's differ in its last digits."""
     for data, inter, intra in (("svhn", 87.46, 87.15), ("cifar10", 78.86, 80.89), ("cifar100", 66.62, 67.11)):
