@@ -151,7 +151,9 @@ def mmd(
     .. math:: \overline{K_{ss}} + \overline{K_{tt}} - 2 \overline{K_{st}}, \quad
         K(x, y) = \sum_i \exp\bigl(-\lVert x - y \rVert^2 / (b f^{i - \lfloor m/2 \rfloor})\bigr)
 
-    ``b`` is the mean squared distance of different samples of both sets together; it carries no gradient.
+    ``b`` is the mean squared distance of different samples of both sets together; it carries no gradient. One sample
+    has no distribution to compare: with fewer than two on either side the value and its gradient are 0. (Of two samples
+    in all, ``b`` would be their only distance: a constant, whose gradient grows without bound as they come near.)
 
     Args:
         features: ``(n, d)``.
@@ -160,9 +162,11 @@ def mmd(
         factor: ``f``.
         bandwidths: the kernels' divisors of the squared distance themselves, in place of the three above.
 
-    >>> round(mmd(torch.tensor([[0.0]]), torch.tensor([[1.0]]), kernels=1).item(), 4)  # 2 - 2/e
+    >>> round(mmd(torch.zeros(2, 1), torch.ones(2, 1), bandwidths=[1.0]).item(), 4)  # 2 - 2/e
     1.2642
     """
+    if len(features) < 2 or len(other) < 2:
+        return full(features)[:0].sum()  # a zero that still has a gradient
     both = torch.cat([full(features), full(other)])
     n = both.shape[0]
     squared = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist").square()

@@ -45,9 +45,13 @@ def two_stream_loss(local: Tensor, frozen: Tensor, *, bandwidths: Literal["mean"
         frozen: the same of the server's model.
         bandwidths: ``mean`` or ``fixed``.
 
-    >>> x, y = torch.tensor([[0.0]]), torch.tensor([[1.0]])
-    >>> round(two_stream_loss(x, y).item(), 4)  # 10 - 2 (exp(-1/4) + exp(-1/2) + exp(-1) + exp(-2) + exp(-4))
-    6.1863
+    A batch of one sample has no distribution: 0.
+
+    >>> x, y = torch.zeros(2, 1), torch.ones(2, 1)
+    >>> round(two_stream_loss(x, y).item(), 4)  # b = 2/3: 10 - 2(exp(-3/8) + exp(-3/4) + exp(-3/2) + exp(-3) + exp(-6))
+    7.1299
+    >>> two_stream_loss(x[:1], y[:1])
+    tensor(0.)
     """
     return mmd(local, frozen, bandwidths=[2 * sigma for sigma in SIGMAS] if bandwidths == "fixed" else None)
 

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def naive_fixed(s, t):
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(1, 4), st.integers(1, 4))
+@given(st.integers(2, 4), st.integers(1, 4))
 def test_fixed_bandwidths_equal_double_loops(rows, d):
     s, t = torch.randn(2, rows, d, dtype=torch.float64)
     assert two_stream_loss(s, t, bandwidths="fixed").item() == pytest.approx(naive_fixed(s, t), rel=1e-9, abs=1e-12)
@@ -37,7 +38,7 @@ def test_fixed_bandwidths_equal_double_loops(rows, d):
 def test_nineteen_kernels():
     assert len(SIGMAS) == 19
     assert (min(SIGMAS), max(SIGMAS)) == (1e-6, 1e6)
-    far = two_stream_loss(torch.tensor([[0.0]]), torch.tensor([[1e6]]), bandwidths="fixed")
+    far = two_stream_loss(torch.zeros(2, 1), torch.full((2, 1), 1e6), bandwidths="fixed")
     assert far.item() == pytest.approx(38, rel=1e-6)  # no kernel reaches that far
 
 
@@ -107,6 +108,22 @@ def test_the_discrepancy_holds_a_client_near_the_server(digits, options):
     free, held = moved(1e-9), moved(0.1)
     assert held[0] < 0.8 * free[0]
     assert held[1] < 0.6 * free[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "last"),
+    [({}, 1), ({}, 2), ({"on": "logits", "bandwidths": "fixed"}, 1)],  # two samples: the narrow fixed kernels are steep
+)
+def test_a_last_batch_of_one_sample_moves_no_more_than_cross_entropy_does(digits, options, last):
+    def moved(method, samples, **options):
+        run = digits(method, **options)
+        trainer = run.trainer
+        trainer.settings = replace(trainer.settings, batch_size=64, learning_rate=0.01, momentum=0.9)
+        trainer.indices = {**trainer.indices, 0: trainer.indices[0][:samples]}
+        result = run.fit(0)
+        return sum((result.upload[k] - v).square().sum().item() for k, v in run.made.start.items()) ** 0.5
+
+    assert moved("fedmmd", 64 + last, **options) < 1.1 * moved("fedavg", 64 + last)
 
 
 def test_deviations():
