@@ -1,5 +1,8 @@
 """Tables over run folders: runs that differ only in their seed share a row.
 
+A run that has not all the rounds of its recipe, because it diverged, was stopped or is under way, is left out of a row
+that has whole ones; a row without any shows what there is and is compared with nothing.
+
 Rows on the same data and partition are compared with each other: their rank by mean accuracy, and the rounds until they
 reach what the baseline reaches at best, as FedMR's table 4 and FedShift's table 2 have it.
 """
@@ -7,6 +10,7 @@ reach what the baseline reaches at best, as FedMR's table 4 and FedShift's table
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,12 +28,15 @@ Curve = dict[int, list[float]]
 """Round, counted from 1, to the accuracy of each seed."""
 
 SEED = "common_args.random_seed"
-# Where and how fast a run was computed does not make it another experiment.
+# Where and how fast a run was computed does not make it another experiment, its precision does.
 ELSEWHERE = ("tracking_args", "device_args", "comm_args")
+PRECISION = "device_args.precision"
 METHOD, OPTIMIZER = "method_args.method", "train_args.federated_optimizer"
 PLAIN_OPTIMIZER = "FedAvg"
 PLACES = ("data_args.data_cache_dir", "data_args.download")
 """Keys that say where the data lie on this machine."""
+SCENE = ("data_args.", "partition_args.")
+"""What keys that make a setting begin with."""
 COLUMNS = (METHOD, OPTIMIZER, "data_args.dataset", "partition_args.partition_method")
 
 
@@ -48,6 +55,21 @@ class Run:
     recipe: Resolved
     metrics: Sequence[Mapping[str, Any]]
     timings: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def seed(self) -> str:
+        """As its recipe has it."""
+        return str(self.recipe.get("common_args", {}).get("random_seed"))
+
+    @property
+    def planned(self) -> int:
+        """The rounds that its recipe asks for."""
+        return int(number(self.recipe.get("train_args", {}), "comm_round") or 0)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has them all."""
+        return len(self.metrics) >= self.planned
 
     @property
     def tests(self) -> list[Mapping[str, Any]]:
@@ -76,7 +98,9 @@ def number(line: Mapping[str, Any], key: str) -> float | None:
 
 
 def _real(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -158,21 +182,22 @@ def _objects(lines: Iterable[str]) -> list[dict[str, Any]]:
 
 def flat(recipe: Resolved) -> dict[str, Any]:
     """``section.key`` to value, of what makes an experiment: without its seed and the machine's part."""
+    every = {f"{section}.{key}": value for section, keys in recipe.items() for key, value in keys.items()}
     return {
-        f"{section}.{key}": value
-        for section, keys in recipe.items()
-        if section not in ELSEWHERE
-        for key, value in keys.items()
-        if f"{section}.{key}" != SEED
+        name: value
+        for name, value in every.items()
+        if name == PRECISION or (name.partition(".")[0] not in ELSEWHERE and name not in (SEED, *PLACES))
     }
 
 
 def grouped(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs that differ in nothing but the seed, together; in the order of their first one."""
-    groups: dict[str, list[Run]] = {}
+    """Runs that differ in nothing but the seed, together and each seed once; in the order of their first one."""
+    groups: dict[str, dict[str, Run]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(flat(run.recipe), sort_keys=True), []).append(run)
-    return list(groups.values())
+        mine = groups.setdefault(json.dumps(flat(run.recipe), sort_keys=True), {})
+        if run.seed not in mine or (run.whole and not mine[run.seed].whole):
+            mine[run.seed] = run
+    return [list(group.values()) for group in groups.values()]
 
 
 @dataclass(frozen=True)
@@ -180,15 +205,16 @@ class Row:
     """Runs that differ in nothing but the seed, and how they compare.
 
     Args:
-        runs: one for each seed.
+        runs: one for each seed, whole ones alone where there are any.
+        unfinished: how many of its seeds have no whole run.
         method: its name; of several in a row, with + between them.
         optimizer: the host's.
         data: the data set's name.
         partition: the partition's name.
-        differs: the other keys in which rows of the same four names differ.
+        differs: the other keys, ``section.key``, in which rows of the same four names differ.
         setting: what the rows share that are compared with each other: data and partition, with their parameters.
         accuracy: of each seed, in per cent, over the last tests; likewise ``personalised`` and ``best``.
-        rank: by mean accuracy among the rows of this setting, from 1.
+        rank: by mean accuracy among the rows of this setting, from 1; None without a whole run.
         to_baseline: the first round, from 1, in which the mean over the seeds reaches the baseline's best; None: never,
             or there is no baseline.
         speedup: the baseline's rounds in relation to these.
@@ -199,11 +225,12 @@ class Row:
     """
 
     runs: Sequence[Run]
+    unfinished: int
     method: str
     optimizer: str
     data: str
     partition: str
-    differs: str
+    differs: Sequence[str]
     setting: str
     accuracy: Sequence[float | None]
     personalised: Sequence[float | None]
@@ -214,11 +241,16 @@ class Row:
     peak: float | None
     peak_gpu: float | None
     recall: Sequence[float | None]
-    rank: int = 0
+    rank: int | None = None
     to_baseline: int | None = None
     speedup: float | None = None
     baseline: bool = False
     keys: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether its runs are."""
+        return all(run.whole for run in self.runs)
 
     @property
     def rounds(self) -> str:
@@ -258,34 +290,37 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
     return [_compared(row, [other for other in found if other.setting == row.setting], baseline) for row in found]
 
 
-def _row(group: Sequence[Run], mine: Mapping[str, Any], differs: str, setting: str, last: int) -> Row:
+def _row(group: Sequence[Run], mine: Mapping[str, Any], differs: Sequence[str], setting: str, last: int) -> Row:
+    counted = [run for run in group if run.whole] or group
+
     def percent(values: Iterable[float | None]) -> list[float | None]:
         return [None if value is None else 100 * value for value in values]
 
     def most(key: str) -> float | None:
-        values = [value for run in group for line in run.timings if (value := number(line, key)) is not None]
+        values = [value for run in counted for line in run.timings if (value := number(line, key)) is not None]
         return max(values, default=None)
 
     def megabytes(key: str) -> float | None:
-        value = mean(number(line, key) for run in group for line in run.metrics)
+        value = mean(number(line, key) for run in counted for line in run.metrics)
         return None if value is None else value / 1e6
 
-    recalls = [run.recall(last) for run in group]
+    recalls = [run.recall(last) for run in counted]
     classes = min(map(len, recalls))
     return Row(
-        runs=group,
+        runs=counted,
+        unfinished=sum(not run.whole for run in group),
         method=_told(mine.get(METHOD, "?")),
         optimizer=_told(mine.get(OPTIMIZER, PLAIN_OPTIMIZER)),
         data=_told(mine.get("data_args.dataset", "?")),
         partition=_told(mine.get("partition_args.partition_method", "?")),
         differs=differs,
         setting=setting,
-        accuracy=percent(run.last("accuracy", last) for run in group),
-        personalised=percent(run.last("personalised_accuracy", last) for run in group),
-        best=percent(run.best for run in group),
+        accuracy=percent(run.last("accuracy", last) for run in counted),
+        personalised=percent(run.last("personalised_accuracy", last) for run in counted),
+        best=percent(run.best for run in counted),
         up=megabytes("bytes_up"),
         down=megabytes("bytes_down"),
-        seconds=mean(number(line, "seconds") for run in group for line in run.timings),
+        seconds=mean(number(line, "seconds") for run in counted for line in run.timings),
         peak=most("peak_mb"),
         peak_gpu=most("peak_gpu_mb"),
         recall=percent(mean(recall[c] for recall in recalls) for c in range(classes)),
@@ -299,8 +334,9 @@ def _compared(row: Row, rivals: Sequence[Row], baseline: str) -> Row:
     FedMR's table 4 and FedShift's table 2 print one whole number a method and do not say how seeds enter; here it is
     the accuracy averaged over the seeds that has to reach the baseline's highest.
     """
+    rivals = [other for other in rivals if other.whole]
     mine = mean(row.accuracy) or 0.0
-    rank = 1 + sum((mean(other.accuracy) or 0.0) > mine for other in rivals)
+    rank = 1 + sum((mean(other.accuracy) or 0.0) > mine for other in rivals) if row.whole else None
     bases = [other for other in rivals if other.method == baseline and other.optimizer == PLAIN_OPTIMIZER]
     base = min(bases, key=lambda other: _apart(row, other), default=None)
     if base is None or not base.mean_curve:
@@ -329,10 +365,7 @@ def _told(value: Any) -> str:
 
 def _settings(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
     """What each recipe's data and partition are called: by their names, and what tells those of one name apart."""
-    parts = [
-        {k: v for k, v in mine.items() if k.startswith(("data_args.", "partition_args.")) and k not in PLACES}
-        for mine in recipes
-    ]
+    parts = [{k: v for k, v in mine.items() if k.startswith(SCENE)} for mine in recipes]
     names = ("data_args.dataset", "partition_args.partition_method")
     several = len({str(part.get(names[0])) for part in parts}) > 1
     found = []
@@ -348,11 +381,14 @@ def _setting(key: str, value: Any) -> str:
     return f"{key.partition('.')[2]}={json.dumps(value)}".replace('"', "")
 
 
-def _differing(mine: Mapping[str, Any], recipes: Sequence[Mapping[str, Any]]) -> str:
+def _differing(mine: Mapping[str, Any], recipes: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys, beside the columns, in which runs of the same method, optimiser, data and partition differ."""
     same = [other for other in recipes if all(other.get(key) == mine.get(key) for key in COLUMNS)]
-    keys = [key for key in mine if any(other.get(key) != mine[key] for other in same)]
-    return ", ".join(_setting(key, mine[key]) for key in keys)
+    return [key for key in mine if any(other.get(key) != mine[key] for other in same)]
+
+
+def _told_keys(row: Row, keys: Iterable[str]) -> str:
+    return ", ".join(_setting(key, row.keys[key]) for key in keys)
 
 
 def spread(values: Sequence[float | None]) -> tuple[str, str]:
@@ -402,6 +438,15 @@ def _number(name: str, form: str, value: Callable[[Row], float | None], better: 
     return Column(name, lambda row: {name: text(row)}, lambda row: text(row) or "-", better, value)
 
 
+def _seeds(row: Row) -> dict[str, str]:
+    return {"seeds": str(len(row.runs) if row.whole else 0), "unfinished": str(row.unfinished)}
+
+
+def _seeds_text(row: Row) -> str:
+    whole, unfinished = _seeds(row).values()
+    return f"{whole} of {int(whole) + int(unfinished)}" if row.unfinished else whole
+
+
 def _rounds(row: Row) -> dict[str, str]:
     known = row.to_baseline is not None
     return {
@@ -425,8 +470,8 @@ def columns(found: Sequence[Row]) -> list[Column]:
         *([_label("optimizer", lambda row: row.optimizer)] if mixed else []),
         _label("data", lambda row: row.data),
         _label("partition", lambda row: row.partition),
-        _label("differs in", lambda row: row.differs),
-        _number("seeds", "", lambda row: len(row.runs)),
+        _label("differs in", lambda row: _told_keys(row, row.differs)),
+        Column("seeds", _seeds, _seeds_text),
         Column("rounds", lambda row: {"rounds": row.rounds}, lambda row: row.rounds),
         _spread("accuracy", lambda row: row.accuracy),
         _spread("personalised", lambda row: row.personalised),
@@ -465,7 +510,7 @@ def marks(found: Sequence[Row]) -> list[list[int]]:
             values = {
                 r: round(column.better * value, 2)
                 for r, row in enumerate(found)
-                if row.setting == setting and (value := column.value(row)) is not None
+                if row.setting == setting and row.whole and (value := column.value(row)) is not None
             }
             ordered = sorted(set(values.values()), reverse=True)[:2]
             for r, value in values.items():
@@ -477,15 +522,33 @@ def marks(found: Sequence[Row]) -> list[list[int]]:
 def label(row: Row) -> str:
     """What tells a row from the others of its setting: method, another optimiser than FedAvg, other keys."""
     optimizer = "" if row.optimizer == PLAIN_OPTIMIZER else row.optimizer
-    return ", ".join(filter(None, [row.method, optimizer, row.differs]))
+    keys = [key for key in row.differs if not key.startswith(SCENE)]
+    return ", ".join(filter(None, [row.method, optimizer, _told_keys(row, keys)]))
+
+
+def notes(found: Sequence[Row], runs: Iterable[Run]) -> list[str]:
+    """A line for each of ``runs`` that its row does not count, or that is not whole."""
+    counted = [run for row in found for run in row.runs]
+    return [note for run in runs if (note := _note(run, counted))]
+
+
+def _note(run: Run, counted: Sequence[Run]) -> str:
+    shown = any(run is other for other in counted)
+    if not run.whole:
+        what = "shown without a rank" if shown else "left out of its row"
+        return f"{run.name}: {len(run.metrics)} of {run.planned} rounds: {what}"
+    if shown:
+        return ""
+    twin = next(other for other in counted if other.seed == run.seed and flat(other.recipe) == flat(run.recipe))
+    return f"{run.name}: the same recipe and seed as {twin.name}: counted once"
 
 
 def curves(found: Sequence[Row]) -> dict[str, Curve]:
     """Label of each row to its accuracies."""
     names: dict[str, Curve] = {}
-    several = [attribute for attribute in ("data", "partition") if len({getattr(row, attribute) for row in found}) > 1]
+    several = len({row.setting for row in found}) > 1
     for row in found:
-        name = ", ".join([label(row), *(getattr(row, attribute) for attribute in several)])
+        name = ", ".join([label(row), *([row.setting] if several else [])])
         for round_, values in row.curve.items():
             names.setdefault(name, {}).setdefault(round_, []).extend(values)
     return names

@@ -121,9 +121,7 @@ def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) 
 def differences(before: Recipe, after: Recipe) -> tuple[str, ...]:
     """What of the experiment was set to something else; its seed and this machine's folders are no part of it."""
     a, b = report.flat(before.resolved()), report.flat(after.resolved())
-    a |= {"device_args.precision": before.device.precision}
-    b |= {"device_args.precision": after.device.precision}
-    keys = [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key) and key not in report.PLACES]
+    keys = [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
     return tuple(f"{key.partition('.')[2]}: {_told(a.get(key))} -> {_told(b.get(key))}" for key in keys)
 
 

@@ -63,6 +63,62 @@ def test_seeds_share_a_row_with_mean_and_std(tmp_path):
     assert {mark for (_, name), mark in marked.items() if name in ("personalised", "rank", "MB up")} == {0}
 
 
+def asking(rounds, recipe):
+    recipe["train_args"]["comm_round"] = rounds
+    return recipe
+
+
+def test_a_run_without_all_its_rounds_is_not_counted(tmp_path):
+    found = [
+        report.read(each)
+        for each in (
+            folder(tmp_path / "a", asking(3, resolved(0)), [0.1, 0.5, 0.7]),
+            folder(tmp_path / "b", asking(3, resolved(1)), [0.9, 0.9]),  # would be the baseline's best
+            folder(tmp_path / "c", asking(3, resolved(0, "fedrs")), [0.7]),  # under way
+            folder(tmp_path / "d", asking(3, resolved(0, "fedlc")), [0.1, 0.2, 0.3]),
+        )
+    ]
+    rows = report.rows(report.grouped(found), 2)
+    assert [row.accuracy for row in rows] == [[pytest.approx(60)], [pytest.approx(70)], [pytest.approx(25)]]
+    assert [(row.rank, row.to_baseline, sorted(row.curve)) for row in rows] == [
+        (1, 3, [1, 2, 3]), (None, 1, [1]), (2, None, [1, 2, 3]),
+    ]  # fmt: skip
+    head, cells = report.table(rows)
+    assert [line[head.index("seeds")] for line in cells] == ["1 of 2", "0 of 1", "1"]
+    assert [line[head.index("rank")] for line in cells] == ["1", "-", "2"]
+    assert [mine[head.index("accuracy")] for mine in report.marks(rows)] == [1, 0, 2]
+    head, cells = report.table(rows, split=True)
+    assert [(line[head.index("seeds")], line[head.index("unfinished")]) for line in cells] == [
+        ("1", "1"), ("0", "1"), ("1", "0"),
+    ]  # fmt: skip
+    assert report.notes(rows, found) == [
+        f"{tmp_path / 'b'}: 2 of 3 rounds: left out of its row",
+        f"{tmp_path / 'c'}: 1 of 3 rounds: shown without a rank",
+    ]
+
+
+def test_a_seed_counts_once(tmp_path):
+    found = [
+        report.read(folder(tmp_path / name, asking(2, resolved(0)), accuracies))
+        for name, accuracies in (("half", [0.1]), ("whole", [0.2, 0.3]), ("copy", [0.2, 0.3]))
+    ]
+    (row,) = report.rows(report.grouped(found), 1)
+    assert (row.accuracy, row.unfinished) == ([pytest.approx(30)], 0)
+    assert report.notes([row], found) == [
+        f"{tmp_path / 'half'}: 1 of 2 rounds: left out of its row",
+        f"{tmp_path / 'copy'}: the same recipe and seed as {tmp_path / 'whole'}: counted once",
+    ]
+
+
+def test_where_data_lie_is_no_experiment_and_precision_is_one(tmp_path):
+    recipes = [resolved(seed) for seed in range(3)]
+    recipes[1]["data_args"]["data_cache_dir"] = "elsewhere"
+    recipes[1]["device_args"] = {"using_gpu": True}
+    recipes[2]["device_args"] = {"precision": "bf16"}
+    found = rows_of(*(folder(tmp_path / str(n), recipe, [0.5]) for n, recipe in enumerate(recipes)))
+    assert [(len(row.runs), report.label(row)) for row in found] == [(2, "fedavg"), (1, "fedavg, precision=bf16")]
+
+
 def test_csv_has_a_column_for_each_number(tmp_path):
     head, rows = report.table(rows_of(folder(tmp_path / "a", resolved(), [0.5]), last=1), split=True)
     cells = dict(zip(head, rows[0], strict=True))
@@ -127,6 +183,11 @@ def test_partitions_of_one_name_are_settings_of_their_own(tmp_path):
     found = rows_of(*(folder(tmp_path / str(n), recipe, [0.5 - 0.1 * n]) for n, recipe in enumerate(recipes)))
     assert [row.setting for row in found] == ["dirichlet, beta=0.1", "dirichlet, beta=0.5"]
     assert [row.rank for row in found] == [1, 1]
+    # The setting says it, the label need not; the column does.
+    assert [report.label(row) for row in found] == ["fedavg", "fedavg"]
+    head, cells = report.table(found)
+    assert [line[head.index("differs in")] for line in cells] == ["beta=0.1", "beta=0.5"]
+    assert list(report.curves(found)) == ["fedavg, dirichlet, beta=0.1", "fedavg, dirichlet, beta=0.5"]
 
 
 def test_a_folder_of_run_folders_stands_for_all_of_them(tmp_path):
@@ -170,6 +231,10 @@ def odd_test(path):
     (path / "metrics.jsonl").write_text('{"round": "<b>", "accuracy": 1}\n')
 
 
+def no_number(path):
+    (path / "metrics.jsonl").write_text('{"round": 0, "accuracy": NaN}\n')
+
+
 def junk_metrics(path):
     (path / "metrics.jsonl").write_bytes(b"\xff\xfe\x00")
 
@@ -180,6 +245,7 @@ def junk_metrics(path):
         (no_metrics, "no run: metrics.jsonl is missing"),
         (no_tests, "no results yet: metrics.jsonl has no test"),
         (odd_test, "no run: metrics.jsonl has a test without round and accuracy"),
+        (no_number, "no run: metrics.jsonl has a test without round and accuracy"),
         (no_recipe, "no run: recipe.yaml is missing"),
         (list_as_recipe, "no run: recipe.yaml holds no recipe"),
         (broken_recipe, "cannot be read: line 1, column 5"),

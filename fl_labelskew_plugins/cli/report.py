@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.report import Row
 
 FORMATS = ("table", "csv", "markdown", "latex")
+FEDAVG = "fedavg"
 FILE = click.Path(path_type=Path, dir_okay=False)
 
 
@@ -32,7 +33,7 @@ def shown(rows: Sequence[Row], form: str) -> str:
 @click.command("report")
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--last", default=5, show_default=True, type=click.IntRange(1), help="Tests that a mean is taken over.")
-@click.option("--baseline", default="fedavg", show_default=True, metavar="METHOD", help="Whose best is to be reached.")
+@click.option("--baseline", default=FEDAVG, show_default=True, metavar="METHOD", help="Whose best is to be reached.")
 @click.option("--format", "form", default="table", show_default=True, type=click.Choice(FORMATS))
 @click.option(
     "--html", type=FILE, metavar="FILE", help="Also write a page with curves and heat maps, complete in itself."
@@ -46,14 +47,22 @@ def report_command(
 
     A folder that holds run folders stands for all of them. Accuracies are in per cent, over the last tests; ranks are
     by mean accuracy on the same data and partition; MB are what all clients of a round send and get; peak MB is the
-    most memory that the server's process held. With --format latex the best is bold, the second best underlined.
+    most memory that the server's process held. A run that has not all its rounds, as it diverged or is under way, is
+    left out of a row that has whole ones, and has no rank where it is alone. With --format latex the best is bold,
+    the second best underlined.
     """
     from fl_labelskew_plugins import report
+    from fl_labelskew_plugins.mistakes import unknown
 
     found, missing = report.read_all(runs)
     if found:
         rows = report.rows(report.grouped(found), last, baseline)
+        methods = {row.method for row in rows}
+        if baseline not in methods and baseline != FEDAVG:
+            raise LabelSkewError(f"--baseline: {unknown(baseline, sorted(methods))}")
         click.echo(shown(rows, form))
+        for note in report.notes(rows, found):
+            click.echo(note, err=True)
         for file, draw in ((plot, _plot), (html, _page)):
             if file is not None:
                 try:

@@ -69,7 +69,7 @@ def sweep_command(
         done = sum(each.folder.summary.exists() for each in planned)
         again = f"to go on, the same again: labelskew {shlex.join(sys.argv[1:])}"
         raise KeyboardInterrupt(f"interrupted: {done} of {len(planned)} runs done; {again}") from None
-    runs, _ = report.read_all([each.folder.path for each in planned if each.folder.summary.exists()])
+    runs, missing = report.read_all([each.folder.path for each in planned if each.folder.summary.exists()])
     if runs:  # a run without any test is in no table
         last = planned[0].recipe.validation.last_rounds
         click.echo(table.plain(*report.table(report.rows(report.grouped(runs), last))))
@@ -77,6 +77,8 @@ def sweep_command(
         say(
             f"more of it: labelskew report {shlex.quote(str(folder))} --html {shlex.quote(str(folder / 'report.html'))}"
         )
+    for line in missing:
+        click.echo(line, err=True)
     for line in failed:
         click.echo(f"failed: {line}", err=True)
     if failed:

@@ -270,6 +270,13 @@ def test_report_shows_what_it_can_and_names_the_rest(tmp_path):
     ]
 
 
+def test_a_baseline_that_was_not_run_is_one_line(tmp_path):
+    run = run_folder(tmp_path / "a", 0.5)
+    assert errors("report", run, "--baseline", "fedvag") == [
+        "--baseline: 'fedvag' is unknown; allowed: fedavg; nearest: fedavg"
+    ]
+
+
 def test_report_writes_a_page_and_a_picture_as_a_whole(tmp_path):
     run = run_folder(tmp_path / "a", 0.5)
     call("report", run, "--html", tmp_path / "r.html", "--plot", tmp_path / "r.png", "--last", "1")
