@@ -24,6 +24,9 @@ from fl_labelskew_plugins.state import OPTIMIZER, group, joined, rest
 TEST_BATCH = {"cpu": 128, "cuda": 1024}
 """Samples of a batch where no gradient is needed: few enough that activations stay in a core's cache, or fill a GPU."""
 
+Draws = tuple[Tensor, Tensor, Tensor | None]
+"""States of generators: a client's, torch's of the CPU, and torch's of the GPU in use."""
+
 
 @dataclass(frozen=True)
 class LocalSettings:
@@ -265,6 +268,7 @@ class LocalTrainer:
             while step < stop:
                 inputs, labels = next(stream)
                 last_epoch = step >= total - per_epoch
+                drawn = self._drawn(view)
                 single = len(labels) == 1 and self._has_batch_norm
                 if single:  # one sample has no variance: normalise it with the running statistics
                     _batch_norm_training(model, False)
@@ -278,7 +282,7 @@ class LocalTrainer:
                 if self.observer is not None and upload is None:
                     self.observer.step(batch, view)
                 if upload is None:  # what a client trains on for itself is corrected by nobody
-                    work.loss = partial(self._loss_under, batch, view)
+                    work.loss = partial(self._loss_under, batch, view, drawn)
                     self.optimizer.correct(work)
                     work.steps += 1
                 if settings.gradient_clip_norm is not None:
@@ -315,14 +319,29 @@ class LocalTrainer:
         batches = ((self._formatted(inputs), samples.y[index]) for index, inputs in stream)
         return batches, (len(cuts) + 1) * self.settings.epochs
 
-    def _loss_under(self, batch: Batch, view: ClientView, model: nn.Module) -> Tensor:
-        """The method's loss of a batch under another network's weights; the client's view stays as it is."""
-        with self._autocast():
-            features = model.features(batch.inputs)  # type: ignore[operator]
-            logits = model.classifier(features)  # type: ignore[operator]
-        generator = torch.Generator().set_state(view.generator.get_state())
+    def _drawn(self, view: ClientView) -> Draws:
+        """Where the generators stand that a step may draw from: the view's, and torch's own."""
+        cuda = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        return view.generator.get_state(), torch.get_rng_state(), cuda
+
+    def _loss_under(self, batch: Batch, view: ClientView, drawn: Draws, model: nn.Module) -> Tensor:
+        """The method's loss of a batch in a copy of the network, with the draws and in the modes of the network's own.
+
+        The client's view and all generators stay as they are.
+        """
+        own, cpu, cuda = drawn
+        for module, other in zip(self.model.modules(), model.modules(), strict=True):
+            other.training = module.training
+        generator = torch.Generator(view.generator.device).set_state(own)
         apart = replace(view, model=model, generator=generator, scratch=dict(view.scratch))
-        return _total(self.method.loss(replace(batch, features=features, logits=logits.float()), apart))
+        with torch.random.fork_rng([] if cuda is None else [self.device]):
+            torch.set_rng_state(cpu)
+            if cuda is not None:
+                torch.cuda.set_rng_state(cuda, self.device)
+            with self._autocast():
+                features = model.features(batch.inputs)  # type: ignore[operator]
+                logits = model.classifier(features)  # type: ignore[operator]
+            return _total(self.method.loss(replace(batch, features=features, logits=logits.float()), apart))
 
     def _gradient(self, view: ClientView) -> dict[str, Tensor]:
         """Mean gradient over the client's samples, in eval mode: without dropout, with batch norm's running values."""
@@ -333,7 +352,7 @@ class LocalTrainer:
         for index, inputs in samples.stream(self._parts(samples, own)):
             empty = torch.empty(0)
             batch = Batch(self._formatted(inputs), empty, empty, samples.y[index])
-            loss = self._loss_under(batch, view, model) * (len(batch.labels) / len(own))
+            loss = self._loss_under(batch, view, self._drawn(view), model) * (len(batch.labels) / len(own))
             loss.backward()  # type: ignore[no-untyped-call]
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         found = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in trained.items()}

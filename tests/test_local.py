@@ -3,11 +3,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from fl_labelskew_registry import Arrays, Data, Federation, Method, Stage
+from fl_labelskew_registry import Arrays, Data, Federation, Method, Optimizer, Stage
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, learning_rate, snapshot
+from fl_labelskew_plugins.optimizers.mime import Mime
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.samples import ClientBatches, Samples, samples
 
@@ -361,3 +362,56 @@ def test_an_observer_sees_what_is_uploaded_and_changes_no_bit():
     assert one.loss_terms == two.loss_terms
     assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), watched.model.parameters(), strict=True))
     assert watched.observer.seen == [(0, 10, 10), *[("sent", 4), ("sent", 4), ("sent", 2)] * 2]
+
+
+class Draws(Plain):
+    """Draws from both generators in its loss."""
+
+    def loss(self, batch, client):
+        scale = 1 + torch.rand(1) + torch.rand(1, generator=client.generator)
+        return {"scaled": scale * super().loss(batch, client)["cross_entropy"]}
+
+
+class Compares(Optimizer):
+    """Holds each step's gradient against that of a copy with the same weights."""
+
+    Params = Params
+
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+
+    def correct(self, work):
+        there = work.client.frozen(work.client.model.state_dict()).requires_grad_()
+        found = torch.autograd.grad(work.loss(there), list(there.parameters()))
+        for gradient, other in zip(work.gradients().values(), found, strict=True):
+            torch.testing.assert_close(gradient, other)
+        self.steps += 1
+
+
+@pytest.mark.parametrize("sizes", [(10, 7), (1, 7)])
+@pytest.mark.parametrize("norm", [True, False])
+def test_a_copy_with_the_same_weights_has_the_same_gradient(sizes, norm):
+    """Batch norm's mode, dropout and the method's own draws are those of the step, and are drawn once."""
+    trainer = make(sizes, norm=norm, dropout=0.4, method=Draws(), epochs=2)
+    plain = fit(trainer).upload
+    trainer = make(sizes, norm=norm, dropout=0.4, method=Draws(), epochs=2)
+    trainer.optimizer = Compares()
+    watched = fit(trainer).upload
+    assert trainer.optimizer.steps == (2 if sizes[0] == 1 else 6)
+    for key in plain:
+        assert torch.equal(plain[key], watched[key])
+
+
+@pytest.mark.parametrize("sizes", [(10, 7), (1, 7)])
+@pytest.mark.parametrize(("norm", "dropout"), [(True, 0.0), (False, 0.4), (True, 0.4)])
+def test_mimes_first_step_follows_what_the_server_sent(sizes, norm, dropout):
+    """Both local gradients cancel out at the server's weights, whatever layers a network has."""
+    trainer = make(sizes, norm=norm, dropout=dropout, batch_size=10)
+    trainer.optimizer = Mime(Mime.Params(server_momentum=0.0))
+    start = snapshot(trainer.model)
+    sent = {n: torch.rand_like(p) for n, p in trainer.model.named_parameters()}
+    shared = {f"optimizer/{part}/{n}": v for n, v in sent.items() for part in "cs"}
+    upload = fit(trainer, weights=start, shared=shared).upload
+    for name, value in sent.items():
+        torch.testing.assert_close((start[name] - upload[name]) / 0.1, value, rtol=1e-4, atol=1e-5)

@@ -13,7 +13,8 @@ and ``mimelite`` takes ``g = grad f_k(y; zeta)`` alone. Afterwards each client s
 ``x``, whose mean is ``c``, and ``s <- (1 - beta) c + beta s``. The paper collects ``c`` at this round's ``x`` in an
 exchange of its own; here, as in FedML, it is that of the round before, and there is none in the first round, which is
 plain SGD. ``beta`` is ``server_momentum``; local momentum has to be 0. Neutral setting: ``server_momentum = 0`` with
-``mimelite`` is FedAvg.
+``mimelite`` is FedAvg. Both local gradients are of the same draws (dropout) and normalise by the batch; ``c`` is of
+eval mode, without dropout and with batch norm's running values.
 
 FedML's Mime takes the clients' gradients at their final weights, as sums over batches clipped to norm 1, moves the
 model by them a second time, and starts each client without momentum.

@@ -145,9 +145,9 @@ class Method:
     """A label-skew method. Every hook has a neutral default: as it stands, this class is FedAvg.
 
     Subclasses name their ``Params`` (a frozen pydantic model with ranges, defaults and help texts), their ``paper``
-    and, where it is not sample-weighted, their ``aggregation``. ``silo_choices`` are parameters that a silo may set for
-    itself, such as the noise on what it reveals. A method that only changes logits overrides
-    :meth:`calibrate` alone. One object serves all clients, so whatever belongs to a client lives in its view.
+    and, where it is not sample-weighted, their ``aggregation``, with ``aggregation_key`` the parameter that chooses it,
+    if one does. ``silo_choices`` are parameters that a silo may set for itself, such as the noise on what it reveals. A
+    method that only changes logits overrides :meth:`calibrate` alone. One object serves all clients, so whatever belongs to a client lives in its view.
 
     For combinations: ``combines`` says whether other methods' calibrated logits may stand in its loss, ``corrects``
     what its calibration corrects for; two that correct for the same are not combined.
@@ -160,6 +160,7 @@ class Method:
     combines: bool = True
     corrects: ClassVar[str] = ""
     aggregation: Aggregation = "samples"
+    aggregation_key: ClassVar[str] = ""
 
     def __init__(self, params: Any = None) -> None:
         self.params = type(self).Params() if params is None else params
@@ -279,7 +280,8 @@ class LocalWork:
         momentum: of local SGD.
         dampening: of that momentum.
         nesterov: whether that momentum is Nesterov's.
-        loss: the method's loss of the batch in training under another network's weights, with its gradient.
+        loss: the method's loss of the batch in training in a copy of the network that ``client.frozen`` made, with
+            its gradient; dropout, batch norm's mode and the method's draws are those of the step.
         gradient: mean gradient of the method's loss over all of the client's samples under the current weights, by
             name; one pass over its data.
         steps: steps of local SGD made so far.
