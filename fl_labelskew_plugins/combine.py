@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from fl_labelskew_registry import Contribution, Federation, LabelSkewError, Method
-from pydantic import create_model
+from pydantic import WrapSerializer, create_model
 from torch import Tensor
 
 from fl_labelskew_plugins import params
@@ -43,29 +43,45 @@ class Combined(Method):
 
     def __init__(self, parts: Mapping[str, Method], carrier: Method | None) -> None:
         super().__init__(type(self).Params())
-        self.parts, self.carrier = list(parts.values()), carrier
-        self.aggregation = self.parts[-1].aggregation
-        self._calibrations = [part.calibrate for part in self.parts]
+        self.parts, self.carrier = dict(parts), carrier
+        self.aggregation = list(parts.values())[-1].aggregation
+        self._calibrations = [part.calibrate for part in parts.values()]
+        self._own = carrier.calibrate if carrier is not None else None
         if carrier is not None:
             carrier.calibrate = self.calibrate  # type: ignore[method-assign]  # inside its own loss
 
     def calibrate(self, logits: Tensor, client: Any) -> Tensor:
-        """One after the other."""
+        """One after the other; once the upload is there, the carrier's own alone: what follows is the client's."""
+        if self._own is not None and self._uploaded(client):
+            return self._own(logits, client)
         for calibrate in self._calibrations:
             logits = calibrate(logits, client)
         return logits
 
+    def _uploaded(self, client: Any) -> bool:
+        if self.carrier is None or not _overrides(self.carrier, "stages"):
+            return False
+        stages = self.carrier.stages(client.federation.epochs)
+        last = [stage.upload for stage in stages].index(True)
+        return client.stage in [stage.name for stage in stages[last + 1 :]]
+
     def deviations(self) -> list[str]:
-        """Everybody's."""
-        return [line for part in self.parts for line in part.deviations()]
+        """Everybody's, and whose weights of the uploads are not in force."""
+        found = [line for part in self.parts.values() for line in part.deviations()]
+        *others, last = self.parts
+        return found + [
+            f"uploads are weighed as {last} has it ({self.aggregation}), not as {name} has it ({weights})"
+            for name in others
+            if (weights := self.parts[name].aggregation) != self.aggregation
+        ]
 
     def warnings(self, federation: Federation) -> list[str]:
         """Everybody's."""
-        return [line for part in self.parts for line in part.warnings(federation)]
+        return [line for part in self.parts.values() for line in part.warnings(federation)]
 
     def report(self, federation: Federation) -> dict[str, Any]:
         """Everybody's."""
-        return {key: value for part in self.parts for key, value in part.report(federation).items()}
+        return {key: value for part in self.parts.values() for key, value in part.report(federation).items()}
 
 
 def combine(parts: Mapping[str, Method]) -> Method:
@@ -92,8 +108,16 @@ def combine(parts: Mapping[str, Method]) -> Method:
                 f"{seen[part.corrects]} and {name} both correct logits for {part.corrects}; one of them would be right"
             )
         seen[part.corrects] = name
+    *others, last = parts
+    for name in others:
+        key = parts[name].aggregation_key
+        if key in parts[name].params.model_fields_set:
+            raise LabelSkewError(
+                f"{name}.{key} chooses the weights of the uploads, which are those of the last method, {last}; "
+                f"without it, or with {name} last, would be right"
+            )
     carrier = parts[carriers[0]] if carriers else None
-    fields: dict[str, Any] = {name: (type(part.params), part.params) for name, part in parts.items()}
+    fields: dict[str, Any] = {name: (_shown(part, name == last), part.params) for name, part in parts.items()}
     body: dict[str, Any] = {
         "Params": create_model("Params", __base__=params.Params, **fields),
         "paper": "; ".join(part.paper for part in parts.values() if part.paper),
@@ -105,6 +129,16 @@ def combine(parts: Mapping[str, Method]) -> Method:
         body |= _openings(opening)
     combined: Method = type("Combined", (Combined,), body)(parts, carrier)
     return combined
+
+
+def _shown(part: Method, last: bool) -> Any:
+    """The type of a part's parameters; those in a record are what is in force."""
+    kind, key = type(part.params), part.aggregation_key
+
+    def without(params: Any, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        return {name: value for name, value in dump(params).items() if name != key}
+
+    return kind if last or not key else Annotated[kind, WrapSerializer(without)]
 
 
 def _overrides(method: Method, hook: str) -> bool:

@@ -319,7 +319,7 @@ class _Check:
                 args, dataset = self._plugged(section, keys)
                 changed |= {"data": args, "dataset": dataset}
             elif section == "method_args":
-                changed["method"] = self._own_method(base.method, keys)
+                changed["method"] = self._own_method(section, base.method, keys)
             else:
                 known = settings.SILO[section] or tuple(mistakes.keys_of(PLAIN[section]))
                 plain[section] = self._plain(section, keys, known, resolved[section])
@@ -329,16 +329,27 @@ class _Check:
         changed |= {section.removesuffix("_args"): args for section, args in plain.items() if section in raw}
         return replace(base, **changed)
 
-    def _own_method(self, method: Method, own: dict[str, Any]) -> Method | None:
-        choices = method.silo_choices
-        self._unknown_keys("method_args", own, choices)
+    def _own_method(self, place: str, method: Method, own: Any) -> Method | None:
+        """``method`` with what a silo chooses for itself; of a combination, under the name of each part."""
+        parts = method.parts if isinstance(method, combine.Combined) else {}
+        choices = [name for name, part in parts.items() if part.silo_choices] or method.silo_choices
+        if not isinstance(own, dict):
+            form = ", ".join(choices) or "none"
+            self._say(place, f"{mistakes.show(own)} is no mapping of keys to values; allowed: {form}")
+            return None
+        self._unknown_keys(place, own, choices)
+        if parts:
+            known = {name: own.get(name, {}) if name in choices else {} for name in parts}
+            mine = {name: self._own_method(f"{place}.{name}", part, known[name]) for name, part in parts.items()}
+            whole = {name: part for name, part in mine.items() if part is not None}
+            return combine.combine(whole) if len(whole) == len(parts) else None
         good = {key: value for key, value in own.items() if key in choices}
-        given = method.params.model_dump(mode="json", by_alias=True) | good
-        params = self._validated("method_args", type(method).Params, given)
+        given = method.params.model_dump(mode="json", by_alias=True, exclude_unset=True) | good
+        params = self._validated(place, type(method).Params, given)
         try:
             return None if params is None or self.wrong else type(method)(params)
         except Exception as error:  # a plugin of anybody's
-            self._say("method_args", f"{type(error).__name__}: {' '.join(str(error).split())}")
+            self._say(place, f"{type(error).__name__}: {' '.join(str(error).split())}")
             return None
 
     def _say(self, key: str, message: str) -> None:

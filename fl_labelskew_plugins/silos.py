@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fl_labelskew_registry import Arrays, Data, LabelSkewError, RunError
+from fl_labelskew_registry import Arrays, Data, LabelSkewError, Method, RunError
 from numpy.typing import NDArray
 
+from fl_labelskew_plugins.combine import Combined
 from fl_labelskew_plugins.data.clients import class_counts
 from fl_labelskew_plugins.recipe import Recipe, different
 from fl_labelskew_plugins.session import data_folder, divided, loaded
@@ -143,13 +144,18 @@ def _part(arrays: Arrays, index: NDArray[np.int64]) -> Arrays:
 def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """The settings that server and silos have to share, in JSON's types; what a silo decides alone is left out."""
     resolved = recipe.resolved()
-    alone = set(recipe.method.silo_choices)
     return {
         "common_args": {"random_seed": recipe.common.random_seed},
         "model_args": resolved["model_args"],
         "train_args": resolved["train_args"],
-        "method_args": {k: v for k, v in resolved["method_args"].items() if k not in alone},
+        "method_args": _common(recipe.method, resolved["method_args"]),
     }
+
+
+def _common(method: Method, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's parameters without those that a silo may choose; of a combination, those of each part."""
+    parts = method.parts if isinstance(method, Combined) else {}
+    return {k: _common(parts[k], v) if k in parts else v for k, v in keys.items() if k not in method.silo_choices}
 
 
 def check_agreement(server: Any, recipe: Recipe) -> None:

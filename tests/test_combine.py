@@ -4,15 +4,17 @@ import json
 
 import pytest
 import torch
-from fl_labelskew_registry import Contribution, LabelSkewError, Method
+from fl_labelskew_registry import Contribution, Federation, LabelSkewError, Method
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins import combine, recipe
+from fl_labelskew_plugins import combine, recipe, silos
 from fl_labelskew_plugins.methods.fedavg import FedAvg
 from fl_labelskew_plugins.methods.fedlc import FedLC, calibrated_logits
 from fl_labelskew_plugins.methods.fedmr import FedMR, intra_class_loss
+from fl_labelskew_plugins.methods.fedphp import FedPHP
 from fl_labelskew_plugins.methods.fedrs import FedRS
 from fl_labelskew_plugins.methods.fedshift import FedShift, shifted_logits
+from fl_labelskew_plugins.methods.map import MAP
 from fl_labelskew_plugins.ops import restricted_logits
 
 TEXT = """\
@@ -33,17 +35,17 @@ class Samples:
         self.counts = torch.tensor([2, 6, 0])
         self.prior = torch.tensor([0.2, 0.3, 0.5])
 
-    def view(self, **shared):
+    def view(self, stage="train"):
         from fl_labelskew_registry import ClientView
 
-        generator = torch.Generator()
-        return ClientView(0, 0, self.counts, {"prior": self.prior, **shared}, {}, generator, 1, None)
+        federation = Federation(2, 2, 2, 2, 3, 5, 16, 8, 0)
+        return ClientView(0, 0, self.counts, {"prior": self.prior}, {}, torch.Generator(), 1, federation, stage)
 
-    def loss(self, method):
+    def loss(self, method, stage="train"):
         from fl_labelskew_registry import Batch
 
         batch = Batch(torch.zeros(4, 1), self.features, self.logits, self.labels)
-        return method.loss(batch, self.view())
+        return method.loss(batch, self.view(stage))
 
 
 @pytest.fixture
@@ -58,6 +60,19 @@ def test_a_calibration_inside_the_loss_of_another(samples):
     shifted = shifted_logits(samples.logits, samples.counts, samples.prior, smoothing=1.0)
     assert torch.equal(terms["cross_entropy"], cross_entropy(shifted, samples.labels))
     assert torch.equal(terms["intra"], 0.5 * intra_class_loss(samples.features, samples.labels))
+
+
+def test_a_calibration_ends_with_the_upload(samples):
+    """MAP's second stage is tested without any calibration, and is trained without; FedPHP's only one is uploaded."""
+    plain = cross_entropy(samples.logits, samples.labels)
+    lowered = calibrated_logits(samples.logits, samples.counts, tau=1.0)
+    restricted = restricted_logits(lowered, samples.counts, alpha=0.5)
+    both = combine.combine({"fedlc": FedLC(), "map": MAP()})
+    assert [stage.name for stage in both.stages(2)] == ["aggregate", "personalise"]
+    assert torch.equal(samples.loss(both, "aggregate")["cross_entropy"], cross_entropy(restricted, samples.labels))
+    assert torch.equal(samples.loss(both, "personalise")["cross_entropy"], plain)
+    both = combine.combine({"fedlc": FedLC(), "fedphp": FedPHP()})
+    assert torch.equal(samples.loss(both, "personalise")["cross_entropy"], cross_entropy(lowered, samples.labels))
 
 
 def test_calibrations_in_the_order_in_which_they_stand(samples):
@@ -113,6 +128,98 @@ def test_what_has_no_meaning_is_refused(method, line):
     with pytest.raises(LabelSkewError) as error:
         recipe.parse(TEXT, overrides=[f"method_args.method={method}"])
     assert f"--set method_args.method: {line}" in str(error.value)
+
+
+def test_the_last_ones_weights_are_in_force_and_the_record_says_so():
+    both = combine.combine({"fedshift": FedShift(), "fedmr": FedMR()})
+    assert both.aggregation == "samples"
+    assert both.deviations()[-1] == (
+        "uploads are weighed as fedmr has it (samples), not as fedshift has it (population)"
+    )
+    assert combine.combine({"fedmr": FedMR(), "fedshift": FedShift()}).aggregation == "population"
+    assert not any("weighed" in line for line in combine.combine({"fedlc": FedLC(), "fedmr": FedMR()}).deviations())
+    assert "denominator" not in recipe.parse(TEXT).resolved()["method_args"]["fedshift"]
+
+
+@pytest.mark.parametrize("value", ["participants", "population"])
+def test_weights_that_would_not_be_in_force_are_refused(value):
+    asked = f"method_args.fedshift={{denominator: {value}}}"
+    with pytest.raises(LabelSkewError) as error:
+        recipe.parse(TEXT, overrides=[asked])
+    assert str(error.value) == (
+        "recipe.yaml: method_args.method: fedshift.denominator chooses the weights of the uploads, which are those of "
+        "the last method, fedmr; without it, or with fedshift last, would be right"
+    )
+    last = recipe.parse(TEXT, overrides=[asked, "method_args.method=[fedmr, fedshift]"])
+    assert last.resolved()["method_args"]["fedshift"]["denominator"] == value
+    assert last.method.aggregation == ("samples" if value == "participants" else "population")
+
+
+# Silos' own choices
+
+FEDERATION = """\
+common_args: {training_type: cross_silo}
+data_args: {dataset: digits}
+model_args: {model: mlp}
+train_args: {client_num_in_total: 2}
+comm_args: {backend: GRPC}
+client_specific_args: {data_silo_config: [one.yaml, two.yaml]}
+method_args: {method: [fedshift, fedmr], fedmr: {mu1: 0.5}, fedshift: {smoothing: 2.0}}
+"""
+
+
+@pytest.fixture
+def silo(tmp_path):
+    """The federation's recipe as silo 1 runs it, with a section of its own."""
+    path = tmp_path / "federation.yaml"
+    path.write_text(FEDERATION)
+    whole = recipe.load(path)
+
+    def own(section):
+        (tmp_path / "one.yaml").write_text(f"data_args: {{dataset: digits}}\nmethod_args: {section}\n")
+        return whole, recipe.silo(whole, 1)
+
+    return own
+
+
+def test_a_silo_sets_its_own_noise_under_the_parts_name(silo, samples):
+    whole, own = silo("{fedshift: {count_noise: 4.0}}")
+    shift, mr = own.method.parts["fedshift"].params, own.method.parts["fedmr"].params
+    assert (shift.count_noise, shift.smoothing, mr.mu1) == (4.0, 2.0, 0.5)
+    assert own.method.report(None)["privacy"]["epsilon"] == 0.5
+    silos.check_agreement(silos.agreed(whole), own)
+    # built anew, not on top of what is there: calibrated once
+    assert torch.equal(samples.loss(own.method)["cross_entropy"], samples.loss(whole.method)["cross_entropy"])
+    assert silo("{}")[1].resolved() == whole.resolved()
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        ("{count_noise: 4.0}", "method_args.count_noise: unknown key; allowed: fedshift"),
+        ("{fedmr: {mu1: 1.0}}", "method_args.fedmr: unknown key; allowed: fedshift"),
+        (
+            "{fedshift: {smoothing: 1.0}}",
+            "method_args.fedshift.smoothing: unknown key; allowed: count_noise, count_noise_type",
+        ),
+        ("{fedshift: {count_noise: -1}}", "method_args.fedshift.count_noise: -1 is out of range"),
+        ("{fedshift: 4}", "method_args.fedshift: 4 is no mapping of keys to values; allowed: count_noise, "),
+    ],
+)
+def test_no_more_than_that(silo, section, line):
+    with pytest.raises(LabelSkewError) as error:
+        silo(section)
+    assert f"one.yaml: {line}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_another_smoothing_is_no_agreement(silo):
+    whole, own = silo("{fedshift: {count_noise: 4.0}}")
+    server = silos.agreed(whole)
+    assert "count_noise" not in server["method_args"]["fedshift"]
+    server["method_args"]["fedshift"]["smoothing"] = 1.0
+    with pytest.raises(LabelSkewError, match=r"method_args\.fedshift"):
+        silos.check_agreement(server, own)
 
 
 @pytest.mark.parametrize(

@@ -144,14 +144,11 @@ def counts_epsilon(scale: float) -> float:
 
 
 class PriorParams(params.Params):
-    """Options of label distributions: their smoothing, how uploads are weighted, and noise on the revealed counts."""
+    """Options of label distributions: their smoothing, and noise on the revealed counts."""
 
     smoothing: float = Field(1.0, gt=0, description="a, in samples, added to each class of each client's histogram")
     smoothing_fraction: float | None = Field(
         None, gt=0, description="a as a fraction of each client's samples, in place of smoothing (0.1 with pcdd)"
-    )
-    denominator: Literal["population", "participants"] = Field(
-        "population", description="N of a round's weights N_k / N: all clients (algorithm 1) or those of the round"
     )
     count_noise: float = Field(
         0.0,
@@ -170,12 +167,6 @@ class KnownPrior(Method):
     runtimes = ("sp", "MPI", "GRPC")
     corrects = "class counts"
     silo_choices = ("count_noise", "count_noise_type")
-    aggregation: Aggregation = "population"
-
-    def __init__(self, params: Any = None) -> None:
-        super().__init__(params)
-        if self.params.denominator == "participants":
-            self.aggregation = "samples"
 
     def smoothing_of(self, counts: Tensor) -> float | Tensor:
         """``a`` of each client: a number, or ``(..., 1)``."""
@@ -211,15 +202,8 @@ class KnownPrior(Method):
         return {"privacy": {"epsilon": counts_epsilon(p.count_noise), "delta": 0.0, "holds_for": scope}}
 
     def deviations(self) -> list[str]:
-        """Options that algorithm 1 does not have."""
-        found = []
-        if self.params.denominator == "participants":
-            found.append(
-                "denominator: participants weights by the round's samples; algorithm 1 by all clients' samples"
-            )
-        if self.params.count_noise > 0:
-            found.append("count_noise: the prior is learnt from noisy class counts")
-        return found
+        """Noise, which the paper has not."""
+        return ["count_noise: the prior is learnt from noisy class counts"] if self.params.count_noise > 0 else []
 
 
 class FedShift(KnownPrior):
@@ -228,10 +212,30 @@ class FedShift(KnownPrior):
     class Params(PriorParams):
         """Options of FedShift."""
 
+        denominator: Literal["population", "participants"] = Field(
+            "population", description="N of a round's weights N_k / N: all clients (algorithm 1) or those of the round"
+        )
+
     paper = "Federated Learning with Classifier Shift for Class Imbalance, arXiv 2023, https://arxiv.org/abs/2304.04972"
+    aggregation: Aggregation = "population"
+    aggregation_key = "denominator"
+
+    def __init__(self, params: Any = None) -> None:
+        super().__init__(params)
+        if self.params.denominator == "participants":
+            self.aggregation = "samples"
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
         """Equation 4; the client's own counts never carry noise."""
         counts = on_device(client, "counts", client.counts, logits.device)
         prior = on_device(client, "prior", client.shared["prior"], logits.device)
         return shifted_logits(logits, counts, prior, smoothing=self.smoothing_of(counts))
+
+    def deviations(self) -> list[str]:
+        """Options that algorithm 1 does not have."""
+        found = super().deviations()
+        if self.params.denominator == "participants":
+            found.append(
+                "denominator: participants weights by the round's samples; algorithm 1 by all clients' samples"
+            )
+        return found

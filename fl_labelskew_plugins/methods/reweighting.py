@@ -8,7 +8,8 @@ formula. Here a sample of class ``c`` has the weight ``P(c) / P_k(c)``, importan
 distribution to the global one; both are smoothed as FedShift's, and the prior comes from the same opening exchange
 (``methods/fedshift.py``). Weights cannot stand for classes that a client lacks: where its classes are equally frequent,
 as with pcdd, they are all alike, so that ``mean: samples`` only lowers the learning rate, and ``mean: weights``, which
-divides by the weights of the batch, is FedAvg.
+divides by the weights of the batch, is FedAvg. How its uploads are weighted is not printed either: as FedAvg's here, by
+the samples of the round.
 
 Neutral settings are FedShift's: ``smoothing = 1e30``, and a single client, make all weights 1 and the loss plain
 cross-entropy, bit for bit.

@@ -6,6 +6,7 @@ from fl_labelskew_registry.contracts import Contribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.methods.fedshift import FedShift
 from fl_labelskew_plugins.methods.reweighting import Reweighting, importance_weights, weighted_cross_entropy
@@ -101,21 +102,37 @@ def test_what_it_shares_with_fedshift(world):
     sent = noisy.opening(world.client(counts=torch.full((5,), 1000)))["counts"]
     assert 0 < (sent - 1000).abs().max() < 50
     assert "noisy" in noisy.deviations()[0]
-    assert Reweighting().aggregation == "population"
-    assert Reweighting(Reweighting.Params(denominator="participants")).aggregation == "samples"
-    assert Reweighting.Params is not FedShift.Params
-    assert set(Reweighting.Params.model_fields) == {*FedShift.Params.model_fields, "mean"}
+    assert Reweighting().aggregation == "samples"  # FedAvg's; algorithm 1's is FedShift's
+    assert set(Reweighting.Params.model_fields) ^ set(FedShift.Params.model_fields) == {"mean", "denominator"}
     logits = torch.randn(2, 5)
     assert noisy.calibrate(logits, world.client()) is logits
     assert FedShift().logits_only()
     assert not noisy.logits_only()
 
 
-def test_two_rounds_on_digits(digits):
-    run = digits("reweighting")
-    assert run.server.shared["prior"].sum().item() == pytest.approx(1)
-    run.play([0, 1])
-    assert all(result.loss_terms["cross_entropy"] > 0 for result in run.play([1, 2]).values())
+@pytest.mark.parametrize("mean", ["samples", "weights"])
+def test_two_rounds_on_digits(digits, mean):
+    """The same as training on FedAvg's loss with weights worked out here, from the histograms of all three clients."""
+    run, plain = digits("reweighting", mean=mean), digits("fedavg")
+    counts = [run.trainer.counts(k).double() for k in range(3)]
+    own = [(n + 1) / (n.sum() + 10) for n in counts]
+    prior = sum(n.sum() * p for n, p in zip(counts, own, strict=True)) / sum(n.sum() for n in counts)
+
+    def loss(batch, client):
+        each = cross_entropy(batch.logits, batch.labels, reduction="none")
+        weights = (prior / own[client.id]).float()[batch.labels]
+        return {"cross_entropy": (weights * each).sum() / (len(each) if mean == "samples" else weights.sum())}
+
+    plain.method.loss = loss
+    unweighted = digits("fedavg")
+    for clients in ([0, 1], [1, 2]):
+        ours, theirs = run.play(clients), plain.play(clients)
+        unweighted.play(clients)
+        for k in clients:
+            assert ours[k].loss_terms["cross_entropy"] == pytest.approx(theirs[k].loss_terms["cross_entropy"], rel=1e-4)
+    for name, weights in run.server.weights.items():
+        torch.testing.assert_close(weights, plain.server.weights[name], rtol=1e-3, atol=1e-4)
+        assert not torch.allclose(weights, unweighted.server.weights[name], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(
