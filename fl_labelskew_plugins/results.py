@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import resource
@@ -84,9 +85,9 @@ class RunFolder:
         part.replace(self.path / name)
 
     def append(self, file: Path, value: Mapping[str, Any]) -> None:
-        """Add one line of JSON."""
+        """Add one line of JSON; a number that is not finite is null there."""
         with file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(value) + "\n")
+            stream.write(json.dumps(_finite(value), allow_nan=False) + "\n")
 
     def truncate(self, rounds: int) -> None:
         """Drop the lines of rounds from ``rounds`` on, and a line that a kill cut in half."""
@@ -164,14 +165,16 @@ class Checkpoint:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file's lines; stops at a line that was cut in half."""
+    """The JSON objects of a file's lines; stops at a line that was cut in half, or is damaged otherwise."""
     lines: list[dict[str, Any]] = []
     if file.exists():
-        for line in file.read_text(encoding="utf-8").splitlines():
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            value = None
             with contextlib.suppress(json.JSONDecodeError):
-                lines.append(json.loads(line))
-                continue
-            break
+                value = json.loads(line)
+            if not isinstance(value, dict):
+                break
+            lines.append(value)
     return lines
 
 
@@ -234,6 +237,14 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
     if personal:
         result["personalised_last_mean"] = statistics.fmean(personal)
     return result
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _processor() -> str:

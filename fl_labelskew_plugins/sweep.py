@@ -22,14 +22,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing import connection
+from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, MistakesError
 from pydantic import Field
 
-from fl_labelskew_plugins import devices, mistakes, plain_yaml
+from fl_labelskew_plugins import devices, mistakes, plain_yaml, report
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.mpirun import available_cores
 from fl_labelskew_plugins.params import Params
@@ -53,7 +53,7 @@ SHARE = 0.8
 GRACE = 30.0
 """Seconds in which a run that was told to end saves its checkpoint; then it is killed."""
 PRELOADED = ["fl_labelskew_plugins.runtimes.sp", "matplotlib.backends.backend_agg", "sklearn.datasets"]
-"""What runs in one process import, slow ones first."""
+"""What runs in one process import, slow ones first; before all of them comes ``sweep_server``."""
 
 Say = Callable[[str], None]
 
@@ -115,12 +115,12 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
     """
     file = _read(path)
     out = out or Path(file.out or f"runs/{path.stem}").expanduser()
-    wrong: list[str] = []
+    wrong = [f"{out}: is the folder of a run; another --out would be right"] if RunFolder(out).recipe.exists() else []
     common = [*_settings(f"{path}: set", file.set, wrong), *overrides]
     axes = [_axis(f"{path}: grid[{number}]", raw, wrong) for number, raw in enumerate(file.grid, 1)]
     _same_key(path, axes, overrides, wrong)
     known = list(dict.fromkeys(choice.label for axis in axes for choice in axis))
-    skipped = [_skip(f"{path}: skip[{number}]", labels, known, wrong) for number, labels in enumerate(file.skip, 1)]
+    skipped = [_skip(f"{path}: skip[{number}]", labels, axes, wrong) for number, labels in enumerate(file.skip, 1)]
     wrong += [f"--only {mistakes.unknown(label, known)}" for label in only if label not in known]
     axes = [[choice for choice in axis if choice.label in only] or axis for axis in axes]
     if (size := math.prod(len(axis) for axis in axes)) > MOST:
@@ -151,7 +151,7 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
                 found.append(Planned(name, base, (*settings, *_own(each)), each, gpus, folder, log))
     wrong = [f"{line} (in {_few(names)})" if len(names) < len(chosen) else line for line, names in where.items()]
     wrong += _bad_names(path, found)
-    if wrong := wrong or _missing_data(found):
+    if wrong := wrong or _twins(path, found) + _missing_data(found):
         raise MistakesError(wrong)
     return [replace(each, recipe=recipes.load(each.base, each.settings)) for each in found]
 
@@ -162,6 +162,19 @@ def _bad_names(path: Path, found: Sequence[Planned]) -> list[str]:
     long = f"is longer than {LONGEST} letters; shorter names would be right"
     wrong = [f"{path}: grid: {name} {twice}" for name, count in names.items() if count > 1]
     return wrong + [f"{path}: grid: {name} {long}" for name in names if len(name) > LONGEST]
+
+
+def _twins(path: Path, found: Sequence[Planned]) -> list[str]:
+    """Combinations that a report would count once, since they are the same experiment with the same seed."""
+    wrong: list[str] = []
+    seen: dict[str, str] = {}
+    for each in found:
+        mine = json.dumps([report.flat(each.recipe.resolved()), each.recipe.common.random_seed], sort_keys=True)
+        if (first := seen.setdefault(mine, each.name)) != each.name:
+            wrong.append(
+                f"{path}: grid: {first} and {each.name} have the same settings and seed; one of them would be right"
+            )
+    return wrong[:1] if len(wrong) < 2 else [f"{wrong[0]} (and {len(wrong) - 1} more such)"]
 
 
 def _read(path: Path) -> SweepFile:
@@ -241,8 +254,13 @@ def _same_key(path: Path, axes: Sequence[Sequence[Choice]], overrides: Sequence[
         wrong += [f"--set {key}: the grid of {path} sets it; another key would be right" for a in by_axis if key in a]
 
 
-def _skip(place: str, labels: Sequence[str], known: Sequence[str], wrong: list[str]) -> set[str]:
-    wrong += [f"{place}: {mistakes.unknown(label, known)}" for label in labels if label not in known]
+def _skip(place: str, labels: Sequence[str], axes: Sequence[Sequence[Choice]], wrong: list[str]) -> set[str]:
+    of = {label: [i for i, axis in enumerate(axes) if label in {each.label for each in axis}] for label in labels}
+    known = list(dict.fromkeys(choice.label for axis in axes for choice in axis))
+    wrong += [f"{place}: {mistakes.unknown(label, known)}" for label, found in of.items() if not found]
+    for a, b in itertools.combinations(of, 2):
+        if of[a] == of[b] and len(of[a]) == 1:
+            wrong.append(f"{place}: {a} and {b} are of one axis, so that no run has both; an entry each would be right")
     if not labels:
         wrong.append(f"{place}: empty; the names of a combination would be right")
     return set(labels)
@@ -284,6 +302,7 @@ class _Job:
     planned: Planned
     process: Any
     slot: int
+    words: connection.Connection
     begun: float = field(default_factory=time.monotonic)
 
 
@@ -341,6 +360,9 @@ def _alone(out: Path) -> Iterator[None]:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise LabelSkewError(f"{out}: another sweep is under way there; another --out would be right") from None
+        except OSError as error:  # some network file systems lock no folders
+            lack = f"cannot be locked ({error.strerror}); a second sweep there would not be noticed"
+            print(f"warning: {out}: {lack}", file=sys.stderr)
         yield
     finally:
         os.close(folder)
@@ -407,7 +429,7 @@ class _Crew:
             threads = max(each.recipe.device.threads or 1 for each in open_)
             os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(PRELOADED)
+        self._context.set_forkserver_preload(["fl_labelskew_plugins.sweep_server", *PRELOADED])
         for each in planned:
             self._remember(each)
 
@@ -415,6 +437,7 @@ class _Crew:
         """Until all have ended."""
         try:
             with interrupting():
+                _serve()
                 while self.waiting or self.running:
                     while self.waiting and self._room():
                         self._start(self.waiting.pop(0))
@@ -440,9 +463,8 @@ class _Crew:
     def _remember(self, each: Planned) -> None:
         """Bytes that this run has held at most, if it has recorded any."""
         for line in read_lines(each.folder.timings)[-1:]:
-            peak = 1e6 * float(line.get("peak_mb") or 0)
-            if peak:
-                self._peaks[_kind(each)] = max(peak, self._peaks.get(_kind(each), 0.0))
+            if peak := report.number(line, "peak_mb"):
+                self._peaks[_kind(each)] = max(1e6 * peak, self._peaks.get(_kind(each), 0.0))
 
     def _start(self, each: Planned) -> None:
         slot = min(set(range(self.slots)) - {job.slot for job in self.running})
@@ -452,18 +474,22 @@ class _Crew:
             each.log.unlink(missing_ok=True)
         except OSError as error:
             raise LabelSkewError(f"{each.log.parent}: cannot be written: {error.strerror}") from None
-        arguments = (each.base, each.settings, each.folder.path, each.log, gpu)
-        process = self._context.Process(target=_work, args=arguments, name=each.name)
-        process.start()
-        self.running.append(_Job(each, process, slot))
+        words, theirs = self._context.Pipe(duplex=False)
+        with theirs:
+            arguments = (each.base, each.settings, each.folder.path, each.log, theirs, gpu)
+            process = self._context.Process(target=_work, args=arguments, name=each.name)
+            process.start()
+        self.running.append(_Job(each, process, slot, words))
 
     def _ended(self, job: _Job) -> None:
         each, code, seconds = job.planned, job.process.exitcode, time.monotonic() - job.begun
         _tidy(each.log)
+        with job.words:
+            sent = _received(job.words)
         self.left -= 1
         self.took.append(seconds)
         if code:
-            words = _last_words(each.log) or how_it_ended("the run", code)
+            words = _last_words(each.log) or sent or how_it_ended("the run", code)
             self.failed.append(f"{each.name}: {words}")
             told_ = f"failed: {words}"
         else:
@@ -484,6 +510,18 @@ class _Crew:
                 job.process.kill()
                 job.process.join()
             _tidy(job.planned.log)
+        with contextlib.suppress(OSError):
+            self.all[0].log.parent.rmdir()  # as long as it is empty
+
+
+def _serve() -> None:
+    """Start the process that forks the runs, with Ctrl-C held back until :mod:`fl_labelskew_plugins.sweep_server`."""
+    resource_tracker.ensure_running()  # which lets signals in again, once it has been started
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _tidy(log: Path) -> None:
@@ -491,7 +529,6 @@ def _tidy(log: Path) -> None:
     with contextlib.suppress(OSError):
         if not log.stat().st_size:
             log.unlink()
-            log.parent.rmdir()  # as long as it is empty
 
 
 def _kind(each: Planned) -> str:
@@ -521,10 +558,27 @@ def _last_words(log: Path) -> str:
     return ""
 
 
-def _work(base: Path, settings: tuple[str, ...], folder: Path, log: Path, gpu: str | None) -> None:
-    """One run, in a process of its own; what it says goes to ``log``."""
+def _received(words: connection.Connection) -> str:
+    """What a run has sent about its failure; nothing, where it was killed."""
+    with contextlib.suppress(EOFError, OSError):
+        if words.poll():
+            return words.recv_bytes().decode(errors="replace")
+    return ""
+
+
+def _work(
+    base: Path, settings: tuple[str, ...], folder: Path, log: Path, words: connection.Connection, gpu: str | None
+) -> None:
+    """One run, in a process of its own; what it says goes to ``log``, and why it failed also to ``words``.
+
+    A disk that is full takes no log.
+    """
     os.setsid()  # Ctrl-C is the sweep's, which tells this process
-    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # for what the run starts; see sweep_server
+    try:
+        out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError:
+        out = os.open(os.devnull, os.O_WRONLY)
     os.dup2(out, 1)
     os.dup2(out, 2)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
@@ -534,11 +588,21 @@ def _work(base: Path, settings: tuple[str, ...], folder: Path, log: Path, gpu: s
     try:
         complete(base, settings, RunFolder(folder), quiet=True)
     except LabelSkewError as error:
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
+        _send(words, "; ".join(str(error).splitlines()))
+        with contextlib.suppress(OSError):
+            for line in str(error).splitlines():
+                print(f"error: {line}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        _send(words, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        raise
+
+
+def _send(words: connection.Connection, text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads any more
+        words.send_bytes(text.encode()[:4096])  # what any pipe takes at once
 
 
 def _end_with_parent() -> None:

@@ -1,5 +1,6 @@
 """Sweeps: what their files mean, and one that is interrupted, fails in part, goes on, and is then done."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -16,7 +17,6 @@ from fl_labelskew_registry import LabelSkewError, MistakesError
 from fl_labelskew_plugins import recipe, run, sweep
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.data.idx import FashionMNIST
-from fl_labelskew_plugins.results import RunFolder
 
 SWEEPS = Path(__file__).parents[1] / "sweeps"
 BASE = """
@@ -168,6 +168,21 @@ def test_sweeps_that_come_with_the_source(file):
                 "grid.yaml: skip[2]: empty",
             ],
         ),
+        (
+            "base: base.yaml\ngrid: [{a: {}, b: {}}, {common_args.random_seed: [0, 1]}]\n"
+            "skip: [[seed0, a], [b, seed1, a], [b, b]]",
+            ["grid.yaml: skip[2]: b and a are of one axis, so that no run has both; an entry each would be right"],
+        ),
+        (
+            # where and how fast a run is computed makes it no other one, its precision does
+            "base: base.yaml\ngrid: [{a: {}, b: {method_args.alpha: 0.3}, c: {device_args.precision: bf16}, "
+            "d: {device_args.threads: 2}}, {common_args.random_seed: [0, 1]}]\n"
+            "skip: [[b, seed1]]",
+            [
+                "grid.yaml: grid: a-seed0 and b-seed0 have the same settings and seed; one of them would be right "
+                "(and 2 more such)"
+            ],
+        ),
         ("base: base.yaml\ngrid: [{a: {}}]\nskip: [[a]]", ["grid.yaml: skip: leaves nothing to run"]),
         (
             "base: base.yaml\ngrid: [{a-b: , a: }, {c: , b-c: }]",
@@ -179,7 +194,8 @@ def test_sweeps_that_come_with_the_source(file):
         ),
         (f"base: base.yaml\ngrid: [{{{'a' * 151}: }}]", [f"grid.yaml: grid: {'a' * 151} is longer than 150 letters"]),
         (
-            "base: base.yaml\nset: {data_args: {dataset: fashion_mnist, data_cache_dir: /nowhere}}\ngrid: [{a: , b: }]",
+            "base: base.yaml\nset: {data_args: {dataset: fashion_mnist, data_cache_dir: /nowhere}}\n"
+            "grid: [{train_args.epochs: [1, 2]}]",
             ["base.yaml: data set FashionMNIST: no train-images"],
         ),
     ],
@@ -189,6 +205,12 @@ def test_all_mistakes_of_a_file_together(write, text, lines):
     assert len(found) == len(lines), found
     for line, start in zip(found, lines, strict=True):
         assert line.startswith(start)
+
+
+def test_runs_do_not_go_into_the_folder_of_a_run(write, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "recipe.yaml").write_text(BASE)
+    assert mistakes(write(GRID)) == ["out: is the folder of a run; another --out would be right"]
 
 
 def test_mistakes_of_the_command_line_are_told_as_such(write):
@@ -205,7 +227,7 @@ def test_mistakes_of_the_command_line_are_told_as_such(write):
 
 def crew(planned, slots, bound):
     made = sweep._Crew(planned, planned[1:], slots, bound, print)
-    made.running.append(sweep._Job(planned[0], None, 0))
+    made.running.append(sweep._Job(planned[0], None, 0, None))
     return made
 
 
@@ -225,6 +247,20 @@ def test_as_many_runs_as_fit_in_memory_once_it_is_known_what_one_takes(write, tm
     made.running.clear()
     assert made._room()
     assert 0 < sweep.free_memory() < 1e15
+
+
+@pytest.mark.parametrize(
+    "line", [b'"x"', b"\xff\xfe", b"\0\0\0\0", b'{"peak_mb": "much"}', b'{"peak_mb": null}', b"[1]"]
+)
+def test_damaged_timings_of_a_run_that_is_done_stop_no_sweep(write, tmp_path, line):
+    planned = sweep.plan(write(GRID), out=tmp_path / "out")
+    for each in planned[:2]:
+        each.folder.create()
+        each.folder.timings.write_bytes(line + b"\n")
+    assert crew(planned, 3, 1e9)._peaks == {}
+    planned[2].folder.create()
+    planned[2].folder.append(planned[2].folder.timings, {"round": 0, "peak_mb": 600.0})
+    assert list(crew(planned, 3, 1e9)._peaks.values()) == [600e6]
 
 
 def test_each_run_has_a_gpu_of_its_own(write, tmp_path, monkeypatch):
@@ -344,6 +380,76 @@ def test_two_sweeps_do_not_share_a_folder(write, tmp_path):
         sweep.run_all(planned, jobs=None, memory=None, say=print)
 
 
+def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(tmp_path, monkeypatch, capsys):
+    def flock(folder, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with sweep._alone(tmp_path):
+        pass
+    assert capsys.readouterr().err == (
+        f"warning: {tmp_path}: cannot be locked (No locks available); a second sweep there would not be noticed\n"
+    )
+
+
+SLOW = "import pathlib, time\npathlib.Path(__file__).with_suffix('.begun').touch()\ntime.sleep({})\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nothing_but_one_line_when_it_is_interrupted_while_it_still_imports(write, tmp_path, forker, number):
+    (tmp_path / "slow.py").write_text(SLOW.format(60))
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os\nfrom fl_labelskew_plugins import sweep\nfrom fl_labelskew_plugins.cli.main import main\n"
+        "os.setsid()\nsweep.PRELOADED = ['slow']\nmain()\n"
+    )
+    out = tmp_path / "out"
+    argv = ["sweep", write(GRID), "--out", out, "--jobs", "2"]
+    process = forker.start(argv, tmp_path / "log", script=script, environment={"PYTHONPATH": str(tmp_path)})
+    until = time.monotonic() + 60
+    while not (tmp_path / "slow.begun").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    os.killpg(process.pid, number)
+    assert process.wait() == 130
+    first, *rest = process.text.splitlines()
+    assert first.startswith("3 runs: 0 done")
+    assert len(rest) == 1
+    assert rest[0].startswith("interrupted: 0 of 3 runs done; to go on, the same again: ")
+    assert list(out.iterdir()) == []
+    while processes_of(process.pid):  # what imported has gone, too
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def processes_of(group):
+    """The processes of a group; those that have ended and that nobody has asked for do not count."""
+    stats = [file.read_text().rpartition(")")[2].split() for file in Path("/proc").glob("[0-9]*/stat") if file.exists()]
+    return [fields for fields in stats if int(fields[2]) == group and fields[0] != "Z"]
+
+
+def test_why_a_run_failed_is_told_where_no_log_can_be_written(write, tmp_path):
+    out = tmp_path / "out"
+    (out / "one").mkdir(parents=True)
+    (out / "one" / "junk").touch()
+    (out / "_logs").symlink_to("/proc")  # where nobody makes files
+    reason = (
+        f"run directory {out / 'one'} is not empty; a new or empty folder would be right, or --resume {out / 'one'}"
+    )
+    failed = call("sweep", write("base: base.yaml\ngrid: [{one: {}}]"), "--out", out, code=1)
+    assert f"failed: one: {reason}\n" in failed.stderr
+
+    context = multiprocessing.get_context("forkserver")
+    words, theirs = context.Pipe(duplex=False)
+    arguments = (tmp_path / "base.yaml", (), out / "one", Path("/dev/full"), theirs, None)
+    process = context.Process(target=sweep._work, args=arguments)
+    process.start()
+    theirs.close()
+    process.join(60)
+    assert process.exitcode
+    assert sweep._received(words) == reason
+    assert sweep._received(words) == ""
+
+
 def test_the_last_words_of_a_run(tmp_path):
     log = tmp_path / "log.txt"
     assert sweep._last_words(log) == ""
@@ -354,8 +460,12 @@ def test_the_last_words_of_a_run(tmp_path):
 
 
 def test_a_folder_that_was_begun_and_holds_no_recipe_is_begun_anew(write, tmp_path):
-    planned = sweep.plan(write(GRID), out=tmp_path / "out")
-    planned[0].folder.create()
-    planned[0].folder.write_json("environment.json", {})
-    assert set(sweep.states_of(planned).values()) == {None}
-    assert RunFolder(planned[0].folder.path).path.exists()
+    out, file = tmp_path / "out", write("base: base.yaml\nset: {train_args.comm_round: 2}\ngrid: [{one: {}}]")
+    (planned,) = sweep.plan(file, out=out)
+    planned.folder.create()
+    planned.folder.write_json("environment.json", {"run": "broken off"})
+    (planned.folder.path / "partition.png.part").write_bytes(b"half")
+    assert call("sweep", file, "--out", out).stdout.startswith("1 runs: 0 done, 0 to go on with")
+    assert planned.folder.run_id() != "broken off"
+    assert not list(planned.folder.path.glob("*.part"))
+    assert (rounds(planned.folder.path), sweep.states_of([planned])) == (2, {"one": "done"})
