@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from fl_labelskew_registry import Aggregation, RunError
+from fl_labelskew_registry import Aggregation, Method, Optimizer, RunError
 from torch import Tensor
 
 Weights = dict[str, Tensor]
@@ -114,8 +114,16 @@ def weighted_mean(uploads: Iterable[tuple[float, Weights]], old: Weights) -> Wei
     return mean.result(share_of_old([weight for weight, _ in uploads]))
 
 
-def check_upload(upload: Mapping[str, Tensor], old: Mapping[str, Tensor], *, where: str) -> None:
+def check_upload(
+    upload: Mapping[str, Tensor], old: Mapping[str, Tensor], *, where: str, keys: Sequence[str] = ()
+) -> None:
     """Refuse weights that are not the model's: other keys, shapes or dtypes, or values that are not finite.
+
+    Args:
+        upload: what came.
+        old: the model.
+        where: how messages begin.
+        keys: of a recipe, that may be why training diverged, beside those of local training.
 
     Raises:
         RunError: one line that begins with ``where`` and names the tensor.
@@ -130,9 +138,10 @@ def check_upload(upload: Mapping[str, Tensor], old: Mapping[str, Tensor], *, whe
                 f"{old[key].dtype}"
             )
         if not _finite(value):
+            others = f", or another value of one of {', '.join(keys)}," if keys else ""
             raise RunError(
                 f"{where}: {key} is not finite, training diverged; a smaller train_args.learning_rate or a "
-                "train_args.gradient_clip_norm would be right"
+                f"train_args.gradient_clip_norm{others} would be right"
             )
 
 
@@ -158,6 +167,27 @@ def check_extra(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, .
             raise RunError(f"{where}: {key} is not finite")
         if not value.is_floating_point() and bool((value < 0).any()):
             raise RunError(f"{where}: {key} has whole numbers below 0")
+
+
+def check_made(made: Mapping[str, Tensor], plugin: Method | Optimizer) -> None:
+    """Refuse what a plugin's step on the server has made of a round where it is not finite.
+
+    Raises:
+        RunError: one line that names the tensor and the plugin's numbers.
+    """
+    for key, value in made.items():
+        if not _finite(value):
+            keys = ", ".join([*numbers(plugin), "train_args.learning_rate"])
+            raise RunError(
+                f"{key} is not finite after {type(plugin).__name__}'s step on the server, training diverged; another "
+                f"value of one of {keys} would be right"
+            )
+
+
+def numbers(plugin: Method | Optimizer) -> list[str]:
+    """The keys of a plugin's parameters that are numbers with a fraction, such as rates and strengths."""
+    section = "method_args" if isinstance(plugin, Method) else "train_args"
+    return [f"{section}.{name}" for name, value in plugin.params if isinstance(value, float)]
 
 
 def _finite(value: Tensor) -> bool:

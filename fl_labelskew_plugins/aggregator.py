@@ -16,9 +16,11 @@ from fl_labelskew_plugins.aggregate import (
     WeightedMean,
     Weights,
     check_extra,
+    check_made,
     check_upload,
     class_weights,
     client_weights,
+    numbers,
     share_of_old,
     weighted_mean,
 )
@@ -86,7 +88,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
             RunError: one line that names the client, the round and the tensor.
         """
         where = f"round {round + 1}: upload of client {client}"
-        check_upload(result.upload, self.weights, where=where)
+        check_upload(result.upload, self.weights, where=where, keys=numbers(self.optimizer))
         check_extra(result.contributions, self.contribution_shapes(), where=where)
         if missing := sorted(self.optimizer_shapes().keys() - result.contributions.keys()):
             raise RunError(f"{where} lacks {missing[0]}, which the server's optimiser needs from everybody")
@@ -146,6 +148,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         shared = self.method.combine(contributions, rest(self.shared, OPTIMIZER))
         weights, own = self._step(weights, corrections.sums, len(came))
         self.weights = self.method.after_aggregation(weights, shared)
+        check_made(self.weights, self.method)
         self.shared = {**shared, **joined(**{OPTIMIZER: own})}
         return [clients[i] for i in came]
 
@@ -156,6 +159,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
             weights = self.optimizer.step(
                 Aggregated(self.weights, mean, contributions, clients, self.parameters, shared, memory, self.federation)
             )
+        check_made({**joined(shared=shared, memory=memory), **weights}, self.optimizer)
         self.memory = memory
         return dict(weights), shared
 

@@ -20,6 +20,7 @@ from fl_labelskew_registry import LabelSkewError
 from safetensors import SafetensorError, safe_open
 
 from fl_labelskew_plugins.aggregate import Weights
+from fl_labelskew_plugins.atomic import replacing
 from fl_labelskew_plugins.state import State, StateStore, group, save_atomic
 
 CPU = torch.device("cpu")
@@ -80,9 +81,8 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file as a whole or not at all."""
-        part = self.path / (name + ".part")
-        part.write_text(text, encoding="utf-8")
-        part.replace(self.path / name)
+        with replacing(self.path / name) as part:
+            part.write_text(text, encoding="utf-8")
 
     def append(self, file: Path, value: Mapping[str, Any]) -> None:
         """Add one line of JSON; a number that is not finite is null there."""

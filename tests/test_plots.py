@@ -29,6 +29,8 @@ def test_curves_with_gaps_and_without_tests(tmp_path):
     lines.append({"round": 2, "accuracy": 0.6, "loss": 1.0, "personalised_accuracy": 0.9, "loss_terms": {"other": 1.0}})
     curves(lines, tmp_path / "c.png", title="t")
     picture(tmp_path / "c.png")
+    curves([{"round": 0, "accuracy": 0.1, "loss": None, "loss_terms": {"other": None}}], tmp_path / "e.png", title="t")
+    picture(tmp_path / "e.png")  # of a run whose losses were not finite
 
 
 def test_compare_draws_a_line_a_group(tmp_path):

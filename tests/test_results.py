@@ -22,6 +22,16 @@ def test_truncate_drops_later_rounds_and_a_line_cut_in_half(tmp_path):
     assert folder.metrics.read_text() == "".join(before[:3])
 
 
+def test_what_is_not_finite_is_null_in_a_line(tmp_path):
+    """Finite weights may have a loss that is not; NaN and Infinity are no JSON."""
+    folder, inf = RunFolder(tmp_path), float("inf")
+    folder.append(folder.metrics, {"round": 0, "loss": inf - inf, "loss_terms": {"a": inf, "b": 2.5}, "recall": [-inf]})
+    assert (
+        folder.metrics.read_text()
+        == '{"round": 0, "loss": null, "loss_terms": {"a": null, "b": 2.5}, "recall": [null]}\n'
+    )
+
+
 def test_truncate_goes_through_the_diagnostics_too(tmp_path):
     folder = RunFolder(tmp_path)
     folder.diagnostics.mkdir()

@@ -66,6 +66,7 @@ def test_papers_form_is_algorithm_two(world, kind):
     ("override", "line"),
     [
         ("train_args.server_momentum=0.9", "server_momentum does not go with adam; sgd, or 0, would be right"),
+        ("train_args.server_lr=1e39", "train_args.server_lr: 1e+39 is out of range; allowed: numbers up to 1e+30"),
         ("train_args.server_optimizer=adamw", "'adamw' is unknown; allowed: sgd, adam, adagrad, yogi; nearest: adam"),
     ],
 )

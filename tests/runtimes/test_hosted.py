@@ -51,8 +51,8 @@ def go(tmp_path):
 
     count = iter(range(100))
 
-    def go(*overrides, change=None):
-        loaded = recipe.parse(BASE, overrides=overrides)
+    def go(*overrides, change=None, base=BASE):
+        loaded = recipe.parse(base, overrides=overrides)
         folder, show = RunFolder(tmp_path / f"run{next(count)}"), progress(True)
         folder.create()
         made = session.build(loaded)
@@ -409,3 +409,20 @@ def test_the_classes_of_the_record_are_those_that_run():
 def test_training_that_diverges_is_one_line(go):
     with pytest.raises(RunError, match=r"round \d: upload of client \d: .* is not finite, training diverged"):
         go(*by("FedProx", "host", learning_rate=1e30))
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize(
+    ("model", "settings", "line"),
+    [
+        # with a single layer, clients' changes stay finite: they are those of weight decay
+        ("model: logistic", [DECAY], "is not finite after FedOpt's step on the server, training diverged"),
+        # the first round's weights are finite, and too large to train on
+        ("model: mlp", [], r"round 2: upload of client \d: .* is not finite, .* train_args.gradient_clip_norm, or"),
+    ],
+)
+@pytest.mark.parametrize("source", ["own", "corrected"])
+def test_a_server_that_diverges_is_one_line_with_its_keys(source, model, settings, line, go):
+    base = BASE.replace("model: mlp, hidden: [16]", model)
+    with pytest.raises(RunError, match=f"{line}.* another value of one of train_args.server_lr, train_args.server_mom"):
+        go(*by("FedOpt", source, server_lr=1e30), *settings, base=base)

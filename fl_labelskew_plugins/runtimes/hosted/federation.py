@@ -15,7 +15,7 @@ from fl_labelskew_registry import ClientView
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from fl_labelskew_plugins.aggregate import Weights
+from fl_labelskew_plugins.aggregate import Weights, check_made
 from fl_labelskew_plugins.aggregator import LabelSkewAggregator
 from fl_labelskew_plugins.host_faults import LIVE_IN_EVERY_ROUND
 from fl_labelskew_plugins.local import LocalResult, LocalSettings, learning_rate, load, snapshot
@@ -123,10 +123,11 @@ class HostedFederation:
 
     def share(self) -> None:
         """Tell our server where the host's stands."""
-        device = self.session.trainer.device
-        self.server.weights = {name: value.to(device) for name, value in snapshot(self.network).items()}
-        self.server.shared = rest(self.server.shared, OPTIMIZER) | joined(**{OPTIMIZER: self.host.shared()})
-        self.server.memory = self.host.memory()
+        device, (shared, memory) = self.session.trainer.device, (self.host.shared(), self.host.memory())
+        weights = {name: value.to(device) for name, value in snapshot(self.network).items()}
+        check_made({**joined(shared=shared, memory=memory), **weights}, self.server.optimizer)
+        self.server.weights, self.server.memory = weights, memory
+        self.server.shared = rest(self.server.shared, OPTIMIZER) | joined(**{OPTIMIZER: shared})
 
     def _coefficients(self, steps: int) -> float:
         assert self.turn is not None  # asked within a turn
