@@ -304,8 +304,9 @@ def sum_of_coefficients(work: LocalWork, *, mu: float = 0.0) -> float:
         mu: strength of a proximal term that entered the gradients.
     """
     moved = momentum = 0.0
+    dampening = work.dampening if work.momentum else 0.0  # torch's SGD dampens momentum alone
     for step in range(work.steps):
         gradient = 1 - work.learning_rate * mu * moved
-        momentum = gradient if step == 0 else work.momentum * momentum + (1 - work.dampening) * gradient
+        momentum = gradient if step == 0 else work.momentum * momentum + (1 - dampening) * gradient
         moved += gradient + work.momentum * momentum if work.nesterov else momentum
     return moved

@@ -17,7 +17,7 @@ def make(**options):
 
 @pytest.mark.parametrize(
     ("momentum", "dampening", "nesterov"),
-    [(0.0, 0.0, False), (0.9, 0.0, False), (0.5, 0.25, False), (0.9, 0.0, True)],
+    [(0.0, 0.0, False), (0.0, 0.5, False), (0.9, 0.0, False), (0.5, 0.25, False), (0.9, 0.0, True)],
 )
 @pytest.mark.parametrize("mu", [0.0, 0.3])
 @pytest.mark.parametrize("steps", [1, 2, 7])
