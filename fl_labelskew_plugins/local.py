@@ -195,6 +195,7 @@ class LocalTrainer:
             personalised: also test the final weights on the client's own test split.
         """
         view = self.view(client, round, rest(shared, OPTIMIZER), rest(state, OPTIMIZER), times_selected)
+        view.stage = self.method.stages(self.settings.epochs)[0].name  # whose gradient an optimiser may ask for
         work = self.work(view, weights, group(shared, OPTIMIZER), group(state, OPTIMIZER))
         self._in_use = 0
         load(self.model, weights)
@@ -254,7 +255,8 @@ class LocalTrainer:
 
     def _train(self, view: ClientView, work: LocalWork) -> tuple[Weights, dict[str, float]]:
         settings, model, method = self.settings, self.model, self.method
-        optimizer = self._optimizer(work.learning_rate, self.method.private_parameters(view))
+        private = list(self.method.private_parameters(view))
+        optimizer = self._optimizer(work.learning_rate, private)
         stream, total = self.batches(view)
         sums: dict[str, Tensor] = {}
         upload: Weights | None = None
@@ -287,6 +289,7 @@ class LocalTrainer:
                     work.steps += 1
                 if settings.gradient_clip_norm is not None:
                     nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clip_norm)
+                    nn.utils.clip_grad_norm_(private, settings.gradient_clip_norm)  # apart: the upload knows none
                 optimizer.step()
                 if single:
                     _batch_norm_training(model, True)

@@ -74,7 +74,9 @@ class TrainArgs(Params):
     )
     lr_decay: float = Field(0.95, gt=0, le=1, description="factor of the step schedule (FedShift: 0.95)")
     lr_decay_every: Positive = Field(10, description="rounds between two steps (FedShift: 10)")
-    gradient_clip_norm: float | None = Field(None, gt=0, description="clip the gradient's norm; default: never")
+    gradient_clip_norm: float | None = Field(
+        None, gt=0, description="clip the gradient's norm, that of private parameters apart; default: never"
+    )
     proxy_aggregation: Literal["model", "class"] = Field(
         "model", description="weights of the classifier's rows: as the model's, or per class (FedRS section 4.4)"
     )

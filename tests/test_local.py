@@ -364,6 +364,33 @@ def test_an_observer_sees_what_is_uploaded_and_changes_no_bit():
     assert watched.observer.seen == [(0, 10, 10), *[("sent", 4), ("sent", 4), ("sent", 2)] * 2]
 
 
+class PrivateParameter(Plain):
+    """Trains a parameter of the client's own beside the network, by a steep loss."""
+
+    def before_round(self, client):
+        client.scratch["own"] = nn.Parameter(torch.zeros(3))
+
+    def private_parameters(self, client):
+        return [client.scratch["own"]]
+
+    def loss(self, batch, client):
+        return {**super().loss(batch, client), "steep": 1e3 * (client.scratch["own"] - 1).square().sum()}
+
+    def after_round(self, client):
+        client.state["own"] = client.scratch["own"].detach().clone()
+
+
+def test_private_parameters_are_clipped_by_their_own_norm():
+    clipped, plain, free = (
+        fit(make(method=method, gradient_clip_norm=norm))
+        for method, norm in ((PrivateParameter(), 0.05), (Plain(), 0.05), (PrivateParameter(), None))
+    )
+    assert all(torch.equal(clipped.upload[k], v) for k, v in plain.upload.items())
+    # 3 steps of learning rate 0.1, all in the same direction
+    assert clipped.state["own"].norm().item() == pytest.approx(3 * 0.1 * 0.05, rel=1e-4)
+    assert free.state["own"].norm() > 1e6
+
+
 class Draws(Plain):
     """Draws from both generators in its loss."""
 

@@ -12,8 +12,8 @@ a class they teach each other; a class without another holder has no teacher.
 - The paper was not at hand when this was written. Its regulariser is taken to be the cross-entropy with the softmax of
   the mean logits; ``outputs: probabilities`` averages what comes out of the softmax, and ``distance: l2`` is the mean
   squared difference. The default of ``gamma`` is ours.
-- The teacher is the last round's: of a class that none of its clients held there is none. With the outputs goes a
-  random number, by which a client finds out whether its own are in the sum that it gets.
+- The teacher is the last round's: none for a class that none of its clients held, and none at all if nobody sent
+  outputs. With them goes a random number, by which a client finds out whether its own are in the sum that it gets.
 
 ``gamma = 0`` is plain cross-entropy, bit for bit, and sends nothing.
 """
@@ -171,8 +171,8 @@ class FD(Method):
     def combine(self, contributions: Sequence[Contribution], shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Sum of the means for each label, how many they are, and the random numbers of who sent them."""
         sent = [contribution.tensors for contribution in contributions if contribution.tensors]
-        if not sent:
-            return shared
+        if not sent:  # an older sum would teach clients what they sent themselves, under another number
+            return {name: tensor for name, tensor in shared.items() if name not in ("total", "senders", "numbers")}
         outputs, held, numbers = (torch.stack([each[name] for each in sent]) for name in ("outputs", "held", "number"))
         total = outputs.masked_fill(held[:, :, None] == 0, 0).sum(dim=0)
         return {**shared, "total": total, "senders": (held > 0).sum(dim=0), "numbers": numbers.flatten()}

@@ -11,7 +11,8 @@ Equation 3 (intra-class loss), equation 4 (inter-class loss), equation 5 (their 
   ``negatives: all`` is every class with a prototype, ``observed`` the printed one.
 
 Their code has no inter-class loss, counts batches for samples in weights, and fails on a batch of single samples.
-``mu1 = 0`` and ``mu2 = 0`` are plain cross-entropy, bit for bit.
+``mu1 = 0`` and ``mu2 = 0`` are plain cross-entropy, bit for bit. Without inter-class loss (``mu2 = 0`` or ``lite = 0``)
+nobody needs prototypes, and none are sent.
 """
 
 from __future__ import annotations
@@ -190,11 +191,16 @@ class FedMR(Method):
     )
     runtimes = ("sp", "MPI", "GRPC")
 
+    @property
+    def inter(self) -> bool:
+        """Whether there is an inter-class loss, the one thing that prototypes are for (eq. 4)."""
+        return bool(self.params.mu2 > 0 and self.params.lite != 0)
+
     def shares(self, client: ClientView) -> bool:
         """Whether this client submits prototypes: a random set of clients, the same in every round (table 5)."""
         fraction, run = self.params.share_prototypes, client.federation
-        if fraction >= 1:
-            return True
+        if fraction >= 1 or not self.inter:
+            return self.inter
         number = math.floor(fraction * run.num_clients + 0.5)
         return client.id in random.Random(f"{run.seed}/fedmr/share").sample(range(run.num_clients), number)
 
@@ -213,7 +219,7 @@ class FedMR(Method):
         if p.mu1 > 0:
             intra = intra_class_loss(batch.features, batch.labels, scale=p.scale, num_classes=len(client.counts))
             terms["intra"] = p.mu1 * intra
-        if p.mu2 > 0 and p.lite != 0 and "prototypes" in client.shared:
+        if self.inter and "prototypes" in client.shared:
             terms["inter"] = p.mu2 * self._inter(batch.features, batch.labels, client)
         return terms
 
@@ -232,8 +238,8 @@ class FedMR(Method):
         )
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Prototypes and the samples behind them."""
-        return prototype_shapes(federation)
+        """Prototypes and the samples behind them, if they are used."""
+        return prototype_shapes(federation) if self.inter else {}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
         """Mean feature of each class and the samples behind it."""
@@ -255,9 +261,9 @@ class FedMR(Method):
         found = []
         if self.params.scale == "code" and self.params.mu1 > 0:
             found.append("scale: code is the intra-class loss of the authors' code, not eq. 3 as printed")
-        if self.params.negatives == "all" and self.params.mu2 > 0:
+        if self.params.negatives == "all" and self.inter:
             found.append("negatives: all also takes missing classes as negatives; eq. 4 as printed only observed ones")
-        if self.params.prototypes == "running" and self.params.mu2 > 0:
+        if self.params.prototypes == "running" and self.inter:
             found.append("prototypes: running averages over the last epoch; algorithm 1 uses the final weights")
         return found
 

@@ -11,7 +11,7 @@ The paper was not at hand, so no equation numbers are given. Not certain: simila
 features. Ours: a class without a prototype is no negative, and its samples have cross-entropy alone, as has round 1.
 FedMR (tables 9 and 10) searches a constant weight from 1e-6 to 1, best between 1e-5 and 1e-3: ``schedule: constant``.
 
-``mu = 0`` is plain cross-entropy, bit for bit.
+``mu = 0`` is plain cross-entropy, bit for bit, and sends nothing.
 """
 
 from __future__ import annotations
@@ -119,12 +119,12 @@ class FedProc(Method):
         return {"cross_entropy": ((1 - alpha * known[batch.labels]) * each).mean(), "contrast": alpha * contrast}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Prototypes and the samples behind them."""
-        return prototype_shapes(federation)
+        """Prototypes and the samples behind them, if they are used."""
+        return prototype_shapes(federation) if self.params.mu > 0 else {}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
         """Mean feature of each class under the final weights, and the samples behind it."""
-        return own_prototypes(client)
+        return own_prototypes(client) if self.params.mu > 0 else {}
 
     def combine(self, contributions: Sequence[Contribution], shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Global prototypes of the next round."""

@@ -13,7 +13,8 @@ model is the generic one; a class without samples, whose count has no logarithm,
 out of the softmax (``mask``, the limit of the formula). A client's personalised model is its own body after training
 with both heads in one; it is private state as large as the model.
 
-``gamma = 0`` with ``private = 0`` is plain cross-entropy, bit for bit, and with any ``private`` the upload is.
+With ``missing = one``, ``gamma = 0`` with ``private = 0`` is plain cross-entropy, bit for bit, and with any
+``private`` the upload is. ``missing = mask`` restricts the softmax to the client's classes whatever ``gamma`` is.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class FedRoD(Method):
     """Balanced softmax for the upload, and a private head."""
 
     class Params(params.Params):
-        """Options of Fed-RoD; ``gamma: 0`` with ``private: 0`` is plain cross-entropy."""
+        """Options of Fed-RoD; ``gamma: 0`` with ``private: 0`` and ``missing: one`` is plain cross-entropy."""
 
         gamma: float = Field(1.0, ge=0, description="strength of the balanced softmax; 0: plain softmax")
         missing: Missing = Field("one", description="a class without samples: one: counts as one; mask: out of softmax")
@@ -88,7 +89,10 @@ class FedRoD(Method):
         if self.params.private == 0 or client.model is None:
             return
         generic = cast("nn.Linear", client.model.classifier)
-        head = nn.Linear(generic.in_features, generic.out_features, bias=generic.bias is not None)
+        # no draw of start values: they are not used, and dropout draws from the same generator
+        bias = generic.bias is not None
+        size = generic.in_features, generic.out_features
+        head: nn.Module = nn.utils.skip_init(nn.Linear, *size, bias=bias)  # type: ignore[no-untyped-call]
         kept = private_model(client.state, HEAD) or {k: torch.zeros_like(v) for k, v in head.state_dict().items()}
         head.load_state_dict(kept)
         client.scratch[HEAD] = head.to(generic.weight.device)

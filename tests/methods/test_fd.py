@@ -162,8 +162,14 @@ class TestFD:
             torch.testing.assert_close(teacher, other["outputs"])
             assert known.all()
         assert sent["number"] != other["number"]
-        assert method.combine([], shared) is shared
-        assert method.combine([Contribution(1, {})], shared) is shared
+
+    def test_a_round_without_outputs_leaves_no_teacher(self, world):
+        method = FD()
+        sent = played(method, world)[2]
+        shared = method.combine([Contribution(9, sent)], {"prior": torch.ones(5)})
+        assert set(shared) == {"prior", "total", "senders", "numbers"}
+        for silent in ([], [Contribution(1, {})]):
+            assert set(method.combine(silent, shared)) == {"prior"}
 
     def test_a_client_that_trained_on_nothing_sends_nothing(self, world):
         assert played(FD(), world, indices=())[2] == {}

@@ -397,6 +397,17 @@ class TestMethod:
         assert view.scratch == {}
         assert method.contribute(view) == {}
 
+    @pytest.mark.parametrize("prototypes", ["after", "running"])
+    @pytest.mark.parametrize("unused", [{"mu2": 0.0}, {"lite": 0}])
+    def test_prototypes_that_nobody_uses_are_not_sent_and_nothing_else_changes(self, digits, unused, prototypes):
+        silent, sends = (digits("fedmr", prototypes=prototypes, **more) for more in (unused, {"mu2": 1e-30}))
+        for clients in ([0, 1], [1, 2]):
+            assert all(result.contributions == {} for result in silent.play(clients).values())
+            assert all(result.contributions for result in sends.play(clients).values())
+        assert silent.method.contribution_shapes(silent.made.federation) == {}
+        assert silent.server.shared == {}
+        assert all(torch.equal(v, sends.server.weights[k]) for k, v in silent.server.weights.items())
+
     def test_batch_of_one(self, world):
         world.net.eval()
         terms = FedMR().loss(world.batch(slice(0, 1)), world.client(shared=self.shared()))

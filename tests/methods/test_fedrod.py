@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy, dropout, linear
 
 from fl_labelskew_plugins.methods.fedrod import FedRoD, balanced_logits
 
@@ -143,9 +143,12 @@ def test_two_rounds_on_digits(digits):
     assert result.personalised == (int((logits.argmax(1) == labels).sum()), len(index))
 
 
-def test_without_balance_the_upload_is_fedavgs_bit_for_bit(digits):
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_without_balance_the_upload_is_fedavgs_bit_for_bit(digits, share):
+    """In a network with dropout, too: the private head draws nothing from its generator."""
     plain, ours = digits("fedavg"), digits("fedrod", gamma=0.0)
     for run in (plain, ours):
+        run.trainer.model.body.register_forward_hook(lambda body, _, h: dropout(h, share, body.training))
         run.play([0, 1])
         run.play([1, 2])
     assert all(torch.equal(v, plain.server.weights[k]) for k, v in ours.server.weights.items())
