@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from fl_labelskew_plugins.atomic import replacing
 
 
 def heat_map(
@@ -70,12 +74,29 @@ def compare(groups: Mapping[str, Mapping[int, Sequence[float]]], path: Path) -> 
         groups: label to round to the accuracy of each seed.
         path: where the PNG goes.
     """
+    from cycler import cycler
+
     picture, axes = figure(8, 4.8)
+    axes.set_prop_cycle(cycler(linestyle=STYLES) * cycler(color=COLOURS))
     for label, rounds in groups.items():
         band(axes, {x: [100 * value for value in values] for x, values in rounds.items()}, label)
     axes.set(xlabel="round", ylabel="accuracy on the global test set in %")
-    finish_rounds(axes, loc="lower right")
+    inside = len(groups) <= len(COLOURS) and all(len(label) <= WIDEST for label in groups)
+    finish_rounds(axes, loc="lower right" if inside else None)
+    if not inside:
+        _legend_beside(picture, axes)
     save(picture, path)
+
+
+def _legend_beside(picture: Any, axes: Any) -> None:
+    """A legend at the right of the chart, for which the picture grows, with as many columns as make it no higher."""
+    lines, labels = axes.get_legend_handles_labels()
+    labels = [textwrap.fill(label, WIDEST) for label in labels]
+    columns = math.ceil(sum(label.count("\n") + 1 for label in labels) / HIGHEST)
+    legend = picture.legend(lines, labels, loc="outside right upper", ncols=columns, fontsize=8, handlelength=3)
+    taken = legend.get_window_extent(picture.canvas.get_renderer())
+    width, height = picture.get_size_inches()
+    picture.set_size_inches(width + taken.width / picture.dpi, max(height, taken.height / picture.dpi + 0.2))
 
 
 def band(axes: Any, rounds: Mapping[int, Sequence[float]], label: str) -> None:
@@ -156,6 +177,10 @@ COLOURS = (
 )  # fmt: skip
 """Petroff, "Accessible Color Sequences for Data Visualization", https://arxiv.org/abs/2107.02270, 10 colours."""
 MARKS = "os^vDP*X<>"
+STYLES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (6, 2, 1, 1, 1, 2)))
+"""Of lines beyond ten: the colours again, with the next style."""
+WIDEST, HIGHEST = 40, 28
+"""Letters of a legend's line, and lines of its columns."""
 
 
 def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[Any, Any]:
@@ -174,6 +199,5 @@ def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[
 
 def save(picture: Any, path: Path) -> None:
     """Write a PNG file as a whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    picture.savefig(part, dpi=110, format="png")
-    part.replace(path)
+    with replacing(path) as part:
+        picture.savefig(part, dpi=110, format="png")

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fl_labelskew_plugins.aggregate import num_bytes
+from fl_labelskew_plugins.atomic import replacing
 
 State = dict[str, Tensor]
 Key = tuple[int, int]
@@ -200,11 +201,10 @@ def rest(tensors: Mapping[str, Tensor], name: str) -> State:
 
 def save_atomic(tensors: State, path: Path, metadata: dict[str, str] | None = None) -> None:
     """Write tensors as safetensors so that a reader sees the old file or the whole new one, also after a power cut."""
-    part = path.with_name(path.name + ".part")
-    try:
-        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, part, metadata)
-    except SafetensorError as error:  # what it says of a full disk, in the form of every other file's
-        raise OSError(errno.EIO, str(error)) from error
-    with part.open("rb+") as stream:
-        os.fsync(stream.fileno())
-    part.replace(path)
+    with replacing(path) as part:
+        try:
+            save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, part, metadata)
+        except SafetensorError as error:  # what it says of a full disk, in the form of every other file's
+            raise OSError(errno.EIO, str(error)) from error
+        with part.open("rb+") as stream:
+            os.fsync(stream.fileno())

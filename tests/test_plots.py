@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from PIL import Image
 
 from fl_labelskew_plugins.plots import COLOURS, arrow, colour, compare, curves, figure, heat_map, save, scatter, sphere
@@ -36,6 +37,22 @@ def test_curves_with_gaps_and_without_tests(tmp_path):
 def test_compare_draws_a_line_a_group(tmp_path):
     compare({"fedavg": {1: [0.1, 0.2], 2: [0.3, 0.4]}, "fedrs": {1: [0.5], 2: [0.6]}}, tmp_path / "d.png")
     picture(tmp_path / "d.png")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("lines", "words"), [(60, "fedavg, FedOpt, server_optimizer=adam, server_lr=0.01"), (12, "a")])
+def test_a_legend_of_many_lines_stands_beside_the_chart(tmp_path, lines, words):
+    compare({"few": {1: [0.1], 2: [0.9]}}, tmp_path / "few.png")
+    groups = {f"{words}, {number}": {1: [0.1], 2: [number / lines]} for number in range(lines)}
+    compare(groups, tmp_path / "many.png")
+    few, many = picture(tmp_path / "few.png"), picture(tmp_path / "many.png")
+    assert many.shape[1] > few.shape[1] + 50
+    assert (many[0] == 255).all()  # nothing is cut off
+    assert (many[-1] == 255).all()
+    assert (many[:, -1] == 255).all()
+    # the lines begin together at the lower left, where nothing lies above them but the grid
+    above = many[10 : len(many) // 2, 100:150].astype(int)
+    assert np.ptp(above, axis=2).max() == 0  # no colour
 
 
 def colours_of(path):

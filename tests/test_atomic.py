@@ -1,0 +1,50 @@
+"""Files that are there as a whole or not at all."""
+
+import contextlib
+import resource
+
+import pytest
+import torch
+
+from fl_labelskew_plugins.atomic import replacing
+from fl_labelskew_plugins.plots import figure, save
+from fl_labelskew_plugins.results import RunFolder
+from fl_labelskew_plugins.state import save_atomic
+
+
+def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("old")
+    with replacing(path) as part:
+        part.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    with contextlib.suppress(KeyboardInterrupt), replacing(path) as part:
+        part.write_text("half")
+        raise KeyboardInterrupt
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: RunFolder(folder).write_text("a.json", 10_000 * "x"),
+        lambda folder: save(figure(4, 4)[0], folder / "a.png"),
+        lambda folder: save_atomic({"x": torch.zeros(10_000)}, folder / "a.safetensors"),
+    ],
+    ids=["text", "picture", "tensors"],
+)
+def test_a_file_that_finds_no_room_leaves_nothing(tmp_path, write):
+    write(tmp_path)
+    (made,) = tmp_path.iterdir()
+    before = made.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        with pytest.raises(OSError, match=r"File too large|I/O error"):
+            write(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == [made]
+    assert made.read_bytes() == before
