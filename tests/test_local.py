@@ -442,3 +442,26 @@ def test_mimes_first_step_follows_what_the_server_sent(sizes, norm, dropout):
     upload = fit(trainer, weights=start, shared=shared).upload
     for name, value in sent.items():
         torch.testing.assert_close((start[name] - upload[name]) / 0.1, value, rtol=1e-4, atol=1e-5)
+
+
+class Asks(Optimizer):
+    """Asks for the whole gradient."""
+
+    Params = Params
+
+    def before_round(self, work):
+        self.found = work.gradient()
+
+
+def test_the_whole_gradient_is_the_mean_over_all_samples_in_eval_mode():
+    trainer = make((300, 7), norm=True, dropout=0.4, batch_size=300)  # three batches of 128, 128 and 44
+    fit(trainer)  # running statistics of its own
+    start = snapshot(trainer.model)
+    trainer.optimizer = Asks()
+    fit(trainer, weights=start)
+    naive = Net(norm=True, dropout=0.4).eval()
+    naive.load_state_dict(start)
+    loss = cross_entropy(naive(trainer.train.x[:300]), trainer.train.y[:300])
+    expected = torch.autograd.grad(loss, list(naive.parameters()))
+    for found, gradient in zip(trainer.optimizer.found.values(), expected, strict=True):
+        torch.testing.assert_close(found, gradient)

@@ -28,16 +28,20 @@ class Point(nn.Module):
 
 
 class Quadratic(Method):
-    """Client k minimises ``a_k/2 (w - b_k)^2``, whatever its samples are."""
+    """Client k minimises ``a_k/2 (w - b_k)^2``, whatever its samples are; twice that in the stage ``double``."""
 
     Params = Params
 
-    def __init__(self, a, b):
+    def __init__(self, a, b, stages=None):
         super().__init__()
-        self.a, self.b = a, b
+        self.a, self.b, self._stages = a, b, stages
+
+    def stages(self, epochs):
+        return self._stages or super().stages(epochs)
 
     def loss(self, batch, client):
-        return {"quadratic": (self.a[client.id] / 2 * (client.model.w - self.b[client.id]).square()).sum()}
+        factor = 2 if client.stage == "double" else 1
+        return {"quadratic": factor * (self.a[client.id] / 2 * (client.model.w - self.b[client.id]).square()).sum()}
 
 
 class World:
@@ -48,9 +52,10 @@ class World:
         a, b: each client's curvature and minimum.
         steps: local steps of each client; its samples are as many.
         at: where the server starts.
+        stages: of local training; one by default.
     """
 
-    def __init__(self, optimizer, *, a=(1.0, 3.0), b=(0.0, 1.0), steps=(2, 2), at=1.0, **settings):
+    def __init__(self, optimizer, *, a=(1.0, 3.0), b=(0.0, 1.0), steps=(2, 2), at=1.0, stages=None, **settings):
         from fl_labelskew_plugins.aggregator import LabelSkewAggregator
 
         number, ends = sum(steps), torch.tensor(steps).cumsum(0).tolist()
@@ -58,7 +63,7 @@ class World:
         indices = {k: torch.arange(end - n, end) for k, (n, end) in enumerate(zip(steps, ends, strict=True))}
         federation = Federation(len(steps), len(steps), 100, 1, 2, 1, number, min(steps), 0)
         local = LocalSettings(**{"batch_size": 1, "learning_rate": 0.1, "channels_last": False} | settings)
-        method, model = Quadratic(a, b), Point(at)
+        method, model = Quadratic(a, b, stages), Point(at)
         self.trainer = LocalTrainer(
             model, method, local, federation, samples, indices, samples, indices, optimizer=optimizer
         )

@@ -1,0 +1,50 @@
+"""When the local loop calls an optimiser's hooks, and with what; by hand on two quadratics."""
+
+import pytest
+from fl_labelskew_registry import Optimizer, Stage
+
+from fl_labelskew_plugins.optimizers.mime import Mime
+from fl_labelskew_plugins.optimizers.scaffold import SCAFFOLD
+from fl_labelskew_plugins.params import Params
+
+
+class Adds(Optimizer):
+    """Adds 1 to every gradient."""
+
+    Params = Params
+
+    def correct(self, work):
+        for gradient in work.gradients().values():
+            gradient.add_(1)
+
+    def finish(self, work, upload):
+        self.steps = work.steps
+        return {}
+
+
+def test_what_comes_after_the_upload_is_not_corrected(world):
+    two = world(Adds(), steps=(2, 2), stages=[Stage("shared", 0.5), Stage("own", 0.5, upload=False)])
+    result = two.trainer.fit(0, 0, two.server.weights, shared={}, state={}, times_selected=1)
+    assert float(result.upload["w"]) == pytest.approx(1 - 0.1 * (1 + 1))
+    assert float(two.trainer.model.w) == pytest.approx(0.8 - 0.1 * 0.8)
+    assert two.trainer.optimizer.steps == 1
+
+
+def test_stages_before_the_upload_are_corrected(world):
+    two = world(Adds(), steps=(2, 2), stages=[Stage("first", 0.5, upload=False), Stage("double", 0.5)])
+    result = two.trainer.fit(0, 0, two.server.weights, shared={}, state={}, times_selected=1)
+    assert float(result.upload["w"]) == pytest.approx(0.8 - 0.1 * (2 * 0.8 + 1))
+    assert two.trainer.optimizer.steps == 2
+
+
+def test_gradients_are_clipped_once_they_are_corrected(world):
+    two = world(Adds(), steps=(1, 1), gradient_clip_norm=0.5)
+    assert two.play() == pytest.approx(1 - 0.1 * 0.5)  # both go by 0.5: 1 + 1 and 0 + 1, clipped
+
+
+@pytest.mark.parametrize("optimizer", [SCAFFOLD(SCAFFOLD.Params(option="I")), Mime()], ids=["SCAFFOLD", "Mime"])
+def test_the_gradient_before_training_is_that_of_the_first_stage(world, optimizer):
+    """FedPHP's only stage has another loss than that of a stage of another name."""
+    two = world(optimizer, stages=[Stage("double", 1)])
+    result = two.trainer.fit(0, 0, two.server.weights, shared={}, state={}, times_selected=1)
+    assert float(result.contributions["optimizer/w"]) == pytest.approx(2)
