@@ -392,7 +392,9 @@ class _Check:
         return raw
 
     def _override(self, raw: dict[str, dict[str, Any]], overrides: Sequence[str]) -> None:
-        for override in overrides:
+        # what names a plugin goes first: it drops parameters of another one, and these are the file's alone
+        plugins = {f"{section}.{plugged.key}" for section, plugged in PLUGGED.items()}
+        for override in sorted(overrides, key=lambda each: each.partition("=")[0].strip() not in plugins):
             place, equals, text = override.partition("=")
             section, dot, key = place.strip().partition(".")
             if not (equals and dot and section and key):
@@ -407,12 +409,10 @@ class _Check:
     def _drop_parameters(self, keys: dict[str, Any], section: str, name: Any) -> None:
         """Parameters in the file are those of the plugin that it names; another one starts from its own defaults."""
         plugged = PLUGGED[section]
-        if name != keys.get(plugged.key, plugged.model.model_fields[plugged.key].default):
-            for key in set(keys) - set(mistakes.keys_of(plugged.model)) - self._set_keys(section):
+        named = keys.get(plugged.key, plugged.model.model_fields[plugged.key].default)
+        if set(settings.names(name)) != set(settings.names(named)):
+            for key in set(keys) - set(mistakes.keys_of(plugged.model)):
                 del keys[key]
-
-    def _set_keys(self, section: str) -> set[str]:
-        return {place.partition(".")[2] for place in self.overridden if place.startswith(f"{section}.")}
 
     def _set(self, keys: dict[str, Any], section: str, key: str, text: str) -> None:
         place = f"{section}.{key}"
@@ -424,7 +424,14 @@ class _Check:
             return
         if section in PLUGGED and key == PLUGGED[section].key:
             self._drop_parameters(keys, section, value)
-        keys[key] = value
+        name, dot, inner = key.partition(".")
+        if dot and section == "method_args" and name in _names("methods"):  # a parameter of one of several methods
+            if name not in keys:
+                self.overridden.add(f"{section}.{name}")
+            if isinstance(nested := keys.get(name, {}), dict):
+                keys[name] = {**nested, inner: value}
+        else:
+            keys[key] = value
         for line in twice:
             self._say(place, line)
 
@@ -487,12 +494,11 @@ class _Check:
     def _combined(self, section: str, names: Sequence[str], raw: dict[str, Any]) -> Method | None:
         """Several methods in a row, each with its parameters under its own name."""
         place, known, common = f"{section}.method", _names("methods"), mistakes.keys_of(settings.MethodArgs)
-        for name in names:
+        for name in dict.fromkeys(names):
             if name not in known:
                 self._say(place, mistakes.unknown(name, known))
             elif names.count(name) > 1:
                 self._say(place, f"{name} stands there twice; allowed: each method once")
-                break
         own = {key: value for key, value in raw.items() if key not in common}
         self._unknown_keys(section, own, [*common, *names])
         if place in self.wrong:

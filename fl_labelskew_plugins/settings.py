@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fl_labelskew_plugins import addresses
 from fl_labelskew_plugins.diagnostics import BESIDE_TRAINING, IN_TRAINING, Name
+from fl_labelskew_plugins.mistakes import show
 from fl_labelskew_plugins.params import Params
 
 Positive = Annotated[int, Field(ge=1)]
@@ -88,6 +89,14 @@ class TrainArgs(Params):
         return self.client_num_in_total if self.client_num_per_round is None else self.client_num_per_round
 
 
+def names(value: object) -> list[str]:
+    """The name, or the names with ``+`` between or in a list, that a value stands for; none for anything else."""
+    parts = value.split("+") if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        return []
+    return [part.strip() for part in parts]
+
+
 class MethodArgs(Params):
     """Which label-skew method."""
 
@@ -97,9 +106,11 @@ class MethodArgs(Params):
 
     @field_validator("method", mode="before")
     @classmethod
-    def _one_name(cls, value: object) -> object:
-        names = isinstance(value, list) and len(value) > 1 and all(isinstance(name, str) for name in value)
-        return "+".join(value) if names else value  # type: ignore[arg-type]
+    def _one_name(cls, value: object) -> str:
+        found = names(value)
+        if not found or (isinstance(value, list) and len(found) == 1):
+            raise ValueError(f"{show(value)} is no method; allowed: a name, or a list of two names or more")
+        return "+".join(found)
 
 
 class ValidationArgs(Params):

@@ -121,13 +121,36 @@ def test_opening_and_prototypes_live_side_by_side():
         ("fedlc+fedshift", "fedlc and fedshift both correct logits for class counts; one of them would be right"),
         ("fedlc+fedlx", "'fedlx' is unknown; allowed: fd, fedavg, "),
         ("fedlc+fedlc", "fedlc stands there twice; allowed: each method once"),
-        ("[fedlc]", '["fedlc"] is of the wrong type; allowed: text'),
+        ("fedlc + fedlc", "fedlc stands there twice; allowed: each method once"),
+        ("[]", "[] is no method; allowed: a name, or a list of two names or more"),
+        ("[fedlc]", '["fedlc"] is no method; allowed: a name, or a list of two names or more'),
+        ("[1, fedmr]", '[1, "fedmr"] is no method; allowed: a name, or a list of two names or more'),
+        ("null", "null is no method; allowed: a name, or a list of two names or more"),
+        ("+", "'' is unknown; allowed: fd, fedavg, "),
+        ("fedlc+", "'' is unknown; allowed: fd, fedavg, "),
     ],
 )
 def test_what_has_no_meaning_is_refused(method, line):
     with pytest.raises(LabelSkewError) as error:
         recipe.parse(TEXT, overrides=[f"method_args.method={method}"])
     assert f"--set method_args.method: {line}" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("same", ["fedshift+fedmr", " fedshift + fedmr", "[fedshift, fedmr]", "[fedmr, fedshift]"])
+def test_the_same_methods_keep_the_files_parameters(same):
+    keys = recipe.parse(TEXT, overrides=[f"method_args.method={same}"]).resolved()["method_args"]
+    assert (keys["fedshift"]["smoothing"], keys["fedmr"]["mu1"]) == (2.0, 0.5)
+
+
+def test_a_dotted_key_reaches_a_parameter_of_one_of_them():
+    """And leaves the others of the file; in any order with what names the methods, of which the file's are dropped."""
+    keys = recipe.parse(TEXT, overrides=["method_args.fedmr.mu2=0.25"]).resolved()["method_args"]
+    assert (keys["fedshift"]["smoothing"], keys["fedmr"]["mu1"], keys["fedmr"]["mu2"]) == (2.0, 0.5, 0.25)
+    overrides = ["method_args.fedmr.mu2=0.25", "method_args.method=fedlc+fedmr", "method_args.fedlc.tau=5"]
+    for order in (overrides, overrides[::-1]):
+        keys = recipe.parse(TEXT, overrides=order).resolved()["method_args"]
+        assert (keys["fedlc"]["tau"], keys["fedmr"]["mu1"], keys["fedmr"]["mu2"]) == (5.0, 0.01, 0.25)
 
 
 def test_the_last_ones_weights_are_in_force_and_the_record_says_so():
@@ -228,6 +251,12 @@ def test_another_smoothing_is_no_agreement(silo):
         (["method_args.fedmr={mu1: -1}"], "--set method_args.fedmr.mu1: -1 is out of range"),
         (["method_args.fedmr={mu3: 1}"], "--set method_args.fedmr.mu3: unknown key; allowed: mu1, mu2"),
         (["method_args.fedmr=3"], "--set method_args.fedmr: 3 is no mapping; allowed: the parameters of fedmr"),
+        (["method_args.fedmr.mu1=-1"], "--set method_args.fedmr.mu1: -1 is out of range"),
+        (["method_args.fedmr.mu3=1"], "--set method_args.fedmr.mu3: unknown key; allowed: mu1, mu2"),
+        (["method_args.fedlc.tau=1"], "--set method_args.fedlc: unknown key; allowed: method, fedshift, fedmr"),
+        (["method_args.fedmr.mu1.x=1"], "--set method_args.fedmr.mu1.x: unknown key; allowed: mu1, mu2"),
+        (["method_args.fedrm.mu1=1"], "--set method_args.fedrm.mu1: unknown key; allowed: method, fedshift, fedmr"),
+        (["method_args.fedmr=3", "method_args.fedmr.mu1=1"], "--set method_args.fedmr: 3 is no mapping; allowed: the"),
         (["method_args.mu1=1"], "--set method_args.mu1: unknown key; allowed: method, fedshift, fedmr"),
     ],
 )
