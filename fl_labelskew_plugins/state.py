@@ -167,11 +167,14 @@ class Versions:
         file = self._file(round)
         return load_file(file) if file.exists() else {}
 
+    def has(self, round: int) -> bool:
+        """Whether what this round wrote is here, if only that there was nothing to keep."""
+        return self._file(round).exists()
+
     def put(self, round: int, state: State) -> None:
-        """Write a state, unless it is empty."""
-        if state:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            save_atomic(state, self._file(round))
+        """Write a state; an empty one, too, so that it is not taken for a lost one."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save_atomic(state, self._file(round))
 
     def keep(self, rounds: set[int]) -> None:
         """Let go of the states of all other rounds, and of what a kill left half written."""

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fl_labelskew_plugins.state import StateStore, save_atomic
+from fl_labelskew_plugins.state import StateStore, Versions, save_atomic
 
 
 def state(value, size=4):
@@ -78,3 +78,16 @@ def test_save_atomic_leaves_no_part(tmp_path):
     save_atomic(state(1), tmp_path / "x.safetensors")
     save_atomic(state(2), tmp_path / "x.safetensors")
     assert [f.name for f in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_a_silo_that_had_nothing_to_keep_has_lost_nothing(tmp_path):
+    versions = Versions(tmp_path / "states")
+    assert not versions.has(0)
+    versions.put(0, {})
+    versions.put(1, {"w": torch.ones(2)})
+    assert versions.has(0)
+    assert versions.get(0) == {}
+    assert versions.get(1)["w"].tolist() == [1, 1]
+    versions.keep({1})
+    assert not versions.has(0)
+    assert versions.has(1)

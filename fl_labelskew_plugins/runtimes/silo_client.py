@@ -178,12 +178,11 @@ class SiloClient(Manager):
 
     def _state(self, round: int) -> State:
         assert self.session is not None
-        state = self.states.get(round)
         method, optimizer = type(self.session.method), type(self.session.recipe.optimizer)
         keeps = method.after_round is not Method.after_round or optimizer.finish is not Optimizer.finish
-        if round >= 0 and not state and keeps:
+        if round >= 0 and keeps and not self.states.has(round):
             self.say(f"warning: the state of round {round + 1} is not in {self.states.folder}; going on without one")
-        return state
+        return self.states.get(round)
 
     def _note(self, round: int, result: LocalResult) -> None:
         """Write down the silo's own measures, in its own folder."""
