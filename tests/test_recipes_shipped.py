@@ -197,6 +197,30 @@ def test_weights_are_those_of_tables_9_and_10(line):
     ] == [float(word) for word in words[-7:]]
 
 
+# FedShift, tables 1, 4 and 5; columns: FedAvg, FedProx, SCAFFOLD, FedShift, and FedProx's weight of section 4.2.
+SHIFTED = """
+table1_cifar10 78.94 79.33 77.75 83.52 0.01
+table1_cinic10 72.26 71.57 73.22 74.86 0.001
+table1_tiny_imagenet 35.14 36.16 35.18 36.61 0.01
+table4_cifar10_d015 80.11 82.10 83.11 86.21 0.01
+table4_cifar10_d02 89.18 89.43 90.99 90.76 0.01
+table4_cifar10_d05 91.27 91.21 92.22 91.26 0.01
+table5_cifar10_n20 79.49 79.57 78.79 83.13 0.01
+table5_cifar10_n50 55.22 56.24 64.92 64.69 0.01
+"""
+
+
+@pytest.mark.parametrize("line", SHIFTED.strip().splitlines(), ids=lambda line: line.partition(" ")[0])
+def test_fedshift_s_numbers_and_fedprox_s_weight_are_the_paper_s(line):
+    stem, *numbers, weight = line.split()
+    found = [
+        load(ROOT / f"recipes/fedshift/{stem}{suffix}.yaml") for suffix in ("_fedavg", "_fedprox", "_scaffold", "")
+    ]
+    assert [mine.expected[0].value for mine in found] == [float(number) for number in numbers]
+    assert [mine.train.federated_optimizer for mine in found] == ["FedAvg", "FedProx", "SCAFFOLD", "FedAvg"]
+    assert found[1].optimizer.params.fedprox_mu == float(weight)
+
+
 def test_the_ablation_s_means_are_table_6_s():
     """FedMR's table 6 has the means of table 12's columns; FMNIST's differ in its last digits."""
     for data, inter, intra in (("svhn", 87.46, 87.15), ("cifar10", 78.86, 80.89), ("cifar100", 66.62, 67.11)):
