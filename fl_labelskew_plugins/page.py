@@ -55,6 +55,7 @@ def page(found: Sequence[Row], *, last: int, baseline: str) -> str:
         _heat(found, settings, names),
         _classes(found, settings, last),
         _costs(found, settings, names),
+        _settings(found),
     ]
     data = ", ".join(dict.fromkeys(row.data for row in found))
     return "\n".join(
@@ -326,3 +327,34 @@ def _bars(
                     f'<span>{escape(name)}</span><div class="bar"><div class="track"><i style="{fill}"></i></div>'
                     f"<span>{known:{form}}</span></div>"
                 )
+
+
+def _settings(found: Sequence[Row]) -> str:
+    """What all rows have in common, what those of a setting have, and for each the rest and its folders."""
+    keys = list(dict.fromkeys(key for row in found for key in row.keys))
+    several = [key for key in keys if len({json.dumps(row.keys.get(key)) for row in found}) > 1]
+    scene = [key for key in several if key.startswith(report.SCENE)]
+    own = [key for key in several if key not in scene]
+    shared = {"Everywhere": _told(found[0], [key for key in keys if key not in several])}
+    shared |= {row.setting: _told(row, scene) for row in found}
+    lists = "\n".join(f"<dt>{escape(name)}</dt><dd>{words}</dd>" for name, words in shared.items() if words)
+    lines = [
+        f'<tr><th scope="row">{escape(report.label(row))}</th><td>{escape(row.setting)}</td><td>{_told(row, own)}</td>'
+        f"<td>{'<br>'.join(escape(Path(run.name).name) for run in row.runs)}</td></tr>"
+        for row in found
+    ]
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("row", "setting", "its own", "folders"))
+    table = _table("settings", f"<tr>{head}</tr>", lines)
+    note = "Without seeds, and where and on what was computed; what is null is left out."
+    return _section("Settings", note, f"<details><summary>Show</summary>\n<dl>{lists}</dl>\n{table}</details>")
+
+
+def _told(row: Row, keys: Sequence[str]) -> str:
+    """Keys and values, a line a section."""
+    sections: dict[str, list[str]] = {}
+    for key in keys:
+        if row.keys.get(key) is not None:
+            section, _, name = key.partition(".")
+            value = json.dumps(row.keys[key]).replace('"', "")
+            sections.setdefault(section, []).append(f"{name}: {value}")
+    return "<br>".join(f"{escape(section)}: {escape(', '.join(words))}" for section, words in sections.items())

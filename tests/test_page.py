@@ -88,6 +88,14 @@ def test_numbers_are_those_of_the_rows():
     assert ("50.00", "50") in cells
 
 
+def test_settings_are_told_once_where_they_are_shared():
+    text = rendered(RUNS[:5])
+    assert "<dt>Everywhere</dt><dd>data_args: dataset: digits</dd>" in text
+    assert "<dt>dirichlet</dt><dd>partition_args: partition_method: dirichlet</dd>" in text
+    own = "<td>pcdd</td><td>train_args: federated_optimizer: FedAvg<br>method_args: method: fedlc</td><td>x</td>"
+    assert f'<tr><th scope="row">fedlc</th>{own}</tr>' in text
+
+
 def test_one_run_of_one_round_without_anything_else_is_a_page():
     bare = Run("x", {"method_args": {"method": "fedavg"}}, [{"round": 0, "accuracy": 0.5}])
     found = Balance(rendered([bare]))
