@@ -76,17 +76,30 @@ class FedOpt(Optimizer):
         server_form: Literal["host", "paper"] | None = Field(
             None, description="host: torch's optimiser; paper: algorithm 2; default: host, or paper with yogi"
         )
-        server_beta1: float = Field(0.9, ge=0, lt=1, description="paper's form: decay of the first moment (adagrad: 0)")
-        server_beta2: float = Field(0.99, ge=0, lt=1, description="paper's form: decay of the second moment")
-        server_tau: float = Field(1e-3, gt=0, description="paper's form: degree of adaptivity")
+        server_beta1: float | None = Field(
+            None, ge=0, lt=1, description="paper's form: decay of the first moment; default: 0.9, or 0 with adagrad"
+        )
+        server_beta2: float | None = Field(
+            None, ge=0, lt=1, description="paper's form, but adagrad: decay of the second moment; default: 0.99"
+        )
+        server_tau: float | None = Field(None, gt=0, description="paper's form: degree of adaptivity; default: 0.001")
 
         @model_validator(mode="after")
         def _goes_together(self) -> FedOpt.Params:
             """Options that would do nothing are refused."""
-            if self.server_optimizer == "yogi" and self.server_form == "host":
+            kind = self.server_optimizer
+            if kind == "yogi" and self.server_form == "host":
                 raise ValueError("server_form: host does not go with yogi, which torch has not; paper would be right")
-            if self.server_momentum and self.server_optimizer != "sgd":
-                raise ValueError(f"server_momentum does not go with {self.server_optimizer}; sgd, or 0, would be right")
+            if self.server_momentum and kind != "sgd":
+                raise ValueError(f"server_momentum does not go with {kind}; sgd, or 0, would be right")
+            papers = kind == "yogi" or (kind != "sgd" and self.server_form == "paper")
+            for name in ("server_beta1", "server_beta2", "server_tau"):
+                has = papers and (name != "server_beta2" or kind != "adagrad")
+                if getattr(self, name) is not None and not has:
+                    form = "" if kind in ("sgd", "yogi") else f" with server_form: {self.server_form or 'host'}"
+                    right = "adam or yogi" if name == "server_beta2" else "adam, adagrad or yogi"
+                    right += " with server_form: paper, or null,"
+                    raise ValueError(f"{name} does not go with {kind}{form}; {right} would be right")
             return self
 
     paper = "Adaptive Federated Optimization, ICLR 2021, https://arxiv.org/abs/2003.00295"
@@ -113,19 +126,22 @@ class FedOpt(Optimizer):
             with_torch(host_optimizer(self.params, weights.values()), weights, round.memory)
             return new | {name: weight.detach() for name, weight in weights.items()}
         p = self.params
-        beta1 = 0.0 if p.server_optimizer == "adagrad" else p.server_beta1
+        tau = 1e-3 if p.server_tau is None else p.server_tau
+        beta1 = p.server_beta1
+        if beta1 is None:
+            beta1 = 0.0 if p.server_optimizer == "adagrad" else 0.9
         for name in round.parameters:
             old = round.old[name]
             m, v = round.memory.get(f"m/{name}"), round.memory.get(f"v/{name}")
             change, m, v = adaptive_step(
                 round.mean[name] - old,
                 torch.zeros_like(old) if m is None else m,
-                torch.full_like(old, p.server_tau**2) if v is None else v,
+                torch.full_like(old, tau**2) if v is None else v,
                 kind=p.server_optimizer,
                 lr=p.server_lr,
                 beta1=beta1,
-                beta2=p.server_beta2,
-                tau=p.server_tau,
+                beta2=0.99 if p.server_beta2 is None else p.server_beta2,
+                tau=tau,
             )
             new[name] = old + change
             round.memory |= {f"m/{name}": m, f"v/{name}": v}

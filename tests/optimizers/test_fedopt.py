@@ -48,24 +48,38 @@ def test_hosts_form_is_torchs_optimiser(world, name, torchs):
 
 
 @pytest.mark.parametrize("kind", ["adam", "adagrad", "yogi"])
-def test_papers_form_is_algorithm_two(world, kind):
-    m, v = 0.0, 1e-6
-    beta1 = 0.0 if kind == "adagrad" else 0.9
-    for before, change, after in changes(world(make(server_optimizer=kind, server_lr=0.02, server_form="paper")), 4):
+@pytest.mark.parametrize(
+    ("given", "beta1", "beta2", "tau"),
+    [
+        ({}, None, 0.99, 1e-3),
+        # v begins above the first changes' squares, which yogi then takes from it
+        ({"server_beta1": 0.5, "server_tau": 0.2}, 0.5, 0.99, 0.2),
+        ({"server_beta2": 0.5, "server_tau": 0.2}, None, 0.5, 0.2),
+    ],
+)
+def test_papers_form_is_algorithm_two(world, kind, given, beta1, beta2, tau):
+    if kind == "adagrad":  # which has no beta2
+        given = {name: value for name, value in given.items() if name != "server_beta2"}
+    m, v = 0.0, tau**2
+    if beta1 is None:
+        beta1 = 0.0 if kind == "adagrad" else 0.9
+    two = world(make(server_optimizer=kind, server_lr=0.02, server_form="paper", **given))
+    for before, change, after in changes(two, 4):
         square = change**2
         m = beta1 * m + (1 - beta1) * change
         v = {
-            "adam": 0.99 * v + 0.01 * square,
+            "adam": beta2 * v + (1 - beta2) * square,
             "adagrad": v + square,
-            "yogi": v - 0.01 * square * math.copysign(1, v - square),
+            "yogi": v - (1 - beta2) * square * math.copysign(1, v - square),
         }[kind]
-        assert after == pytest.approx(before + 0.02 * m / (math.sqrt(v) + 1e-3), rel=1e-4)
+        assert after - before == pytest.approx(0.02 * m / (math.sqrt(v) + tau), rel=1e-3)
 
 
 @pytest.mark.parametrize(
     ("override", "line"),
     [
         ("train_args.server_momentum=0.9", "server_momentum does not go with adam; sgd, or 0, would be right"),
+        ("train_args.server_tau=0.1", "server_tau does not go with adam with server_form: host; adam, adagrad or yogi"),
         ("train_args.server_lr=1e39", "train_args.server_lr: 1e+39 is out of range; allowed: numbers up to 1e+30"),
         ("train_args.server_optimizer=adamw", "'adamw' is unknown; allowed: sgd, adam, adagrad, yogi; nearest: adam"),
     ],
@@ -78,3 +92,24 @@ def test_mistakes(override, line):
     with pytest.raises(LabelSkewError) as error:
         recipe.parse(text, overrides=[override])
     assert line in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ("server_optimizer: sgd, server_form: paper, server_tau: 0.5", "server_tau"),
+        ("server_optimizer: adagrad, server_beta1: 0.5", "server_beta1"),
+        ("server_optimizer: adagrad, server_form: paper, server_beta2: 0.5", "server_beta2"),
+    ],
+)
+def test_what_would_do_nothing_is_refused_and_a_run_s_own_recipe_is_not(options, name):
+    text = (
+        "data_args: {dataset: digits}\nmodel_args: {model: mlp}\nmethod_args: {method: fedavg}\n"
+        f"train_args: {{federated_optimizer: FedOpt, {options}}}\n"
+    )
+    with pytest.raises(
+        LabelSkewError, match=f"train_args: {name} does not go with .* server_form: paper, or null, would"
+    ):
+        recipe.parse(text)
+    right = recipe.parse(text, overrides=[f"train_args.{name}=null"])
+    assert recipe.parse(right.dump()).resolved() == right.resolved()  # as for a run that goes on
