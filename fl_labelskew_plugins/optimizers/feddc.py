@@ -16,8 +16,8 @@ hand when this was written, so its equation numbers are left out. The authors' p
 - The server adds the mean drift of all clients, of whom those that stay away have one, too; a uniform mean.
 
 What is kept is ``-g_k / (eta K)``, with ``K`` as in our SCAFFOLD: the sum of the coefficients that local momentum gives
-to gradients. The code's ``alpha`` is scaled for clients of unequal size; here it is not. Without its correction, and
-with everybody in every round, FedDC is FedDyn.
+to gradients. The code's ``alpha`` is scaled for clients of unequal size; here it is not. Without its correction, with
+everybody in every round and uploads that count alike (the code's reading, or clients of equal size), FedDC is FedDyn.
 
 ``feddc_alpha = 0`` has no drift, neither in training nor in the upload; without the correction too, it is FedAvg, bit
 for bit. FedMR's tables 9 and 10 have 1e-5 to 0.01 for "FedDC", with 10 epochs a round; it is taken to be ``alpha``.

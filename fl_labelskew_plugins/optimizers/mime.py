@@ -10,7 +10,8 @@ Algorithm 1 with SGD and momentum as the base optimiser (table 1): every local s
     g = \nabla f_k(y; \zeta) - \nabla f_k(x; \zeta) + c
 
 and ``mimelite`` takes ``g = grad f_k(y; zeta)`` alone. Afterwards each client sends its whole gradient at the server's
-``x``, whose mean is ``c``, and ``s <- (1 - beta) c + beta s``. The paper collects ``c`` at this round's ``x`` in an
+``x``, whose mean is ``c``, and ``s <- (1 - beta) c + beta s``. The server keeps ``s``, and sends with the model what a
+step needs: ``(1 - beta) c + beta s``, or ``s`` with ``mimelite``. The paper collects ``c`` at this round's ``x`` in an
 exchange of its own; here, as in FedML, it is that of the round before, and there is none in the first round, which is
 plain SGD. ``beta`` is ``server_momentum``; local momentum has to be 0. Neutral setting: ``server_momentum = 0`` with
 ``mimelite`` is FedAvg. Both local gradients are of the same draws (dropout) and normalise by the batch; ``c`` is of
@@ -86,9 +87,8 @@ class Mime(Optimizer):
             by_name = dict(there.named_parameters())
             at_start = torch.autograd.grad(work.loss(there), [by_name[n] for n in names])
             torch._foreach_sub_(gradients, list(at_start))
-            torch._foreach_add_(gradients, [client.shared[f"c/{n}"] for n in names])
         torch._foreach_mul_(gradients, 1 - beta)
-        torch._foreach_add_(gradients, [client.shared[f"s/{n}"] for n in names], alpha=beta)
+        torch._foreach_add_(gradients, [client.shared[n] for n in names], alpha=beta if self.params.mimelite else 1)
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> Mapping[str, Tensor]:
         """The whole gradient."""
@@ -96,12 +96,13 @@ class Mime(Optimizer):
         return gradient
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """The new ``c`` and ``s``, and the mean of the uploads."""
+        """The new ``s``, what the clients' steps need of it and ``c``, and the mean of the uploads."""
         new, beta = dict(round.mean), self.params.server_momentum
         for name in round.parameters:
             c = round.contributions[name]
-            s = round.shared.get(f"s/{name}", torch.zeros_like(c))
-            round.shared |= {f"c/{name}": c, f"s/{name}": (1 - beta) * c + beta * s}
+            s = (1 - beta) * c + beta * round.memory.get(name, torch.zeros_like(c))
+            round.memory[name] = s
+            round.shared[name] = s.clone() if self.params.mimelite else (1 - beta) * c + beta * s
             if self.params.server_lr != 1:
                 new[name] = round.old[name] + self.params.server_lr * (round.mean[name] - round.old[name])
         return new

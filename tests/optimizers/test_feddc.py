@@ -49,10 +49,10 @@ def test_the_penalty_pulls_within_a_round(world):
     assert two.kept(0, "optimizer/drift/w") == pytest.approx(-0.185)
 
 
-@pytest.mark.parametrize("reading", ["paper", "code"])
-def test_without_its_correction_and_with_everybody_it_is_feddyn(world, reading):
-    """FedDyn's gradient is ``-alpha h_k``, and its server's ``-h / alpha`` the mean drift."""
-    settings = {"steps": (3, 3), "momentum": 0.5}
+@pytest.mark.parametrize(("reading", "steps"), [("paper", (3, 3)), ("code", (3, 3)), ("code", (6, 2))])
+def test_without_its_correction_and_with_everybody_it_is_feddyn(world, reading, steps):
+    """FedDyn's gradient is ``-alpha h_k``, and its server's ``-h / alpha`` the mean drift; both uniform."""
+    settings = {"steps": steps, "momentum": 0.5}
     two, dyn = (
         world(make(correction=False, reading=reading), **settings),
         world(FedDyn(FedDyn.Params(feddyn_alpha=0.5)), **settings),

@@ -15,14 +15,16 @@ def make(**options):
 def test_two_rounds_by_hand(world):
     two = world(make(server_momentum=0.5))
     assert two.play() == pytest.approx(0.905)  # no c yet: plain SGD, 0.81 and 1
-    assert two.shared("optimizer/c/w") == pytest.approx(0.5)  # mean of the gradients 1 and 0 at w = 1
-    assert two.shared("optimizer/s/w") == pytest.approx(0.25)
+    # c is the mean of the gradients 1 and 0 at w = 1, s half of it, and what is sent the mean of both
+    assert float(two.server.memory["w"]) == pytest.approx(0.25)
+    assert two.shared() == pytest.approx(0.375)
     # from 0.905, c = 0.5, s = 0.25. Client 0: at the server g = c, so 0.905 - 0.1 (0.5 * 0.5 + 0.5 * 0.25) = 0.8675;
     # then g = 0.8675 - 0.905 + 0.5 = 0.4625: 0.8675 - 0.1 (0.5 * 0.4625 + 0.125) = 0.831875
     # Client 1: 0.8675, then g = 3 (0.8675 - 0.905) + 0.5 = 0.3875: 0.8675 - 0.1 (0.5 * 0.3875 + 0.125) = 0.835625
     assert two.play() == pytest.approx((0.831875 + 0.835625) / 2)
-    assert two.shared("optimizer/c/w") == pytest.approx((0.905 - 0.285) / 2)
-    assert two.shared("optimizer/s/w") == pytest.approx(0.5 * 0.31 + 0.5 * 0.25)
+    assert float(two.server.memory["w"]) == pytest.approx(0.5 * 0.31 + 0.5 * 0.25)
+    assert two.shared() == pytest.approx(0.5 * 0.31 + 0.5 * (0.5 * 0.31 + 0.5 * 0.25))
+    assert list(two.server.shared) == ["optimizer/w"]
 
 
 def test_mimelite_leaves_gradients_as_they_are(world):
@@ -31,6 +33,10 @@ def test_mimelite_leaves_gradients_as_they_are(world):
     # client 0: 0.905 - 0.1 (0.4525 + 0.125) = 0.84725, then 0.84725 - 0.1 (0.423625 + 0.125) = 0.7923875
     # client 1: 0.905 - 0.1 (-0.1425 + 0.125) = 0.90675, then 0.90675 - 0.1 (-0.139875 + 0.125) = 0.9082375
     assert two.play() == pytest.approx((0.7923875 + 0.9082375) / 2)
+
+
+def test_server_lr_scales_the_mean_change(world):
+    assert world(make(server_lr=0.5)).play() == pytest.approx(1 - 0.5 * 0.095)
 
 
 def test_mimelite_without_momentum_is_fedavg(world):

@@ -317,8 +317,11 @@ def test_other_optimisers_of_the_process_are_left_alone():
         (by("FedNova"), [1, 1], [1, 1]),
         (by("SCAFFOLD", "host"), [2, 2], [2, 2]),  # with the control variates
         (by("Mime", "host", server_momentum=0.9), [2, 2], [2, 3]),  # gradients; after a round the momentum, too
+        (by("Mime", "own"), [2, 2], [1, 2]),  # in one with the momentum
+        (by("Mime", "own", mimelite=True), [2, 2], [1, 2]),
+        (by("FedDC", "own"), [2, 2], [1, 2]),
     ],
-    ids=["FedAvg", "FedNova", "SCAFFOLD", "Mime"],
+    ids=["FedAvg", "FedNova", "SCAFFOLD", "Mime", "our Mime", "MimeLite", "FedDC"],
 )
 def test_bytes_and_personalised_accuracy(settings, up, down, go):
     more = ["validation_args.personalised=true", "method_args.method=fedshift", "train_args.comm_round=2"]
@@ -327,7 +330,8 @@ def test_bytes_and_personalised_accuracy(settings, up, down, go):
     lines, tau = read_lines(folder / "metrics.jsonl"), 4 if "FedNova" in settings[0] else 0
     assert [line["bytes_up"] for line in lines] == [3 * (times * size + tau) for times in up]
     assert [line["bytes_down"] for line in lines] == [3 * (times * size + 10 * 4) for times in down]  # and the prior
-    assert all(line["loss_terms"] == {} for line in lines)
+    own = 'train_args.optimizer_source="own"' in settings
+    assert all(bool(line["loss_terms"]) == own for line in lines)
     assert 0.3 < lines[-1]["personalised_accuracy"] <= 1
 
 
