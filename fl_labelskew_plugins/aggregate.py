@@ -145,7 +145,13 @@ def check_upload(
             )
 
 
-def check_extra(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], *, where: str) -> None:
+def check_extra(
+    tensors: Mapping[str, Tensor],
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    where: str,
+    dtypes: Mapping[str, Sequence[torch.dtype]] | None = None,
+) -> None:
     """Refuse tensors beside the weights that the method has not announced, or that are not finite, or counts below 0.
 
     A client may send fewer than announced.
@@ -154,6 +160,7 @@ def check_extra(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, .
         tensors: what a client sent.
         shapes: names and shapes that the method announces, see ``Method.contribution_shapes``.
         where: how messages begin.
+        dtypes: of those that have others than float32 or int64: one client's would become everybody's.
 
     Raises:
         RunError: one line that names the tensor.
@@ -163,6 +170,8 @@ def check_extra(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, .
     for key, value in tensors.items():
         if tuple(value.shape) != tuple(shapes[key]):
             raise RunError(f"{where}: {key} is of shape {tuple(value.shape)}, expected {tuple(shapes[key])}")
+        if value.dtype not in (expected := (dtypes or {}).get(key, (torch.float32, torch.int64))):
+            raise RunError(f"{where}: {key} is {value.dtype}, expected {' or '.join(map(str, expected))}")
         if not _finite(value):
             raise RunError(f"{where}: {key} is not finite")
         if not value.is_floating_point() and bool((value < 0).any()):

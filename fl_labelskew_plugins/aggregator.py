@@ -89,8 +89,10 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         """
         where = f"round {round + 1}: upload of client {client}"
         check_upload(result.upload, self.weights, where=where, keys=numbers(self.optimizer))
-        check_extra(result.contributions, self.contribution_shapes(), where=where)
-        if missing := sorted(self.optimizer_shapes().keys() - result.contributions.keys()):
+        needed = self.optimizer_shapes()
+        dtypes = {name: self._dtypes(name) for name in needed}
+        check_extra(result.contributions, self.contribution_shapes(), where=where, dtypes=dtypes)
+        if missing := sorted(needed.keys() - result.contributions.keys()):
             raise RunError(f"{where} lacks {missing[0]}, which the server's optimiser needs from everybody")
 
     def contribution_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -101,6 +103,11 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         """Names and shapes of what the optimiser needs from everybody."""
         parameters = {name: tuple(self.weights[name].shape) for name in self.parameters}
         return {f"{OPTIMIZER}/{k}": v for k, v in self.optimizer.contribution_shapes(parameters).items()}
+
+    def _dtypes(self, name: str) -> tuple[torch.dtype, ...]:
+        """What a tensor of the optimiser may be of: where it is named as a parameter is, of that one's alone."""
+        parameter = self.weights.get(name.removeprefix(f"{OPTIMIZER}/"))
+        return (torch.float32, torch.float64) if parameter is None else (parameter.dtype,)
 
     def run_round(
         self,

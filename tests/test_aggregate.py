@@ -114,11 +114,14 @@ def test_large_finite_values_pass():
         ({"counts": torch.zeros(3)}, "of shape (3,), expected (2,)"),
         ({"counts": torch.tensor([0.0, float("nan")])}, "counts is not finite"),
         ({"counts": torch.tensor([3, -1])}, "below 0"),
+        ({"counts": torch.zeros(2).double()}, "counts is torch.float64, expected torch.float32 or torch.int64"),
+        ({"w": torch.zeros(2, dtype=torch.int64)}, "w is torch.int64, expected torch.float32"),
     ],
 )
 def test_what_a_method_has_not_announced_is_refused_in_one_line(tensors, words):
+    shapes = {"counts": (2,), "prototypes": (2, 5), "w": (2,)}
     with pytest.raises(RunError) as error:
-        check_extra(tensors, {"counts": (2,), "prototypes": (2, 5)}, where="round 7: upload of client 3")
+        check_extra(tensors, shapes, where="round 7: upload of client 3", dtypes={"w": [torch.float32]})
     message = str(error.value)
     assert words in message
     assert message.startswith("round 7: upload of client 3")

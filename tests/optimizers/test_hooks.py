@@ -1,7 +1,8 @@
 """When the local loop calls an optimiser's hooks, and with what; by hand on two quadratics."""
 
 import pytest
-from fl_labelskew_registry import Optimizer, Stage
+import torch
+from fl_labelskew_registry import Optimizer, RunError, Stage
 
 from fl_labelskew_plugins.optimizers.mime import Mime
 from fl_labelskew_plugins.optimizers.scaffold import SCAFFOLD
@@ -48,3 +49,14 @@ def test_the_gradient_before_training_is_that_of_the_first_stage(world, optimize
     two = world(optimizer, stages=[Stage("double", 1)])
     result = two.trainer.fit(0, 0, two.server.weights, shared={}, state={}, times_selected=1)
     assert float(result.contributions["optimizer/w"]) == pytest.approx(2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_what_rides_along_is_of_the_parameters_dtype(world, dtype):
+    """A client's float64 would make everybody's control variate one."""
+    two = world(SCAFFOLD())
+    result = two.trainer.fit(0, 0, two.server.weights, shared={}, state={}, times_selected=1)
+    two.server.check(0, 0, result)
+    result.contributions = {name: value.to(dtype) for name, value in result.contributions.items()}
+    with pytest.raises(RunError, match=f"round 1: upload of client 0: optimizer/w is {dtype}, expected torch.float32$"):
+        two.server.check(0, 0, result)

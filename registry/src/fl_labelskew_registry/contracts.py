@@ -147,7 +147,8 @@ class Method:
     Subclasses name their ``Params`` (a frozen pydantic model with ranges, defaults and help texts), their ``paper``
     and, where it is not sample-weighted, their ``aggregation``, with ``aggregation_key`` the parameter that chooses it,
     if one does. ``silo_choices`` are parameters that a silo may set for itself, such as the noise on what it reveals. A
-    method that only changes logits overrides :meth:`calibrate` alone. One object serves all clients, so whatever belongs to a client lives in its view.
+    method that only changes logits overrides :meth:`calibrate` alone. One object serves all clients, so whatever
+    belongs to a client lives in its view.
 
     For combinations: ``combines`` says whether other methods' calibrated logits may stand in its loss, ``corrects``
     what its calibration corrects for; two that correct for the same are not combined.
@@ -191,11 +192,11 @@ class Method:
         return type(self).protect is not Method.protect
 
     def opening_shapes(self, federation: Federation) -> Mapping[str, tuple[int, ...]]:
-        """Names and shapes of all that :meth:`opening` may send; a server refuses anything else."""
+        """Names and shapes of what :meth:`opening` may send, float32 or int64; a server refuses anything else."""
         return {}
 
     def contribution_shapes(self, federation: Federation) -> Mapping[str, tuple[int, ...]]:
-        """Names and shapes of all that :meth:`contribute` may send; a server refuses anything else."""
+        """Names and shapes of what :meth:`contribute` may send, float32 or int64; a server refuses anything else."""
         return {}
 
     def opening(self, client: ClientView) -> Tensors:
@@ -359,7 +360,10 @@ class Optimizer:
         return []
 
     def contribution_shapes(self, parameters: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
-        """Names and shapes of all that :meth:`finish` may return, from the shapes of the trained parameters."""
+        """Names and shapes of all that :meth:`finish` may return, from the shapes of the trained parameters.
+
+        What is named as a parameter is has that one's dtype, all else is float32 or float64.
+        """
         return {}
 
     def before_round(self, work: LocalWork) -> None:
