@@ -175,6 +175,10 @@ def test_contributions_that_must_not_leave_are_refused_where_the_optimiser_needs
     ):
         recipe.parse(BASE, overrides=["train_args.federated_optimizer=SCAFFOLD", *silos])
     recipe.parse(BASE, overrides=silos)
+    drift = ["train_args.federated_optimizer=FedDC", *silos]
+    with pytest.raises(LabelSkewError, match="FedDC, which sends more than weights"):
+        recipe.parse(BASE, overrides=drift)
+    recipe.parse(BASE, overrides=["train_args.feddc_correction=false", *drift])
 
 
 if __name__ == "__main__":
