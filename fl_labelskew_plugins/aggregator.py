@@ -154,8 +154,9 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         corrections.scale(1 / sum(shares[i] for i in came))
         shared = self.method.combine(contributions, rest(self.shared, OPTIMIZER))
         weights, own = self._step(weights, corrections.sums, len(came))
-        self.weights = self.method.after_aggregation(weights, shared)
-        check_made(self.weights, self.method)
+        weights = self.method.after_aggregation(weights, shared)
+        check_made(weights, self.method)
+        self.weights = weights
         self.shared = {**shared, **joined(**{OPTIMIZER: own})}
         return [clients[i] for i in came]
 

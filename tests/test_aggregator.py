@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fl_labelskew_registry import Contribution
+from fl_labelskew_registry import Contribution, Method, RunError
 
-from fl_labelskew_plugins import recipe, session
+from fl_labelskew_plugins import params, recipe, session
 from fl_labelskew_plugins.local import LocalResult
 from fl_labelskew_plugins.runtimes import host
 
@@ -108,3 +108,24 @@ def test_contributions_reach_the_method_with_their_client(tmp_path):
         aggregator.check(client, 0, one)
     aggregator.run_round([0, 1, 2], made.sizes[:3], iter(uploads))
     assert seen == [Contribution(2, extra)]
+
+
+class Grows(Method):
+    """Multiplies the aggregated weights on the server."""
+
+    class Params(params.Params):
+        factor: float = 1e30
+
+    def after_aggregation(self, weights, shared):
+        return {name: value * self.params.factor**2 for name, value in weights.items()}
+
+
+def test_a_method_s_step_on_the_server_that_diverges_is_one_line(tmp_path):
+    made, aggregator = server(tmp_path)
+    aggregator.method = Grows()
+    line = (
+        "is not finite after Grows's step on the server, .* one of method_args.factor, train_args.learning_rate would"
+    )
+    with pytest.raises(RunError, match=line):
+        aggregator.run_round([0], made.sizes[:1], iter([(0, result(made, 0))]))
+    assert all(torch.equal(aggregator.weights[k], v) for k, v in made.start.items())
