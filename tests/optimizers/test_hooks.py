@@ -27,7 +27,7 @@ def test_what_comes_after_the_upload_is_not_corrected(world):
     two = world(Adds(), steps=(2, 2), stages=[Stage("shared", 0.5), Stage("own", 0.5, upload=False)])
     result = two.trainer.fit(0, 0, two.server.weights, shared={}, state={}, times_selected=1)
     assert float(result.upload["w"]) == pytest.approx(1 - 0.1 * (1 + 1))
-    assert float(two.trainer.model.w) == pytest.approx(0.8 - 0.1 * 0.8)
+    assert two.trainer.model.w.item() == pytest.approx(0.8 - 0.1 * 0.8)
     assert two.trainer.optimizer.steps == 1
 
 
