@@ -214,6 +214,21 @@ def test_many_lines_go_out_at_once(browser, tmp_path):
     assert browser.complaints() == []
 
 
+def test_of_many_lines_only_the_one_pointed_at_has_its_band(browser, tmp_path):
+    path = tmp_path / "bands.html"
+    path.write_text(rendered([run(f"m{n}", seed, [0.5 + seed / 10, 0.6]) for n in range(12) for seed in (0, 1)]))
+    browser.open(path)
+    seen = (
+        "[...document.querySelectorAll('.series polygon')].filter(b => getComputedStyle(b).display !== 'none').length"
+    )
+    assert browser.evaluate(seen) == 0
+    browser.evaluate("document.querySelector('[data-series=\"3\"]').focus()")
+    assert browser.evaluate(seen) == 1
+    path.write_text(rendered([run("m", seed, [0.5 + seed / 10, 0.6]) for seed in (0, 1)]))
+    browser.open(path)
+    assert browser.evaluate(seen) == 1
+
+
 LONG = "server_optimizer=adam,_server_lr=0.01,_server_momentum=0.0,_and_so_on"
 
 
