@@ -137,7 +137,7 @@ def _curves(found: Sequence[Row], settings: Sequence[str], names: Sequence[str])
         f"{escape(name)}</button></li>"
         for number, name in enumerate(names)
     )
-    if len(names) > COLOURS:
+    if many := len(names) > COLOURS:
         keys += "".join(
             f'<li><button type="button" data-all="{on}">{word}</button></li>'
             for on, word in (("true", "all"), ("false", "none"))
@@ -152,14 +152,15 @@ def _curves(found: Sequence[Row], settings: Sequence[str], names: Sequence[str])
     note = (
         "On the global test set. Lines are means over the seeds, bands reach from the lowest to the highest. A name "
         "takes its line out and back; in a chart, the pointer or the arrow keys read values off, of many lines "
-        "those nearest to it. With more than ten names a line has its band while its name is pointed at."
+        "those nearest to it."
     )
+    if many:
+        note += " A line has its band while its name is pointed at."
     figures = "\n".join(charts)
-    many = " many" if len(names) > COLOURS else ""
     return _section(
         "Accuracy over the rounds",
         note,
-        f'<ul class="legend">{keys}</ul>\n<div class="charts side{many}">\n{figures}\n</div>',
+        f'<ul class="legend">{keys}</ul>\n<div class="charts side{" many" if many else ""}">\n{figures}\n</div>',
     )
 
 

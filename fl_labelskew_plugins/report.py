@@ -471,7 +471,7 @@ def columns(found: Sequence[Row]) -> list[Column]:
         _label("data", lambda row: row.data),
         _label("partition", lambda row: row.partition),
         _label("differs in", lambda row: _told_keys(row, row.differs)),
-        Column("seeds", _seeds, _seeds_text),
+        Column("seeds", _seeds, _seeds_text, value=lambda row: len(row.runs) if row.whole else 0),
         Column("rounds", lambda row: {"rounds": row.rounds}, lambda row: row.rounds),
         _spread("accuracy", lambda row: row.accuracy),
         _spread("personalised", lambda row: row.personalised),
