@@ -141,6 +141,7 @@ class Record:
         session, folder = self.session, self.folder
         now = environment(session.trainer.device) | {
             "run": self.run,
+            "data": session.data,
             "partition": session.digest,
             "method": session.recipe.method_name,
             "optimizer": mixing.describe(session.recipe, session.trainer.model),
@@ -165,10 +166,12 @@ class Record:
     def _compare(self, now: dict[str, Any]) -> None:
         """Refuse to go on with other data; say where another machine may give other numbers."""
         before = json.loads((self.folder.path / "environment.json").read_text(encoding="utf-8"))
-        if before["partition"] != now["partition"]:
+        changed = [key for key in ("data", "partition") if key in before and before[key] != now[key]]
+        if changed:
+            what = "the samples" if "data" in changed else "the clients' samples"
             raise LabelSkewError(
-                f"--resume {self.folder.path}: the clients' samples are no longer those of the run; the data set as it "
-                "was would be right"
+                f"--resume {self.folder.path}: {what} are no longer those of the run; use the data set as it was, or "
+                "begin a new run"
             )
         for key in ("versions", "threads", "device", "cpu_capability"):
             if before[key] != now[key]:

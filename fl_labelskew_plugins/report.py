@@ -1,4 +1,4 @@
-"""Tables over run folders: runs that differ only in their seed share a row.
+"""Tables over run folders: runs on the same data that differ only in their seed share a row.
 
 A run that has not all the rounds of its recipe, because it diverged, was stopped or is under way, is left out of a row
 that has whole ones; a row without any shows what there is and is compared with nothing.
@@ -9,6 +9,7 @@ reach what the baseline reaches at best, as FedMR's table 4 and FedShift's table
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -49,17 +50,26 @@ class Run:
         recipe: its resolved recipe, section to keys.
         metrics: a mapping a round; those of a test have ``accuracy``.
         timings: a mapping a round, with ``seconds`` and ``peak_mb``.
+        data: what tells its data from others (``environment.json``); None where nobody wrote it down.
+        partition: likewise, of who held which samples with this seed.
     """
 
     name: str
     recipe: Resolved
     metrics: Sequence[Mapping[str, Any]]
     timings: Sequence[Mapping[str, Any]] = ()
+    data: str | None = None
+    partition: str | None = None
 
     @property
     def seed(self) -> str:
         """As its recipe has it."""
         return str(self.recipe.get("common_args", {}).get("random_seed"))
+
+    @property
+    def place(self) -> str:
+        """The folder of its data, as its recipe has it; empty where that says none."""
+        return str(self.recipe.get("data_args", {}).get("data_cache_dir") or "")
 
     @property
     def planned(self) -> int:
@@ -138,8 +148,8 @@ def read(folder: Path) -> Run:
     try:
         recipe, _ = plain_yaml.read((folder / "recipe.yaml").read_text(encoding="utf-8"))
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        timed = folder / "timings.jsonl"
-        timings = timed.read_text(encoding="utf-8").splitlines() if timed.exists() else []
+        timings = _text(folder / "timings.jsonl").splitlines()
+        environment = json.loads(_text(folder / "environment.json") or "{}")
     except FileNotFoundError as error:
         raise LabelSkewError(f"{folder}: no run: {Path(error.filename).name} is missing") from None
     except (OSError, ValueError, plain_yaml.YamlError) as error:
@@ -148,13 +158,18 @@ def read(folder: Path) -> Run:
         recipe.pop(EXPECTED, None)  # no section
     if not isinstance(recipe, dict) or not all(isinstance(keys, dict) for keys in recipe.values()):
         raise LabelSkewError(f"{folder}: no run: recipe.yaml holds no recipe")
-    run = Run(str(folder), recipe, _objects(lines), _objects(timings))
+    known = environment if isinstance(environment, dict) else {}
+    run = Run(str(folder), recipe, _objects(lines), _objects(timings), known.get("data"), known.get("partition"))
     for line in run.tests:
         if number(line, "accuracy") is None or not isinstance(line.get("round"), int):
             raise LabelSkewError(f"{folder}: no run: metrics.jsonl has a test without round and accuracy")
     if not run.tests:
         raise LabelSkewError(f"{folder}: no results yet: metrics.jsonl has no test")
     return run
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
@@ -190,14 +205,35 @@ def flat(recipe: Resolved) -> dict[str, Any]:
     }
 
 
+def same(a: Run, b: Run) -> bool:
+    """Whether two runs are one experiment, their seeds apart: the same settings on the same data."""
+    return flat(a.recipe) == flat(b.recipe) and _same_data(a, b)
+
+
+def _same_data(a: Run, b: Run) -> bool:
+    """Whether runs with the same settings had the same data, as far as they have written that down.
+
+    Earlier versions did not: with the same seed, another partition shows other data.
+    """
+    if a.data is not None and b.data is not None:
+        return a.data == b.data
+    return a.seed != b.seed or a.partition == b.partition or None in (a.partition, b.partition)
+
+
 def grouped(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs that differ in nothing but the seed, together and each seed once; in the order of their first one."""
-    groups: dict[str, dict[str, Run]] = {}
+    """Runs that are the :func:`same` but for their seed, together and each seed once; in the order of their first."""
+    groups: list[dict[str, Run]] = []
+    alike: dict[str, list[dict[str, Run]]] = {}
     for run in runs:
-        mine = groups.setdefault(json.dumps(flat(run.recipe), sort_keys=True), {})
-        if run.seed not in mine or (run.whole and not mine[run.seed].whole):
-            mine[run.seed] = run
-    return [list(group.values()) for group in groups.values()]
+        near = alike.setdefault(json.dumps(flat(run.recipe), sort_keys=True), [])
+        group = next((group for group in near if all(_same_data(run, other) for other in group.values())), None)
+        if group is None:
+            group = {}
+            near.append(group)
+            groups.append(group)
+        if run.seed not in group or (run.whole and not group[run.seed].whole):
+            group[run.seed] = run
+    return [list(group.values()) for group in groups]
 
 
 @dataclass(frozen=True)
@@ -281,13 +317,40 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
         last: tests that a mean is taken over.
         baseline: the method that others are compared with, under federated_optimizer FedAvg.
     """
-    recipes = [flat(group[0].recipe) for group in groups]
+    firsts = [group[0] for group in groups]
+    recipes = [flat(run.recipe) | told for run, told in zip(firsts, _data(firsts), strict=True)]
     labels = _settings(recipes)
     found = [
         _row(group, mine, _differing(mine, recipes), label, last)
         for group, mine, label in zip(groups, recipes, labels, strict=True)
     ]
     return [_compared(row, [other for other in found if other.setting == row.setting], baseline) for row in found]
+
+
+def _data(runs: Sequence[Run]) -> list[dict[str, str]]:
+    """Of each run a key that tells its data from others under the same settings of data and partition, if need be.
+
+    That is the data's folder, or where a folder had other data at another time, the start of the data's fingerprint.
+    """
+    found: list[dict[str, str]] = [{} for _ in runs]
+    keys = [flat(run.recipe) for run in runs]
+    scenes: dict[str, list[int]] = {}
+    for i, mine in enumerate(keys):
+        scene = {key: value for key, value in mine.items() if key.startswith(SCENE)}
+        scenes.setdefault(json.dumps(scene, sort_keys=True), []).append(i)
+    for near in scenes.values():
+        apart = [
+            (runs[i].place, runs[j].place)
+            for i, j in itertools.combinations(near, 2)
+            if keys[i] == keys[j] or (runs[i].data != runs[j].data and None not in (runs[i].data, runs[j].data))
+        ]
+        for i in near if apart else ():
+            run = runs[i]
+            place = next(runs[k].place for k in near if k == i or (run.data and runs[k].data == run.data))
+            prints = (run.data or run.partition or "unknown")[:8]
+            by_place = all(a != b for a, b in apart)
+            found[i] = {PLACES[0]: place or "default"} if by_place else {"data_args.fingerprint": prints}
+    return found
 
 
 def _row(group: Sequence[Run], mine: Mapping[str, Any], differs: Sequence[str], setting: str, last: int) -> Row:
@@ -539,8 +602,8 @@ def _note(run: Run, counted: Sequence[Run]) -> str:
         return f"{run.name}: {len(run.metrics)} of {run.planned} rounds: {what}"
     if shown:
         return ""
-    twin = next(other for other in counted if other.seed == run.seed and flat(other.recipe) == flat(run.recipe))
-    return f"{run.name}: the same recipe and seed as {twin.name}: counted once"
+    twin = next(other for other in counted if other.seed == run.seed and same(other, run))
+    return f"{run.name}: the same recipe, data and seed as {twin.name}: counted once"
 
 
 def curves(found: Sequence[Row]) -> dict[str, Curve]:

@@ -17,6 +17,7 @@ from fl_labelskew_plugins import devices, mixing, mpirun, seeds
 from fl_labelskew_plugins.aggregate import Weights, check_extra
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.clients import Clients, divide
+from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.samples import samples
@@ -39,6 +40,8 @@ class Session:
         sizes: training samples of each client; 0 for one that nobody has heard of.
         counts: ``(K, C)`` training samples per class of each client, on the device; None where they are not known.
         notes: text files of the data set that belong beside the results, by name.
+        data: what tells these data from others, see :func:`fl_labelskew_plugins.data.fingerprint.fingerprint`; None
+            where no single process knows them.
     """
 
     recipe: Recipe
@@ -50,6 +53,7 @@ class Session:
     sizes: list[int]
     counts: Tensor | None
     notes: Mapping[str, str]
+    data: str | None = None
 
     def openings(self) -> list[Contribution]:
         """Every client's part of the opening exchange; none where the method has no such exchange.
@@ -113,7 +117,8 @@ def build(recipe: Recipe) -> Session:
     data, clients = divided(recipe)
     sizes = [int(n) for n in clients.counts.sum(1)]
     session = assemble(recipe, data, dict(enumerate(clients.train)), dict(enumerate(clients.test)), sizes)
-    session = replace(session, clients=clients, counts=torch.from_numpy(clients.counts).to(session.trainer.device))
+    counts = torch.from_numpy(clients.counts).to(session.trainer.device)
+    session = replace(session, clients=clients, counts=counts, data=fingerprint(data))
     watch(session, Path())  # what cannot be watched is told before anything is written
     return session
 

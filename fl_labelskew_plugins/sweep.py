@@ -166,15 +166,20 @@ def _bad_names(path: Path, found: Sequence[Planned]) -> list[str]:
 
 def _twins(path: Path, found: Sequence[Planned]) -> list[str]:
     """Combinations that a report would count once, since they are the same experiment with the same seed."""
-    wrong: list[str] = []
-    seen: dict[str, str] = {}
-    for each in found:
-        mine = json.dumps([report.flat(each.recipe.resolved()), each.recipe.common.random_seed], sort_keys=True)
-        if (first := seen.setdefault(mine, each.name)) != each.name:
-            wrong.append(
-                f"{path}: grid: {first} and {each.name} have the same settings and seed; one of them would be right"
-            )
+    runs = [report.Run(each.name, each.recipe.resolved(), (), data=_place(each.recipe)) for each in found]
+    counted = [run for group in report.grouped(runs) for run in group]
+    known = {run.name for run in counted}
+    wrong = []
+    for run in (run for run in runs if run.name not in known):
+        twin = next(other for other in counted if other.seed == run.seed and report.same(other, run))
+        wrong.append(f"{path}: grid: {twin.name} and {run.name} have the same settings, data and seed; use one of them")
     return wrong[:1] if len(wrong) < 2 else [f"{wrong[0]} (and {len(wrong) - 1} more such)"]
+
+
+def _place(recipe: Recipe) -> str:
+    """Stands for a recipe's data before they are read: the folder where they lie."""
+    folder = data_folder(recipe) or recipe.dataset.default_dir
+    return "" if folder is None else str(Path(folder).resolve())
 
 
 def _read(path: Path) -> SweepFile:

@@ -106,7 +106,7 @@ def test_a_seed_counts_once(tmp_path):
     assert (row.accuracy, row.unfinished) == ([pytest.approx(30)], 0)
     assert report.notes([row], found) == [
         f"{tmp_path / 'half'}: 1 of 2 rounds: left out of its row",
-        f"{tmp_path / 'copy'}: the same recipe and seed as {tmp_path / 'whole'}: counted once",
+        f"{tmp_path / 'copy'}: the same recipe, data and seed as {tmp_path / 'whole'}: counted once",
     ]
 
 
@@ -277,3 +277,61 @@ def test_curves_gather_seeds_and_name_what_differs(tmp_path):
         "fedrs, alpha=0.5": {1: [0.5], 2: [0.6]},
         "fedrs, alpha=0.9": {1: [0.7], 2: [0.8]},
     }
+
+
+def of_data(path, recipe, place, data=None, partition=None, accuracies=(0.5,)):
+    recipe["data_args"] = {"dataset": "npz", "data_cache_dir": place}
+    made = folder(path, recipe, list(accuracies))
+    known = {"data": data, "partition": partition}
+    (made / "environment.json").write_text(json.dumps({k: v for k, v in known.items() if v is not None}))
+    return made
+
+
+def test_two_data_sets_are_two_experiments_and_settings_of_their_own(tmp_path):
+    runs = [
+        of_data(
+            tmp_path / f"{name}-{method}-{seed}",
+            resolved(seed, method),
+            f"/data/{name}",
+            name * 32,
+            accuracies=[accuracy],
+        )
+        for name, method, accuracy in (("a", "fedavg", 0.5), ("b", "fedavg", 0.9), ("a", "fedrs", 0.6))
+        for seed in (0, 1)
+    ]
+    read = [report.read(run) for run in runs]
+    found = report.rows(report.grouped(read), 2)
+    assert [(len(row.runs), row.method, row.rank, row.setting) for row in found] == [
+        (2, "fedavg", 2, "iid, data_cache_dir=/data/a"),
+        (2, "fedavg", 1, "iid, data_cache_dir=/data/b"),
+        (2, "fedrs", 1, "iid, data_cache_dir=/data/a"),
+    ]
+    assert len(report.curves(found)) == 3
+    assert report.notes(found, read) == []
+
+
+def test_the_same_bytes_elsewhere_are_the_same_run(tmp_path):
+    runs = [of_data(tmp_path / name, resolved(), f"/{name}", "f" * 32, f"{name}1") for name in ("a", "b")]
+    found = [report.read(run) for run in runs]
+    rows = report.rows(report.grouped(found), 2)
+    assert [len(row.runs) for row in rows] == [1]
+    assert report.notes(rows, found) == [f"{runs[1]}: the same recipe, data and seed as {runs[0]}: counted once"]
+
+
+def test_a_folder_whose_data_changed_is_two_data_sets(tmp_path):
+    found = rows_of(*(of_data(tmp_path / name, resolved(), "/d", name * 32) for name in ("a", "b")))
+    assert [row.setting for row in found] == ["iid, fingerprint=aaaaaaaa", "iid, fingerprint=bbbbbbbb"]
+
+
+def test_runs_that_did_not_write_their_data_down_are_told_apart_by_their_partitions(tmp_path):
+    runs = [
+        of_data(tmp_path / f"{name}{seed}", resolved(seed), f"/{name}", None, f"{name}{seed}")
+        for name in ("a", "b")
+        for seed in (0, 1)
+    ]
+    found = rows_of(*runs, of_data(tmp_path / "again", resolved(0), "/a", None, "a0"))
+    assert [[run.name[-2:] for run in row.runs] for row in found] == [["a0", "a1"], ["b0", "b1"]]
+    assert [row.setting for row in found] == ["iid, data_cache_dir=/a", "iid, data_cache_dir=/b"]
+    # and beside one that did: the other seed of an earlier version may well belong to it
+    late = of_data(tmp_path / "late", resolved(2), "/a", "a" * 32, "a2")
+    assert [len(row.runs) for row in rows_of(runs[0], runs[1], late)] == [3]

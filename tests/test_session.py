@@ -1,8 +1,13 @@
+import json
+
+import numpy as np
 import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins import recipe, session
+from fl_labelskew_plugins.progress import Silent
+from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import RunFolder
 
 TEXT = """\
@@ -49,6 +54,23 @@ def test_a_missing_gpu_is_a_line():
     with pytest.raises(LabelSkewError, match=r"device_args.gpu_ids: no GPU 99 on this machine") as error:
         built("device_args.using_gpu=true", "device_args.gpu_ids=[99]")
     assert "\n" not in str(error.value)
+
+
+def test_a_run_is_not_gone_on_with_on_other_samples(tmp_path):
+    x, y = np.random.default_rng(0).random((60, 4)), np.arange(60) % 3
+    np.savez(tmp_path / "d.npz", x=x, y=y)
+    changes = [f"data_args.data_cache_dir={tmp_path}", "data_args.dataset=npz", "train_args.client_num_in_total=3"]
+
+    def record(resume):
+        return Record(built(*changes), RunFolder(tmp_path / "run"), Silent(), resume=resume)
+
+    RunFolder(tmp_path / "run").create()
+    record(resume=False)
+    assert len(json.loads((tmp_path / "run" / "environment.json").read_text())["data"]) == 32
+    record(resume=True)
+    np.savez(tmp_path / "d.npz", x=x + 0.5, y=y)  # the same partition
+    with pytest.raises(LabelSkewError, match=r"the samples are no longer those of the run; use the data set as it was"):
+        record(resume=True)
 
 
 def test_folder_checks(tmp_path):

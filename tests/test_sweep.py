@@ -110,6 +110,20 @@ def test_some_values_of_an_axis_alone(write, tmp_path):
         names("fedl")
 
 
+def test_data_of_ones_own_make_runs_of_their_own(write, tmp_path):
+    import numpy as np
+
+    for name in ("north", "south"):
+        np.savez(tmp_path / f"{name}.npz", x=np.zeros((9, 2)), y=np.arange(9) % 3)
+    north, south = tmp_path / "north.npz", tmp_path / "south.npz"
+    text = "base: base.yaml\nset: {{data_args.dataset: npz}}\ngrid:\n- {{a: {{data_args.data_cache_dir: {}}}"
+    text += ", b: {{data_args.data_cache_dir: {}}}}}\n"
+    planned = sweep.plan(write(text.format(north, south)), out=tmp_path / "out")
+    assert [each.name for each in planned] == ["a", "b"]
+    line = "grid.yaml: grid: a and b have the same settings, data and seed; use one of them"
+    assert mistakes(write(text.format(north, f"{tmp_path}/../{tmp_path.name}/north.npz"))) == [line]
+
+
 @pytest.mark.parametrize("file", sorted(SWEEPS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_sweeps_that_come_with_the_source(file):
     if "fmnist" in file.stem and not Path(FashionMNIST.default_dir).is_dir():
@@ -179,7 +193,7 @@ def test_sweeps_that_come_with_the_source(file):
             "d: {device_args.threads: 2}}, {common_args.random_seed: [0, 1]}]\n"
             "skip: [[b, seed1]]",
             [
-                "grid.yaml: grid: a-seed0 and b-seed0 have the same settings and seed; one of them would be right "
+                "grid.yaml: grid: a-seed0 and b-seed0 have the same settings, data and seed; use one of them "
                 "(and 2 more such)"
             ],
         ),

@@ -11,6 +11,7 @@ import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset
 from pydantic import Field
 
+from fl_labelskew_plugins.data.fingerprint import NO_FILES
 from fl_labelskew_plugins.params import Params
 
 CENTRES = ((1, 1), (1, -1), (-1, 1), (-1, -1))
@@ -45,4 +46,4 @@ class Circles(Dataset):
             circles(number, filled=self.params.filled, rng=rng)
             for number in (self.params.per_class, self.params.test_per_class)
         )
-        return Data(train, test, [f"({x}, {y})" for x, y in CENTRES])
+        return Data(train, test, [f"({x}, {y})" for x, y in CENTRES], fingerprint=NO_FILES)

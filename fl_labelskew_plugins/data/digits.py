@@ -6,6 +6,7 @@ import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset
 from pydantic import Field
 
+from fl_labelskew_plugins.data.fingerprint import NO_FILES
 from fl_labelskew_plugins.data.split import stratified
 from fl_labelskew_plugins.params import Params
 
@@ -30,4 +31,5 @@ class Digits(Dataset):
         y = labels.astype(np.int64)
         train, test = stratified(y, test_fraction=self.params.test_fraction, seed=seed, where="data set digits")
         names = [str(c) for c in range(10)]
-        return Data(Arrays(x[train], y[train]), Arrays(x[test], y[test]), names, mean=(0.3053,), std=(0.3761,))
+        parts = [Arrays(x[rows], y[rows]) for rows in (train, test)]
+        return Data(parts[0], parts[1], names, mean=(0.3053,), std=(0.3761,), fingerprint=NO_FILES)

@@ -2,11 +2,13 @@
 
 CINIC-10, ImageNet subsets, HyperKvasir and the like. Without ``train/``, the folder itself holds the classes; without a
 test part, one is split off. Classes are the folders in training, unless ``class_names`` lists them: a silo's own data
-often lack some. A server that only tests needs ``test/`` or ``val/`` alone. Tiny-ImageNet's
-``val/val_annotations.txt`` is read too.
+often lack some. Folders of folders, such as ``<hospital>/<class>/*``, are refused unless ``class_names`` says that the
+upper ones are the classes. A server that only tests needs ``test/`` or ``val/`` alone. Tiny-ImageNet's
+``train/<class>/images/*`` and ``val/val_annotations.txt`` are read too.
 """
 
 import csv
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,10 +21,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.pictures import opened
+from fl_labelskew_plugins.data.fingerprint import digest
+from fl_labelskew_plugins.data.pictures import OnBadSample, fault, faults, opened, settle
 from fl_labelskew_plugins.data.split import stratified
 from fl_labelskew_plugins.data.stats import moments
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.words import few
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 Samples = list[tuple[Path, str]]
@@ -82,6 +86,14 @@ def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
     return pixels.reshape(size, size, channels).transpose(2, 0, 1)
 
 
+def _nested(folder: Path, samples: Samples) -> str | None:
+    """The first class without an image of its own, unless all of them are in ``images/``; None where there is none."""
+    below: dict[str, set[str]] = {}
+    for path, name in samples:
+        below.setdefault(name, set()).add(os.path.dirname(path.relative_to(folder / name)).partition(os.sep)[0])
+    return next((name for name, inner in below.items() if "" not in inner and inner != {"images"}), None)
+
+
 @contextmanager
 def readable(where: str) -> Iterator[None]:
     """Turn what goes wrong in listing a folder into a line."""
@@ -114,6 +126,7 @@ class ImageFolder(Dataset):
             "classes are known: those that are used; default: all.",
         )
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test where there is none.")
+        on_bad_sample: OnBadSample = Field("stop", description="What broken pictures lead to.")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError if there is no such folder; it cannot be downloaded."""
@@ -133,6 +146,7 @@ class ImageFolder(Dataset):
     def find(self, data_dir: Path) -> tuple[Samples, Samples | None]:
         """The images of the training part and of the test part, or None where that is to be split off."""
         if not (data_dir / "train").is_dir():
+            self._refuse_test_alone(data_dir)
             return self.listed(data_dir), None
         return self.listed(data_dir / "train"), self.find_test(data_dir)
 
@@ -147,8 +161,37 @@ class ImageFolder(Dataset):
         return None
 
     def listed(self, folder: Path) -> Samples:
-        """The images of a folder of classes."""
-        return list_images(folder.iterdir(), f"data set {self.name}: {folder}")
+        """The images of a folder of classes.
+
+        Raises:
+            LabelSkewError: there are none, or its folders hold further folders, and nobody says that they are classes.
+        """
+        samples = list_images(folder.iterdir(), f"data set {self.name}: {folder}")
+        if self._named or (nested := _nested(folder, samples)) is None:
+            return samples
+        deeper = few(sorted({path.relative_to(folder / nested).parts[0] for path, name in samples if name == nested}))
+        raise LabelSkewError(
+            f"data set {self.name}: {folder / nested} has no image but the folders {deeper}; read like this, the "
+            f"classes would be {few(sorted({name for _, name in samples}))}. Use train/<class>/<image> and "
+            "test/<class>/<image>, or list data_args.class_names if these are the classes"
+        )
+
+    @property
+    def _named(self) -> bool:
+        """Whether somebody says what the classes are; else they are the folders that are there."""
+        return self.params.class_names is not None or self.known_classes is not None
+
+    def _refuse_test_alone(self, data_dir: Path) -> None:
+        """Raise LabelSkewError where there is a test part and no training part, which would make it a class."""
+        if self._named:
+            return
+        for part in ("test", "val"):
+            if (data_dir / part).is_dir():
+                read = few(sorted(path.name for path in data_dir.iterdir() if path.is_dir() and path.name[0] != "."))
+                raise LabelSkewError(
+                    f"data set {self.name}: {data_dir} has {part}/ but no train/; read like this, the classes would be "
+                    f"{read}. Use train/<class>/<image> beside {part}/<class>/<image>; a server alone needs no train/"
+                )
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Decode all images."""
@@ -158,15 +201,15 @@ class ImageFolder(Dataset):
             train_samples, test_samples = self.find(root)
         train_samples, test_samples = self.used(train_samples), test_samples and self.used(test_samples)
         names = self.names(train_samples, test_samples or [])
-        self.fits(len(train_samples) + len(test_samples or []))
-        train = self.decode_all(train_samples, names)
-        if test_samples is not None:
-            test = self.decode_all(test_samples, names)
+        (first, *others), told = self.decode_all([part for part in (train_samples, test_samples) if part], names, root)
+        kept, train = first
+        if others:
+            test = others[0][1]
         else:
-            rows = self.split(train_samples, train.y, seed=seed, where=str(root))
+            rows = self.split(kept, train.y, seed=seed, where=str(root))
             train, test = (Arrays(train.x[r], train.y[r]) for r in rows)
         mean, std = self.moments or moments(train.x)
-        return Data(train, test, names, mean=mean, std=std)
+        return Data(train, test, names, mean=mean, std=std, fingerprint=told)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Decode the test part alone, normalised by its own moments where there are no known ones.
@@ -176,16 +219,15 @@ class ImageFolder(Dataset):
         self.check_test(data_dir, download=download)
         root = self.root(data_dir)
         with readable(f"data set {self.name}: {root}"):
-            told = self.moments is not None and self.known_classes is not None  # all that is taken from training
-            samples = None if (root / "train").is_dir() and not told else self.find_test(root)
+            known = self.moments is not None and self.known_classes is not None  # all that is taken from training
+            samples = None if (root / "train").is_dir() and not known else self.find_test(root)
         if samples is None:
             return super().load_test(data_dir, download=download, seed=seed)
         samples = self.used(samples)
         names = self.names(samples, [])
-        self.fits(len(samples))
-        test = self.decode_all(samples, names)
+        ((_, test),), told = self.decode_all([samples], names, root)
         mean, std = self.moments or moments(test.x)
-        return Data(Arrays(test.x[:0], test.y[:0]), test, names, mean=mean, std=std)
+        return Data(Arrays(test.x[:0], test.y[:0]), test, names, mean=mean, std=std, fingerprint=told)
 
     def split(
         self, samples: Samples, labels: NDArray[np.int64], *, seed: int, where: str
@@ -241,14 +283,57 @@ class ImageFolder(Dataset):
                 f"and this machine has {have / 1e9:.1f}; a smaller data_args.image_size would be right"
             )
 
-    def decode_all(self, samples: Sequence[tuple[Path, str]], names: list[str]) -> Arrays:
-        """Images and labels of one part."""
-        size, channels = self.params.image_size, self.params.channels
+    def decode_all(
+        self, parts: Sequence[Samples], names: list[str], root: Path
+    ) -> tuple[list[tuple[Samples, Arrays]], str]:
+        """Of each part the samples that are sound, and their images and labels; and a fingerprint of the files.
+
+        Raises:
+            MistakesError: there are broken images, in whichever part, and ``on_bad_sample`` is ``stop``.
+            LabelSkewError: a part has no sound image, or they do not fit into memory.
+        """
+        self.fits(sum(map(len, parts)))
         number = {name: c for c, name in enumerate(names)}
+        bad: list[str] = []
+        found: list[tuple[Samples, Arrays]] = []
+        files: list[Arrays] = []
+        for samples in parts:
+            x, contents, lines = self._decoded(samples, f"reading {len(samples)} pictures of {root}")
+            bad += lines.values()
+            kept = [i for i in range(len(samples)) if i not in lines]
+            y = np.array([number[samples[i][1]] for i in kept], np.int64)
+            found.append(([samples[i] for i in kept], Arrays(x[kept] if lines else x, y)))
+            files.append(Arrays(contents[kept], y))
+        settle(bad, self.params.on_bad_sample)
+        if not all(kept for kept, _ in found):
+            raise LabelSkewError(f"data set {self.name}: {root} has a part without any sound image")
+        return found, digest(files, names)
+
+    def _decoded(self, samples: Samples, what: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8], dict[int, str]]:
+        """Images ``(N, C, S, S)``, a digest of each file ``(N, 16)``, and for each broken one its number and a line."""
+        size, channels = self.params.image_size, self.params.channels
         x = np.empty((len(samples), channels, size, size), np.uint8)
-        for i, (path, _) in enumerate(samples):
-            x[i] = decode(path, size=size, channels=channels)
-        return Arrays(x, np.array([number[name] for _, name in samples], np.int64))
+        contents = np.zeros((len(samples), 16), np.uint8)
+
+        def one(i: int) -> str:
+            path, _ = samples[i]
+            try:
+                x[i] = decode(path, size=size, channels=channels)
+            except LabelSkewError as error:
+                return str(error)
+            contents[i] = np.frombuffer(hashlib.blake2b(path.read_bytes(), digest_size=16).digest(), np.uint8)
+            return ""
+
+        return x, contents, dict(faults(one, range(len(samples)), what))
+
+    def broken(self, data_dir: Path | None) -> list[str]:
+        """A line for each broken image of all parts that are read."""
+        self.check(data_dir, download=False)
+        root = self.root(data_dir)
+        with readable(f"data set {self.name}: {root}"):
+            train, test = self.find(root)
+        files = [path for path, _ in [*self.used(train), *self.used(test or [])]]
+        return [line for _, line in faults(fault, files, f"opening {len(files)} pictures of {root}")]
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
         """Images of each part, and classes; no image is opened."""
@@ -263,6 +348,8 @@ class ImageFolder(Dataset):
         found = {what: str(sum(os.path.isfile(path) for path, _ in part)) for what, part in parts.items()}
         names = sorted({name for _, name in train})
         found["classes"] = str(len(names))
+        if self.known_classes is None:
+            found["names"] = few(names)
         rows = [(what, text, self.real.get(what, "any")) for what, text in found.items()]
         return rows + [(f"class {name}", "missing", "images") for name in self.known_classes or () if name not in names]
 

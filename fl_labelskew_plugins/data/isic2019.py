@@ -13,19 +13,18 @@ import hashlib
 import io
 import json
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from fl_labelskew_registry import Arrays, Data, Dataset, Images, LabelSkewError, MistakesError
+from fl_labelskew_registry import Arrays, Data, Dataset, Images, LabelSkewError
 from pydantic import Field
 
-from fl_labelskew_plugins.data import fakes, lesions
+from fl_labelskew_plugins.data import fakes, lesions, pictures
+from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.split import stratified
 from fl_labelskew_plugins.params import Params
 
@@ -90,7 +89,7 @@ class ISIC2019(Dataset):
         )
         split_file: str | None = Field(None, description=f"FLamby's split; default: {SPLIT} in the data's folder.")
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of test where there is no split file.")
-        on_bad_sample: Literal["stop", "skip"] = Field(
+        on_bad_sample: pictures.OnBadSample = Field(
             "stop", description="What broken pictures, and rows or pictures without the other, lead to."
         )
 
@@ -149,6 +148,15 @@ class ISIC2019(Dataset):
                 found = _by_class(np.bincount(mine, minlength=len(CLASSES)).tolist()) if mine else "missing"
                 rows.append((f"centre {centre} {name}, {fold or 'both parts'}", found, _by_class(expected)))
         return rows
+
+    def broken(self, data_dir: Path | None) -> list[str]:
+        """A line for each broken picture of those that the tables name, raw and prepared."""
+        self.check(data_dir, download=False)
+        root = Path() if data_dir is None else data_dir
+        with _readable(root):
+            named = {row.image for row in self._rows(root, [], set()) if self._chosen(row)}
+            folders = [folder for folder in self._folders(root) if folder is not None]
+            return [line for folder in folders for _, line in _broken(folder, sorted(named & _names(folder)))]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
         """Write a small tree with JPEGs of varied aspect, classes by centre in the table's proportions."""
@@ -215,17 +223,9 @@ class ISIC2019(Dataset):
             named: set[str] = set()
             rows = list(self._rows(root, bad, named))
             rows, notes = self._divided(rows, seed, root)
-            wanted = [
-                row
-                for row in rows
-                if row.fold in folds and (self.params.centres is None or row.centre in self.params.centres)
-            ]
+            wanted = [row for row in rows if row.fold in folds and self._chosen(row)]
             folder, broken = self._pictures(root, [row.image for row in wanted], named, bad)
-        if bad and self.params.on_bad_sample == "stop":
-            hint = "; data_args.on_bad_sample: skip leaves them out"
-            raise MistakesError([f"{line}{hint}" for line in bad])
-        for line in bad:
-            print(f"warning: {line}; left out", file=sys.stderr)
+        pictures.settle(bad, self.params.on_bad_sample)
         wanted = [row for row in wanted if row.image not in broken]
         if not wanted:
             raise LabelSkewError(f"data set isic2019: {root} has no sample of {' and '.join(folds)} that is usable")
@@ -237,7 +237,11 @@ class ISIC2019(Dataset):
             labels, centres = (np.array([getattr(row, key) for row in own], np.int64) for key in ("target", "centre"))
             return Arrays(files, labels, centres)
 
-        return Data(part("train"), part("test"), list(CLASSES), mean=lesions.MEAN, std=lesions.STD, notes=notes)
+        drawn = digest([], [f"{row.image} {row.target} {row.centre}" for row in rows]) if notes else ""
+        return Data(part("train"), part("test"), list(CLASSES), lesions.MEAN, lesions.STD, notes, drawn)
+
+    def _chosen(self, row: Row) -> bool:
+        return self.params.centres is None or row.centre in self.params.centres
 
     def _divided(self, rows: list[Row], seed: int, root: Path) -> tuple[list[Row], dict[str, str]]:
         """The rows with their part; where FLamby's split is not there, drawn, and told as a file in its format."""
@@ -293,17 +297,19 @@ def prepare_all(raw: Path, folder: Path, images: Sequence[str]) -> list[str]:
     """
     folder.mkdir(exist_ok=True)
 
-    def one(image: str) -> bool:
+    def one(image: str) -> str:
         target = folder / f"{image}.jpg"
         if target.exists():  # another process has been faster
-            return True
+            return ""
         try:
             lesions.prepare(raw / f"{image}.jpg", target)
-        except LabelSkewError:
-            return False
-        return True
+        except LabelSkewError as error:
+            return str(error)
+        return ""
 
-    return _each(one, images, folder, f"preparing {len(images)} pictures of {raw}, once")
+    with _alone(folder):
+        wrong = pictures.faults(one, images, f"preparing {len(images)} pictures of {raw}, once")
+    return [image for image, _ in wrong]
 
 
 def checked(folder: Path, images: Sequence[str]) -> list[str]:
@@ -320,8 +326,8 @@ def checked(folder: Path, images: Sequence[str]) -> list[str]:
         except (OSError, ValueError, AttributeError, TypeError):
             known = {}
     if key not in known:
-        what = f"checking {len(images)} pictures of {folder}, once"
-        known[key] = _each(lambda image: lesions.sound(folder / f"{image}.jpg"), images, folder, what)
+        with _alone(folder):
+            known[key] = [image for image, _ in _broken(folder, images)]
         part = file.with_name(f"{file.name}.{os.getpid()}")
         try:
             part.write_text(json.dumps(known), encoding="utf-8")
@@ -331,16 +337,10 @@ def checked(folder: Path, images: Sequence[str]) -> list[str]:
     return known[key]
 
 
-def _each(work: Callable[[str], bool], images: Sequence[str], folder: Path, what: str) -> list[str]:
-    """Images for which ``work`` is false, with a bar where somebody looks; one process of a run at a time."""
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    with _alone(folder), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        done = pool.map(work, images)
-        shown = track(done, what, total=len(images), console=console, disable=not console.is_terminal)
-        return [image for image, fine in zip(images, shown, strict=True) if not fine]
+def _broken(folder: Path, images: Sequence[str]) -> list[tuple[str, str]]:
+    """The broken ones of a folder's pictures, and what is wrong with each."""
+    what = f"checking {len(images)} pictures of {folder}"
+    return pictures.faults(lambda image: pictures.fault(folder / f"{image}.jpg"), images, what)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,6 +24,7 @@ from pydantic import Field, model_validator
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.data.fakes import fresh_folder
+from fl_labelskew_plugins.data.fingerprint import digest
 
 Samples = tuple[NDArray[np.uint8], NDArray[np.int64]]
 PARTS = ("train", "test")
@@ -117,10 +119,12 @@ class Leaf(Dataset):
         """Read the files one by one; ``seed`` chooses the users."""
         train, test = (self.read(self.files(data_dir, part)) for part in PARTS)
         kept = self.choose(train, test, seed, str(data_dir))
+        users = [sorted(part.items()) for part in (train, test)]
+        told = digest([Arrays(*own) for part in users for _, own in part], [name for part in users for name, _ in part])
         left_out = {user for user, (_, y) in train.items() if len(y)} - kept.keys()
         test = {user: own for user, own in test.items() if user not in left_out and len(own[1])}
         numbers = {user: k for k, user in enumerate(sorted(kept.keys() | test.keys()))}
-        return self.data(self.part(kept, numbers), self.part(test, numbers))
+        return replace(self.data(self.part(kept, numbers), self.part(test, numbers)), fingerprint=told)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read the test files alone, unless users are chosen, which needs all."""

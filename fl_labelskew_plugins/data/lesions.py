@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins.data.pictures import opened
@@ -21,15 +20,6 @@ SHORT_SIDE = 224
 POWER = 6.0
 HOLE, HOLES = 16, 8
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which FLamby normalises with
-
-
-def sound(file: str | Path) -> bool:
-    """Whether a picture can be decoded to its end; quick for JPEGs."""
-    try:
-        opened(file, draft=1)
-    except LabelSkewError:
-        return False
-    return True
 
 
 def colour_constancy(pixels: NDArray[np.uint8], power: float = POWER) -> NDArray[np.uint8]:

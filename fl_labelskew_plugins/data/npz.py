@@ -17,6 +17,7 @@ from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.split import stratified
 from fl_labelskew_plugins.data.stats import moments
 from fl_labelskew_plugins.params import Params
@@ -140,7 +141,7 @@ class Npz(Dataset):
         path = self.path(data_dir)
         arrays = read_archive(path)
         keys = ("_train", "_test") if "x_train" in arrays else ("",)
-        parts = self.parts(path, arrays, keys)
+        read = parts = self.parts(path, arrays, keys)
         if len(parts) == 1:
             whole = parts[0]
             rows = stratified(whole.y, test_fraction=self.params.test_fraction, seed=seed, where=str(path))
@@ -153,7 +154,7 @@ class Npz(Dataset):
             )
         names = self.class_names(path, np.concatenate([train.y, test.y]))
         mean, std = moments(train.x)
-        return Data(train, test, names, mean=mean, std=std)
+        return Data(train, test, names, mean=mean, std=std, fingerprint=digest(read, names))
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read ``x_test`` and ``y_test`` alone, normalised by their own moments; without them, the split-off part."""

@@ -1,14 +1,23 @@
-"""Opens picture files, for all data sets of pictures."""
+"""Opens picture files, for all data sets of pictures, and says which are broken."""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, MistakesError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+Item = TypeVar("Item")
+OnBadSample = Literal["stop", "skip"]
+MOST = 20
+"""Broken samples that are told one by one; of more, their number."""
 
 
 def opened(file: str | Path, mode: Literal["L", "RGB"] = "RGB", *, draft: int | None = None) -> Image:
@@ -32,3 +41,44 @@ def opened(file: str | Path, mode: Literal["L", "RGB"] = "RGB", *, draft: int | 
             return converted
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise LabelSkewError(f"{file}: is not a sound image ({' '.join(str(error).split())})") from error
+
+
+def fault(file: str | Path) -> str:
+    """Why a file is no picture that can be decoded to its end; empty where it is one. Quick for JPEGs."""
+    try:
+        opened(file, draft=1)
+    except LabelSkewError as error:
+        return str(error)
+    return ""
+
+
+def faults(work: Callable[[Item], str], items: Sequence[Item], what: str) -> list[tuple[Item, str]]:
+    """The items for which ``work`` says what is wrong, and what; several at a time, with a bar where somebody looks."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    pool = ThreadPoolExecutor(os.cpu_count() or 1)
+    try:
+        done = pool.map(work, items)
+        shown = track(done, what, total=len(items), console=console, disable=not console.is_terminal)
+        return [(item, wrong) for item, wrong in zip(items, shown, strict=True) if wrong]
+    finally:
+        pool.shutdown(cancel_futures=True)  # Ctrl-C does not wait for the rest
+
+
+def settle(bad: Sequence[str], on_bad_sample: OnBadSample) -> None:
+    """What becomes of bad samples: all of them are told together, as mistakes or as warnings that they are left out.
+
+    Args:
+        bad: a line for each, or for each kind.
+        on_bad_sample: ``skip``: they are left out.
+
+    Raises:
+        MistakesError: ``stop``, and there are some.
+    """
+    lines = list(bad) if len(bad) <= MOST else [*bad[:MOST], f"{len(bad) - MOST} more like these, {len(bad)} in all"]
+    if lines and on_bad_sample == "stop":
+        raise MistakesError([*lines[:-1], f"{lines[-1]}; data_args.on_bad_sample: skip leaves them out"])
+    for line in lines:
+        print(f"warning: {line}; left out", file=sys.stderr)

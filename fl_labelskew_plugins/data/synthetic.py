@@ -22,6 +22,7 @@ from fl_labelskew_registry import Arrays, Data, Dataset
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fl_labelskew_plugins.data.fingerprint import NO_FILES
 from fl_labelskew_plugins.params import Params
 
 FEATURES, CLASSES = 60, 10
@@ -77,7 +78,7 @@ class Synthetic(Dataset):
             for part, rows in zip(parts, (slice(cut, None), slice(cut)), strict=True):
                 part.append(Arrays(x[rows], y[rows], np.full(len(y[rows]), k, np.int64)))
         train, test = (_join(part) for part in parts)
-        return Data(train, test, [str(c) for c in range(CLASSES)])
+        return Data(train, test, [str(c) for c in range(CLASSES)], fingerprint=NO_FILES)
 
 
 def _join(parts: list[Arrays]) -> Arrays:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins import silos
 from fl_labelskew_plugins.aggregate import check_upload, num_bytes
+from fl_labelskew_plugins.data.fingerprint import add_array
 from fl_labelskew_plugins.local import LocalResult
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.results import RunFolder
@@ -268,8 +269,7 @@ def about(recipe: Recipe, data: SiloData) -> bytes:
         if isinstance(array, Images):
             stats = [os.stat(file) for file in array.files]
             array = np.array([(stat.st_size, stat.st_mtime_ns) for stat in stats], np.int64)  # noqa: PLW2901
-        digest.update(f"{array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
+        add_array(digest, array)
     return digest.digest()
 
 

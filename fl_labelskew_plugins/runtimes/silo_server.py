@@ -18,6 +18,7 @@ from fl_labelskew_registry import Arrays, Contribution, Data, Federation, Method
 
 from fl_labelskew_plugins import silos
 from fl_labelskew_plugins.aggregate import check_extra, num_bytes
+from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.local import LocalResult
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Record
@@ -114,7 +115,8 @@ class SiloServer(Manager):
         for client in sorted(self._away):
             self.say(f"silo {client + 1} has not come; going on without it")
         assert self._form is not None  # of the first silo that came
-        self.session = assemble(self.recipe, _no_data(self._form) if test is None else test, {}, {}, self.sizes)
+        session = assemble(self.recipe, _no_data(self._form) if test is None else test, {}, {}, self.sizes)
+        self.session = replace(session, data=None if test is None else fingerprint(test))
         self._count_classes()
         return self.session
 

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from fl_labelskew_registry import LabelSkewError, MistakesError
 from mistakes import message
 
 from fl_labelskew_plugins.data import fakes
@@ -60,7 +61,14 @@ def test_a_test_part_of_known_classes_is_read_without_training(tmp_path, monkeyp
     for path in (tmp_path / "train").rglob("*.png"):
         path.write_bytes(b"broken")
     assert len(CINIC10().load_test(tmp_path, download=False, seed=0).test.y) == 12
-    assert "is not a sound image" in message(lambda: load(CINIC10, tmp_path))
+    with pytest.raises(MistakesError) as error:
+        load(CINIC10, tmp_path)
+    *lines, last = error.value.mistakes
+    assert len(lines) == 20
+    assert all("is not a sound image" in line for line in lines)
+    assert last == "16 more like these, 36 in all; data_args.on_bad_sample: skip leaves them out"
+    with pytest.raises(LabelSkewError, match="has a part without any sound image"):
+        load(CINIC10, tmp_path, on_bad_sample="skip")
 
 
 def test_classes_that_are_missing_or_unknown(tmp_path):
@@ -103,7 +111,9 @@ def test_an_imagenet_subset_has_the_classes_that_are_there(tmp_path):
     assert data.mean == (0.485, 0.456, 0.406)
     shutil.rmtree(tmp_path / "val")  # without it, a test part is split off
     assert len(load(ImageNetSubset, tmp_path).test.y) == 12
-    assert ImageNetSubset().survey(tmp_path) == [("images", "48", "any"), ("classes", "12", "12")]
+    names = ", ".join([*data.class_names[:9], f"... {data.class_names[-1]}"])
+    rows = [("images", "48", "any"), ("classes", "12", "12"), ("names", names, "any")]
+    assert ImageNetSubset().survey(tmp_path) == rows
 
 
 def test_hyperkvasir(tmp_path):

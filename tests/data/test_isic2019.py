@@ -318,7 +318,7 @@ def test_a_server_needs_the_pictures_of_the_test_part_alone(tree):
 
 def test_pictures_are_checked_once(tree, monkeypatch):
     load(tree)
-    monkeypatch.setattr(lesions, "sound", lambda file: pytest.fail("checked again"))
+    monkeypatch.setattr(isic.pictures, "fault", lambda file: pytest.fail("checked again"))
     load(tree)
     (tree / isic.PREPARED / isic.CHECKED).write_text("[")
     monkeypatch.undo()

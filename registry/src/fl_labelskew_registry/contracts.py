@@ -462,6 +462,8 @@ class Data:
             samples that are no measurements, such as numbers of characters: the network gets them as they are.
         std: per channel, like ``mean``.
         notes: text files that a run keeps beside its results, by name, such as a split that was drawn.
+        fingerprint: what tells these samples from others of a data set of this name, whatever the seed; empty: it is
+            taken from the two parts as they are. A data set that draws its parts with the seed has to give one.
     """
 
     train: Arrays
@@ -470,6 +472,7 @@ class Data:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     notes: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: str = ""
 
 
 class Dataset:
@@ -525,6 +528,14 @@ class Dataset:
         except LabelSkewError as error:
             return [("files", "missing", str(error))]
         return [("files", "found", "found")]
+
+    def broken(self, data_dir: Path | None) -> list[str]:
+        """A line for each broken file among all that :meth:`load` reads; by default what stops :meth:`load`."""
+        try:
+            self.load(data_dir, download=False, seed=0)
+        except LabelSkewError as error:
+            return str(error).splitlines()
+        return []
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
         """Write a small data set in the real one's layout and format, whose content a network can learn.

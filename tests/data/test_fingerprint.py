@@ -1,0 +1,99 @@
+"""What tells one data set's samples from another's: the same wherever they lie and whatever the seed, else another."""
+
+import shutil
+
+import numpy as np
+import pytest
+from fl_labelskew_registry import Arrays, Data, Images, catalog
+from PIL import Image
+
+from fl_labelskew_plugins.data.fingerprint import fingerprint
+
+
+def of(name, folder=None, seed=0, **params):
+    kind = catalog.load("datasets", name)
+    return fingerprint(kind(kind.Params(**params)).load(folder, download=False, seed=seed))
+
+
+def data(x, y, groups=None, names=("a", "b")):
+    part = Arrays(np.asarray(x, np.float32), np.asarray(y), groups)
+    return Data(part, Arrays(part.x[:1], part.y[:1]), list(names))
+
+
+def test_every_number_name_and_part_counts():
+    x, y = np.arange(8).reshape(4, 2), [0, 1, 0, 1]
+    base = data(x, y)
+    others = [
+        data(x + 1e-3, y),
+        data(x, [1, 1, 0, 1]),
+        data(x[::-1], y),
+        data(x.reshape(4, 1, 2), y),
+        data(x, y, names=("b", "a")),
+        data(x, y, np.arange(4)),
+        Data(base.test, base.train, base.class_names),
+    ]
+    assert len({fingerprint(each) for each in (base, *others)}) == 8
+    assert fingerprint(data(np.array(x, order="F"), y)) == fingerprint(base)
+    assert fingerprint(Data(Arrays(base.train.x[:0], base.train.y[:0]), base.train, ["a", "b"]))  # a server's
+    assert len(fingerprint(base)) == 32
+
+
+@pytest.mark.parametrize(
+    ("name", "samples"), [("image_folder", 40), ("odir", 60), ("isic2019", 120), ("femnist", 60), ("mnist", 60)]
+)
+def test_files_count_by_content_and_not_by_place_or_seed(tmp_path, name, samples):
+    kind = catalog.load("datasets", name)
+    for folder, seed in (("a", 0), ("b", 1)):
+        kind().fake(tmp_path / folder, samples=samples, seed=seed)
+    if name == "image_folder":  # so that a part is split off, with the seed
+        for folder in "ab":
+            shutil.rmtree(tmp_path / folder / "test")
+    if name == "isic2019":
+        (tmp_path / "a" / "train_test_split").unlink()
+    shutil.copytree(tmp_path / "a", tmp_path / "deep" / "copy")
+    params = {"femnist": {"users": 2}, "image_folder": {"image_size": 8}, "odir": {"image_size": 8}}.get(name, {})
+    here = of(name, tmp_path / "a", **params)
+    assert of(name, tmp_path / "deep" / "copy", seed=5, **params) == here
+    assert of(name, tmp_path / "b", **params) != here
+
+
+def test_one_pixel_is_another_data_set(tmp_path):
+    for folder in ("one", "two"):
+        for name in "ab":
+            (tmp_path / folder / name).mkdir(parents=True)
+            for i in range(3):
+                Image.new("L", (4, 4), 10 * i).save(tmp_path / folder / name / f"{i}.bmp")
+    assert of("image_folder", tmp_path / "one") == of("image_folder", tmp_path / "two")
+    Image.new("L", (4, 4), 11).save(tmp_path / "two" / "a" / "1.bmp")  # of the same size in bytes
+    assert of("image_folder", tmp_path / "one") != of("image_folder", tmp_path / "two")
+
+
+def test_an_archive_that_is_split_is_one_data_set_for_all_seeds(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.random((20, 3)), np.arange(20) % 2
+    for name, shift in (("a", 0), ("b", 0), ("c", 1e-3)):
+        (tmp_path / name).mkdir()
+        np.savez(tmp_path / name / "d.npz", x=x + shift, y=y)
+    assert of("npz", tmp_path / "a") == of("npz", tmp_path / "b", seed=3) != of("npz", tmp_path / "c")
+
+
+@pytest.mark.parametrize("name", ["digits", "circles", "synthetic"])
+def test_what_the_recipe_alone_makes_is_the_same_for_all_seeds(name):
+    assert of(name, seed=0) == of(name, seed=1)
+
+
+def test_streamed_pictures_count_by_name_and_size_and_are_not_read(tmp_path):
+    def made(folder, sizes):
+        (tmp_path / folder).mkdir()
+        for i, size in enumerate(sizes):
+            (tmp_path / folder / f"{i}.jpg").write_bytes(b"x" * size)
+        files = [str(tmp_path / folder / f"{i}.jpg") for i in range(len(sizes))]
+
+        def read(file, augment):
+            raise AssertionError(file)
+
+        images, y = Images(files, (3, 8, 8), read), np.zeros(len(sizes), np.int64)
+        return fingerprint(Data(Arrays(images, y), Arrays(images[:0], y[:0]), ["a"]))
+
+    one = made("one", [3, 4])
+    assert made("two", [3, 4]) == one != made("three", [3, 5])
