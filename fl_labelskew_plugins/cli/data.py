@@ -12,6 +12,7 @@ from fl_labelskew_registry import Dataset, LabelSkewError, MistakesError, RunErr
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.words import counted
 
 SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="NAME's own data_args; repeatable.")
 
@@ -54,13 +55,14 @@ def data_group() -> None:
 @data_group.command("check")
 @click.argument("name")
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.option("--deep", is_flag=True, help="Also open every file, and list all that are broken.")
 @SET
 @guarded
-def check(name: str, folder: Path | None, overrides: tuple[str, ...]) -> None:
-    """Compare the files of the data set NAME in DIR with what should be there; nothing is decoded.
+def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, ...]) -> None:
+    """Compare the files of the data set NAME in DIR with what should be there; nothing is decoded without --deep.
 
-    Ends with 0 where all is there, 1 where something is missing or differs. DIR is what data_args.data_cache_dir would
-    be; without it, the data set's own folder.
+    Ends with 0 where all is there, 1 where something is missing, differs or is broken. DIR is what
+    data_args.data_cache_dir would be; without it, the data set's own folder.
     """
     from fl_labelskew_plugins.data import fakes
 
@@ -75,7 +77,13 @@ def check(name: str, folder: Path | None, overrides: tuple[str, ...]) -> None:
         source = f"; get it from {dataset.source}" if dataset.source else ""
         lacks = ", ".join(f"{what} ({found})" for what, found, _ in bad)
         raise RunError(f"{where}: not complete: {lacks}{source}")
-    click.echo(f"{where}: " + ("complete" if fakes.read_mark(place) is None else "a small copy, complete"))
+    broken = dataset.broken(folder) if deep else []
+    for line in broken:
+        click.echo(line)
+    if broken:
+        raise RunError(f"{where}: {counted(len(broken), 'broken file')}")
+    sound = ", every file opened" if deep else ""
+    click.echo(f"{where}: {'' if fakes.read_mark(place) is None else 'a small copy, '}complete{sound}")
 
 
 @data_group.command("fake")

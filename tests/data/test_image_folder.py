@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from fl_labelskew_registry import MistakesError, catalog
 from mistakes import message
 from PIL import Image
 
+from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.image_folder import ImageFolder, decode
 
 
@@ -88,6 +92,120 @@ def test_broken_images_are_named(tmp_path):
         path.write_bytes(content)
         text = message(lambda: load(tmp_path / "tree"))
         assert text.startswith(f"{path}: is not a sound image")
+
+
+def checked(*args):
+    result = CliRunner().invoke(main, ["data", "check", "image_folder", *map(str, args)])
+    assert "Traceback" not in result.output
+    return result
+
+
+def broken_tree(root, broken):
+    """Ten pictures of each of two classes in each part, the first ``broken`` of all of them empty files."""
+    files = [root / part / name / f"{i}.png" for part in ("train", "test") for name in "ab" for i in range(10)]
+    for i, file in enumerate(files):
+        image(file)
+        if i < broken:
+            file.write_bytes(b"")
+    return files
+
+
+def test_all_broken_pictures_of_both_parts_are_told_at_once_or_left_out(tmp_path, capsys):
+    files = broken_tree(tmp_path, 5)
+    files[25].write_bytes(b"<html>")  # in test/
+    with pytest.raises(MistakesError) as error:
+        load(tmp_path)
+    told = error.value.mistakes
+    assert [line.partition(": is not a sound image (")[0] for line in told] == [*map(str, files[:5]), str(files[25])]
+    assert told[-1].endswith("; data_args.on_bad_sample: skip leaves them out")
+    data = load(tmp_path, on_bad_sample="skip")
+    assert (np.bincount(data.train.y).tolist(), np.bincount(data.test.y).tolist()) == ([5, 10], [9, 10])
+    assert len(data.train.x) == 15
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 6
+    assert all(line.startswith("warning: ") and line.endswith("; left out") for line in lines)
+    assert data.fingerprint == load(tmp_path, on_bad_sample="skip").fingerprint
+
+
+def test_a_part_is_split_off_from_what_is_sound(tmp_path):
+    for name, mean in (("a", 10), ("b", 200)):
+        for i in range(10):
+            image(tmp_path / name / f"{i}.png", mean)
+    for i in range(3):
+        (tmp_path / "a" / f"{i}.png").write_bytes(b"")
+    data = load(tmp_path, on_bad_sample="skip", channels=1, image_size=4, test_fraction=0.4)
+    for part, counts in ((data.train, [4, 6]), (data.test, [3, 4])):
+        assert np.bincount(part.y).tolist() == counts
+        assert part.x[:, 0, 0, 0].tolist() == [(10, 200)[c] for c in part.y]
+
+
+def test_a_deep_check_opens_every_file_and_lists_the_broken_ones(tmp_path):
+    files = broken_tree(tmp_path, 0)
+    assert checked(tmp_path).stdout.splitlines()[-1].endswith(": complete")
+    assert checked(tmp_path, "--deep").stdout.splitlines()[-1].endswith(": complete, every file opened")
+    broken_tree(tmp_path, 30)
+    assert checked(tmp_path).exit_code == 0  # names alone
+    result = checked(tmp_path, "--deep")
+    assert result.exit_code == 1
+    assert [line.partition(": is not a sound image (")[0] for line in result.stdout.splitlines()[-30:]] == [
+        str(file) for file in files[:30]
+    ]
+    assert result.stderr == f"error: data set image_folder in {tmp_path}: 30 broken files\n"
+
+
+def test_a_deep_check_of_what_has_no_pictures_reads_all_of_it(tmp_path):
+    fakes.write(catalog.load("datasets", "cifar10")(), tmp_path / "c", samples=40, seed=0)
+    batch = next((tmp_path / "c").rglob("data_batch_2"))
+    content = bytearray(batch.read_bytes())
+    content[-200:] = bytes(200)  # as long as it was
+    batch.write_bytes(content)
+    for flag, code in ((), 0), (("--deep",), 1):
+        result = CliRunner().invoke(main, ["data", "check", "cifar10", str(tmp_path / "c"), *flag])
+        assert result.exit_code == code, result.output
+    assert "data_batch_2" in result.stdout.splitlines()[-1]
+
+
+HOSPITALS = ("north", "south", "coast")
+
+
+def hospitals(root, *below):
+    for place in HOSPITALS:
+        for name in ("benign", "malign"):
+            image(root.joinpath(*below) / place / name / "0.png")
+
+
+@pytest.mark.parametrize("below", [(), ("train",)])
+def test_a_folder_of_hospitals_is_not_read_as_classes(tmp_path, below):
+    hospitals(tmp_path, *below)
+    line = message(lambda: load(tmp_path))
+    assert f"{tmp_path.joinpath(*below, 'coast')} has no image but the folders benign, malign; read like this, " in line
+    assert "the classes would be coast, north, south. Use train/<class>/<image> and test/<class>/<image>" in line
+    result = checked(tmp_path)
+    assert result.exit_code == 1
+    assert "has no image but the folders benign, malign" in " ".join(result.stdout.split())
+    data = load(tmp_path, class_names=("south", "north", "coast"), test_fraction=0.5)  # who says so has it
+    assert data.class_names == ["south", "north", "coast"]
+
+
+@pytest.mark.parametrize("part", ["test", "val"])
+def test_a_test_part_without_a_training_part_is_not_read_as_a_class(tmp_path, part):
+    for name in HOSPITALS:
+        image(tmp_path / name / "0.png")
+    image(tmp_path / part / "benign" / "0.png")
+    line = message(lambda: load(tmp_path))
+    read = ", ".join(sorted([*HOSPITALS, part]))
+    assert f"{tmp_path} has {part}/ but no train/; read like this, the classes would be {read}. Use train/" in line
+    result = checked(tmp_path)
+    assert result.exit_code == 1
+    assert f"has {part}/ but no train/" in " ".join(result.stdout.split())
+    assert load_test(tmp_path).class_names == ["benign"]  # the server's
+
+
+def test_the_check_names_the_classes(tmp_path):
+    for name in "bca":
+        image(tmp_path / "train" / name / "0.png")
+        image(tmp_path / "test" / name / "0.png")
+    assert ("names", "a, b, c", "any") in ImageFolder().survey(tmp_path)
 
 
 def test_unfit_folders(tmp_path):

@@ -325,6 +325,17 @@ def test_pictures_are_checked_once(tree, monkeypatch):
     load(tree)
 
 
+def test_a_deep_check_lists_the_broken_pictures_of_its_centres(tree):
+    centre = {row["image"]: int(row["center"]) for row in csv.DictReader((tree / isic.SPLIT).open())}
+    victims = [next(file for file in pictures(tree) if centre[file.stem] == c) for c in (0, 1)]
+    for victim in victims:
+        victim.write_bytes(victim.read_bytes()[:900])
+    told = dataset().broken(tree)
+    assert sorted(line.partition(": is not a sound image")[0] for line in told) == sorted(map(str, victims))
+    (line,) = dataset(centres=(1,)).broken(tree)
+    assert line.startswith(f"{victims[1]}: ")
+
+
 def test_the_check_counts_and_names_what_is_missing(made, tree, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
 
