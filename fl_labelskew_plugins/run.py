@@ -25,7 +25,8 @@ from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.runtime import Call, Runtime
-from fl_labelskew_plugins.session import Session, host_switches, made_up
+from fl_labelskew_plugins.session import Session, host_switches, made_up, of_classes
+from fl_labelskew_plugins.words import counted, ranged
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EFBIG)
 """What a disk that is full or has gone away says."""
@@ -145,18 +146,19 @@ def describe(session: Session) -> str:
     """What is about to run, in three lines."""
     recipe, federation = session.recipe, session.federation
     sizes = [n for n in session.sizes if n]
-    known = f"{federation.num_samples} training samples of " if sizes else ""
-    held = f"{len(sizes)} clients of {min(sizes)} to {max(sizes)} samples" if sizes else "clients yet to come"
+    held = f"{counted(len(sizes), 'client')} of {ranged(sizes, 'sample')}" if sizes else "clients yet to come"
+    counts = None if session.counts is None else session.counts[session.counts.sum(1) > 0]
+    if counts is not None and len(counts):
+        held += f" and {ranged((counts > 0).sum(1).tolist(), 'class', 'classes')}"
     if session.clients is not None:
-        per_client = (session.clients.counts > 0).sum(1)
-        held += f" and {per_client.min()} to {per_client.max()} classes ({recipe.partition.partition_method})"
+        held += f" ({recipe.partition.partition_method})"
     numbers = sum(p.numel() for p in session.trainer.model.parameters())
     size = num_bytes(session.start.values()) / 1e6
     optimizer, source = recipe.train.federated_optimizer, mixing.source(recipe, session.trainer.model)
     return "\n".join(
         [
             f"{recipe.name}: {recipe.method_name} with {optimizer}{WHOSE[source]}, {recipe.comm.backend}",
-            f"data: {recipe.data.dataset}, {known}{federation.num_classes} classes, {held}",
+            f"data: {recipe.data.dataset}, {of_classes(session.class_names, counts, sum(sizes))}, {held}",
             f"network: {recipe.model.model}, {numbers} parameters, {size:.2f} MB a message, {federation.num_features} "
             f"features",
         ]
@@ -171,7 +173,7 @@ def table(record: Record) -> str:
         rows = [
             ("accuracy, last round", f"{100 * result['final_accuracy']:.2f} %"),
             (
-                f"accuracy, last {result['last_tests']} tests",
+                "accuracy, last " + (counted(tests, "test") if (tests := result["last_tests"]) > 1 else "test"),
                 f"{100 * result['last_mean']:.2f} % (std {100 * result['last_std']:.2f})",
             ),
             ("balanced accuracy, same tests", f"{100 * result['balanced_last_mean']:.2f} %"),

@@ -21,6 +21,7 @@ from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.samples import samples
+from fl_labelskew_plugins.words import counted, few
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.diagnostics.watch import Watch
@@ -80,6 +81,25 @@ class Session:
     def method(self) -> Method:
         """The label-skew method in use."""
         return self.recipe.method
+
+
+def of_classes(names: Sequence[str], counts: Tensor | None, samples: int) -> str:
+    """Training samples, and the classes that they are of, in words.
+
+    Args:
+        names: of all ``C`` classes.
+        counts: ``(K, C)`` training samples by client and class, where they are known.
+        samples: how many there are; 0: nobody knows yet.
+    """
+    held = len(names) if counts is None or not len(counts) else int((counts.sum(0) > 0).sum())
+    classes = f"{held} of {len(names)} classes" if held < len(names) else counted(held, "class", "classes")
+    known = f"{counted(samples, 'training sample')} of " if samples else ""
+    return known + classes + ("" if numbered(names) else f" ({few(names)})")
+
+
+def numbered(names: Sequence[str]) -> bool:
+    """Whether classes have no names but their numbers, as those of arrays."""
+    return list(names) == [str(c) for c in range(len(names))]
 
 
 def loaded(recipe: Recipe) -> Data:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from fl_labelskew_registry import Arrays, Data, LabelSkewError, Method, RunError
 from numpy.typing import NDArray
 
+from fl_labelskew_plugins import mistakes
 from fl_labelskew_plugins.combine import Combined
 from fl_labelskew_plugins.data.clients import class_counts
 from fl_labelskew_plugins.recipe import Recipe, different
-from fl_labelskew_plugins.session import data_folder, divided, loaded
+from fl_labelskew_plugins.session import data_folder, divided, loaded, numbered
+from fl_labelskew_plugins.words import counted
 
 MOST_SAMPLES = 10**12
 
@@ -27,12 +32,14 @@ class Facts:
         input_shape: of one sample.
         num_classes: ``C`` of its data set, classes that it has no sample of included.
         counts: training samples of each class, where ``train_args.proxy_aggregation: class`` weighs rows by them.
+        classes: :func:`digest` of its class names; None where they are numbers alone.
     """
 
     samples: int
     input_shape: tuple[int, ...]
     num_classes: int
     counts: tuple[int, ...] | None = None
+    classes: str | None = None
 
     def meta(self) -> dict[str, Any]:
         """In JSON's types."""
@@ -41,7 +48,37 @@ class Facts:
             "input_shape": list(self.input_shape),
             "num_classes": self.num_classes,
         }
-        return plain if self.counts is None else {**plain, "counts": list(self.counts)}
+        if self.counts is not None:
+            plain["counts"] = list(self.counts)
+        return plain if self.classes is None else {**plain, "classes": self.classes}
+
+
+class OtherClassesError(RunError):
+    """A silo's classes are not those of the federation."""
+
+
+def digest(names: Sequence[str]) -> str | None:
+    """What is told of class names, in their order: 32 hexadecimal digits; None where they are numbers alone.
+
+    Whoever has the same names has the same digits, and nobody else can tell more than by trying names.
+    """
+    if numbered(names):
+        return None
+    return hashlib.blake2b(json.dumps(list(names)).encode(), digest_size=16).hexdigest()
+
+
+def differing(mine: Sequence[str], theirs: Any, where: str) -> str:
+    """The first class of another name, in a sentence; empty where there is none, or one of both lists has no names."""
+    if not isinstance(theirs, list) or not all(isinstance(name, str) for name in theirs):
+        return ""
+    if len(theirs) != len(mine):
+        return f"{counted(len(mine), 'class', 'classes')} here and {len(theirs)} {where}"
+    apart = [c for c, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b]
+    if not apart or numbered(mine) or numbered(theirs):
+        return ""
+    more = f" (and {len(apart) - 1} more differ)" if len(apart) > 1 else ""
+    names = f"{mistakes.show(mine[apart[0]])} here and {mistakes.show(theirs[apart[0]])} {where}"
+    return f"class {apart[0]} is {names}{more}; use the same data_args.class_names, in the same order, everywhere"
 
 
 def facts(meta: Mapping[str, Any]) -> Facts:
@@ -50,8 +87,8 @@ def facts(meta: Mapping[str, Any]) -> Facts:
     Raises:
         RunError: they are none.
     """
-    told: list[Any] = [meta.get(key) for key in ("samples", "input_shape", "num_classes", "counts")]
-    samples, shape, classes, counts = told
+    told: list[Any] = [meta.get(key) for key in ("samples", "input_shape", "num_classes", "counts", "classes")]
+    samples, shape, classes, counts, names = told
     if not _whole(samples, 1, MOST_SAMPLES):
         raise RunError("its number of samples is not a whole number above 0")
     if not isinstance(shape, list) or not 1 <= len(shape) <= 5 or not all(_whole(n, 1, 10**6) for n in shape):
@@ -62,7 +99,9 @@ def facts(meta: Mapping[str, Any]) -> Facts:
         fits = isinstance(counts, list) and len(counts) == classes and all(_whole(n, 0, MOST_SAMPLES) for n in counts)
         if not fits or sum(counts) != samples:
             raise RunError("its class counts are not whole numbers that sum to its samples")
-    return Facts(samples, tuple(shape), classes, None if counts is None else tuple(counts))
+    if names is not None and not (isinstance(names, str) and re.fullmatch("[0-9a-f]{32}", names)):
+        raise RunError("its digest of class names is not 32 hexadecimal digits")
+    return Facts(samples, tuple(shape), classes, None if counts is None else tuple(counts), names)
 
 
 def _whole(value: Any, least: int, most: int) -> bool:
@@ -91,6 +130,12 @@ class SiloData:
         """Indices of its own test samples: all of them."""
         return np.arange(len(self.data.test.y))
 
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Its training samples of each class, ``(C,)``."""
+        row: NDArray[np.int64] = class_counts(self.data.train.y, [self.train], len(self.data.class_names))[0]
+        return row
+
 
 def load(recipe: Recipe, client: int) -> SiloData:
     """The samples of silo ``client`` (from 0).
@@ -115,13 +160,13 @@ def load(recipe: Recipe, client: int) -> SiloData:
         )
     if not len(data.train.y):
         raise LabelSkewError(f"silo {client + 1} has no training sample; at least one would be right")
-    classes = len(data.class_names)
-    counts = None
+    told = Facts(
+        len(data.train.y), tuple(data.train.x.shape[1:]), len(data.class_names), classes=digest(data.class_names)
+    )
+    silo = SiloData(data, told)
     if recipe.train.proxy_aggregation == "class":
-        rows = class_counts(data.train.y, [np.arange(len(data.train.y))], classes)
-        counts = tuple(int(n) for n in rows[0])
-    told = Facts(len(data.train.y), tuple(data.train.x.shape[1:]), classes, counts)
-    return SiloData(data, told)
+        silo = replace(silo, facts=replace(told, counts=tuple(silo.counts.tolist())))
+    return silo
 
 
 def test_data(recipe: Recipe) -> Data | None:
@@ -135,6 +180,12 @@ def test_data(recipe: Recipe) -> Data | None:
     folder, download = data_folder(recipe), recipe.data.download
     recipe.dataset.check_test(folder, download=download)
     return recipe.dataset.load_test(folder, download=download, seed=recipe.common.random_seed)
+
+
+def server_classes(recipe: Recipe, test: Data | None) -> list[str] | None:
+    """The class names that a server knows: those of its test samples, or of its recipe; None where it knows none."""
+    names = getattr(recipe.dataset.params, "class_names", None) if test is None else test.class_names
+    return None if names is None or numbered(names) else list(names)
 
 
 def _part(arrays: Arrays, index: NDArray[np.int64]) -> Arrays:

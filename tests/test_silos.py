@@ -54,6 +54,42 @@ def test_facts_come_back_from_json():
         assert silos.facts(json.loads(json.dumps(facts.meta()))) == facts
 
 
+def test_of_class_names_a_digest_is_told_and_nothing_of_numbers():
+    digits = silos.load(parsed(), 0)
+    assert "classes" not in digits.facts.meta()
+    assert digits.counts.tolist() == np.bincount(digits.data.train.y, minlength=10).tolist()
+    one, other = silos.digest(["benign", "malign"]), silos.digest(["malign", "benign"])
+    assert one == silos.digest(["benign", "malign"]) != other
+    facts = silos.Facts(7, (1, 8, 8), 2, classes=one)
+    assert silos.facts(json.loads(json.dumps(facts.meta()))) == facts
+    assert "benign" not in json.dumps(facts.meta())
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "says"),
+    [
+        ("abc", "abc", ""),
+        ("abc", "acb", "class 1 is 'b' here and 'c' there (and 1 more differ); use the same data_args.class_names"),
+        ("abc", "abd", "class 2 is 'c' here and 'd' there; use the same data_args.class_names, in the same order, ev"),
+        ("abc", "ab", "3 classes here and 2 there"),
+        ("01", "ab", ""),  # numbers are no names
+        ("ab", "01", ""),
+    ],
+)
+def test_the_first_class_that_differs_is_named(mine, theirs, says):
+    told = silos.differing(list(mine), list(theirs), "there")
+    assert told.startswith(says)
+    assert bool(told) == bool(says)
+
+
+def test_names_from_the_wire_are_shown_clean_and_short():
+    for theirs in (None, "ab", {"a": 1}, [1, 2], [["a"], "b"]):
+        assert silos.differing(["a", "b"], theirs, "there") == ""
+    told = silos.differing(["a", "b"], ["a", "\x1b[31m\n" + "x" * 10_000], "at the server")
+    assert told.isprintable()
+    assert len(told) < 200
+
+
 def test_class_counts_are_told_only_where_rows_are_weighed_by_them():
     assert "counts" not in silos.load(parsed(), 0).facts.meta()
     told = silos.load(parsed("train_args.proxy_aggregation=class"), 0).facts
@@ -77,6 +113,9 @@ def test_class_counts_are_told_only_where_rows_are_weighed_by_them():
         ({"counts": [1] * 10}, "class counts"),
         ({"counts": [7] + [0] * 8}, "class counts"),
         ({"counts": [9, -2] + [0] * 8}, "class counts"),
+        ({"classes": "a" * 31}, "digest of class names"),
+        ({"classes": ["a"] * 32}, "digest of class names"),
+        ({"classes": "g" * 32}, "digest of class names"),
     ],
 )
 def test_what_are_no_facts_is_refused(change, words):

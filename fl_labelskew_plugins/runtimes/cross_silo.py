@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
+import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins import certs, silos
@@ -18,7 +20,7 @@ from fl_labelskew_plugins.runtimes import host
 from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.silo_client import SiloClient
 from fl_labelskew_plugins.runtimes.silo_server import SiloServer
-from fl_labelskew_plugins.session import Session, assemble, build, refuse_host_switches
+from fl_labelskew_plugins.session import Session, assemble, build, of_classes, refuse_host_switches
 from fl_labelskew_plugins.wire import Spool
 
 
@@ -52,11 +54,18 @@ class CrossSilo(Runtime):
             return assemble(self.recipe, data, {}, {}, [0] * self.recipe.train.client_num_in_total)
         ranks = [self.call.rank] if self.call.rank else range(1, self.recipe.train.client_num_in_total + 1)
         sizes = [0] * self.recipe.train.client_num_in_total
+        counts: list[torch.Tensor] = []
+        first: list[str] = []
         for rank in ranks:
             own = recipes.silo(self.recipe, rank)
             silo = silos.load(own, rank - 1)
+            first = first or silo.data.class_names
+            if apart := silos.differing(silo.data.class_names, list(first), f"in silo {ranks[0]}'s data"):
+                raise LabelSkewError(f"silo {rank}: {apart}")
             sizes[rank - 1] = silo.facts.samples
-        return assemble(own, silo.data, {rank - 1: silo.train}, {rank - 1: silo.test}, sizes)
+            counts.append(torch.from_numpy(silo.counts))
+        session = assemble(own, silo.data, {rank - 1: silo.train}, {rank - 1: silo.test}, sizes)
+        return replace(session, counts=torch.stack(counts))
 
     def session(self) -> Session:
         """Listen, and wait for the silos."""
@@ -95,6 +104,8 @@ class CrossSilo(Runtime):
         self.folder.create()
         comm = recipe.comm
         say = self.show.note
+        held = of_classes(data.data.class_names, torch.from_numpy(data.counts)[None], data.facts.samples)
+        say(f"data: {recipe.data.dataset}, {held}")
         transport = SiloTransport(
             self.call.server or comm.address(),
             rank,

@@ -211,7 +211,9 @@ class SiloClient(Manager):
     def _finish(self, message: Message) -> None:
         meta = message.get("meta")
         if not meta["done"]:
-            self.failure = LabelSkewError(f"the server turned this silo away: {meta.get('reason')}")
+            # no failure that the server is told of: this silo's class names are nobody's business
+            names = silos.differing(self.data.data.class_names, meta.get("class_names"), "at the server")
+            self.failure = LabelSkewError(names or f"the server turned this silo away: {meta.get('reason')}")
             self.transport.stop_receive_message()
             return
         if self.session is not None:

@@ -63,6 +63,8 @@ class SiloServer(Manager):
         self.rounds: Rounds | None = None
         self._expected = {k for k in range(self.num_silos) if checkpoint is None or self.sizes[k]}
         self._form: Facts | None = None
+        self._class_names: list[str] | None = None
+        self._classes: str | None = None
         self._facts: dict[int, Facts] = {}
         self._processes: dict[int, Any] = {}
         self._present: set[int] = set()
@@ -103,6 +105,8 @@ class SiloServer(Manager):
         test = silos.test_data(self.recipe)
         if test is not None:
             self._form = Facts(1, tuple(test.test.x.shape[1:]), len(test.class_names))
+        if (names := silos.server_classes(self.recipe, test)) is not None:
+            self._class_names, self._classes = names, silos.digest(names)
         until = time.monotonic() + seconds
         while not self._expected <= self._present and (left := until - time.monotonic()) > 0:
             self.transport.receive(left)
@@ -288,6 +292,9 @@ class SiloServer(Manager):
             self._compare(told)
             if self.sizes[client] and self.sizes[client] != told.samples:
                 raise RunError(f"it had {self.sizes[client]} training samples when the run began, now {told.samples}")
+        except silos.OtherClassesError as error:
+            self._turn_away(client, str(error), {"class_names": self._class_names})
+            return
         except RunError as error:
             self._turn_away(client, str(error))
             return
@@ -319,11 +326,16 @@ class SiloServer(Manager):
                 f"{others.input_shape} of {others.num_classes}, as everybody's, would be right"
             )
 
-    def _turn_away(self, client: int, why: str) -> None:
+        self._classes = self._classes or told.classes  # the first silo's, where the server knows no names
+        if told.classes not in (None, self._classes):
+            whose = "those of the first silo that came" if self._class_names is None else "the server's"
+            raise silos.OtherClassesError(f"its classes are not {whose}, in name or in order")
+
+    def _turn_away(self, client: int, why: str, more: Mapping[str, Any] | None = None) -> None:
         self._present.discard(client)
         self._away.add(client)
         self.say(f"silo {client + 1} turned away: {why}")
-        self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": why})
+        self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": why, **(more or {})})
 
     def _admit(self, client: int) -> None:
         """A silo that was not there when the run began joins from the next round on."""

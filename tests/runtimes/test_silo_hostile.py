@@ -113,6 +113,7 @@ def test_a_silo_that_sends_what_it_should_not_is_left_out_of_those_rounds_alone(
         (FACTS | {"num_classes": 11}, "its samples are (1, 8, 8) of 11 classes; (1, 8, 8) of 10, as everybody's"),
         (FACTS | {"input_shape": [10**6] * 5}, "as everybody's"),
         (FACTS | {"samples": -1}, "its number of samples is not a whole number above 0"),
+        (FACTS | {"classes": "names"}, "its digest of class names is not 32 hexadecimal digits"),
         ({}, "its number of samples is not a whole number above 0"),
     ],
 )
