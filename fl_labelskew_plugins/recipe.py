@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -178,7 +179,51 @@ def silo(recipe: Recipe, rank: int) -> Recipe:
     if not recipe.own_data:
         return recipe
     path = Path(recipe.client_specific.data_silo_config[rank - 1])
-    return _Check(path, allowed=tuple(settings.SILO)).silo(read_text(path), recipe)
+    own = _Check(path, allowed=tuple(settings.SILO)).silo(read_text(path), recipe)
+    return cast("Recipe", own)
+
+
+def check(path: Path, overrides: Sequence[str] = ()) -> str:
+    """Check a file as what it is: a recipe, or a silo's own file, together with each recipe beside it that names it.
+
+    Args:
+        path: the file.
+        overrides: ``section.key=value``, of the recipe.
+
+    Returns:
+        ``ok``, and what it was checked as where it is no recipe.
+
+    Raises:
+        RecipeError: with every mistake of the file, or of the recipe that names it.
+    """
+    text = read_text(path)
+    if not settings.silos_own(_content(text)):
+        parse(text, source=path, overrides=overrides)
+        return "ok"
+    homes = [(beside, rank) for beside in sorted(path.parent.glob("*.y*ml")) if (rank := _rank(path, beside))]
+    bases: list[Recipe | None] = [load(beside, overrides) for beside, _ in homes]
+    for base in bases or [None]:
+        _Check(path, allowed=tuple(settings.SILO)).silo(text, base)
+    if homes:
+        return "ok, " + " and ".join(f"silo {rank} of {_shown(beside.name)}" for beside, rank in homes)
+    return "ok, as a silo's own file; method_args were not checked, for no recipe beside it names it"
+
+
+def _content(text: str) -> Any:
+    """What a text holds; None where it is no YAML, which is told elsewhere."""
+    try:
+        return plain_yaml.read(text)[0]
+    except plain_yaml.YamlError:
+        return None
+
+
+def _rank(path: Path, beside: Path) -> int:
+    """Which silo's file ``path`` is for the recipe in ``beside``, from 1; 0: none's."""
+    with contextlib.suppress(RecipeError, KeyError, TypeError, ValueError):  # no recipe, or none that names it
+        files = _content(read_text(beside))["client_specific_args"]["data_silo_config"]
+        here = [os.path.abspath(beside.parent / os.path.expanduser(file)) for file in files]
+        return here.index(os.path.abspath(path)) + 1
+    return 0
 
 
 def different(a: Mapping[str, Mapping[str, Any]], b: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -197,20 +242,41 @@ def different(a: Mapping[str, Mapping[str, Any]], b: Mapping[str, Mapping[str, A
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of a recipe, for editors; a plugin that does not load is known by its name alone."""
+    """JSON Schema of a recipe and of a silo's own file, for editors; of a plugin that does not load the name alone."""
     defs: dict[str, Any] = {}
     sections = {section: _section_schema(section, defs) for section in SECTIONS}
     one = _model_schema(Expected, EXPECTED, defs)
     sections[EXPECTED] = {"anyOf": [one, {"type": "array", "items": one}]}
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "fl-labelskew-plugins recipe",
-        "type": "object",
+    defs["recipe"] = {
         "properties": sections,
         "required": ["data_args", "model_args", "method_args"],
         "additionalProperties": False,
+    }
+    defs["silo"] = {
+        "properties": {section: _silo_schema(section, keys) for section, keys in settings.SILO.items()},
+        "additionalProperties": False,
+    }
+    chooses = {"properties": {"method_args": {"required": ["method"]}}, "required": ["method_args"]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "fl-labelskew-plugins recipe, or a silo's own file",
+        "type": "object",
+        "if": {"anyOf": [*({"required": [section]} for section in sections if section not in settings.SILO), chooses]},
+        "then": {"$ref": "#/$defs/recipe"},
+        "else": {"$ref": "#/$defs/silo"},
         "$defs": defs,
     }
+
+
+def _silo_schema(section: str, keys: Sequence[str] | None) -> dict[str, Any]:
+    """A section of a silo's own file; which parameters a method leaves to silos depends on the recipe's method."""
+    if section == "method_args":
+        return {"type": "object"}
+    whole = f"#/$defs/recipe/properties/{section}"
+    if keys is None:
+        return {"$ref": whole}
+    parts = {key: {"$ref": f"{whole}/properties/{key}"} for key in keys}
+    return {"type": "object", "properties": parts, "additionalProperties": False}
 
 
 def _section_schema(section: str, defs: dict[str, Any]) -> dict[str, Any]:
@@ -307,11 +373,12 @@ class _Check:
             if isinstance(args, Expected):
                 self.expected.append(args)
 
-    def silo(self, text: str, base: Recipe) -> Recipe:
-        """``base`` with what a silo's own file says in place of it."""
-        raw, resolved = self._sections(text), base.resolved()
+    def silo(self, text: str, base: Recipe | None) -> Recipe | None:
+        """``base`` with what a silo's own file says in place of it; None: the file is checked by itself."""
+        raw = self._sections(text)
+        resolved = {} if base is None else base.resolved()
         plain: dict[str, BaseModel | None] = {
-            section: getattr(base, section.removesuffix("_args")) for section in (*PLAIN, "train_args")
+            section: getattr(base, section.removesuffix("_args"), None) for section in (*PLAIN, "train_args")
         }
         changed: dict[str, Any] = {}
         for section, keys in raw.items():
@@ -319,13 +386,16 @@ class _Check:
                 args, dataset = self._plugged(section, keys)
                 changed |= {"data": args, "dataset": dataset}
             elif section == "method_args":
-                changed["method"] = self._own_method(section, base.method, keys)
+                changed["method"] = base and self._own_method(section, base.method, keys)
             else:
                 known = settings.SILO[section] or tuple(mistakes.keys_of(PLAIN[section]))
-                plain[section] = self._plain(section, keys, known, resolved[section])
-        self._conflicts(plain, changed.get("method", base.method), base.optimizer)
+                plain[section] = self._plain(section, keys, known, resolved.get(section))
+        if base is not None:
+            self._conflicts(plain, changed.get("method", base.method), base.optimizer)
         if self.mistakes:
             raise RecipeError(self.mistakes)
+        if base is None:
+            return None
         changed |= {section.removesuffix("_args"): args for section, args in plain.items() if section in raw}
         return replace(base, **changed)
 

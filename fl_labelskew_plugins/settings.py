@@ -443,6 +443,15 @@ SILO: dict[str, tuple[str, ...] | None] = {
 }
 """Sections of a silo's own file, with the keys that it may set; None: all keys, or those that the method names."""
 
+
+def silos_own(content: object) -> bool:
+    """Whether a file's content has the form of a silo's own file: sections of :data:`SILO` alone, and no method."""
+    if not isinstance(content, dict) or not content or not content.keys() <= SILO.keys():
+        return False
+    method = content.get("method_args")
+    return not (isinstance(method, dict) and "method" in method)
+
+
 NEEDS: dict[str, tuple[str, ...]] = {
     "byzantine": ("byzantine_client_num", "attack_mode"),
     "label_flipping": ("original_class_list", "target_class_list", "ratio_of_poisoned_client"),

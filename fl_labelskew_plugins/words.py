@@ -21,7 +21,7 @@ def ranged(numbers: Sequence[int], noun: str, plural: str = "") -> str:
     ('50 samples', '1 to 3 classes')
     """
     low, high = min(numbers), max(numbers)
-    return ("" if low == high else f"{low} to ") + counted(high, noun, plural)
+    return counted(low, noun, plural) if low == high else f"{low} to {high} {plural or noun + 's'}"
 
 
 def few(names: Sequence[str], most: int = 10) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from fl_labelskew_plugins import mistakes, plain_yaml, recipe
 from fl_labelskew_plugins.recipe import PARTS, RecipeError
 from fl_labelskew_plugins.settings import DEAD, NEEDS, SECTIONS, DpArgs, SecurityArgs
 
+HOSPITALS = Path(__file__).parents[1] / "examples" / "hospitals"
 GOOD = {
     "data_args": {"dataset": "digits"},
     "partition_args": {"partition_method": "pcdd", "classes_per_client": 2},
@@ -795,14 +797,15 @@ def test_wrong_numbers_are_one_line_each():
 
 def test_the_schema_knows_every_section_and_every_plugin():
     schema = recipe.json_schema()
-    assert tuple(schema["properties"]) == PARTS
-    assert schema["additionalProperties"] is False
-    method = schema["properties"]["method_args"]
+    whole = schema["$defs"]["recipe"]
+    assert tuple(whole["properties"]) == PARTS
+    assert whole["additionalProperties"] is False
+    method = whole["properties"]["method_args"]
     assert method["properties"]["method"]["anyOf"][0]["enum"] == [e.name for e in catalog.entries("methods")]
     fedmr = next(rule for rule in method["allOf"] if rule["if"]["properties"]["method"] == {"const": "fedmr"})
     assert fedmr["then"]["properties"]["mu1"]["minimum"] == 0
-    assert schema["properties"]["comm_args"]["properties"]["backend"]["enum"] == ["GRPC", "MPI", "sp"]
-    references = set(re.findall(r"#/\$defs/([^'\"]+)", str(schema)))
+    assert whole["properties"]["comm_args"]["properties"]["backend"]["enum"] == ["GRPC", "MPI", "sp"]
+    references = set(re.findall(r"#/\$defs/([^'\"/]+)", str(schema)))
     assert references <= set(schema["$defs"])
 
 
@@ -811,7 +814,109 @@ def test_a_broken_plugin_does_not_hide_the_schema(monkeypatch):
         raise PluginError("broken")
 
     monkeypatch.setattr(catalog, "load", load)
-    assert recipe.json_schema()["properties"]["model_args"]["allOf"] == []
+    assert recipe.json_schema()["$defs"]["recipe"]["properties"]["model_args"]["allOf"] == []
+
+
+KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None), "integer": int}
+KINDS["number"] = (int, float)
+
+
+def admits(schema, value, root):
+    """Whether a schema takes a value: the few keywords that ours have, read as JSON Schema 2020-12 has them."""
+    return all(rules(schema, value, root))
+
+
+def rules(schema, value, root):
+    if "$ref" in schema:
+        target = root
+        for step in schema["$ref"].removeprefix("#/").split("/"):
+            target = target[step]
+        yield admits(target, value, root)
+    if kind := schema.get("type"):
+        yield isinstance(value, KINDS[kind]) and (kind == "boolean") == isinstance(value, bool)
+    yield value in schema.get("enum", [value])
+    yield value == schema.get("const", value)
+    if isinstance(value, dict):
+        known = schema.get("properties", {})
+        yield set(schema.get("required", ())) <= value.keys()
+        yield schema.get("additionalProperties") is not False or value.keys() <= known.keys()
+        yield all(admits(part, value[key], root) for key, part in known.items() if key in value)
+    yield "anyOf" not in schema or any(admits(part, value, root) for part in schema["anyOf"])
+    yield all(admits(part, value, root) for part in schema.get("allOf", ()))
+    if "if" in schema:
+        yield admits(schema.get("then" if admits(schema["if"], value, root) else "else", {}), value, root)
+
+
+OWN_FILE = {
+    "data_args": {"dataset": "digits"},
+    "method_args": {"count_noise": 4.0},
+    "comm_args": {"send_measures": True},
+    "device_args": {"using_gpu": True, "gpu_ids": [0]},
+}
+
+
+def test_the_schema_takes_recipes_and_silos_own_files_and_nothing_between():
+    schema = recipe.json_schema()
+    good = [yaml.safe_load(text_with()), yaml.safe_load(cross_silo()), OWN_FILE, {"data_args": {"dataset": "digits"}}]
+    good += [yaml.safe_load(file.read_text(encoding="utf-8")) for file in sorted(HOSPITALS.glob("*.yaml"))]
+    assert len(good) == 8
+    for content in good:
+        assert admits(schema, content, schema), content
+    for content in (
+        yaml.safe_load(text_with(model_args=None)) | {"model_args": {}},  # a recipe without a model
+        {k: v for k, v in yaml.safe_load(text_with()).items() if k != "model_args"},
+        OWN_FILE | {"train_args": {"epochs": 2}},
+        OWN_FILE | {"comm_args": {"backend": "GRPC"}},
+        OWN_FILE | {"data_args": {"dataset": "digit"}},
+        OWN_FILE | {"device_args": {"using_gpu": 1}},
+        OWN_FILE | {"nonsense": {}},
+    ):
+        assert not admits(schema, content, schema), content
+
+
+# Checked as what it is
+
+
+def test_a_silos_own_file_is_checked_with_the_recipe_that_names_it(tmp_path):
+    (tmp_path / "federation.yaml").write_text(cross_silo())
+    (tmp_path / "other.yaml").write_text("client_specific_args: {data_silo_config: [3, null]}")
+    (tmp_path / "broken.yml").write_text("a: [")
+    own = tmp_path / "one.yaml"
+    own.write_text("data_args: {dataset: digits}\ncomm_args: {send_measures: true}")
+    assert recipe.check(own) == "ok, silo 1 of federation.yaml"
+    assert recipe.check(tmp_path / "federation.yaml") == "ok"
+    own.write_text("method_args: {mu1: 1}\ncomm_args: {certz: x}\ndata_args: {dataset: digit}")
+    with pytest.raises(RecipeError) as error:
+        recipe.check(own)
+    assert [line.removeprefix(f"{own}: ").split(";")[0] for line in error.value.mistakes] == [
+        "method_args.mu1: unknown key",
+        "comm_args.certz: unknown key",
+        "data_args.dataset: 'digit' is unknown",
+    ]
+    own.write_text("comm_args: {send_measures: true}")
+    with pytest.raises(RecipeError, match=r"--set train_args.epochs: 0 is out of range"):
+        recipe.check(own, ["train_args.epochs=0"])
+
+
+def test_a_silos_own_file_by_itself(tmp_path):
+    own = tmp_path / "mine.yaml"
+    own.write_text(plain_yaml.write(OWN_FILE))
+    assert recipe.check(own) == (
+        "ok, as a silo's own file; method_args were not checked, for no recipe beside it names it"
+    )
+    own.write_text(plain_yaml.write(OWN_FILE | {"device_args": {"threads": 0}, "comm_args": {"backend": "GRPC"}}))
+    with pytest.raises(RecipeError) as error:
+        recipe.check(own)
+    assert [line.removeprefix(f"{own}: ").split(";")[0] for line in error.value.mistakes] == [
+        "comm_args.backend: unknown key",
+        "device_args.threads: 0 is out of range",
+    ]
+    own.write_text(text_with(model_args=None))
+    with pytest.raises(RecipeError, match=r"mine.yaml: model_args: null is no mapping"):
+        recipe.check(own)
+    own.write_text("")
+    with pytest.raises(RecipeError, match="empty; a recipe has the sections"):
+        recipe.check(own)
 
 
 # Whatever comes in, nothing but RecipeError comes out

@@ -1,4 +1,4 @@
-"""``labelskew schema``: JSON Schema of a recipe, for editors."""
+"""``labelskew schema``: JSON Schema of recipes and silos' own files, for editors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fl_labelskew_plugins.cli.exits import guarded
 @click.command("schema")
 @guarded
 def schema_command() -> None:
-    """Print the JSON Schema of a recipe."""
+    """Print the JSON Schema of recipes and of silos' own files."""
     from fl_labelskew_plugins.recipe import json_schema
 
     click.echo(json.dumps(json_schema(), indent=2))

@@ -14,14 +14,16 @@ from fl_labelskew_plugins.cli.exits import guarded
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a value; repeatable.")
 @guarded
 def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Check recipes; all mistakes of all FILES are shown, and the exit code is 2 if there are any."""
-    from fl_labelskew_plugins.recipe import RecipeError, load
+    """Check recipes and silos' own files; all mistakes of all FILES are shown, and the exit code is 2 if there are any.
+
+    A silo's own file is checked with the recipes in its folder whose client_specific_args.data_silo_config names it.
+    """
+    from fl_labelskew_plugins.recipe import RecipeError, check
 
     found: list[str] = []
     for file in files:
         try:
-            load(file, overrides)
-            click.echo(f"{file}: ok")
+            click.echo(f"{file}: {check(file, overrides)}")
         except RecipeError as error:
             found += error.mistakes
     if found:

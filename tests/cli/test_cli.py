@@ -16,6 +16,7 @@ from fl_labelskew_plugins.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 QUICK = ROOT / "recipes" / "quickstart.yaml"
+HOSPITALS = Path(__file__).parents[2] / "examples" / "hospitals"
 
 
 def call(*args, code=0):
@@ -211,8 +212,18 @@ def test_validate_shows_all_files_and_all_mistakes(tmp_path):
     assert call("validate", code=2).stderr.startswith("Usage: ")
 
 
+def test_validate_knows_silos_own_files():
+    files = [HOSPITALS / f"{name}.yaml" for name in ("coast", "federation", "north", "south")]
+    assert call("validate", *files).stdout.splitlines() == [
+        f"{files[0]}: ok, silo 3 of federation.yaml",
+        f"{files[1]}: ok",
+        f"{files[2]}: ok, silo 1 of federation.yaml",
+        f"{files[3]}: ok, silo 2 of federation.yaml",
+    ]
+
+
 def test_schema_is_json():
-    assert json.loads(call("schema").output)["properties"]["method_args"]
+    assert json.loads(call("schema").output)["$defs"]["recipe"]["properties"]["method_args"]
 
 
 # Partition and report

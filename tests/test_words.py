@@ -1,0 +1,49 @@
+"""Numbers and names in words, and where a run says them."""
+
+import pytest
+
+from fl_labelskew_plugins import recipe, run, session, words
+
+TEXT = """\
+data_args: {dataset: digits}
+partition_args: {partition_method: pcdd, classes_per_client: 2}
+model_args: {model: logistic}
+train_args: {client_num_in_total: 5}
+method_args: {method: fedavg}
+device_args: {threads: 1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "says"),
+    [([1], "1 class"), ([2, 2], "2 classes"), ([3, 1], "1 to 3 classes"), ([0, 1], "0 to 1 classes")],
+)
+def test_a_range_of_one_number_is_that_number(numbers, says):
+    assert words.ranged(numbers, "class", "classes") == says
+
+
+def test_names_are_cut_and_clean():
+    assert words.few([]) == ""
+    assert words.few(["a\x1b[31m\n", "b" * 100]) == f"a?[31m?, {'b' * 40}"
+    assert words.few([str(n) for n in range(1000)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, ... 999"
+
+
+def described(*overrides):
+    return run.describe(session.build(recipe.parse(TEXT, overrides=overrides))).splitlines()[1]
+
+
+def test_the_opening_lines_count_as_people_do():
+    assert described().startswith("data: digits, 1438 training samples of 10 classes, 5 clients of ")
+    assert described().endswith(" samples and 2 classes (pcdd)")
+    one = described("partition_args.partition_method=iid", "train_args.client_num_in_total=1")
+    assert one == "data: digits, 1438 training samples of 10 classes, 1 client of 1438 samples and 10 classes (iid)"
+
+
+def test_classes_are_named_and_those_that_nobody_holds_are_not_counted():
+    import torch
+
+    names = ["ant", "bee", "cat"]
+    assert session.of_classes(names, None, 0) == "3 classes (ant, bee, cat)"
+    held = torch.tensor([[4, 0, 0], [0, 0, 2]])
+    assert session.of_classes(names, held, 6) == "6 training samples of 2 of 3 classes (ant, bee, cat)"
+    assert session.of_classes(["0", "1"], held[:1, :2], 1) == "1 training sample of 1 of 2 classes"
