@@ -6,6 +6,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fl_labelskew_plugins.words import counted
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -59,7 +61,8 @@ class Plain(Silent):
     def start(self, title: str, done: int, rounds: int, clients: int) -> None:
         """Say what begins."""
         self._begun, self._first, self._rounds = time.monotonic(), done, rounds
-        self.note(f"{title}: {rounds} rounds of {clients} clients" + (f", {done} done already" if done else ""))
+        what = f"{counted(rounds, 'round')} of {counted(clients, 'client')}"
+        self.note(f"{title}: {what}" + (f", {done} done already" if done else ""))
 
     def round(self, line: dict[str, Any], seconds: float) -> None:
         """Say how the round went."""

@@ -40,6 +40,7 @@ from fl_labelskew_plugins.reproduce import complete, held
 from fl_labelskew_plugins.results import RunFolder, read_lines
 from fl_labelskew_plugins.session import data_folder
 from fl_labelskew_plugins.settings import PLUGGED
+from fl_labelskew_plugins.words import counted
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 LONGEST = 150
@@ -380,7 +381,7 @@ def _run_all(planned: Sequence[Planned], jobs: int | None, memory: float | None,
     slots = jobs or default_jobs(planned)
     bound = SHARE * free_memory() if memory is None else memory * 1e9
     say(
-        f"{len(planned)} runs: {len(planned) - len(open_)} done, {sum(s == 'begun' for s in states.values())} to go on "
+        f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} done, {sum(s == 'begun' for s in states.values())} to go on "
         f"with; at most {slots} at a time, in {bound / 1e9:.1f} GB"
     )
     return _Crew(planned, open_, slots, bound, say).work() if open_ else []

@@ -26,7 +26,7 @@ def test_clock(seconds, text):
 
 
 def test_plain_lines_count_rounds_and_time_left(capsys, monkeypatch):
-    times = iter([100.0, 110.0])
+    times = iter([100.0, 110.0, 120.0])
     monkeypatch.setattr(module.time, "monotonic", lambda: next(times))
     shown = Plain()
     shown.start("x", 1, 4, 10)
@@ -35,6 +35,8 @@ def test_plain_lines_count_rounds_and_time_left(capsys, monkeypatch):
     shown.stop()
     first, second = capsys.readouterr().out.splitlines()
     assert first == "x: 4 rounds of 10 clients, 1 done already"
+    shown.start("x", 0, 1, 1)
+    assert capsys.readouterr().out == "x: 1 round of 1 client\n"
     assert second.startswith("round 2/4  accuracy 62.13 %")
     assert second.endswith("10.0 s  left 0:20")
 

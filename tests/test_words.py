@@ -1,8 +1,11 @@
 """Numbers and names in words, and where a run says them."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from fl_labelskew_plugins import recipe, run, session, words
+from fl_labelskew_plugins.results import RunFolder, summary
 
 TEXT = """\
 data_args: {dataset: digits}
@@ -47,3 +50,12 @@ def test_classes_are_named_and_those_that_nobody_holds_are_not_counted():
     held = torch.tensor([[4, 0, 0], [0, 0, 2]])
     assert session.of_classes(names, held, 6) == "6 training samples of 2 of 3 classes (ant, bee, cat)"
     assert session.of_classes(["0", "1"], held[:1, :2], 1) == "1 training sample of 1 of 2 classes"
+
+
+@pytest.mark.parametrize(("tests", "says"), [(1, "accuracy, last test "), (3, "accuracy, last 3 tests ")])
+def test_the_final_table_counts_its_tests(tmp_path, tests, says):
+    folder = RunFolder(tmp_path)
+    line = {"round": 0, "accuracy": 0.5, "balanced_accuracy": 0.5, "bytes_up": 1, "bytes_down": 1}
+    result = summary([line | {"round": r} for r in range(tests)], 5)
+    folder.write_json("summary.json", result | {"seconds": 1.0})
+    assert f"\n  {says}" in run.table(SimpleNamespace(folder=folder))

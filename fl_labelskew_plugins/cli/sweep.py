@@ -11,6 +11,7 @@ from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.words import counted
 
 
 @click.command("sweep")
@@ -61,7 +62,7 @@ def sweep_command(
     if dry_run:
         states = sweep.states_of(planned)
         click.echo(table.plain(["run", "state"], [[name, state or "-"] for name, state in states.items()]))
-        click.echo(f"{len(planned)} runs, {list(states.values()).count('done')} done; nothing was run")
+        click.echo(f"{counted(len(planned), 'run')}, {list(states.values()).count('done')} done; nothing was run")
         return
     try:
         failed = sweep.run_all(planned, jobs=jobs, memory=memory, say=say)

@@ -22,6 +22,7 @@ from fl_labelskew_plugins.runtimes.silo_client import SiloClient
 from fl_labelskew_plugins.runtimes.silo_server import SiloServer
 from fl_labelskew_plugins.session import Session, assemble, build, of_classes, refuse_host_switches
 from fl_labelskew_plugins.wire import Spool
+from fl_labelskew_plugins.words import counted
 
 
 class CrossSilo(Runtime):
@@ -124,7 +125,9 @@ class CrossSilo(Runtime):
         """The server and every silo, each in a process of its own."""
         count = self.recipe.train.client_num_in_total
         address = self.call.server or f"127.0.0.1:{free_port()}"
-        self.show.note(f"starting the server and {count} silos on this machine; logs and results: {self.folder.path}")
+        self.show.note(
+            f"starting the server and {counted(count, 'silo')} on this machine; logs and results: {self.folder.path}"
+        )
         call, path = self.call, self.recipe.path
         server = call.command(path, self.folder.path, "--role", "server", "--server", address, resume=call.resume)
         parts = [Part("server", server)]

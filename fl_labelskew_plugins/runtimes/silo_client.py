@@ -31,6 +31,7 @@ from fl_labelskew_plugins.session import Session, assemble, host_switches
 from fl_labelskew_plugins.silos import SiloData
 from fl_labelskew_plugins.state import OPTIMIZER, State, Versions, group, joined, rest, save_atomic
 from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn
+from fl_labelskew_plugins.words import counted
 
 
 class SiloClient(Manager):
@@ -127,7 +128,8 @@ class SiloClient(Manager):
             self.run_folder.create()
             self.states = Versions(self.run_folder.path / "states")
             self.say(
-                f"joined: {data.facts.samples} training samples of {federation.num_samples}, {federation.rounds} rounds"
+                f"joined: {counted(data.facts.samples, 'training sample')} of {federation.num_samples}, "
+                f"{counted(federation.rounds, 'round')}"
             )
         assert self.session is not None
         if type(self.session.method).opening is not Method.opening:
