@@ -381,8 +381,8 @@ def _run_all(planned: Sequence[Planned], jobs: int | None, memory: float | None,
     slots = jobs or default_jobs(planned)
     bound = SHARE * free_memory() if memory is None else memory * 1e9
     say(
-        f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} done, {sum(s == 'begun' for s in states.values())} to go on "
-        f"with; at most {slots} at a time, in {bound / 1e9:.1f} GB"
+        f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} done, "
+        f"{sum(s == 'begun' for s in states.values())} to go on with; at most {slots} at a time, in {bound / 1e9:.1f} GB"
     )
     return _Crew(planned, open_, slots, bound, say).work() if open_ else []
 

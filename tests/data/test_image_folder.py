@@ -171,7 +171,8 @@ HOSPITALS = ("north", "south", "coast")
 def hospitals(root, *below):
     for place in HOSPITALS:
         for name in ("benign", "malign"):
-            image(root.joinpath(*below) / place / name / "0.png")
+            for i in range(5):
+                image(root.joinpath(*below) / place / name / f"{i}.png")
 
 
 @pytest.mark.parametrize("below", [(), ("train",)])
