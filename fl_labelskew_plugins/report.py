@@ -159,7 +159,8 @@ def read(folder: Path) -> Run:
     if not isinstance(recipe, dict) or not all(isinstance(keys, dict) for keys in recipe.values()):
         raise LabelSkewError(f"{folder}: no run: recipe.yaml holds no recipe")
     known = environment if isinstance(environment, dict) else {}
-    run = Run(str(folder), recipe, _objects(lines), _objects(timings), known.get("data"), known.get("partition"))
+    data, partition = (value if isinstance(value := known.get(key), str) else None for key in ("data", "partition"))
+    run = Run(str(folder), recipe, _objects(lines), _objects(timings), data, partition)
     for line in run.tests:
         if number(line, "accuracy") is None or not isinstance(line.get("round"), int):
             raise LabelSkewError(f"{folder}: no run: metrics.jsonl has a test without round and accuracy")

@@ -382,7 +382,8 @@ def _run_all(planned: Sequence[Planned], jobs: int | None, memory: float | None,
     bound = SHARE * free_memory() if memory is None else memory * 1e9
     begun = sum(state == "begun" for state in states.values())
     say(
-        f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} done, {begun} to go on with; at most {slots} at a time, in {bound / 1e9:.1f} GB"
+        f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} done, {begun} to go on with; at most {slots} at "
+        f"a time, in {bound / 1e9:.1f} GB"
     )
     return _Crew(planned, open_, slots, bound, say).work() if open_ else []
 

@@ -43,6 +43,9 @@ def add_array(total: hashlib.blake2b, array: NDArray[Any]) -> None:
 
 
 def _told(files: Sequence[str]) -> list[tuple[str, int]]:
-    """The files' names below the folder that they share, and their sizes."""
-    folder = os.path.commonpath([os.path.dirname(file) for file in files]) if files else ""
-    return [(os.path.relpath(file, folder), os.stat(file).st_size) for file in files]
+    """The files' names below the folder that they share, and their sizes; names alone, where they are no files here."""
+    try:
+        folder = os.path.commonpath([os.path.dirname(file) for file in files]) if files else ""
+        return [(os.path.relpath(file, folder), os.stat(file).st_size) for file in files]
+    except (OSError, ValueError):
+        return [(file, -1) for file in files]

@@ -90,7 +90,8 @@ def _nested(folder: Path, samples: Samples) -> str | None:
     """The first class without an image of its own, unless all of them are in ``images/``; None where there is none."""
     below: dict[str, set[str]] = {}
     for path, name in samples:
-        below.setdefault(name, set()).add(os.path.dirname(path.relative_to(folder / name)).partition(os.sep)[0])
+        inner = os.path.dirname(path)[len(os.path.join(folder, name)) + 1 :]
+        below.setdefault(name, set()).add(inner.partition(os.sep)[0])
     return next((name for name, inner in below.items() if "" not in inner and inner != {"images"}), None)
 
 
@@ -201,8 +202,8 @@ class ImageFolder(Dataset):
             train_samples, test_samples = self.find(root)
         train_samples, test_samples = self.used(train_samples), test_samples and self.used(test_samples)
         names = self.names(train_samples, test_samples or [])
-        (first, *others), told = self.decode_all([part for part in (train_samples, test_samples) if part], names, root)
-        kept, train = first
+        parts = [train_samples] if test_samples is None else [train_samples, test_samples]
+        ((kept, train), *others), told = self.decode_all(parts, names, root)
         if others:
             test = others[0][1]
         else:
@@ -290,7 +291,7 @@ class ImageFolder(Dataset):
 
         Raises:
             MistakesError: there are broken images, in whichever part, and ``on_bad_sample`` is ``stop``.
-            LabelSkewError: a part has no sound image, or they do not fit into memory.
+            LabelSkewError: none of a part's images is sound, or they do not fit into memory.
         """
         self.fits(sum(map(len, parts)))
         number = {name: c for c, name in enumerate(names)}
@@ -305,7 +306,7 @@ class ImageFolder(Dataset):
             found.append(([samples[i] for i in kept], Arrays(x[kept] if lines else x, y)))
             files.append(Arrays(contents[kept], y))
         settle(bad, self.params.on_bad_sample)
-        if not all(kept for kept, _ in found):
+        if any(samples and not kept for samples, (kept, _) in zip(parts, found, strict=True)):
             raise LabelSkewError(f"data set {self.name}: {root} has a part without any sound image")
         return found, digest(files, names)
 

@@ -97,3 +97,6 @@ def test_streamed_pictures_count_by_name_and_size_and_are_not_read(tmp_path):
 
     one = made("one", [3, 4])
     assert made("two", [3, 4]) == one != made("three", [3, 5])
+    nowhere = [Images(files, (3, 8, 8), None) for files in (["a:1", "/b:2"], ["a:1", "/b:3"])]  # parts of archives, say
+    y = np.zeros(2, np.int64)
+    assert len({fingerprint(Data(Arrays(x, y), Arrays(x[:0], y[:0]), ["a"])) for x in nowhere}) == 2
