@@ -265,6 +265,10 @@ def _names(kind: catalog.Kind) -> list[str]:
     return sorted({entry.name for entry in catalog.entries(kind)})
 
 
+def _unknown(kind: catalog.Kind, name: str) -> str:
+    return "; ".join([mistakes.unknown(name, _names(kind)), *catalog.misplaced(kind, name)])
+
+
 def _shown(path: str | Path) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in str(path))
 
@@ -496,7 +500,7 @@ class _Check:
         place, known, common = f"{section}.method", _names("methods"), mistakes.keys_of(settings.MethodArgs)
         for name in dict.fromkeys(names):
             if name not in known:
-                self._say(place, mistakes.unknown(name, known))
+                self._say(place, _unknown("methods", name))
             elif names.count(name) > 1:
                 self._say(place, f"{name} stands there twice; allowed: each method once")
         own = {key: value for key, value in raw.items() if key not in common}
@@ -527,9 +531,9 @@ class _Check:
         place = f"{section}.{plugged.key}"
         if args is None or place in self.wrong:
             return None
-        name, known = getattr(args, plugged.key), _names(plugged.kind)
-        if name not in known:
-            self._say(place, mistakes.unknown(name, known))
+        name = getattr(args, plugged.key)
+        if name not in _names(plugged.kind):
+            self._say(place, _unknown(plugged.kind, name))
             return None
         try:
             return catalog.load(plugged.kind, name)
@@ -552,9 +556,8 @@ class _Check:
         return args
 
     def _backend(self, comm: settings.CommArgs) -> None:
-        known = _names("runtimes")
-        if "comm_args.backend" not in self.wrong and comm.backend not in known:
-            self._say("comm_args.backend", mistakes.unknown(comm.backend, known))
+        if "comm_args.backend" not in self.wrong and comm.backend not in _names("runtimes"):
+            self._say("comm_args.backend", _unknown("runtimes", comm.backend))
 
     def _conflicts(
         self, plain: Mapping[str, BaseModel | None], method: Method | None, optimizer: Optimizer | None
