@@ -23,6 +23,7 @@ from fl_labelskew_registry import (
 from pydantic import BaseModel
 
 from fl_labelskew_plugins import combine, mistakes, mixing, plain_yaml, settings
+from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.settings import EXPECTED, PLAIN, PLUGGED, SECTIONS, Expected, PluginSection
 
 PARTS = (*SECTIONS, EXPECTED)
@@ -297,6 +298,11 @@ class _Check:
         self._conflicts(plain, plugins.get("method_args"), plugins.get("train_args"))
         if self.mistakes:
             raise RecipeError(self.mistakes)
+        try:
+            plugins["method_args"].stages(cast("settings.TrainArgs", plain["train_args"]).epochs)
+        except LabelSkewError as error:
+            self._say("method_args.method", str(error))
+            raise RecipeError(self.mistakes) from error
         return self._build(plain, plugins)
 
     def _expected(self, raw: object) -> None:
@@ -351,7 +357,7 @@ class _Check:
         given = method.params.model_dump(mode="json", by_alias=True, exclude_unset=True) | good
         params = self._validated(place, type(method).Params, given)
         try:
-            return None if params is None or self.wrong else type(method)(params)
+            return None if params is None or self.wrong else checked(type(method)(params))
         except Exception as error:  # a plugin of anybody's
             self._say(place, f"{type(error).__name__}: {' '.join(str(error).split())}")
             return None
@@ -488,7 +494,7 @@ class _Check:
             self._unknown_keys(section, own, [*common, *mistakes.keys_of(plugin.Params)])
             params = self._validated(section, plugin.Params, own)
             clean = section not in self.wrong and not any(wrong.startswith(f"{section}.") for wrong in self.wrong)
-            return args, plugin(params) if params is not None and clean else None
+            return args, checked(plugin(params)) if params is not None and clean else None
         except Exception as error:  # a plugin of anybody's: its fault is one line, the rest is still checked
             self._say(
                 place, f"'{getattr(args, plugged.key)}' fails: {type(error).__name__}: {' '.join(str(error).split())}"
@@ -525,7 +531,7 @@ class _Check:
         before = len(self.mistakes)
         self._unknown_keys(place, keys, list(mistakes.keys_of(method.Params)))
         params = self._validated(place, method.Params, keys)
-        return method(params) if params is not None and len(self.mistakes) == before else None
+        return checked(method(params)) if params is not None and len(self.mistakes) == before else None
 
     def _plugin(self, section: str, plugged: PluginSection, args: BaseModel | None) -> Any:
         place = f"{section}.{plugged.key}"
