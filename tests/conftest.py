@@ -110,7 +110,7 @@ def build():
 NUMBERS = itertools.count()
 
 
-def write_plugin(folder, group, source, *, name="acme", module="acme", target="A"):
+def make_plugin(folder, group, source, *, name="acme", module="acme", target="A"):
     """A distribution ``acme`` of one plugin, as pip would have installed it into ``folder``."""
     info = folder / "acme-1.0.dist-info"
     info.mkdir()
@@ -120,12 +120,18 @@ def write_plugin(folder, group, source, *, name="acme", module="acme", target="A
 
 
 @pytest.fixture
+def write_plugin():
+    """Makes a plugin in a folder, for other processes to find: ``write_plugin(folder, group, source)``."""
+    return make_plugin
+
+
+@pytest.fixture
 def register(tmp_path_factory, monkeypatch):
     """Makes a plugin that this process finds: ``register(group, source)``; returns its module's name."""
 
     def register(group, source, **more):
         folder, module = tmp_path_factory.mktemp("plugin"), f"acme{next(NUMBERS)}"
-        write_plugin(folder, group, source, module=module, **more)
+        make_plugin(folder, group, source, module=module, **more)
         monkeypatch.syspath_prepend(folder)
         return module
 

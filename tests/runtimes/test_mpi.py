@@ -136,8 +136,8 @@ def sittings(forker, plugin, tmp_path_factory):
 
 LEFT = r"interrupted after \d+ of 30 rounds; to go on: fedml run --resume \S+\n"
 RAISED = (
-    r"error: worker [12]: Unruly\.loss \(unruly\) raised ZeroDivisionError: of this plugin; the frames below are of its "
-    r'own code\n  File "\S+/unruly\.py", line 9, in loss\n    raise ZeroDivisionError\("of this plugin"\)\n'
+    r"error: worker [12]: Unruly\.loss \(unruly\) raised ZeroDivisionError: of this plugin; the frames below are of "
+    r'its own code\n  File "\S+/unruly\.py", line 9, in loss\n    raise ZeroDivisionError\("of this plugin"\)\n'
 )
 
 
