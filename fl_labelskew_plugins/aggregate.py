@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -143,6 +144,24 @@ def check_upload(
                 f"{where}: {key} is not finite, training diverged; a smaller train_args.learning_rate or a "
                 f"train_args.gradient_clip_norm{others} would be right"
             )
+
+
+def check_terms(terms: Mapping[str, float], upload: Mapping[str, Tensor], method: Method, *, where: str) -> None:
+    """Refuse a loss that is not finite where its gradients are, so that the weights do not tell.
+
+    Args:
+        terms: mean of each over a client's round.
+        upload: its weights; where these are not finite, :func:`check_upload` says so.
+        method: whose loss it is.
+        where: how messages begin.
+
+    Raises:
+        RunError: one line that begins with ``where`` and names the term.
+    """
+    for name, value in terms.items():
+        if not math.isfinite(value) and all(map(_finite, upload.values())):
+            keys = ", or another ".join(["train_args.learning_rate", *numbers(method)])
+            raise RunError(f"{where}: loss term {name} is {value}, training diverged; use a smaller {keys}")
 
 
 def check_extra(

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.aggregate import Weights
+from fl_labelskew_plugins.aggregate import Weights, check_terms
+from fl_labelskew_plugins.checked import backward
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.samples import Samples, Streamed
 from fl_labelskew_plugins.state import OPTIMIZER, group, joined, rest
@@ -193,6 +194,9 @@ class LocalTrainer:
             state: the client's private tensors.
             times_selected: how often the client was selected, this round included.
             personalised: also test the final weights on the client's own test split.
+
+        Raises:
+            RunError: a term of the loss is not finite, though the upload is.
         """
         view = self.view(client, round, rest(shared, OPTIMIZER), rest(state, OPTIMIZER), times_selected)
         view.stage = self.method.stages(self.settings.epochs)[0].name  # whose gradient an optimiser may ask for
@@ -205,6 +209,7 @@ class LocalTrainer:
             if self.observer is not None:
                 self.observer.before(view)
             upload, terms = self._train(view, work)
+            check_terms(terms, upload, self.method, where=f"round {round + 1}: client {client}")
             own = {k: v.detach() for k, v in self.optimizer.finish(work, upload).items()}
             contributions = {k: v.detach() for k, v in self.method.contribute(view).items()}
             self.method.after_round(view)
@@ -280,7 +285,7 @@ class LocalTrainer:
                 batch = Batch(inputs, features, logits.float(), labels, last_epoch)
                 terms = method.loss(batch, view)
                 optimizer.zero_grad(set_to_none=True)
-                _total(terms).backward()  # type: ignore[no-untyped-call]
+                backward(_total(terms), method)
                 if self.observer is not None and upload is None:
                     self.observer.step(batch, view)
                 if upload is None:  # what a client trains on for itself is corrected by nobody
@@ -298,8 +303,7 @@ class LocalTrainer:
                 step += 1
             if stage.upload:
                 upload = snapshot(model)
-        if upload is None:
-            raise RuntimeError(f"{type(method).__name__}.stages() has no stage with upload=True")
+        assert upload is not None  # the recipe's check has looked at the stages
         model.eval()
         return upload, {name: float(value) / total for name, value in sums.items()}
 
@@ -356,7 +360,7 @@ class LocalTrainer:
             empty = torch.empty(0)
             batch = Batch(self._formatted(inputs), empty, empty, samples.y[index])
             loss = self._loss_under(batch, view, self._drawn(view), model) * (len(batch.labels) / len(own))
-            loss.backward()  # type: ignore[no-untyped-call]
+            backward(loss, self.method)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         found = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in trained.items()}
         model.zero_grad(set_to_none=True)

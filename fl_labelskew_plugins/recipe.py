@@ -24,6 +24,7 @@ from fl_labelskew_registry import (
 from pydantic import BaseModel
 
 from fl_labelskew_plugins import combine, mistakes, mixing, plain_yaml, settings
+from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.settings import EXPECTED, PLAIN, PLUGGED, SECTIONS, Expected, PluginSection
 
 PARTS = (*SECTIONS, EXPECTED)
@@ -331,6 +332,10 @@ def _names(kind: catalog.Kind) -> list[str]:
     return sorted({entry.name for entry in catalog.entries(kind)})
 
 
+def _unknown(kind: catalog.Kind, name: str) -> str:
+    return "; ".join([mistakes.unknown(name, _names(kind)), *catalog.misplaced(kind, name)])
+
+
 def _shown(path: str | Path) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in str(path))
 
@@ -359,6 +364,11 @@ class _Check:
         self._conflicts(plain, plugins.get("method_args"), plugins.get("train_args"))
         if self.mistakes:
             raise RecipeError(self.mistakes)
+        try:
+            plugins["method_args"].stages(cast("settings.TrainArgs", plain["train_args"]).epochs)
+        except LabelSkewError as error:
+            self._say("method_args.method", str(error))
+            raise RecipeError(self.mistakes) from error
         return self._build(plain, plugins)
 
     def _expected(self, raw: object) -> None:
@@ -417,7 +427,7 @@ class _Check:
         given = method.params.model_dump(mode="json", by_alias=True, exclude_unset=True) | good
         params = self._validated(place, type(method).Params, given)
         try:
-            return None if params is None or self.wrong else type(method)(params)
+            return None if params is None or self.wrong else checked(type(method)(params))
         except Exception as error:  # a plugin of anybody's
             self._say(place, f"{type(error).__name__}: {' '.join(str(error).split())}")
             return None
@@ -554,7 +564,7 @@ class _Check:
             self._unknown_keys(section, own, [*common, *mistakes.keys_of(plugin.Params)])
             params = self._validated(section, plugin.Params, own)
             clean = section not in self.wrong and not any(wrong.startswith(f"{section}.") for wrong in self.wrong)
-            return args, plugin(params) if params is not None and clean else None
+            return args, checked(plugin(params)) if params is not None and clean else None
         except Exception as error:  # a plugin of anybody's: its fault is one line, the rest is still checked
             self._say(
                 place, f"'{getattr(args, plugged.key)}' fails: {type(error).__name__}: {' '.join(str(error).split())}"
@@ -566,7 +576,7 @@ class _Check:
         place, known, common = f"{section}.method", _names("methods"), mistakes.keys_of(settings.MethodArgs)
         for name in dict.fromkeys(names):
             if name not in known:
-                self._say(place, mistakes.unknown(name, known))
+                self._say(place, _unknown("methods", name))
             elif names.count(name) > 1:
                 self._say(place, f"{name} stands there twice; allowed: each method once")
         own = {key: value for key, value in raw.items() if key not in common}
@@ -591,15 +601,15 @@ class _Check:
         before = len(self.mistakes)
         self._unknown_keys(place, keys, list(mistakes.keys_of(method.Params)))
         params = self._validated(place, method.Params, keys)
-        return method(params) if params is not None and len(self.mistakes) == before else None
+        return checked(method(params)) if params is not None and len(self.mistakes) == before else None
 
     def _plugin(self, section: str, plugged: PluginSection, args: BaseModel | None) -> Any:
         place = f"{section}.{plugged.key}"
         if args is None or place in self.wrong:
             return None
-        name, known = getattr(args, plugged.key), _names(plugged.kind)
-        if name not in known:
-            self._say(place, mistakes.unknown(name, known))
+        name = getattr(args, plugged.key)
+        if name not in _names(plugged.kind):
+            self._say(place, _unknown(plugged.kind, name))
             return None
         try:
             return catalog.load(plugged.kind, name)
@@ -622,9 +632,8 @@ class _Check:
         return args
 
     def _backend(self, comm: settings.CommArgs) -> None:
-        known = _names("runtimes")
-        if "comm_args.backend" not in self.wrong and comm.backend not in known:
-            self._say("comm_args.backend", mistakes.unknown(comm.backend, known))
+        if "comm_args.backend" not in self.wrong and comm.backend not in _names("runtimes"):
+            self._say("comm_args.backend", _unknown("runtimes", comm.backend))
 
     def _conflicts(
         self, plain: Mapping[str, BaseModel | None], method: Method | None, optimizer: Optimizer | None

@@ -16,7 +16,7 @@ from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
 
 from fl_labelskew_plugins import mixing, plots
-from fl_labelskew_plugins.aggregate import Weights
+from fl_labelskew_plugins.aggregate import Weights, check_upload
 from fl_labelskew_plugins.progress import Progress
 from fl_labelskew_plugins.results import Checkpoint, RunFolder, environment, peak_memory, read_lines, summary
 from fl_labelskew_plugins.session import Session, made_up, watch
@@ -129,6 +129,7 @@ class Record:
             model = method.personalised(rest(self.states.get(client), OPTIMIZER))
             if model is None:
                 break
+            check_upload(model, self.weights, where=f"what {type(method).__name__}.personalised returned")
             (self.folder.path / "clients").mkdir(exist_ok=True)
             save_atomic(model, self.folder.path / "clients" / f"client{client:06d}.safetensors")
             if len(local.test_indices[client]):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins import devices, mixing, mpirun, seeds
 from fl_labelskew_plugins.aggregate import Weights, check_extra
+from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.clients import Clients, divide
 from fl_labelskew_plugins.data.fingerprint import fingerprint
@@ -188,7 +189,7 @@ def assemble(
     seed, num_classes = recipe.common.random_seed, len(data.class_names)
     with torch.random.fork_rng([]):
         torch.manual_seed(seeds.torch_seed(seed, "model"))
-        model = recipe.network.build(tuple(data.train.x.shape[1:]), num_classes)
+        model = checked(recipe.network.build(tuple(data.train.x.shape[1:]), num_classes), of=recipe.network)
     if federation is None:
         federation = Federation(
             num_clients=recipe.train.client_num_in_total,

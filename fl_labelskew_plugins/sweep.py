@@ -597,8 +597,7 @@ def _work(
     except LabelSkewError as error:
         _send(words, "; ".join(str(error).splitlines()))
         with contextlib.suppress(OSError):
-            for line in str(error).splitlines():
-                print(f"error: {line}", file=sys.stderr)
+            print(error.shown(), file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -1,6 +1,7 @@
 """For every test: one thread, as in the reference runs, and no window system. Throw-away environments; processes."""
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -104,6 +105,37 @@ def wheels(tmp_path_factory):
 def build():
     """Builds the wheel of a folder: ``build(source, out)``."""
     return build_wheel
+
+
+NUMBERS = itertools.count()
+
+
+def make_plugin(folder, group, source, *, name="acme", module="acme", target="A"):
+    """A distribution ``acme`` of one plugin, as pip would have installed it into ``folder``."""
+    info = folder / "acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}:{target}\n")
+    (folder / f"{module}.py").write_text(source)
+
+
+@pytest.fixture
+def write_plugin():
+    """Makes a plugin in a folder, for other processes to find: ``write_plugin(folder, group, source)``."""
+    return make_plugin
+
+
+@pytest.fixture
+def register(tmp_path_factory, monkeypatch):
+    """Makes a plugin that this process finds: ``register(group, source)``; returns its module's name."""
+
+    def register(group, source, **more):
+        folder, module = tmp_path_factory.mktemp("plugin"), f"acme{next(NUMBERS)}"
+        make_plugin(folder, group, source, module=module, **more)
+        monkeypatch.syspath_prepend(folder)
+        return module
+
+    return register
 
 
 class Process:

@@ -5,12 +5,14 @@ from fl_labelskew_registry import RunError
 from fl_labelskew_plugins.aggregate import (
     WeightedMean,
     check_extra,
+    check_terms,
     check_upload,
     class_weights,
     client_weights,
     num_bytes,
     weighted_mean,
 )
+from fl_labelskew_plugins.methods.fedlc import FedLC
 
 
 def test_client_weights_by_hand():
@@ -135,3 +137,12 @@ def test_a_client_may_send_less_than_announced():
 
 def test_num_bytes():
     assert num_bytes([torch.zeros(3), torch.zeros(2, dtype=torch.int64)]) == 28
+
+
+def test_a_loss_term_that_is_not_finite_is_told_unless_the_weights_tell():
+    keys = "a smaller train_args.learning_rate, or another method_args.tau"
+    with pytest.raises(RunError) as error:
+        check_terms({"a": 1.0, "b": float("nan")}, {"w": torch.zeros(2)}, FedLC(), where="round 2: client 0")
+    assert str(error.value) == f"round 2: client 0: loss term b is nan, training diverged; use {keys}"
+    check_terms({"a": float("nan")}, {"w": torch.tensor([0.0, float("inf")])}, FedLC(), where="")
+    check_terms({"a": 1.0}, {"w": torch.zeros(2)}, FedLC(), where="")

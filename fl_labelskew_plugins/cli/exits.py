@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import ParamSpec
 
 import click
-from fl_labelskew_registry import LabelSkewError, MistakesError
+from fl_labelskew_registry import LabelSkewError
 
 P = ParamSpec("P")
 
@@ -25,8 +25,7 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
             verb(*args, **kwargs)
             sys.stdout.flush()
         except LabelSkewError as error:
-            for line in lines_of(error):
-                click.echo(f"error: {line}", err=True)
+            click.echo(error.shown(), err=True)
             sys.exit(error.exit_code)
         except KeyboardInterrupt as interruption:
             click.echo(str(interruption) or "interrupted", err=True)
@@ -36,8 +35,3 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     return ends
-
-
-def lines_of(error: LabelSkewError) -> list[str]:
-    """A line for each mistake."""
-    return error.mistakes if isinstance(error, MistakesError) else [" ".join(str(error).split())]

@@ -55,6 +55,8 @@ def _command(verb: str, kind: Kind, what: str) -> click.Command:
     @guarded
     def show(name: str | None) -> None:
         click.echo(names(kind) if name is None else details(kind, name))
+        for line in catalog.misplaced(kind) if name is None else ():
+            click.echo(f"warning: {line}", err=True)
 
     return show
 

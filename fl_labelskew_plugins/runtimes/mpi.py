@@ -184,7 +184,10 @@ class Server(Manager):
         self._logits[message.get_sender_id()] = message.get("tensors")["logits"]
 
     def _failed(self, message: Message) -> None:
-        raise RunError(f"worker {message.get_sender_id()}: {message.get('meta')['reason']}")
+        meta = message.get("meta")
+        error = RunError(f"worker {message.get_sender_id()}: {meta['reason']}")
+        error.frames = meta["frames"]
+        raise error
 
 
 class Worker(Manager):
@@ -235,7 +238,7 @@ class Worker(Manager):
         try:
             result = self.trainer.take(turn, self._weights)
         except LabelSkewError as error:
-            self.send(Kind.FAILED, SERVER, meta={"reason": str(error)})
+            self.send(Kind.FAILED, SERVER, meta={"reason": str(error), "frames": error.frames})
             return
         self.send(
             Kind.UPLOAD,

@@ -100,7 +100,9 @@ class SiloClient(Manager):
 
     def _fail(self, error: LabelSkewError) -> None:
         self.failure = error
-        self.send(Kind.FAILED, SERVER, meta={"reason": without_paths(str(error))})
+        # what an exception of a plugin's own code says may hold values of samples
+        reason = str(error).partition(": ")[0] if error.frames else str(error)
+        self.send(Kind.FAILED, SERVER, meta={"reason": without_paths(reason)})
         self.transport.stop_receive_message()
 
     def _welcome(self, message: Message) -> None:

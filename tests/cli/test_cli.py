@@ -133,6 +133,19 @@ def test_an_unknown_plugin():
 # Recipes
 
 
+def test_a_plugin_in_a_group_that_does_not_exist_is_told(register, tmp_path):
+    register("fl_labelskew.method", "raise SystemExit('imported')")
+    line = "acme registers 'acme' in the group fl_labelskew.method, which does not exist; use fl_labelskew.methods"
+    assert call("methods").stderr == f"warning: {line}\n"
+    assert call("models").stderr == ""
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("data_args: {dataset: digits}\nmodel_args: {model: mlp}\nmethod_args: {method: acme}\n")
+    for method in ("acme", "acme+fedlc"):
+        (wrong,) = errors("validate", recipe, "--set", f"method_args.method={method}")
+        assert wrong.startswith("--set method_args.method: 'acme' is unknown; allowed: fd, fedavg, ")
+        assert wrong.endswith(f"; {line}")
+
+
 def test_recipes_are_listed_shown_and_copied(tmp_path):
     listed = call("recipes", "ls").output
     rows = [line.split() for line in listed.splitlines()]

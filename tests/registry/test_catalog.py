@@ -7,6 +7,7 @@ import sys
 import textwrap
 
 import pytest
+from fl_labelskew_registry import PluginError, catalog
 
 GOOD = "from fl_labelskew_registry import Method\nclass A(Method):\n    class Params:\n        model_validate = None\n"
 
@@ -18,13 +19,13 @@ def site(tmp_path):
     class Site:
         path = tmp_path / "site"
 
-        def dist(self, name, methods, metadata=True, **modules):
+        def dist(self, name, methods, metadata=True, group="fl_labelskew.methods", **modules):
             info = self.path / f"{name.replace('-', '_')}-1.0.dist-info"
             info.mkdir(parents=True)
             if metadata:
                 (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
             lines = "".join(f"{key} = {value}\n" for key, value in methods)
-            (info / "entry_points.txt").write_text(f"[fl_labelskew.methods]\n{lines}")
+            (info / "entry_points.txt").write_text(f"[{group}]\n{lines}")
             for module, source in modules.items():
                 (self.path / f"{module}.py").write_text(source)
 
@@ -173,3 +174,110 @@ def test_a_plugin_installed_a_moment_ago_is_found(site):
     entry_points.write_text("[fl_labelskew.methods]\nacme = acme:B\nnewer = acme:A\n")
     (site.path / "acme.py").write_text(GOOD + "class B(A):\n    pass\n")
     assert site.load("acme", "newer") == ["B", "A"]
+
+
+@pytest.mark.parametrize(
+    ("group", "meant"),
+    [
+        ("fl_labelskew.method", ["methods"]),
+        ("fl-labelskew.methods", ["methods"]),
+        ("fl_labelskew.datasets_", ["datasets"]),
+        ("fl_labelskew.x", ["methods", "optimizers", "partitioners", "datasets", "models", "runtimes"]),
+    ],
+)
+def test_a_group_that_does_not_exist_is_told_with_the_one_that_was_meant(site, group, meant):
+    site.dist("acme-methods", [("acme", "acme:A")], group=group, acme="raise SystemExit('imported')")
+    line = f"acme-methods registers 'acme' in the group {group}, which does not exist; use "
+    line += " or ".join(f"fl_labelskew.{kind}" for kind in meant)
+    error, other = site.load("acme", "fedlcc")
+    assert error.startswith("error: unknown name 'acme' in methods; known: fd, fedavg, ")
+    assert error.endswith(f"; {line}")
+    assert other.endswith(" (nearest: fedlc)")
+    listed, loaded = site.run(
+        """
+        import json, sys
+        from fl_labelskew_registry import catalog
+        listed = [catalog.misplaced(kind) for kind in ("methods", "datasets", "models")]
+        print(json.dumps([listed, sorted({name.split(".")[0] for name in sys.modules})]))
+        """
+    )
+    assert listed == [[line] if kind in meant else [] for kind in ("methods", "datasets", "models")]
+    assert not {"acme", "torch", "numpy", "fedml", "pydantic"} & set(loaded)
+
+
+NEAR = "{} is no hook of {}; did you mean {}? If it is of the class's own, call it _{}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "contract", "body", "message"),
+    [
+        *[
+            ("methods", "Method", f"def {name}(self, *args): pass", NEAR.format(name, "Method", hook, name))
+            for name, hook in {
+                "calibrates": "calibrate",
+                "Loss": "loss",
+                "private_logit": "private_logits",
+                "personalized": "personalised",
+                "beforeRound": "before_round",
+                "warning": "warnings",
+            }.items()
+        ],
+        ("optimizers", "Optimizer", "def steps(self, r): pass", NEAR.format("steps", "Optimizer", "step", "steps")),
+        (
+            "partitioners", "Partitioner", "def splits(self, labels, groups, *, clients, rng): pass",
+            NEAR.format("splits", "Partitioner", "split", "splits"),
+        ),
+        ("datasets", "Dataset", "def loads(self): pass", NEAR.format("loads", "Dataset", "load", "loads")),
+        ("models", "Network", "def builds(self): pass", NEAR.format("builds", "Network", "build", "builds")),
+        (
+            "methods", "Method", "agregation = 'uniform'",
+            "agregation is no attribute of Method; did you mean aggregation? If it is of the class's own, "
+            "call it _agregation",
+        ),
+        (
+            "methods", "Method", "def calibrate(self, logits): pass",
+            "calibrate takes (logits) and is called with (logits, client)",
+        ),
+        ("methods", "Method", "def stages(self): pass", "stages takes () and is called with (epochs)"),
+        (
+            "methods", "Method", "@staticmethod\n    def loss(batch): pass",
+            "loss takes (batch) and is called with (batch, client)",
+        ),
+        ("methods", "Method", "loss = 3", "loss is no function but int; write it as a method of the class"),
+        (
+            "methods", "Method", "@property\n    def protects(self): return True",
+            "protects is no function but property; write it as a method of the class",
+        ),
+        (
+            "partitioners", "Partitioner", "def split(self, labels, groups, clients): pass",
+            "split takes (labels, groups, clients) and is called with (labels, groups, clients, rng)",
+        ),
+        # a class's own helpers, other names of parameters, and more of them
+        ("methods", "Method", "def margins(self, counts): pass", ""),
+        ("methods", "Method", "def _calibrates(self): pass", ""),
+        ("methods", "Method", "@property\n    def stage(self): pass", ""),
+        ("methods", "Method", "calibrations = ()", ""),
+        ("methods", "Method", "def loss(self, b, c, scale=1): pass\n    def losses(self): pass", ""),
+        ("methods", "Method", "def loss(self, *args): pass", ""),
+        ("methods", "Method", "@staticmethod\n    def calibrate(logits, client): pass", ""),
+        ("methods", "Method", "@classmethod\n    def calibrate(cls, logits, client): pass", ""),
+        ("methods", "Method", "class Loss: pass", ""),
+        ("datasets", "Dataset", "def load(self, folder, **more): pass", ""),
+    ],
+)  # fmt: skip
+def test_a_hook_that_would_not_be_called_is_refused(register, kind, contract, body, message):
+    source = f"from fl_labelskew_registry import {contract}\nclass A({contract}):\n"
+    source += f"    class Params:\n        model_validate = None\n    {body}\nclass B(A):\n    pass\n"
+    module = register(f"fl_labelskew.{kind}", source, target="B")
+    if not message:
+        assert catalog.load(kind, "acme").__name__ == "B"
+        return
+    with pytest.raises(PluginError) as error:
+        catalog.load(kind, "acme")
+    assert str(error.value) == f"{kind[:-1]} 'acme' of distribution acme ({module}:B): {message}"
+
+
+def test_every_plugin_of_ours_has_hooks_that_are_called():
+    for kind in catalog.CONTRACTS:
+        for entry in catalog.entries(kind):
+            catalog.load(kind, entry.name)

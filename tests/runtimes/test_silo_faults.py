@@ -1,5 +1,6 @@
 """What goes wrong in a federation of silos: for each fault, what happens, and that the others finish."""
 
+import os
 import re
 import signal
 import time
@@ -194,3 +195,43 @@ def test_a_silo_may_not_change_its_data_in_a_run(federation):
     assert odd.text.count("\nerror: ") == 1
     for process in (server, *silos[:2]):
         process.kill()
+
+
+UNRULY = """
+import torch
+from fl_labelskew_plugins.methods.fedavg import FedAvg
+
+class Unruly(FedAvg):
+    def loss(self, batch, client):
+        if client.round and client.id == 0:
+            raise ValueError(f"sample {batch.inputs[0, 0, 0, 0]} of /data/ann")
+        terms = super().loss(batch, client)
+        if client.round and client.id == 1:
+            terms["more"] = terms["cross_entropy"].detach() * float("nan")
+        return terms
+"""
+
+
+def test_a_method_that_fails_at_a_silo_ends_that_silo_with_a_line(federation, write_plugin):
+    """What its author's exception says stays there: it may hold values of samples."""
+    write_plugin(federation.folder, "fl_labelskew.methods", UNRULY, module="unruly", target="Unruly")
+    paths = os.pathsep.join(filter(None, [str(federation.folder), os.environ.get("PYTHONPATH")]))
+    federation.environment = {"PYTHONPATH": paths}
+    federation.overrides = ["method_args.method=acme", "comm_args.min_clients=1", "comm_args.reconnect_s=1"]
+    server, silos = federation.server(), federation.silos()
+    finished(server, silos[2])
+    assert [silo.wait() for silo in silos[:2]] == [1, 1]
+    raised = "Unruly.loss (unruly) raised ValueError"
+    (start, *frames) = silos[0].text[silos[0].text.index("error: ") :].splitlines()
+    assert re.fullmatch(
+        re.escape(f"error: {raised}: sample ") + r"\S+ of /data/ann; the frames below are of its own code", start
+    )
+    assert frames == [
+        f'  File "{federation.folder}/unruly.py", line 8, in loss',
+        '    raise ValueError(f"sample {batch.inputs[0, 0, 0, 0]} of /data/ann")',
+    ]
+    diverged = "round 2: client 1: loss term more is nan, training diverged; use a smaller train_args.learning_rate"
+    assert silos[1].text.splitlines()[-1] == f"error: {diverged}"
+    said = [line for line in server.text.splitlines() if "cannot go on" in line]
+    assert sorted(said) == [f"silo 1 cannot go on: {raised}", f"silo 2 cannot go on: {diverged}"]
+    assert left_out(federation) == [[], [0, 1], [0, 1]]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Literal
+from importlib.metadata import EntryPoint, distributions, entry_points
+from typing import Any, Literal, get_args
 
 from stevedore import DriverManager
 
@@ -71,19 +72,42 @@ def nearest(name: str, known: list[str]) -> str:
     return f" (nearest: {close[0]})" if close else ""
 
 
+def misplaced(kind: Kind, name: str | None = None) -> list[str]:
+    """A line for each plugin in a group of ours that does not exist; nothing is imported.
+
+    Args:
+        kind: what such plugins may have been meant to be.
+        name: only plugins of this name, whatever they may have been meant to be.
+    """
+    lines = set()
+    for entry in {point for distribution in distributions() for point in distribution.entry_points}:
+        ours, _, group = entry.group.partition(".")
+        known = ours == "fl_labelskew" and group in get_args(Kind)
+        if known or ours.lower().replace("-", "").replace("_", "") != "fllabelskew" or name not in (None, entry.name):
+            continue
+        meant = get_close_matches(group.lower(), get_args(Kind), n=1) or list(get_args(Kind))
+        if name is not None or kind in meant:
+            lines.add(
+                f"{_distribution(entry)} registers '{entry.name}' in the group {entry.group}, which does not exist; "
+                f"use {' or '.join(f'fl_labelskew.{each}' for each in meant)}"
+            )
+    return sorted(lines)
+
+
 def load(kind: Kind, name: str) -> Any:
     """The class registered under ``name``.
 
     Raises:
         PluginError: unknown name, a name that two distributions claim, or a plugin that does not import or does not
-            keep the contract. The message names the distribution.
+            keep the contract, such as one with a misspelt hook. The message names the distribution.
     """
     by_name: dict[str, list[Entry]] = defaultdict(list)
     for entry in entries(kind):
         by_name[entry.name].append(entry)
     if name not in by_name:
         known = sorted(by_name)
-        raise PluginError(f"unknown name '{name}' in {kind}; known: {', '.join(known) or 'none'}{nearest(name, known)}")
+        line = f"unknown name '{name}' in {kind}; known: {', '.join(known) or 'none'}{nearest(name, known)}"
+        raise PluginError("; ".join([line, *misplaced(kind, name)]))
     first, *others = by_name[name]
     if others:
         claims = " and ".join(e.distribution + f" ({e.target})" for e in by_name[name])
@@ -109,3 +133,57 @@ def _check(kind: Kind, plugin: Any, source: str) -> None:
     params = getattr(plugin, "Params", None)
     if not (isinstance(params, type) and hasattr(params, "model_validate")):
         raise PluginError(f"{source} has no Params; it would be right to give it a pydantic model, empty if need be")
+    for wrong in (_misspelt(plugin, contract), _not_called_so(plugin, contract)):
+        if wrong:
+            raise PluginError(f"{source}: {wrong}")
+
+
+def _misspelt(plugin: type, contract: type) -> str:
+    """The first public name of a class that is none of the contract's and nearly one of them, if there is one.
+
+    Such a hook would never be called, such an attribute never read. A class that has both may well mean both.
+    """
+    members = {name: callable(value) for name, value in vars(contract).items() if not name.startswith("_")}
+    own = _own(plugin, contract)
+    for name, value in own.items():
+        if name.startswith("_") or name in members or isinstance(value, type | property):
+            continue
+        alike = [member for member, hook in members.items() if hook == callable(getattr(plugin, name))]
+        close = get_close_matches(name.lower(), alike, n=1, cutoff=0.8)
+        if close and close[0] not in own:
+            what = "hook" if members[close[0]] else "attribute"
+            return (
+                f"{name} is no {what} of {contract.__name__}; did you mean {close[0]}? If it is of the class's own, "
+                f"call it _{name}"
+            )
+    return ""
+
+
+def _not_called_so(plugin: type, contract: type) -> str:
+    """The first hook of a class that cannot be called as the contract's is, if there is one."""
+    for name, value in _own(plugin, contract).items():
+        hook = vars(contract).get(name)
+        if name.startswith("_") or not inspect.isfunction(hook):
+            continue
+        if not callable(getattr(plugin, name)):
+            return f"{name} is no function but {type(value).__name__}; write it as a method of the class"
+        called = list(inspect.signature(hook).parameters.values())[1:]
+        by_name = {parameter.name: None for parameter in called if parameter.kind is parameter.KEYWORD_ONLY}
+        try:
+            takes = inspect.signature(value.__get__(object(), plugin) if hasattr(value, "__get__") else value)
+        except ValueError:  # of something that is not written in Python
+            continue
+        try:
+            takes.bind(*[None] * (len(called) - len(by_name)), **by_name)
+        except TypeError:
+            return (
+                f"{name} takes ({', '.join(takes.parameters)}) and is called with "
+                f"({', '.join(parameter.name for parameter in called)})"
+            )
+    return ""
+
+
+def _own(plugin: type, contract: type) -> dict[str, Any]:
+    """What a class defines beside its contract, inherited or not."""
+    classes = [each for each in reversed(plugin.__mro__) if issubclass(each, contract) and each is not contract]
+    return {name: value for each in classes for name, value in vars(each).items()}

@@ -9,6 +9,14 @@ class LabelSkewError(Exception):
     """A user's mistake. The command line prints it without a traceback and ends with exit code 2."""
 
     exit_code = 2
+    frames = ""
+    """Lines of a traceback, of a plugin author's own code alone, where that code raised something."""
+
+    def shown(self) -> str:
+        """What the command line shows: a line for each mistake, and the frames."""
+        lines = self.mistakes if isinstance(self, MistakesError) else [" ".join(str(self).split())]
+        text = "\n".join(f"error: {line}" for line in lines)
+        return f"{text}; the frames below are of its own code\n{self.frames}" if self.frames else text
 
 
 class MistakesError(LabelSkewError):

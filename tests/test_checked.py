@@ -1,0 +1,597 @@
+"""What the author of a plugin is told of a mistake: the whole line for each hook, and frames of their code alone."""
+
+import copy
+import pickle
+import re
+import traceback
+
+import numpy as np
+import pytest
+import torch
+from fl_labelskew_registry import (
+    Aggregated,
+    Arrays,
+    Batch,
+    ClientView,
+    Data,
+    Dataset,
+    Federation,
+    LabelSkewError,
+    LocalWork,
+    Method,
+    Network,
+    Optimizer,
+    RunError,
+    Stage,
+)
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from fl_labelskew_plugins import recipe, run
+from fl_labelskew_plugins.checked import HookError, checked
+from fl_labelskew_plugins.combine import combine
+from fl_labelskew_plugins.methods.fedlc import FedLC
+from fl_labelskew_plugins.params import Params
+
+RUN = Federation(2, 2, 2, 2, 3, 5, 16, 8, 0)
+OLD = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
+
+
+def view():
+    return ClientView(0, 0, torch.tensor([2, 6, 0]), {}, {}, torch.Generator(), 1, RUN)
+
+
+def batch():
+    logits = torch.zeros(4, 3, requires_grad=True)
+    return Batch(torch.zeros(4, 1), torch.zeros(4, 5, requires_grad=True), logits, torch.tensor([0, 0, 1, 1]))
+
+
+def work():
+    return LocalWork(view(), OLD, 0.1, 0.0, 0.0, False, lambda model: torch.zeros(()), dict)
+
+
+def aggregated():
+    return Aggregated(OLD, dict(OLD), {}, 2, ["w", "b"], {}, {}, RUN)
+
+
+CALLED_WITH = {
+    "deviations": tuple,
+    "warnings": lambda: (RUN,),
+    "report": lambda: (RUN,),
+    "protects": tuple,
+    "opening_shapes": lambda: (RUN,),
+    "contribution_shapes": lambda: (RUN,),
+    "open": lambda: ([],),
+    "stages": lambda: (2,),
+    "calibrate": lambda: (torch.zeros(4, 3), view()),
+    "loss": lambda: (batch(), view()),
+    "protect": lambda: (dict(OLD), view()),
+    "combine": lambda: ([], {}),
+    "after_aggregation": lambda: (dict(OLD), {}),
+    "private_logits": lambda: (torch.zeros(4, 1), view()),
+    "personalised": lambda: ({},),
+    "finish": lambda: (work(), dict(OLD)),
+    "step": lambda: (aggregated(),),
+    "build": lambda: ((1,), 3),
+    "load": lambda: (None,),
+}
+"""What a runtime gives each hook; the others get a client's view, or its work."""
+
+
+def state(value):
+    def hook(self, client):
+        getattr(client, "client", client).state["n"] = value
+
+    return hook
+
+
+def returns(value):
+    return lambda self, *args, **more: value
+
+
+class Bare(nn.Module):
+    pass
+
+
+def net(**parts):
+    module = Bare()
+    for name, part in parts.items():
+        setattr(module, name, part)
+    return module
+
+
+def data(x=None, y=None):
+    x, y = np.zeros((4, 2)) if x is None else x, np.zeros(4, np.int64) if y is None else y
+    return Data(Arrays(x, y), Arrays(np.zeros((1, 2)), np.zeros(1, np.int64)), ["a"])
+
+
+TENSORS = "use names and tensors, such as torch.as_tensor makes"
+DICT = "return a dict of tensors, an empty one for none"
+SCALARS = "return named scalars, such as {'cross_entropy': cross_entropy(logits, labels)}"
+SHAPES = "return a dict of names and shapes, such as {'counts': (10,)}"
+STATE = "return a dict of tensors like the one that it was given"
+
+MISTAKES = [
+    (Method, "loss", returns(torch.ones(())), f"returned a tensor of shape (); {SCALARS}"),
+    (Method, "loss", returns(None), f"returned None; {SCALARS}"),
+    (Method, "loss", returns({}), f"returned an empty dict; {SCALARS}"),
+    (Method, "loss", returns({"a": 0.5}), f"returned a float as 'a'; {SCALARS}"),
+    (
+        Method, "loss", lambda self, batch, client: {"a": cross_entropy(batch.logits, batch.labels, reduction="none")},
+        f"returned a tensor of shape (4,) as 'a'; {SCALARS}",
+    ),
+    (
+        Method, "loss", lambda self, batch, client: {"a": batch.logits.detach().sum()},
+        "returned terms without a gradient; compute them from batch.logits, batch.features or client.model, without "
+        "detach, item or no_grad",
+    ),
+    (
+        Method, "calibrate", returns(None),
+        "returned None; return logits of shape (4, 3), as it was given",
+    ),
+    (
+        Method, "calibrate", lambda self, logits, client: logits.sum(1),
+        "returned a tensor of shape (4,); return logits of shape (4, 3), as it was given",
+    ),
+    *[
+        (Method, hook, returns(value), f"returned {what}; {DICT}")
+        for hook in ("combine", "contribute", "open", "opening")
+        for value, what in ((None, "None"), ([1], "a list"), (torch.ones(2), "a tensor of shape (2,)"))
+    ],
+    (Method, "combine", returns({"a": np.ones(2)}), f"returned a numpy array of shape (2,) as 'a'; {TENSORS}"),
+    (Method, "contribute", returns({"a": [1, 2]}), f"returned a list as 'a'; {TENSORS}"),
+    (Method, "opening", returns({"n": 3}), f"returned an int as 'n'; {TENSORS}"),
+    (Method, "open", returns({0: torch.ones(2)}), f"returned a tensor of shape (2,) as 0; {TENSORS}"),
+    *[
+        (kind, hook, state(3), f"left an int as client.state['n']; {TENSORS}")
+        for kind, hook in ((Method, "before_round"), (Method, "after_round"), (Optimizer, "before_round"))
+    ],
+    (
+        Method, "after_round", lambda self, client: setattr(client, "state", None),
+        "left None as client.state; keep a dict of tensors",
+    ),
+    (Method, "after_aggregation", returns(None), f"returned None; {STATE}"),
+    (
+        Method, "after_aggregation", returns({"w": OLD["w"]}),
+        "returned a dict without 'b'; return every tensor that it was given, changed or not",
+    ),
+    (
+        Method, "after_aggregation", returns(OLD | {"c": OLD["b"]}),
+        "returned 'c', which it was not given; return the tensors that it was given, and no others",
+    ),
+    (
+        Method, "after_aggregation", returns(OLD | {"b": torch.zeros(3).double()}),
+        "returned 'b' as torch.float64 of shape (3,); keep torch.float32 of shape (2,)",
+    ),
+    (Method, "protect", returns(None), f"returned None; {STATE}"),
+    (
+        Method, "protect", returns({}),
+        "returned a dict without 'b'; return every tensor that it was given, changed or not",
+    ),
+    (Method, "protect", returns(OLD | {"b": 0.5}), f"returned a float as 'b'; {TENSORS}"),
+    (
+        Method, "personalised", returns([OLD]),
+        "returned a list; return a state dict, or None where there is no model",
+    ),
+    (
+        Method, "private_logits", returns(torch.zeros(3)),
+        "returned a tensor of shape (3,); return logits (B, C), here of 4 samples",
+    ),
+    (
+        Method, "private_parameters", returns(None),
+        "returned None; return a list of parameters, such as list(head.parameters())",
+    ),
+    (
+        Method, "private_parameters", returns([torch.ones(2)]),
+        "returned a tensor of shape (2,) among them; return torch.nn.Parameter alone, no results of computations",
+    ),
+    (Method, "stages", returns(None), "returned None; return a list of Stage, at least one"),
+    (Method, "stages", returns([]), "returned a list; return a list of Stage, at least one"),
+    (
+        Method, "stages", returns([Stage("a", 1), Stage("b", 1)]),
+        "returned 2 stages with upload=True; give exactly one upload=True, all others upload=False",
+    ),
+    (
+        Method, "stages", returns([Stage("a", 1, upload=False)]),
+        "returned 0 stages with upload=True; give exactly one upload=True, all others upload=False",
+    ),
+    (
+        Method, "stages", returns([Stage("a", 1), Stage("b", 0, upload=False)]),
+        "returned stage 'b' of 0 epochs; give each stage more than 0",
+    ),
+    (Method, "contribution_shapes", returns(["a"]), f"returned a list; {SHAPES}"),
+    (Method, "opening_shapes", returns({"a": 3}), f"returned an int as 'a'; {SHAPES}"),
+    (Method, "deviations", returns("one"), "returned a str; return a list of sentences, an empty one for none"),
+    (Method, "warnings", returns(None), "returned None; return a list of sentences, an empty one for none"),
+    (Method, "report", returns(None), "returned None; return a dict, an empty one for none"),
+    (Method, "protects", returns(1), "returned an int; return True or False"),
+    (Optimizer, "finish", returns(None), f"returned None; {DICT}"),
+    (
+        Optimizer, "finish", lambda self, work, upload: upload.update(b=[1]) or {},
+        f"left a list as upload['b']; {TENSORS}",
+    ),
+    (Optimizer, "step", returns(None), f"returned None; {STATE}"),
+    (
+        Optimizer, "step", lambda self, round: round.memory.update(h=0.5) or round.mean,
+        f"left a float as round.memory['h']; {TENSORS}",
+    ),
+    (
+        Optimizer, "step", lambda self, round: round.shared.update(h=np.ones(2)) or round.mean,
+        f"left a numpy array of shape (2,) as round.shared['h']; {TENSORS}",
+    ),
+    (Network, "build", returns(None), "returned None; return a torch.nn.Module"),
+    (
+        Network, "build", returns(net(classifier=nn.Linear(1, 3))),
+        "returned a module without features; give it features(x), which returns (B, d)",
+    ),
+    (
+        Network, "build", returns(net(features=abs)),
+        "returned a module without classifier; give it a classifier, torch.nn.Linear(d, 3)",
+    ),
+    (
+        Network, "build", returns(net(features=abs, classifier=nn.Identity())),
+        "returned a module whose classifier is an Identity; give it a classifier, torch.nn.Linear(d, 3)",
+    ),
+    (
+        Network, "build", returns(net(features=abs, classifier=nn.Linear(1, 2))),
+        "returned a module of 2 classes; give its classifier 3, one a class",
+    ),
+    (Dataset, "load", returns(None), "returned None; return fl_labelskew_registry.Data"),
+    (
+        Dataset, "load", returns(data(y=[0] * 4)),
+        "returned a list as train.y; give it a numpy array of N whole numbers",
+    ),
+    (
+        Dataset, "load", returns(data(x=np.zeros((3, 2)))),
+        "returned a numpy array of shape (3, 2) as train.x; give it an array (N, ...) of as many samples as y has",
+    ),
+]  # fmt: skip
+
+
+def plugin(contract, **body):
+    """An object of another package's class ``Mine``."""
+    return checked(type("Mine", (contract,), {"Params": Params, "__module__": __name__, **body})())
+
+
+def call(contract, hook, function):
+    mine = plugin(contract, **{hook: function})
+    default = (lambda: (work(),)) if contract is Optimizer else (lambda: (view(),))
+    more = {"download": False, "seed": 0} if hook == "load" else {}
+    return getattr(mine, hook)(*CALLED_WITH.get(hook, default)(), **more)
+
+
+@pytest.mark.parametrize(
+    ("contract", "hook", "function", "line"), MISTAKES, ids=[f"{h}: {m}" for _, h, _, m in MISTAKES]
+)
+def test_a_wrong_answer_is_a_line_with_the_hook_what_came_and_what_to_write(contract, hook, function, line):
+    with pytest.raises(HookError) as error:
+        call(contract, hook, function)
+    assert str(error.value) == f"Mine.{hook} ({__name__}) {line}"
+    assert error.value.exit_code == 1
+    assert error.value.frames == ""
+
+
+def test_right_answers_pass_and_neutral_defaults_too():
+    mine = plugin(Method)
+    for hook in ("loss", "calibrate", "stages", "combine", "protect", "after_aggregation", "personalised"):
+        getattr(mine, hook)(*CALLED_WITH[hook]())
+    for hook in ("before_round", "after_round", "contribute", "opening", "private_parameters"):
+        getattr(mine, hook)(view())
+    assert (mine.deviations(), mine.protects(), mine.report(RUN)) == ([], False, {})
+    assert call(Optimizer, "step", lambda self, round: round.mean).keys() == OLD.keys()
+    assert call(Network, "build", returns(net(features=abs, classifier=nn.Linear(1, 3)))).classifier.out_features == 3
+    with torch.no_grad():  # where no gradient is asked for
+        assert call(Method, "loss", lambda self, batch, client: {"a": batch.logits.sum()})
+
+
+def test_whether_a_hook_is_overridden_can_still_be_asked():
+    mine = plugin(Method, calibrate=lambda self, logits, client: logits)
+    assert type(mine).calibrate is not Method.calibrate
+    assert type(mine).loss is Method.loss
+    assert mine.logits_only()
+    assert checked(FedLC()).__dict__.keys() == FedLC().__dict__.keys()  # our own are called as they are
+
+
+class Given(Method):
+    Params = Params
+
+    def __init__(self):
+        super().__init__()
+        self.scale = 2.0
+        self.combine = returns({"given": torch.ones(1)}).__get__(self)
+
+
+def test_a_copy_has_hooks_of_its_own_and_what_an_object_brings_stays():
+    mine = checked(Given())
+    assert mine.combine([], {}).keys() == {"given"}
+    for other in (copy.deepcopy(checked(Module())), pickle.loads(pickle.dumps(checked(Module())))):
+        other.scale = 3.0
+        assert other.features(torch.ones(2, 4)).tolist() == [[3.0] * 4] * 2
+
+
+class Module(nn.Module):
+    """A network of another package: what it is given, times ``scale``."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.classifier = 2.0, nn.Linear(4, 3)
+
+    def features(self, x):
+        return self.scale * x
+
+    def forward(self, x):
+        return self.classifier(self.features(x))
+
+
+@pytest.mark.parametrize(
+    ("features", "line"),
+    [
+        (lambda x: x[0], "returned a tensor of shape (4,); return features (B, d), here (2, 4)"),
+        (lambda x: None, "returned None; return features (B, d), here (2, 4)"),
+    ],
+)
+def test_features_of_the_wrong_shape_are_a_line(features, line):
+    module = Module()
+    module.features = features
+    with pytest.raises(HookError) as error:
+        checked(module, of=plugin(Network)).features(torch.ones(2, 4))
+    assert str(error.value) == f"Module.features ({__name__}) {line}"
+
+
+def test_a_network_whose_features_are_a_module_of_its_own_is_called_as_before():
+    other = copy.deepcopy(checked(net(features=nn.Sequential(nn.Flatten()), classifier=nn.Linear(4, 3))))
+    assert other.features(torch.ones(2, 2, 2)).shape == (2, 4)
+    assert other.state_dict().keys() == {"classifier.weight", "classifier.bias"}
+    with pytest.raises(HookError, match="returned a tensor of shape"):
+        other.features(torch.ones(2, 3))
+
+
+# What an author's own code raises
+
+
+def helper(values):
+    raise ValueError("two\nlines" if values is None else "torch's")
+
+
+class Raises(Method):
+    Params = Params
+
+    def calibrate(self, logits, client):
+        return helper(None)
+
+    def combine(self, contributions, shared):
+        return torch.zeros(2).reshape(3)
+
+    def before_round(self, client):
+        client.frozen({})
+
+    def after_round(self, client):
+        raise LabelSkewError("told by the author")
+
+
+def frames_of(error):
+    return re.findall(r'File "(.*)", line \d+, in (\w+)\n    (.*)', error.frames)
+
+
+def test_an_exception_is_a_line_and_the_authors_frames_in_their_order():
+    mine = checked(Raises())
+    with pytest.raises(HookError) as caught:
+        mine.loss(batch(), view())  # which is the contract's own, and calls calibrate
+    assert str(caught.value) == f"Raises.calibrate ({__name__}) raised ValueError: two lines"
+    assert frames_of(caught.value) == [
+        (__file__, "calibrate", "return helper(None)"),
+        (__file__, "helper", """raise ValueError("two\\nlines" if values is None else "torch's")"""),
+    ]
+    shown = caught.value.shown().splitlines()
+    assert shown[0] == f"error: {caught.value}; the frames below are of its own code"
+    assert shown[1:] == caught.value.frames.splitlines()
+
+
+def test_frames_of_libraries_are_left_out():
+    mine = checked(Raises())
+    with pytest.raises(HookError) as caught:
+        mine.combine([], {})
+    assert frames_of(caught.value) == [(__file__, "combine", "return torch.zeros(2).reshape(3)")]
+    client = view()
+    client.frozen = lambda weights: nn.Linear(1, 1).load_state_dict(weights)
+    with pytest.raises(HookError, match="raised RuntimeError: Error") as caught:
+        mine.before_round(client)
+    assert "site-packages" not in caught.value.frames
+    assert frames_of(caught.value)[0] == (__file__, "before_round", "client.frozen({})")
+
+
+def test_what_an_author_says_in_a_line_stays_that_line():
+    with pytest.raises(LabelSkewError, match=r"^told by the author$") as caught:
+        checked(Raises()).after_round(view())
+    assert type(caught.value) is LabelSkewError
+
+
+def test_a_bug_of_ours_keeps_its_whole_traceback():
+    with pytest.raises(TypeError):
+        checked(FedLC()).calibrate(None, None, None)
+    mine = plugin(Method)  # the contract's own loss, which no author has written
+    with pytest.raises(AttributeError) as caught:
+        mine.loss(None, view())
+    assert any("contracts.py" in frame.filename for frame in traceback.extract_tb(caught.value.__traceback__))
+
+
+def test_in_a_combination_it_is_the_part_that_is_named():
+    both = combine({"raises": checked(Raises()), "fedlc": FedLC()})
+    with pytest.raises(HookError, match=rf"^Raises.calibrate \({__name__}\) raised ValueError: two lines$"):
+        both.loss(batch(), view())
+    empty = plugin(Method, loss=returns({}))
+    with pytest.raises(HookError, match=rf"^Mine.loss \({__name__}\) returned an empty dict; "):
+        combine({"fedlc": FedLC(), "mine": empty}).loss(batch(), view())
+
+
+# In runs
+
+RECIPE = """\
+data_args: {dataset: digits}
+partition_args: {partition_method: pcdd, classes_per_client: 5}
+model_args: {model: mlp, hidden: [4]}
+train_args: {client_num_in_total: 2, comm_round: 2, batch_size: 256}
+method_args: {method: fedavg}
+device_args: {threads: 1}
+"""
+HEAD = """\
+import torch
+from torch import nn
+from fl_labelskew_registry import Method, Network, Optimizer, Stage
+from fl_labelskew_plugins.params import Params as Own
+
+class A({contract}):
+    class Params(Own):
+        pass
+
+"""
+NAMED = {
+    "methods": ("Method", "method_args.method=acme"),
+    "optimizers": ("Optimizer", "train_args.federated_optimizer=acme"),
+    "models": ("Network", "model_args.model=acme"),
+}
+
+
+@pytest.fixture
+def attempt(register, tmp_path):
+    """Run a recipe with a plugin of this body; the error that it ends with, and the plugin's module."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE)
+
+    def attempt(kind, body, *overrides):
+        contract, named = NAMED[kind]
+        source = HEAD.format(contract=contract) + "\n".join(f"    {line}" for line in body.splitlines())
+        module = register(f"fl_labelskew.{kind}", source)
+        named = [named] if not any(each.startswith("method_args.method=") for each in overrides) else []
+        with pytest.raises(LabelSkewError) as error:
+            run.start(path, [*named, *overrides], run_dir=tmp_path / "run", quiet=True)
+        return error.value, module
+
+    return attempt
+
+
+IN_RUNS = [
+    (
+        "methods",
+        "def loss(self, batch, client): return batch.logits.sum()",
+        "A.loss ({}) returned a tensor of shape (); ",
+    ),
+    ("methods", "def combine(self, *_): pass", "A.combine ({}) returned None; "),
+    ("methods", "def contribute(self, client): pass", "A.contribute ({}) returned None; "),
+    ("methods", "def opening(self, client): return [1]", "A.opening ({}) returned a list; "),
+    ("methods", "def opening(self, client): return {}\ndef open(self, openings): pass", "A.open ({}) returned None; "),
+    (
+        "methods",
+        "def after_aggregation(self, weights, shared): return {}",
+        "A.after_aggregation ({}) returned a dict with",
+    ),
+    (
+        "methods",
+        "def after_round(self, client): client.state['n'] = 1",
+        "A.after_round ({}) left an int as client.state",
+    ),
+    ("methods", "def protect(self, update, client): pass", "A.protect ({}) returned None; "),
+    (
+        "methods",
+        "def personalised(self, state): return {'w': torch.ones(1)}\ndef after_round(self, client):\n"
+        "    client.state['w'] = torch.ones(1)",
+        "what A.personalised returned has other tensors than the model: body.1.bias, ",
+    ),
+    ("optimizers", "def finish(self, work, upload): pass", "A.finish ({}) returned None; "),
+    ("optimizers", "def step(self, round): return {}", "A.step ({}) returned a dict without 'body.1.bias'; "),
+    (
+        "models",
+        "def build(self, shape, classes): return nn.Linear(2, 2)",
+        "A.build ({}) returned a module without feat",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "body", "line"), IN_RUNS, ids=[line for *_, line in IN_RUNS])
+def test_a_run_ends_with_the_line_and_exit_code_1(attempt, kind, body, line):
+    error, module = attempt(kind, body)
+    assert str(error).startswith(line.format(module))
+    assert error.exit_code == 1
+
+
+def test_stages_are_looked_at_before_anything_starts(attempt, tmp_path):
+    body = "def stages(self, epochs): return [Stage('a', epochs), Stage('b', epochs)]"
+    error, module = attempt("methods", body)
+    says = (
+        f"A.stages ({module}) returned 2 stages with upload=True; give exactly one upload=True, all others upload=False"
+    )
+    assert str(error) == f"--set method_args.method: {says}"
+    assert isinstance(error, recipe.RecipeError)
+    assert not (tmp_path / "run").exists()
+
+
+NETWORK = """\
+def build(self, shape, classes):
+    return Net(classes)
+
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.classifier = nn.Linear(3, classes)
+
+    def features(self, x):
+        return x.flatten(1) @ torch.ones(3, 3)
+
+    def forward(self, x):
+        return self.classifier(self.features(x))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "overrides", "line", "code"),
+    [
+        (
+            "methods", "def loss(self, batch, client):\n    return {'a': batch.logits[0, 10]}", [],
+            "A.loss ({}) raised IndexError: index 10 is out of bounds for dimension 1 with size 10",
+            ["return {'a': batch.logits[0, 10]}"],
+        ),
+        (
+            "methods", "def calibrate(self, logits, client):\n    return self._twice(logits)\n"
+            "def _twice(self, logits):\n    return logits * 2 + client", ["method_args.method=fedrs+acme"],
+            "A.calibrate ({}) raised NameError: name 'client' is not defined",
+            ["return self._twice(logits)", "return logits * 2 + client"],
+        ),
+        (  # inside the host's own training loop
+            "methods", "def calibrate(self, logits, client):\n    return logits[client.nothing]",
+            ["method_args.method=acme", "train_args.federated_optimizer=FedProx"],
+            "A.calibrate ({}) raised AttributeError: 'ClientView' object has no attribute 'nothing'",
+            ["return logits[client.nothing]"],
+        ),
+        (
+            "methods", "def loss(self, batch, client):\n    y = batch.logits.exp()\n    loss = y.sum()\n    y.zero_()\n"
+            "    return {'a': loss}", [],
+            "A.loss ({}): its gradient raised RuntimeError: one of the variables needed for gradient computation", [],
+        ),
+        (
+            "optimizers", "def correct(self, work):\n    work.gradients()['nothing'].zero_()", [],
+            "A.correct ({}) raised KeyError: 'nothing'", ["work.gradients()['nothing'].zero_()"],
+        ),
+        (
+            "models", NETWORK.replace("\n    return Net", "\n    return self.Net"), [],
+            "A.Net.features ({}) raised RuntimeError: mm: mat1 and mat2 shapes cannot be multiplied (256x64 and 3x3)",
+            ["return x.flatten(1) @ torch.ones(3, 3)"],
+        ),
+    ],
+)  # fmt: skip
+def test_a_run_shows_the_authors_frames_alone(attempt, kind, body, overrides, line, code):
+    error, module = attempt(kind, body, *overrides)
+    assert str(error).startswith(line.format(module))
+    assert error.exit_code == 1
+    assert [source for _, _, source in frames_of(error)] == code
+    assert {file.rpartition("/")[2] for file, *_ in frames_of(error)} <= {f"{module}.py"}
+
+
+@pytest.mark.parametrize(
+    ("factor", "value"), [("float('nan')", "nan"), ("float('inf')", "inf"), ("-float('inf')", "-inf")]
+)
+def test_a_loss_that_is_not_finite_is_divergence_though_its_gradient_is(attempt, tmp_path, factor, value):
+    body = "def loss(self, batch, client):\n    loss = super().loss(batch, client)\n    if client.round: "
+    error, _ = attempt("methods", body + f"loss['more'] = torch.tensor({factor})\n    return loss")
+    says = f"round 2: client 0: loss term more is {value}, training diverged; use a smaller train_args.learning_rate"
+    assert (str(error), error.exit_code, type(error)) == (says, 1, RunError)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
