@@ -6,13 +6,10 @@ import dataclasses
 import errno
 import json
 import secrets
-import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError
@@ -26,6 +23,7 @@ from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.runtime import Call, Runtime
 from fl_labelskew_plugins.session import Session, host_switches, made_up
+from fl_labelskew_plugins.signals import interrupting
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EFBIG)
 """What a disk that is full or has gone away says."""
@@ -95,9 +93,9 @@ def start(
     except OSError as error:
         if error.errno not in FULL:
             raise
-        go_on = "start this silo again" if role == "client" else f"go on: fedml run --resume {folder.path}"
         raise RunError(
-            f"run directory {folder.path} can no longer be written: {error.strerror}; once there is room, {go_on}"
+            f"run directory {folder.path} can no longer be written: {error.strerror}; make room there; "
+            f"{call.go_on(folder.path)}"
         ) from error
     finally:
         runtime.close()
@@ -128,12 +126,12 @@ def _run(runtime: Runtime) -> None:
     show.note(describe(session))
     show.start(session.recipe.name, record.next_round, session.federation.rounds, session.federation.clients_per_round)
     try:
-        with _termination_interrupts():
+        with interrupting():
             runtime.run(session, record)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"interrupted after {record.next_round} of {session.federation.rounds} rounds; to go on: "
-            f"fedml run --resume {folder.path}"
+            f"interrupted after {record.next_round} of {session.federation.rounds} rounds; "
+            f"{runtime.call.go_on(folder.path)}"
         ) from None
     finally:
         show.stop()
@@ -234,21 +232,3 @@ def _resumed(path: Path | None, overrides: Sequence[str], resume: Path) -> tuple
             "the same recipe, or no recipe at all, would be right"
         )
     return dataclasses.replace(recipe, name=folder.path.resolve().name), folder
-
-
-@contextmanager
-def _termination_interrupts() -> Iterator[None]:
-    """Let a termination signal do what Ctrl-C does: a batch system that ends the job then leaves a checkpoint."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        old = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)

@@ -11,6 +11,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.session import Session, build
+from fl_labelskew_plugins.typed import to_go_on
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.progress import Progress
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """What the command line asked for, so that a runtime can ask the same of other processes.
+    """What the command line asked for: what a runtime asks of other processes, and says how to go on with.
 
     Args:
         path: the recipe's file; None where a run is resumed without naming it.
@@ -42,11 +43,23 @@ class Call:
 
     def command(self, recipe: Path, folder: Path, *more: str, resume: bool = False) -> list[str]:
         """The command that runs the same recipe in another process."""
-        command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", str(recipe)]
+        return [sys.executable, "-m", "fl_labelskew_plugins.cli.main", *self._words(recipe, folder, resume), *more]
+
+    def go_on(self, folder: Path) -> str:
+        """How to go on with the run in ``folder``: the command as it was typed, with ``--resume`` for ``--run-dir``.
+
+        A silo's is the same command again, since its folder is the same whenever it is started.
+        """
+        own = (("--role", self.role), ("--rank", self.rank), ("--server", self.server))
+        more = [word for option, value in own if value is not None for word in (option, str(value))]
+        return to_go_on([*self._words(self.path, folder, self.role != "client"), *more])
+
+    def _words(self, recipe: Path | None, folder: Path, resume: bool) -> list[str]:
+        words = ["run"] if recipe is None else ["run", str(recipe)]
         for override in self.overrides:
-            command += ["--set", override]
-        command += ["--resume" if resume else "--run-dir", str(folder)]
-        return [*command, *(["--quiet"] if self.quiet else []), *more]
+            words += ["--set", override]
+        words += ["--resume" if resume else "--run-dir", str(folder)]
+        return [*words, "--quiet"] if self.quiet else words
 
 
 class Runtime:

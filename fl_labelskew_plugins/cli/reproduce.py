@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.recipes import find
+from fl_labelskew_plugins.typed import to_go_on
 
 
 def named(recipes: tuple[str, ...]) -> dict[str, Path]:
@@ -80,8 +80,6 @@ def reproduce_command(
             tables = {"md": table.markdown(reproduce.HEAD, rows), "csv": table.comma_separated(reproduce.HEAD, rows)}
             reproduce.keep(out, {f"table.{kind}": f"{text}\n" for kind, text in tables.items()})
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"interrupted; to go on, the same again: labelskew {shlex.join(sys.argv[1:])}"
-        ) from None
+        raise KeyboardInterrupt(f"interrupted; {to_go_on(sys.argv[1:])}") from None
     click.echo(table.markdown(reproduce.HEAD, rows))
     say(f"written to {out / 'table.md'} and {out / 'table.csv'}")

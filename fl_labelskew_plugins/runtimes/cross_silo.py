@@ -19,6 +19,7 @@ from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTr
 from fl_labelskew_plugins.runtimes.silo_client import SiloClient
 from fl_labelskew_plugins.runtimes.silo_server import SiloServer
 from fl_labelskew_plugins.session import Session, assemble, build, refuse_host_switches
+from fl_labelskew_plugins.typed import GO_ON
 from fl_labelskew_plugins.wire import Spool
 
 
@@ -73,7 +74,9 @@ class CrossSilo(Runtime):
         self.folder.create()  # only now: whoever cannot listen leaves no folder behind
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
         args = host.start(self.recipe, self.folder.path / "fedml.yaml", rank=0)
-        self._server = SiloServer(args, transport, self.recipe, checkpoint, self.show.note)
+        self._server = SiloServer(
+            args, transport, self.recipe, checkpoint, self.show.note, self.call.go_on(self.folder.path)
+        )
         return self._server.gather()
 
     def run(self, session: Session, record: Record) -> None:
@@ -120,11 +123,12 @@ class CrossSilo(Runtime):
         for rank in range(1, count + 1):
             own = ("--role", "client", "--rank", str(rank), "--server", address)
             parts.append(Part(f"silo {rank}", call.command(path, self.folder.path / "silos" / f"silo-{rank}", *own)))
+        go_on = call.go_on(self.folder.path)
         try:
-            together(parts, environment=threads_each(count))
+            together(parts, environment=threads_each(count) | {GO_ON: go_on})
         except RunError as error:
             if self.folder.recipe.exists():
-                error.args = (f"{error}; to go on: fedml run --resume {self.folder.path}",)
+                error.args = (f"{error}; {go_on}",)
             raise
 
 

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -130,11 +131,13 @@ def sittings(forker, plugin, tmp_path_factory):
     made.sit("worker", "comm_args.workers=1", stop=(1, signal.SIGKILL))
     made.sit("server", "comm_args.workers=1", stop=(0, signal.SIGKILL))
     made.sit("interrupt", "comm_args.workers=1", stop=(None, signal.SIGINT))
-    made.last = forker.mpirun(None, ["run", "--resume", made.run], environment=plugin)
+    _, text, _ = made.ends["interrupt"]
+    typed = shlex.split(text.rpartition("to go on: ")[2])
+    made.last = forker.mpirun(None, typed[1:], environment=plugin)
     return made
 
 
-LEFT = r"interrupted after \d+ of 30 rounds; to go on: fedml run --resume \S+\n"
+LEFT = r"interrupted after \d+ of 30 rounds; to go on: labelskew run .*--resume \S+\n"
 TRACEBACK = r"Traceback .*\nZeroDivisionError: of this plugin\n"
 
 
@@ -143,7 +146,7 @@ TRACEBACK = r"Traceback .*\nZeroDivisionError: of this plugin\n"
     [
         ("raise", 1, LEFT + TRACEBACK + r"error: worker [12] ended with exit code 1\n"),
         ("worker", 1, LEFT + r"error: worker 1 was killed by signal 9\n"),
-        ("server", 1, r"error: the server \(rank 0\) was killed by signal 9; to go on: fedml run --resume \S+\n"),
+        ("server", 1, r"error: the server \(rank 0\) was killed by signal 9; to go on: labelskew run .*--resume \S+\n"),
         ("interrupt", 130, LEFT),
     ],
 )
