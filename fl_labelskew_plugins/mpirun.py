@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -194,14 +194,16 @@ def as_rank() -> Iterator[None]:
             MPI.Finalize()
 
 
-def launch(command: list[str], processes: int, *, run_dir: Path | None = None, go_on: str = "") -> None:
+def launch(
+    command: list[str], processes: int, *, run_dir: Path | None = None, environment: Mapping[str, str] | None = None
+) -> None:
     """Run a command in every rank of a new ``mpirun`` on this machine, until all of them have ended.
 
     Args:
         command: what each rank executes; it finds out with :func:`joined` which one it is.
         processes: the server and its workers.
         run_dir: the run's folder; whether there is something to go on with is seen there.
-        go_on: how to go on with it, see :func:`fl_labelskew_plugins.typed.to_go_on`.
+        environment: variables that each rank gets beside this process's own, :data:`.typed.GO_ON` among them.
 
     Raises:
         LabelSkewError: ``mpirun`` or mpi4py is missing.
@@ -209,13 +211,13 @@ def launch(command: list[str], processes: int, *, run_dir: Path | None = None, g
         SystemExit: a rank failed and has said why; with its exit code.
         KeyboardInterrupt: interrupted, and the server could not say how to go on.
     """
-    mpirun = check()
+    mpirun, environment = check(), dict(environment or {})
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="labelskew-", dir=_short_folder()) as folder:
-        job = Job(_mpirun(mpirun, processes, command), _environment(processes, f"{folder}/door", go_on))
+        job = Job(_mpirun(mpirun, processes, command), _environment(processes, f"{folder}/door") | environment)
         with job, handled(signal.SIGINT, signal.SIGTERM, handler=lambda signum, frame: job.ask()):
             job.watch()
-    job.verdict(run_dir, go_on)
+    job.verdict(run_dir, environment.get(GO_ON, ""))
 
 
 def _mpirun(mpirun: str, processes: int, command: list[str]) -> list[str]:
@@ -227,13 +229,13 @@ def _mpirun(mpirun: str, processes: int, command: list[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def _environment(processes: int, door: str, go_on: str) -> dict[str, str]:
+def _environment(processes: int, door: str) -> dict[str, str]:
     inner = joined() is None and any(rank in os.environ for rank, _ in RANKS[:2])
     # inside `mpirun -np 1`, what that one told its rank would confuse a second one
     kept = {k: v for k, v in os.environ.items() if not (inner and k.startswith(("OMPI_", "PMIX_", "PMI_")))}
     kept.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // max(1, processes - 1))))
     # `python -m` would look for modules in the folder that the user happens to be in; the console script does not
-    return kept | {DOOR: door, GO_ON: go_on, "PYTHONSAFEPATH": "1"}
+    return kept | {DOOR: door, "PYTHONSAFEPATH": "1"}
 
 
 def _short_folder() -> str | None:

@@ -19,7 +19,7 @@ from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.aggregate import num_bytes
 from fl_labelskew_plugins.progress import clock, progress
 from fl_labelskew_plugins.recipe import Recipe
-from fl_labelskew_plugins.record import Record
+from fl_labelskew_plugins.record import Pause, Record
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.runtime import Call, Runtime
 from fl_labelskew_plugins.session import Session, host_switches, made_up
@@ -43,6 +43,7 @@ def start(
     role: str | None = None,
     rank: int | None = None,
     server: str | None = None,
+    pause: Pause | None = None,
 ) -> None:
     """Run a recipe.
 
@@ -56,6 +57,7 @@ def start(
         role: ``server`` or ``client``, where each is started on its own machine; default: all parts on this machine.
         rank: which silo, from 1, in the client's role.
         server: address of the server, in place of the recipe's.
+        pause: when to stop early, to be gone on with; default: what the command says that has started this process.
 
     Raises:
         LabelSkewError: a user's mistake.
@@ -80,7 +82,7 @@ def start(
         )
     by_hand = place is not None and not mpirun.launched()  # mpirun then shows a terminal even where there is a file
     show = progress(quiet, plain=by_hand)
-    call = Call(path, tuple(overrides), resume is not None, quiet, role, rank, server)
+    call = Call(path, tuple(overrides), resume is not None, quiet, role, rank, server, pause or Pause.told())
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, folder, show)
     try:
         if dry_run:
@@ -116,7 +118,7 @@ def _run(runtime: Runtime) -> None:
     session = _warned(runtime.session())
     if not resume:
         folder.create()
-    record = Record(session, folder, show, resume=resume)
+    record = Record(session, folder, show, resume=resume, pause=runtime.call.pause)
     if record.next_round and (switches := host_switches(session.recipe)):
         print(
             f"warning: {switches[0]}: what the host remembers from round to round is not in its checkpoint, so a "
@@ -124,17 +126,20 @@ def _run(runtime: Runtime) -> None:
             file=sys.stderr,
         )
     show.note(describe(session))
-    show.start(session.recipe.name, record.next_round, session.federation.rounds, session.federation.clients_per_round)
+    federation = session.federation
+    show.start(session.recipe.name, record.next_round, federation.rounds, federation.clients_per_round, record.pause)
     try:
         with interrupting():
             runtime.run(session, record)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"interrupted after {record.next_round} of {session.federation.rounds} rounds; "
-            f"{runtime.call.go_on(folder.path)}"
+            f"interrupted after {record.next_round} of {federation.rounds} rounds; {runtime.call.go_on(folder.path)}"
         ) from None
     finally:
         show.stop()
+    if record.next_round < federation.rounds:
+        show.note(f"paused after {record.next_round} of {federation.rounds} rounds")
+        return
     show.note(table(record))
     show.note(f"results: {folder.path}")
 

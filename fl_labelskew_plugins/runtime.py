@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.recipe import Recipe
+from fl_labelskew_plugins.record import PAUSE, Pause, Record
 from fl_labelskew_plugins.session import Session, build
-from fl_labelskew_plugins.typed import to_go_on
+from fl_labelskew_plugins.typed import GO_ON, to_go_on
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.progress import Progress
-    from fl_labelskew_plugins.record import Record
     from fl_labelskew_plugins.results import RunFolder
 
 
@@ -31,6 +31,7 @@ class Call:
         role: ``server`` or ``client`` where each is started on its own machine; None: this machine plays all parts.
         rank: which silo, ``1 .. K``, in the client's role.
         server: address of the server, in place of the recipe's.
+        pause: when to stop early.
     """
 
     path: Path | None
@@ -40,6 +41,7 @@ class Call:
     role: str | None = None
     rank: int | None = None
     server: str | None = None
+    pause: Pause | None = None
 
     def command(self, recipe: Path, folder: Path, *more: str, resume: bool = False) -> list[str]:
         """The command that runs the same recipe in another process."""
@@ -53,6 +55,10 @@ class Call:
         own = (("--role", self.role), ("--rank", self.rank), ("--server", self.server))
         more = [word for option, value in own if value is not None for word in (option, str(value))]
         return to_go_on([*self._words(self.path, folder, self.role != "client"), *more])
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """What the processes have to know that share a run in ``folder``."""
+        return {GO_ON: self.go_on(folder)} | ({} if self.pause is None else {PAUSE: str(self.pause)})
 
     def _words(self, recipe: Path | None, folder: Path, resume: bool) -> list[str]:
         words = ["run"] if recipe is None else ["run", str(recipe)]

@@ -7,24 +7,14 @@ An exception that a signal raises in the middle of an import may come out as ano
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NoReturn
+
+from fl_labelskew_plugins.hook import end
 
 IMPORTING = "<frozen importlib"
 """What the names of the import system's own files begin with."""
-
-
-def end(signum: int, frame: FrameType | None) -> NoReturn:
-    """A handler that ends this process with a line: for before anything but imports is under way."""
-    with contextlib.suppress(Exception):  # nobody reads any more, or it is being written to just now
-        sys.stdout.flush()
-    with contextlib.suppress(OSError):
-        os.write(2, b"interrupted\n")
-    os._exit(130)
 
 
 def end_or_interrupt(signum: int, frame: FrameType | None) -> None:

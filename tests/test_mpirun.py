@@ -71,8 +71,8 @@ from fl_labelskew_plugins.cli.exits import guarded
 @guarded
 def parent():
     Path("parent").write_text(str(os.getpid()))
-    go_on = "to go on: labelskew run --resume run"
-    mpirun.launch([sys.executable, "rank.py", sys.argv[1]], 3, run_dir=Path("run"), go_on=go_on)
+    go_on = {"FL_LABELSKEW_GO_ON": "to go on: labelskew run --resume run"}
+    mpirun.launch([sys.executable, "rank.py", sys.argv[1]], 3, run_dir=Path("run"), environment=go_on)
     print("done")
 
 parent()

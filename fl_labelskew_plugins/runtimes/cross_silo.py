@@ -19,7 +19,6 @@ from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTr
 from fl_labelskew_plugins.runtimes.silo_client import SiloClient
 from fl_labelskew_plugins.runtimes.silo_server import SiloServer
 from fl_labelskew_plugins.session import Session, assemble, build, refuse_host_switches
-from fl_labelskew_plugins.typed import GO_ON
 from fl_labelskew_plugins.wire import Spool
 
 
@@ -123,12 +122,11 @@ class CrossSilo(Runtime):
         for rank in range(1, count + 1):
             own = ("--role", "client", "--rank", str(rank), "--server", address)
             parts.append(Part(f"silo {rank}", call.command(path, self.folder.path / "silos" / f"silo-{rank}", *own)))
-        go_on = call.go_on(self.folder.path)
         try:
-            together(parts, environment=threads_each(count) | {GO_ON: go_on})
+            together(parts, environment=threads_each(count) | call.environment(self.folder.path))
         except RunError as error:
             if self.folder.recipe.exists():
-                error.args = (f"{error}; {go_on}",)
+                error.args = (f"{error}; {call.go_on(self.folder.path)}",)
             raise
 
 
