@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_labelskew_registry import LabelSkewError, MistakesError
+from fl_labelskew_registry import LabelSkewError, MistakesError, catalog
 
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins import report, run
@@ -199,6 +199,7 @@ class Budget:
         runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
         for experiment, seed in runs:
             held(experiment.path, experiment.settings(seed), experiment.folder(seed))
+            catalog.load("runtimes", experiment.recipe.comm.backend)  # imported here, it is no part of a run's start
         while targets := self._targets(runs):
             before = self.rounds
             for experiment, seed in runs:
@@ -207,7 +208,7 @@ class Budget:
                 break
         used = time.monotonic() - self.begun
         say(
-            f"budget: {used:.0f} of {self.seconds:.0f} s used, {self.training:.0f} s of it for {self.rounds} rounds; "
+            f"budget: {used:.0f} of {self.seconds:.0f} s used, {self.training:.0f} s of it in rounds ({self.rounds} in all); "
             "the same command goes on, with another --budget or without one to the end"
         )
 

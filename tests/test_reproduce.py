@@ -200,7 +200,9 @@ def test_a_budget_holds_within_a_round_and_all_get_about_as_far(two, seconds, la
     if later == 1 and seconds == 400:  # all of it takes 2 * (6 * 4 + 60 / 2) s, and a few starts
         assert (one, other) == ([6, 6], [60, 60])
     assert budget.rounds == sum(one) + sum(other)
-    assert said[-1].startswith(f"budget: {clock.now:.0f} of {seconds:.0f} s used, {budget.training:.0f} s of it for ")
+    assert said[-1].startswith(
+        f"budget: {clock.now:.0f} of {seconds:.0f} s used, {budget.training:.0f} s of it in rounds ("
+    )
 
 
 def test_a_single_run_needs_no_plan(two, monkeypatch):
@@ -255,7 +257,7 @@ def test_a_budget_for_real(file, tmp_path):
     assert (reach["ours"], reach["verdict"]) == ("0 of 1 got there", mean["verdict"])
     assert "one, seed 0: round 1 to 100000 of 100000, 0:0" in done.output
     assert f"paused after {rounds} of 100000 rounds" in done.output
-    assert re.search(rf"budget: \d+ of 3 s used, \d s of it for {rounds} rounds; ", done.output)
+    assert re.search(rf"budget: \d+ of 3 s used, \d s of it in rounds \({rounds} in all\); ", done.output)
     again = call("reproduce", file, "--seeds", 2, "--budget", "1s", "--out", out)
     assert "Traceback" not in again.output
     assert len(metrics(run)) >= rounds
