@@ -206,10 +206,10 @@ class Budget:
                 self._sit(experiment, seed, targets[experiment.name], say, quiet)
             if self.rounds == before:  # too little time to start any of them
                 break
-        used = time.monotonic() - self.begun
+        used, trained = f"{time.monotonic() - self.begun:.0f}", f"{self.training:.0f} s of it in rounds"
         say(
-            f"budget: {used:.0f} of {self.seconds:.0f} s used, {self.training:.0f} s of it in rounds ({self.rounds} in all); "
-            "the same command goes on, with another --budget or without one to the end"
+            f"budget: {used} of {self.seconds:.0f} s used, {trained} ({self.rounds} in all); the same command goes on, "
+            "with another --budget or without one to the end"
         )
 
     def _targets(self, runs: Sequence[tuple[Experiment, int]]) -> dict[str, int]:

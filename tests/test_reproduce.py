@@ -200,9 +200,8 @@ def test_a_budget_holds_within_a_round_and_all_get_about_as_far(two, seconds, la
     if later == 1 and seconds == 400:  # all of it takes 2 * (6 * 4 + 60 / 2) s, and a few starts
         assert (one, other) == ([6, 6], [60, 60])
     assert budget.rounds == sum(one) + sum(other)
-    assert said[-1].startswith(
-        f"budget: {clock.now:.0f} of {seconds:.0f} s used, {budget.training:.0f} s of it in rounds ("
-    )
+    used = f"{clock.now:.0f} of {seconds:.0f} s used, {budget.training:.0f} s of it in rounds ({budget.rounds} in all)"
+    assert said[-1].startswith(f"budget: {used}; the same command goes on")
 
 
 def test_a_single_run_needs_no_plan(two, monkeypatch):

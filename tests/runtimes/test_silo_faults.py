@@ -102,6 +102,19 @@ def test_a_server_told_to_end_saves_and_the_silos_wait_for_it(federation, sp_wei
     same(federation.weights(), sp_weights(SLOW, STATEFUL))
 
 
+def test_a_server_that_pauses_lets_its_silos_end_and_goes_on_with_them(federation, sp_weights):
+    federation.overrides, federation.environment = [STATEFUL], {"FL_LABELSKEW_PAUSE": "2 inf"}
+    server, silos = federation.server(), federation.silos()
+    finished(server, *silos)
+    assert "paused after 2 of 3 rounds\n" in server.text
+    assert len(federation.lines()) == 2
+    federation.environment = {}
+    server, silos = federation.server(resume=True), federation.silos()
+    finished(server, *silos)
+    assert len(federation.lines()) == 3
+    same(federation.weights(), sp_weights(STATEFUL))
+
+
 def test_a_connection_that_breaks_is_taken_up_again_by_the_same_process(federation, make_proxy, sp_weights):
     federation.overrides = [SLOW, FOUR, "method_args.method=fedshift"]
     server = federation.server()
