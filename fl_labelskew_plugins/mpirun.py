@@ -20,13 +20,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fl_labelskew_registry import LabelSkewError, RunError
+
+from fl_labelskew_plugins.signals import handled
+from fl_labelskew_plugins.typed import GO_ON
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.recipe import Recipe
@@ -192,13 +194,16 @@ def as_rank() -> Iterator[None]:
             MPI.Finalize()
 
 
-def launch(command: list[str], processes: int, *, run_dir: Path | None = None) -> None:
+def launch(
+    command: list[str], processes: int, *, run_dir: Path | None = None, environment: Mapping[str, str] | None = None
+) -> None:
     """Run a command in every rank of a new ``mpirun`` on this machine, until all of them have ended.
 
     Args:
         command: what each rank executes; it finds out with :func:`joined` which one it is.
         processes: the server and its workers.
-        run_dir: the run's folder, so that a message can say how to go on.
+        run_dir: the run's folder; whether there is something to go on with is seen there.
+        environment: variables that each rank gets beside this process's own, :data:`.typed.GO_ON` among them.
 
     Raises:
         LabelSkewError: ``mpirun`` or mpi4py is missing.
@@ -206,13 +211,13 @@ def launch(command: list[str], processes: int, *, run_dir: Path | None = None) -
         SystemExit: a rank failed and has said why; with its exit code.
         KeyboardInterrupt: interrupted, and the server could not say how to go on.
     """
-    mpirun = check()
+    mpirun, environment = check(), dict(environment or {})
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="labelskew-", dir=_short_folder()) as folder:
-        job = Job(_mpirun(mpirun, processes, command), _environment(processes, f"{folder}/door"))
-        with job, _handled(job.ask):
+        job = Job(_mpirun(mpirun, processes, command), _environment(processes, f"{folder}/door") | environment)
+        with job, handled(signal.SIGINT, signal.SIGTERM, handler=lambda signum, frame: job.ask()):
             job.watch()
-    job.verdict(run_dir)
+    job.verdict(run_dir, environment.get(GO_ON, ""))
 
 
 def _mpirun(mpirun: str, processes: int, command: list[str]) -> list[str]:
@@ -236,25 +241,6 @@ def _environment(processes: int, door: str) -> dict[str, str]:
 def _short_folder() -> str | None:
     """Where temporary folders go; a socket's path has room for about 100 characters."""
     return None if len(tempfile.gettempdir()) < 70 else "/tmp"
-
-
-@contextlib.contextmanager
-def _handled(handler: Any) -> Iterator[None]:
-    """Ctrl-C and a termination signal go to ``handler`` meanwhile."""
-
-    def called(signum: int, frame: FrameType | None) -> None:
-        handler()
-
-    old = {}
-    with contextlib.suppress(ValueError):  # not the main thread, which alone gets signals
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # such as SIGINT in a shell script's background
-                old[number] = signal.signal(number, called)
-    try:
-        yield
-    finally:
-        for number, before in old.items():
-            signal.signal(number, before)
 
 
 @dataclass
@@ -360,13 +346,13 @@ class Job:
             if time.monotonic() - ended > LINGER:
                 self._kill()
 
-    def verdict(self, run_dir: Path | None) -> None:
+    def verdict(self, run_dir: Path | None, go_on: str) -> None:
         """Say how the job has ended; see :func:`launch`."""
         if self.process.returncode == 0:
             return
         server = self.ranks.get(0, Rank(0)).said
-        resumable = run_dir is not None and (run_dir / "recipe.yaml").exists() and b"--resume" not in server
-        go_on = f"; to go on: fedml run --resume {run_dir}" if resumable else ""
+        resumable = run_dir is not None and (run_dir / "recipe.yaml").exists() and go_on.encode() not in server
+        go_on = f"; {go_on}" if resumable else ""
         if self._asked is not None:
             if b"interrupted" in server:
                 raise SystemExit(130)

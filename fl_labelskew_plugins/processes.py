@@ -9,14 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import IO
 
 from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.mpirun import available_cores
+from fl_labelskew_plugins.signals import interrupting
 
 GRACE = 6.0
 """Seconds that a process has to end by itself once it has been told to; then it is killed."""
@@ -120,18 +120,3 @@ def _prefix(name: str, pipe: IO[str], out: IO[str]) -> None:
             with contextlib.suppress(ValueError, OSError):  # nobody reads any more
                 out.write(f"{name} | {line.rstrip()}\n")
                 out.flush()
-
-
-@contextlib.contextmanager
-def interrupting() -> Iterator[None]:
-    """A termination signal does what Ctrl-C does; both end the others first."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    old = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,6 +12,8 @@ from fl_labelskew_plugins.words import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fl_labelskew_plugins.record import Pause
+
 
 class Progress(Protocol):
     """Told of every client and round."""
@@ -18,8 +21,8 @@ class Progress(Protocol):
     def note(self, text: str) -> None:
         """Say one line."""
 
-    def start(self, title: str, done: int, rounds: int, clients: int) -> None:
-        """Begin: rounds done already, rounds in all, clients of a round."""
+    def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
+        """Begin: rounds done already, rounds in all, clients of a round, and when it stops early."""
 
     def client(self, round: int, number: int, clients: int) -> None:
         """A round's client is about to train; ``number`` counts from 1."""
@@ -42,7 +45,9 @@ class Silent:
     """Says nothing."""
 
     def note(self, text: str) -> None: ...  # noqa: D102
-    def start(self, title: str, done: int, rounds: int, clients: int) -> None: ...  # noqa: D102
+    def start(  # noqa: D102
+        self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None
+    ) -> None: ...
     def client(self, round: int, number: int, clients: int) -> None: ...  # noqa: D102
     def round(self, line: dict[str, Any], seconds: float) -> None: ...  # noqa: D102
     def stop(self) -> None: ...  # noqa: D102
@@ -51,25 +56,21 @@ class Silent:
 class Plain(Silent):
     """A line a round."""
 
-    def __init__(self) -> None:
-        self._begun, self._first, self._rounds = 0.0, 0, 0
-
     def note(self, text: str) -> None:
         """Say one line."""
         print(text, flush=True)
 
-    def start(self, title: str, done: int, rounds: int, clients: int) -> None:
+    def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
         """Say what begins."""
-        self._begun, self._first, self._rounds = time.monotonic(), done, rounds
+        self._rounds, self._left = rounds, Left(done, rounds, pause)
         what = f"{counted(rounds, 'round')} of {counted(clients, 'client')}"
         self.note(f"{title}: {what}" + (f", {done} done already" if done else ""))
 
     def round(self, line: dict[str, Any], seconds: float) -> None:
         """Say how the round went."""
         done = line["round"] + 1
-        left = (time.monotonic() - self._begun) / (done - self._first) * (self._rounds - done)
         number = f"{done:>{len(str(self._rounds))}}/{self._rounds}"
-        self.note(f"round {number}  {told(line)}  {seconds:.1f} s  left {clock(left)}")
+        self.note(f"round {number}  {told(line)}  {seconds:.1f} s  left {clock(self._left(done))}")
 
 
 class Live(Silent):
@@ -90,15 +91,14 @@ class Live(Silent):
             TextColumn("left {task.fields[left]}"),
             console=self._console,
         )
-        self._begun, self._first, self._rounds, self._clients = 0.0, 0, 0, 1
 
     def note(self, text: str) -> None:
         """Say one line above the bar."""
         self._console.print(text, highlight=False, markup=False)
 
-    def start(self, title: str, done: int, rounds: int, clients: int) -> None:
+    def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
         """Show the bar."""
-        self._begun, self._first, self._rounds, self._clients = time.monotonic(), done, rounds, clients
+        self._left = Left(done, rounds, pause)
         self._task = self._bar.add_task(title, total=rounds, completed=done, turn="", told="", left="?")
         self._bar.start()
 
@@ -116,10 +116,26 @@ class Live(Silent):
         """Leave the bar as it is."""
         self._bar.stop()
 
-    def _left(self, done: float) -> float | None:
+
+class Left:
+    """Seconds that are left once so many rounds are done, a fraction of one included; None where nothing shows it.
+
+    Args:
+        first: rounds that were done before.
+        rounds: all of them.
+        pause: when the run stops early.
+    """
+
+    def __init__(self, first: int, rounds: int, pause: Pause | None) -> None:
+        self._begun, self._first = time.monotonic(), first
+        self._last = rounds if pause is None else min(rounds, pause.rounds)
+        self._until = math.inf if pause is None else pause.at
+
+    def __call__(self, done: float) -> float | None:  # noqa: D102
         if done <= self._first:
             return None
-        return (time.monotonic() - self._begun) / (done - self._first) * (self._rounds - done)
+        now = time.monotonic()
+        return max(0.0, min((now - self._begun) / (done - self._first) * (self._last - done), self._until - now))
 
 
 def told(line: dict[str, Any]) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -22,6 +24,32 @@ from fl_labelskew_plugins.results import Checkpoint, RunFolder, environment, pea
 from fl_labelskew_plugins.session import Session, made_up, watch
 from fl_labelskew_plugins.state import OPTIMIZER, StateStore, joined, rest, save_atomic
 
+PAUSE = "FL_LABELSKEW_PAUSE"
+"""Environment variable with a :class:`Pause`, for the processes that a command has started."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """When a run stops before its last round, with a checkpoint to go on from.
+
+    Args:
+        rounds: as soon as so many are complete.
+        at: before the first round that would begin after this, in seconds of :func:`time.monotonic`, a clock that all
+            processes of a machine share.
+    """
+
+    rounds: int
+    at: float
+
+    @classmethod
+    def told(cls) -> Pause | None:
+        """The one of the command that has started this process."""
+        rounds, _, at = os.environ.get(PAUSE, "").partition(" ")
+        return cls(int(rounds), float(at)) if at else None
+
+    def __str__(self) -> str:
+        return f"{self.rounds} {self.at}"
+
 
 class Record:
     """What a runtime tells about its rounds, and what it asks.
@@ -31,15 +59,18 @@ class Record:
         folder: where it is written.
         progress: who watches.
         resume: go on from the folder's checkpoint rather than begin.
+        pause: when to stop early.
 
     ``run`` names this run among all others.
     ``next_round``, ``weights``, ``shared`` and ``memory`` always belong together: they are where the last complete
     round left off.
     """
 
-    def __init__(self, session: Session, folder: RunFolder, progress: Progress, *, resume: bool) -> None:
+    def __init__(
+        self, session: Session, folder: RunFolder, progress: Progress, *, resume: bool, pause: Pause | None = None
+    ) -> None:
         recipe = session.recipe
-        self.session, self.folder, self.progress = session, folder, progress
+        self.session, self.folder, self.progress, self.pause = session, folder, progress, pause
         self.checkpoint: Checkpoint | None = folder.load_checkpoint(session.trainer.device) if resume else None
         self.next_round = self.checkpoint.round if self.checkpoint else 0
         self.weights: Weights = self.checkpoint.weights if self.checkpoint else session.start
@@ -63,6 +94,11 @@ class Record:
     def seconds(self) -> float:
         """Seconds of the run so far, all its sittings together."""
         return self._seconds + time.perf_counter() - self._begun
+
+    @property
+    def pauses(self) -> bool:
+        """Whether to stop here."""
+        return self.pause is not None and (self.next_round >= self.pause.rounds or time.monotonic() >= self.pause.at)
 
     def tests(self, round: int) -> bool:
         """Whether the global model is tested after this round."""
@@ -93,7 +129,7 @@ class Record:
         self.progress.round(line, seconds)
 
     def abandon(self) -> None:
-        """The round under way broke off: forget it and save what was complete."""
+        """The run stops before its last round: forget a round that broke off, and save what was complete."""
         with uninterrupted():
             self.states.discard()
             if self.next_round != self._saved:

@@ -1,15 +1,14 @@
 """Runs recipes over several seeds and compares them with the papers' numbers that they hold.
 
 Each run has a folder of its own, ``<out>/<recipe>/seed<k>``; what is done there is not done again, what broke off is
-gone on with. With a budget, ``comm_round`` of all recipes is cut to the same share, from what a round of each takes;
-``<out>/plan.json`` keeps the rounds, so that going on has the same ones.
+gone on with. A budget stops runs early and changes nothing of what they are: N rounds of a run of T are the first N
+of the whole one, as a schedule over T rounds has it, and another budget goes on from there.
 """
 
 from __future__ import annotations
 
+import bisect
 import json
-import math
-import os
 import re
 import shutil
 import statistics
@@ -19,21 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_labelskew_registry import LabelSkewError, MistakesError
+from fl_labelskew_registry import LabelSkewError, MistakesError, catalog
 
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins import report, run
+from fl_labelskew_plugins.progress import clock
 from fl_labelskew_plugins.recipe import Recipe, RecipeError
+from fl_labelskew_plugins.record import Pause
 from fl_labelskew_plugins.results import RunFolder, read_lines
 from fl_labelskew_plugins.session import data_folder, made_up
 from fl_labelskew_plugins.settings import Expected
 
-PROBED = 2
-"""Rounds that are run to see how long one takes; the last of them counts, since methods do more after the first."""
-MARGIN = 0.9
-"""Share of the budget that is planned for: loading, writing and slower rounds take the rest."""
+SHARE = 0.8
+"""Part of the time that is planned for at once: as rounds may get slower, what is left of it is planned for later."""
 BEFORE = {"environment.json", "fedml.yaml", "partition.json", "partition.png"}
 """What a run writes before its recipe: alone, they are a run that broke off with nothing to lose."""
+PROBED = 2
+"""Rounds that a run has before more of them are planned: methods do more after the first."""
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Say = Callable[[str], None]
@@ -47,10 +48,10 @@ def seconds_of(budget: str) -> float:
     """
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", budget)
     if not parts or "".join(number + unit for number, unit in parts) != budget:
-        raise LabelSkewError(f"--budget {budget}: no time; 90s, 30m, 2h or 1h30m would be right")
+        raise LabelSkewError(f"--budget {budget}: no time; use a number with its unit, such as 90s, 30m, 2h or 1h30m")
     seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
     if not seconds:
-        raise LabelSkewError(f"--budget {budget}: no time at all; 30m, such as, would be right")
+        raise LabelSkewError(f"--budget {budget}: no time at all; use a longer one, such as 30m")
     return seconds
 
 
@@ -78,16 +79,20 @@ class Experiment:
 
     @property
     def rounds(self) -> int:
-        """Rounds of the recipe with the overrides, before a budget cuts them."""
+        """Rounds of the recipe with the overrides."""
         return self.recipe.train.comm_round
 
     def folder(self, seed: int) -> RunFolder:
         """Where the run of a seed lies."""
         return RunFolder(self.out / f"seed{seed}")
 
-    def settings(self, rounds: int, seed: int) -> tuple[str, ...]:
+    def settings(self, seed: int) -> tuple[str, ...]:
         """Overrides of one run."""
-        return (*self.overrides, f"train_args.comm_round={rounds}", f"common_args.random_seed={seed}")
+        return (*self.overrides, f"common_args.random_seed={seed}")
+
+    def done(self, seed: int) -> int:
+        """Rounds that the run of a seed has."""
+        return len(read_lines(self.folder(seed).metrics))
 
 
 def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) -> list[Experiment]:
@@ -129,32 +134,6 @@ def _told(value: Any) -> str:
     return json.dumps(value).replace('"', "")
 
 
-def plan(chosen: Sequence[Experiment], seeds: int, budget: float | None, out: Path, say: Say) -> dict[str, int]:
-    """Rounds of each experiment, by name: all of them, or with a ``budget`` in seconds the same share of each.
-
-    Raises:
-        LabelSkewError: earlier runs in ``out`` were cut, and no budget is given now; or it cannot be written.
-    """
-    begun, kept = time.monotonic(), _kept(out)
-    for each in chosen:
-        if budget is None and kept.get(each.name, each.rounds) != each.rounds:
-            raise LabelSkewError(
-                f"{out}: holds runs of {each.name} that were cut to {kept[each.name]} of {each.rounds} rounds; "
-                "--budget, to go on with them, or another --out would be right"
-            )
-    new = [each for each in chosen if each.name not in kept]
-    rounds = {each.name: kept.get(each.name, each.rounds) for each in chosen}
-    if budget is not None and new:
-        takes = {each.name: _probe(each, say) for each in new}
-        needed = seeds * sum(takes[each.name] * each.rounds for each in new)
-        left = max(0.0, budget - (time.monotonic() - begun)) * MARGIN
-        share = min(1.0, left / needed) if needed else 1.0
-        rounds |= {each.name: max(1, math.floor(share * each.rounds)) for each in new}
-        say(f"budget: about {needed:.0f} s for all rounds, {left:.0f} s left: {100 * share:.0f} % of them")
-    keep(out, {"plan.json": json.dumps(kept | rounds, indent=2) + "\n"})
-    return rounds
-
-
 def keep(out: Path, files: Mapping[str, str]) -> None:
     """Write files, name to text, into ``out``, which is made where it does not exist; each as a whole or not at all.
 
@@ -169,46 +148,107 @@ def keep(out: Path, files: Mapping[str, str]) -> None:
         raise LabelSkewError(f"--out {out}: cannot be written: {error.strerror or error}") from error
 
 
-def _kept(out: Path) -> dict[str, int]:
-    """Rounds that earlier calls planned; without any, an empty mapping."""
-    path = out / "plan.json"
-    if not os.path.exists(path):  # unlike Path's, False where the folder is closed to us
-        return {}
-    try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        return {str(name): int(rounds) for name, rounds in kept.items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        raise LabelSkewError(f"{path}: holds no plan of rounds; another --out would be right") from None
-
-
-def _probe(each: Experiment, say: Say) -> float:
-    """Seconds that a round takes."""
-    folder = RunFolder(each.out / "probe")
-    say(f"{each.name}: {min(PROBED, each.rounds)} rounds, to see how long one takes")
-    settings = each.settings(min(PROBED, each.rounds), each.recipe.common.random_seed)
-    complete(each.path, settings, folder, quiet=True)
-    return float(read_lines(folder.timings)[-1]["seconds"])
-
-
-def run_all(
-    chosen: Sequence[Experiment], rounds: Mapping[str, int], seeds: int, say: Say, *, quiet: bool
-) -> Iterator[tuple[Experiment, list[report.Run], float]]:
-    """Run every experiment with the seeds ``0 .. seeds - 1``; each with its runs and their seconds, once it is done.
+def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) -> Iterator[Experiment]:
+    """Run every experiment with the seeds ``0 .. seeds - 1``; each once it is done.
 
     Raises:
         LabelSkewError: a folder holds other runs.
         RunError: a run broke off.
     """
-    for number, each in enumerate(chosen):
+    for number, experiment in enumerate(chosen):
         for seed in range(seeds):
-            turn = f"[{number * seeds + seed + 1}/{len(chosen) * seeds}] {each.name}, seed {seed}"
-            folder = each.folder(seed)
-            state = "done already" if folder.summary.exists() else f"{rounds[each.name]} of {each.rounds} rounds"
-            say(f"{turn}: {state}")
-            complete(each.path, each.settings(rounds[each.name], seed), folder, quiet=quiet)
-        folders = [each.folder(seed) for seed in range(seeds)]
-        seconds = sum(_seconds(folder.summary) for folder in folders)
-        yield each, [report.read(folder.path) for folder in folders], seconds
+            folder = experiment.folder(seed)
+            state = "done already" if folder.summary.exists() else f"{experiment.rounds} rounds"
+            say(f"[{number * seeds + seed + 1}/{len(chosen) * seeds}] {experiment.name}, seed {seed}: {state}")
+            complete(experiment.path, experiment.settings(seed), folder, quiet=quiet)
+        yield experiment
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run of an experiment takes, in seconds: to start and to end, and for a round."""
+
+    start: float
+    round: float
+
+
+class Budget:
+    """A time in which every experiment gets as far as it can, all of them to the same share of their rounds.
+
+    A round of every run comes first, then another. What they took says how far all can get in what time is left, and
+    they go on to there; then again, as long as there is time for another round of each, and for starting the runs once
+    more. No round begins when the time is up.
+
+    Args:
+        seconds: the time.
+        begun: when it began, of :func:`time.monotonic`.
+    """
+
+    def __init__(self, seconds: float, begun: float) -> None:
+        self.seconds, self.begun, self.until = seconds, begun, begun + seconds
+        self.costs: dict[str, Cost] = {}
+        self.rounds, self.training = 0, 0.0
+
+    def spend(self, chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) -> None:
+        """Run the experiments with the seeds ``0 .. seeds - 1``, as far as they get.
+
+        Raises:
+            LabelSkewError: a folder holds other runs.
+            RunError: a run broke off.
+        """
+        runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
+        for experiment, seed in runs:
+            held(experiment.path, experiment.settings(seed), experiment.folder(seed))
+            catalog.load("runtimes", experiment.recipe.comm.backend)  # imported here, it is no part of a run's start
+        while targets := self._targets(runs):
+            before = self.rounds
+            for experiment, seed in runs:
+                self._sit(experiment, seed, targets[experiment.name], say, quiet)
+            if self.rounds == before:  # too little time to start any of them
+                break
+        used, trained = f"{time.monotonic() - self.begun:.0f}", f"{self.training:.0f} s of it in rounds"
+        say(
+            f"budget: {used} of {self.seconds:.0f} s used, {trained} ({self.rounds} in all); the same command goes on, "
+            "with another --budget or without one to the end"
+        )
+
+    def _targets(self, runs: Sequence[tuple[Experiment, int]]) -> dict[str, int]:
+        """How many rounds the runs of each experiment are to have, by its name; empty, where that is no more."""
+        open_ = [(experiment, done) for experiment, seed in runs if (done := experiment.done(seed)) < experiment.rounds]
+        if not open_ or time.monotonic() >= self.until:
+            return {}
+        whole = {experiment.name: experiment.rounds for experiment, _ in runs}
+        if len(open_) == 1:
+            return whole
+        fewest = {name: min((done for other, done in open_ if other.name == name), default=0) for name in whole}
+        if any(experiment.name not in self.costs for experiment, _ in open_):
+            return {name: done + 1 for name, done in fewest.items()}
+        most = max(whole.values())
+
+        def seconds(n: int) -> float:
+            """What it takes to give every run ``n / most`` of its rounds."""
+            todo = [(self.costs[experiment.name], experiment.rounds * n // most - done) for experiment, done in open_]
+            return sum(cost.start + cost.round * rounds for cost, rounds in todo if rounds > 0)
+
+        n = bisect.bisect_right(range(most + 1), SHARE * (self.until - time.monotonic()), key=seconds) - 1
+        targets = {name: rounds * n // most for name, rounds in whole.items()}
+        targets = {name: min(rounds, PROBED) if fewest[name] < PROBED else rounds for name, rounds in targets.items()}
+        return targets if any(targets[experiment.name] > done for experiment, done in open_) else {}
+
+    def _sit(self, experiment: Experiment, seed: int, rounds: int, say: Say, quiet: bool) -> None:
+        """Have one run go on to so many rounds, unless the time is too short even to start it."""
+        folder, begun, before = experiment.folder(seed), time.monotonic(), experiment.done(seed)
+        start = max((cost.start for cost in self.costs.values()), default=0.0)
+        if before >= rounds or begun + start >= self.until:
+            return
+        turn = f"{before + 1}" if rounds == before + 1 else f"{before + 1} to {rounds}"
+        say(f"{experiment.name}, seed {seed}: round {turn} of {experiment.rounds}, {clock(self.until - begun)} left")
+        pause = Pause(rounds, self.until)
+        complete(experiment.path, experiment.settings(seed), folder, quiet=quiet, pause=pause)
+        if seconds := [float(line["seconds"]) for line in read_lines(folder.timings)[before:]]:
+            start = max(0.0, time.monotonic() - begun - sum(seconds))
+            self.costs[experiment.name] = Cost(start, statistics.fmean(seconds))
+            self.rounds, self.training = self.rounds + len(seconds), self.training + sum(seconds)
 
 
 def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:
@@ -228,8 +268,10 @@ def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:
     return "done" if folder.summary.exists() else "begun"
 
 
-def complete(path: Path, settings: Sequence[str], folder: RunFolder, *, quiet: bool) -> None:
-    """Have one run finished: begun, gone on with, or found as it is.
+def complete(
+    path: Path, settings: Sequence[str], folder: RunFolder, *, quiet: bool, pause: Pause | None = None
+) -> None:
+    """Have one run finished, or brought to a pause: begun, gone on with, or found as it is.
 
     Raises:
         LabelSkewError: the folder holds another run.
@@ -237,19 +279,23 @@ def complete(path: Path, settings: Sequence[str], folder: RunFolder, *, quiet: b
     """
     state = held(path, settings, folder)
     if state == "begun":
-        run.start(None, (), resume=folder.path, quiet=quiet)
+        run.start(None, (), resume=folder.path, quiet=quiet, pause=pause)
     elif state is None:
         if folder.path.is_dir() and {file.name.removesuffix(".part") for file in folder.path.iterdir()} <= BEFORE:
             shutil.rmtree(folder.path)
-        run.start(path, settings, run_dir=folder.path, quiet=quiet)
+        run.start(path, settings, run_dir=folder.path, quiet=quiet, pause=pause)
 
 
-def _seconds(summary: Path) -> float:
-    """How long a run took."""
+def _seconds(folder: RunFolder) -> float:
+    """How long a run has taken so far."""
     try:
-        return float(json.loads(summary.read_text(encoding="utf-8"))["seconds"])
+        if folder.summary.exists():
+            return float(json.loads(folder.summary.read_text(encoding="utf-8"))["seconds"])
+        return sum(float(line["seconds"]) for line in read_lines(folder.timings))
     except (OSError, ValueError, TypeError, KeyError):
-        raise LabelSkewError(f"{summary}: holds no summary; to delete it, and the same again, would be right") from None
+        raise LabelSkewError(
+            f"{folder.summary}: holds no summary; delete it, and start the same command again"
+        ) from None
 
 
 HEAD = (
@@ -269,33 +315,40 @@ HEAD = (
 )
 
 
-def rows(each: Experiment, runs: Sequence[report.Run], rounds: int, seconds: float) -> list[list[str]]:
+def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
     """A row for each number that is expected; one without a verdict where there is none.
 
-    What ran on a small copy of the data (``labelskew data fake``) gets no verdict either.
+    Runs of different lengths are compared after as many rounds as the shortest has; what has none yet is left out.
+    What ran on a small copy of the data (``labelskew data fake``) gets no verdict, and neither does what has not all
+    rounds of the recipe.
     """
-    cut, real = rounds < each.whole, not made_up(each.recipe)
-    last = [f"{rounds} of {each.whole}", str(len(runs)), "; ".join(each.deviations), f"{seconds:.0f}"]
-    found = []
-    for number in each.recipe.expected:
-        values = [measured(run, number, each, rounds) for run in runs]
+    begun = [seed for seed in range(seeds) if experiment.done(seed)]
+    rounds = min(map(experiment.done, begun), default=0)
+    folders = [experiment.folder(seed) for seed in begun]
+    runs = [report.Run(str(folder.path), {}, read_lines(folder.metrics)[:rounds]) for folder in folders]
+    cut, real = rounds < experiment.whole, not made_up(experiment.recipe)
+    seconds = sum(map(_seconds, folders))
+    last = [f"{rounds} of {experiment.whole}", str(len(runs)), "; ".join(experiment.deviations), f"{seconds:.0f}"]
+    table = []
+    for number in experiment.recipe.expected:
+        values = [measured(run, number, experiment, rounds) for run in runs]
         known = [value for value in values if value is not None]
         ours, std, difference = "", "", ""
         if known:
             mean = statistics.fmean(known)
-            ours, difference = f"{mean:.2f}", f"{mean - number.value:+.2f}"
+            ours, difference = f"{mean:.2f}", "" if cut else f"{mean - number.value:+.2f}"
             std = f"{statistics.stdev(known):.2f}" if len(known) > 1 else ""
         if len(known) < len(values) and number.measure == "rounds_to":
             ours, std, difference = f"{len(known)} of {len(values)} got there", "", ""
         name = number.measure if number.target is None else f"{number.measure} {number.target:g}"
-        head = [each.name, f"{number.paper}, {number.table}", name, f"{number.value:g}", ours, std, difference]
-        word = verdict(number, values, cut=cut) if real else "none: the data are made up"
-        found.append([*head, f"{number.tolerance:g}", word, *last])
-    if not found:
-        means = [run.last("accuracy", tail(each, rounds)) for run in runs]
+        head = [experiment.name, f"{number.paper}, {number.table}", name, f"{number.value:g}", ours, std, difference]
+        word = f"not comparable ({rounds} of {experiment.whole} rounds)" if cut else verdict(number, values)
+        table.append([*head, f"{number.tolerance:g}", word if real else "none: the data are made up", *last])
+    if not table:
+        means = [run.last("accuracy", tail(experiment, rounds)) for run in runs]
         ours, std = report.spread([None if mean is None else 100 * mean for mean in means])
-        found.append([each.name, "", "accuracy", "", ours, std, "", "", "no number to compare with", *last])
-    return found
+        table.append([experiment.name, "", "accuracy", "", ours, std, "", "", "no number to compare with", *last])
+    return table
 
 
 def tail(each: Experiment, rounds: int) -> int:
@@ -310,19 +363,17 @@ def measured(run: report.Run, number: Expected, each: Experiment, rounds: int) -
         reached = (line["round"] + 1 for line in run.tests if 100 * line["accuracy"] >= number.target)
         return next(reached, None)
     if number.measure == "best_accuracy":
-        return 100 * run.best
+        return 100 * run.best if run.tests else None
     value = run.last(number.measure, tail(each, rounds))
     return None if value is None else 100 * value
 
 
-def verdict(number: Expected, values: Sequence[float | None], *, cut: bool) -> str:
-    """In one or two words: reached, beyond, fell short; and whether the rounds were cut."""
+def verdict(number: Expected, values: Sequence[float | None]) -> str:
+    """In one or two words, for runs that have all rounds: reached, beyond, fell short, not measured."""
     known = [value for value in values if value is not None]
     better = -1 if number.measure == "rounds_to" else 1
     if len(known) < len(values):
-        word = "fell short" if number.measure == "rounds_to" else "not measured"
-    elif abs(gain := better * (statistics.fmean(known) - number.value)) <= number.tolerance:
-        word = "reached"
-    else:
-        word = "beyond" if gain > 0 else "fell short"
-    return f"{word} (rounds cut)" if cut else word
+        return "fell short" if number.measure == "rounds_to" else "not measured"
+    if abs(gain := better * (statistics.fmean(known) - number.value)) <= number.tolerance:
+        return "reached"
+    return "beyond" if gain > 0 else "fell short"

@@ -6,13 +6,10 @@ import dataclasses
 import errno
 import json
 import secrets
-import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError
@@ -22,10 +19,11 @@ from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.aggregate import num_bytes
 from fl_labelskew_plugins.progress import clock, progress
 from fl_labelskew_plugins.recipe import Recipe
-from fl_labelskew_plugins.record import Record
+from fl_labelskew_plugins.record import Pause, Record
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.runtime import Call, Runtime
 from fl_labelskew_plugins.session import Session, host_switches, made_up, of_classes
+from fl_labelskew_plugins.signals import interrupting
 from fl_labelskew_plugins.words import counted, ranged
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EFBIG)
@@ -46,6 +44,7 @@ def start(
     role: str | None = None,
     rank: int | None = None,
     server: str | None = None,
+    pause: Pause | None = None,
 ) -> None:
     """Run a recipe.
 
@@ -59,6 +58,7 @@ def start(
         role: ``server`` or ``client``, where each is started on its own machine; default: all parts on this machine.
         rank: which silo, from 1, in the client's role.
         server: address of the server, in place of the recipe's.
+        pause: when to stop early, to be gone on with; default: what the command says that has started this process.
 
     Raises:
         LabelSkewError: a user's mistake.
@@ -83,7 +83,7 @@ def start(
         )
     by_hand = place is not None and not mpirun.launched()  # mpirun then shows a terminal even where there is a file
     show = progress(quiet, plain=by_hand)
-    call = Call(path, tuple(overrides), resume is not None, quiet, role, rank, server)
+    call = Call(path, tuple(overrides), resume is not None, quiet, role, rank, server, pause or Pause.told())
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, folder, show)
     try:
         if dry_run:
@@ -96,9 +96,9 @@ def start(
     except OSError as error:
         if error.errno not in FULL:
             raise
-        go_on = "start this silo again" if role == "client" else f"go on: fedml run --resume {folder.path}"
         raise RunError(
-            f"run directory {folder.path} can no longer be written: {error.strerror}; once there is room, {go_on}"
+            f"run directory {folder.path} can no longer be written: {error.strerror}; make room there; "
+            f"{call.go_on(folder.path)}"
         ) from error
     finally:
         runtime.close()
@@ -119,7 +119,7 @@ def _run(runtime: Runtime) -> None:
     session = _warned(runtime.session())
     if not resume:
         folder.create()
-    record = Record(session, folder, show, resume=resume)
+    record = Record(session, folder, show, resume=resume, pause=runtime.call.pause)
     if record.next_round and (switches := host_switches(session.recipe)):
         print(
             f"warning: {switches[0]}: what the host remembers from round to round is not in its checkpoint, so a "
@@ -127,17 +127,20 @@ def _run(runtime: Runtime) -> None:
             file=sys.stderr,
         )
     show.note(describe(session))
-    show.start(session.recipe.name, record.next_round, session.federation.rounds, session.federation.clients_per_round)
+    federation = session.federation
+    show.start(session.recipe.name, record.next_round, federation.rounds, federation.clients_per_round, record.pause)
     try:
-        with _termination_interrupts():
+        with interrupting():
             runtime.run(session, record)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"interrupted after {record.next_round} of {session.federation.rounds} rounds; to go on: "
-            f"fedml run --resume {folder.path}"
+            f"interrupted after {record.next_round} of {federation.rounds} rounds; {runtime.call.go_on(folder.path)}"
         ) from None
     finally:
         show.stop()
+    if record.next_round < federation.rounds:
+        show.note(f"paused after {record.next_round} of {federation.rounds} rounds")
+        return
     show.note(table(record))
     show.note(f"results: {folder.path}")
 
@@ -236,21 +239,3 @@ def _resumed(path: Path | None, overrides: Sequence[str], resume: Path) -> tuple
             "the same recipe, or no recipe at all, would be right"
         )
     return dataclasses.replace(recipe, name=folder.path.resolve().name), folder
-
-
-@contextmanager
-def _termination_interrupts() -> Iterator[None]:
-    """Let a termination signal do what Ctrl-C does: a batch system that ends the job then leaves a checkpoint."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        old = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, old)

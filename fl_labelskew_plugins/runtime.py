@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.recipe import Recipe
+from fl_labelskew_plugins.record import PAUSE, Pause, Record
 from fl_labelskew_plugins.session import Session, build
+from fl_labelskew_plugins.typed import GO_ON, to_go_on
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.progress import Progress
-    from fl_labelskew_plugins.record import Record
     from fl_labelskew_plugins.results import RunFolder
 
 
 @dataclass(frozen=True)
 class Call:
-    """What the command line asked for, so that a runtime can ask the same of other processes.
+    """What the command line asked for: what a runtime asks of other processes, and says how to go on with.
 
     Args:
         path: the recipe's file; None where a run is resumed without naming it.
@@ -30,6 +31,7 @@ class Call:
         role: ``server`` or ``client`` where each is started on its own machine; None: this machine plays all parts.
         rank: which silo, ``1 .. K``, in the client's role.
         server: address of the server, in place of the recipe's.
+        pause: when to stop early.
     """
 
     path: Path | None
@@ -39,14 +41,31 @@ class Call:
     role: str | None = None
     rank: int | None = None
     server: str | None = None
+    pause: Pause | None = None
 
     def command(self, recipe: Path, folder: Path, *more: str, resume: bool = False) -> list[str]:
         """The command that runs the same recipe in another process."""
-        command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", str(recipe)]
+        return [sys.executable, "-m", "fl_labelskew_plugins.cli.main", *self._words(recipe, folder, resume), *more]
+
+    def go_on(self, folder: Path) -> str:
+        """How to go on with the run in ``folder``: the command as it was typed, with ``--resume`` for ``--run-dir``.
+
+        A silo's is the same command again, since its folder is the same whenever it is started.
+        """
+        own = (("--role", self.role), ("--rank", self.rank), ("--server", self.server))
+        more = [word for option, value in own if value is not None for word in (option, str(value))]
+        return to_go_on([*self._words(self.path, folder, self.role != "client"), *more])
+
+    def environment(self, folder: Path) -> dict[str, str]:
+        """What the processes have to know that share a run in ``folder``."""
+        return {GO_ON: self.go_on(folder)} | ({} if self.pause is None else {PAUSE: str(self.pause)})
+
+    def _words(self, recipe: Path | None, folder: Path, resume: bool) -> list[str]:
+        words = ["run"] if recipe is None else ["run", str(recipe)]
         for override in self.overrides:
-            command += ["--set", override]
-        command += ["--resume" if resume else "--run-dir", str(folder)]
-        return [*command, *(["--quiet"] if self.quiet else []), *more]
+            words += ["--set", override]
+        words += ["--resume" if resume else "--run-dir", str(folder)]
+        return [*words, "--quiet"] if self.quiet else words
 
 
 class Runtime:

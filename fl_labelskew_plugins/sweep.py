@@ -33,13 +33,14 @@ from fl_labelskew_plugins import devices, mistakes, plain_yaml, report
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.mpirun import available_cores
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.processes import how_it_ended, interrupting
+from fl_labelskew_plugins.processes import how_it_ended
 from fl_labelskew_plugins.progress import clock, told
 from fl_labelskew_plugins.recipe import Recipe, RecipeError
 from fl_labelskew_plugins.reproduce import complete, held
 from fl_labelskew_plugins.results import RunFolder, read_lines
 from fl_labelskew_plugins.session import data_folder
 from fl_labelskew_plugins.settings import PLUGGED
+from fl_labelskew_plugins.signals import interrupting
 from fl_labelskew_plugins.words import counted
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")

@@ -1,10 +1,12 @@
 import io
+import math
 
 import pytest
 from rich.console import Console
 
 from fl_labelskew_plugins import progress as module
 from fl_labelskew_plugins.progress import Live, Plain, Silent, clock, progress, told
+from fl_labelskew_plugins.record import Pause
 
 LINE = {
     "round": 1,
@@ -64,3 +66,14 @@ def test_quiet_is_silent_and_pipes_get_lines(capsys):
     shown.round(LINE, 1.0)
     shown.stop()
     assert capsys.readouterr().out == ""
+
+
+def test_what_is_left_ends_with_a_pause(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    whole, part, timed = (module.Left(2, 10, pause) for pause in (None, Pause(5, math.inf), Pause(10, 125.0)))
+    assert whole(2) is None
+    now[0] = 120.0  # 20 s for 2 rounds
+    assert (whole(4), part(4), timed(4)) == (60.0, 10.0, 5.0)
+    now[0] = 130.0
+    assert timed(5) == 0.0

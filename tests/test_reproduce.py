@@ -2,8 +2,10 @@
 
 import csv
 import json
+import math
 import re
 import statistics
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -11,7 +13,8 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins import recipe, report, reproduce
 from fl_labelskew_plugins.cli.main import main
-from fl_labelskew_plugins.record import Record
+from fl_labelskew_plugins.record import Pause, Record
+from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.settings import Expected
 
 TEXT = """
@@ -70,8 +73,7 @@ def number(value=70.0, tolerance=1.0, **more):
     ],
 )
 def test_a_verdict_on_accuracies(values, word):
-    assert reproduce.verdict(number(), values, cut=False) == word
-    assert reproduce.verdict(number(), values, cut=True) == f"{word} (rounds cut)"
+    assert reproduce.verdict(number(), values) == word
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_a_verdict_on_accuracies(values, word):
     [([20.0, 30.0], "reached"), ([19.0], "beyond"), ([31.0], "fell short"), ([20.0, None], "fell short")],
 )
 def test_fewer_rounds_are_better(values, word):
-    assert reproduce.verdict(number(25, 5, measure="rounds_to", target=50.0), values, cut=False) == word
+    assert reproduce.verdict(number(25, 5, measure="rounds_to", target=50.0), values) == word
 
 
 def test_what_a_run_has_for_each_measure(file, tmp_path):
@@ -129,40 +131,135 @@ def test_budgets(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "90", "2x", "h", "-2h", "2h 30", "0s", "two hours"])
 def test_what_is_no_budget(text):
-    with pytest.raises(LabelSkewError, match=r"^--budget .* would be right$"):
+    with pytest.raises(LabelSkewError, match=r"^--budget .*; use a "):
         reproduce.seconds_of(text)
 
 
-def test_all_are_cut_to_the_same_share(file, tmp_path, monkeypatch):
+@pytest.fixture
+def two(file, tmp_path):
+    """Experiments of 6 and of 60 rounds."""
     other = tmp_path / "two.yaml"
     other.write_text(TEXT.replace("comm_round: 6", "comm_round: 60"))
-    chosen = reproduce.experiments({"one": file, "two": other}, [], tmp_path / "out")
-    monkeypatch.setattr(reproduce, "_probe", lambda each, say: {"one": 10.0, "two": 1.0}[each.name])
-    said = []
-    # 2 seeds of 6 rounds of 10 s and of 60 rounds of 1 s are 240 s; 0.9 of 133.5 s is half of it
-    rounds = reproduce.plan(chosen, 2, 133.5, tmp_path / "out", said.append)
-    assert rounds == {"one": 3, "two": 30}
-    assert re.fullmatch(r"budget: about 240 s for all rounds, 120 s left: 50 % of them", said[-1])
-    assert reproduce.plan(chosen, 2, 9.0, tmp_path / "out", said.append) == rounds  # as begun
-    with pytest.raises(LabelSkewError, match=r"cut to 3 of 6 rounds; --budget, to go on with them, or another --out"):
-        reproduce.plan(chosen, 2, None, tmp_path / "out", said.append)
-    assert reproduce.plan(chosen, 2, 1e9, tmp_path / "much", said.append) == {"one": 6, "two": 60}
-    assert reproduce.plan(chosen, 2, 1e-9, tmp_path / "little", said.append) == {"one": 1, "two": 1}
-    (tmp_path / "little" / "plan.json").write_text("[]")
-    with pytest.raises(LabelSkewError, match=r"plan\.json: holds no plan of rounds; another --out would be right"):
-        reproduce.plan(chosen, 2, None, tmp_path / "little", said.append)
+    return reproduce.experiments({"one": file, "two": other}, [], tmp_path / "out")
 
 
-def test_a_budget_is_kept_for_real(file, tmp_path):
+@pytest.mark.parametrize(
+    ("seconds", "targets"),
+    [
+        # 2 seeds, each 1 s to start; half of the rounds is 2 * (1 + 3 * 10) + 2 * (1 + 30 * 1) = 124 s, and 2 s a round
+        (124 / reproduce.SHARE, {"one": 3, "two": 30}),
+        (125.9 / reproduce.SHARE, {"one": 3, "two": 30}),
+        (126 / reproduce.SHARE, {"one": 3, "two": 31}),
+        (1e6, {"one": 6, "two": 60}),
+        (4 / reproduce.SHARE, {"one": 0, "two": 1}),
+        (3.9 / reproduce.SHARE, {}),
+        (-1, {}),
+    ],
+)
+def test_all_get_to_the_same_share_in_the_time_that_is_left(two, seconds, targets, monkeypatch):
+    monkeypatch.setattr(reproduce, "time", SimpleNamespace(monotonic=lambda: 500.0))
+    budget = reproduce.Budget(seconds + 1e-9, 500)
+    runs = [(experiment, seed) for seed in (0, 1) for experiment in two]
+    first = {} if seconds < 0 else {"one": 1, "two": 1}
+    assert budget._targets(runs) == first  # nothing is known yet
+    budget.costs = {"one": reproduce.Cost(1, 10), "two": reproduce.Cost(1, 1)}
+    assert budget._targets(runs) == {name: min(rounds, 2) for name, rounds in targets.items()}  # then they are tried
+    monkeypatch.setattr(reproduce, "PROBED", 0)
+    assert budget._targets(runs) == targets
+
+
+class Clock:
+    """Plays runs of which each takes a second to start and so many for a round."""
+
+    def __init__(self, monkeypatch, seconds):
+        self.now, self.seconds = 0.0, seconds
+        monkeypatch.setattr(reproduce, "time", SimpleNamespace(monotonic=lambda: self.now))
+        monkeypatch.setattr(reproduce, "complete", self.complete)
+
+    def complete(self, path, settings, folder, *, quiet, pause):
+        folder.create()
+        done, self.now = len(metrics(folder.path)) if folder.metrics.exists() else 0, self.now + 1
+        while done < pause.rounds and self.now < pause.at:
+            line = {"round": done, "accuracy": 0.5, "seconds": self.seconds(path.stem, done)}
+            folder.append(folder.metrics, line)
+            folder.append(folder.timings, line)
+            done, self.now = done + 1, self.now + line["seconds"]
+
+
+@pytest.mark.parametrize("seconds", [20.1, 50, 100, 150, 400])
+@pytest.mark.parametrize("later", [1, 3], ids=["even", "slower"])
+def test_a_budget_holds_within_a_round_and_all_get_about_as_far(two, seconds, later, monkeypatch):
+    clock = Clock(monkeypatch, lambda name, round: {"one": 4.0, "two": 0.5}[name] * (later if round else 1))
+    budget, said = reproduce.Budget(seconds, 0.0), []
+    budget.spend(two, 2, said.append, quiet=True)
+    one, other = ([experiment.done(seed) for seed in (0, 1)] for experiment in two)
+    assert clock.now < seconds + 4 * later
+    assert min(*one, *other) >= 1
+    assert max(one) - min(one) <= 1
+    assert abs(sum(one) / 12 - sum(other) / 120) < 1 / 6
+    if later == 1 and seconds == 400:  # all of it takes 2 * (6 * 4 + 60 / 2) s, and a few starts
+        assert (one, other) == ([6, 6], [60, 60])
+    assert budget.rounds == sum(one) + sum(other)
+    used = f"{clock.now:.0f} of {seconds:.0f} s used, {budget.training:.0f} s of it in rounds ({budget.rounds} in all)"
+    assert said[-1].startswith(f"budget: {used}; the same command goes on")
+
+
+def test_a_single_run_needs_no_plan(two, monkeypatch):
+    clock = Clock(monkeypatch, lambda name, round: 3.0)
+    reproduce.Budget(20, 0.0).spend(two[1:], 1, [].append, quiet=True)
+    assert (two[1].done(0), clock.now) == (7, 22.0)  # 1 + 7 * 3: the last round began after 19 s
+
+
+SCHEDULED = [
+    "method_args.method=map", "train_args.lr_schedule=cosine", "train_args.comm_round=12",
+    "validation_args.personalised=true",
+]  # fmt: skip
+
+
+def test_rounds_within_a_budget_are_the_first_ones_of_the_whole_run(file, tmp_path):
+    whole, short, parts = (RunFolder(tmp_path / name) for name in ("whole", "short", "parts"))
+    reproduce.complete(file, SCHEDULED, whole, quiet=True)
+    reproduce.complete(file, [*SCHEDULED[:2], "train_args.comm_round=5", *SCHEDULED[3:]], short, quiet=True)
+    assert metrics(short.path) != metrics(whole.path)[:5]  # rate and inheritance depend on how many there are in all
+    for rounds in (5, 5, 9):
+        reproduce.complete(file, SCHEDULED, parts, quiet=True, pause=Pause(rounds, math.inf))
+        assert metrics(parts.path) == metrics(whole.path)[:rounds]
+        assert reproduce.held(file, SCHEDULED, parts) == "begun"
+    reproduce.complete(file, SCHEDULED, parts, quiet=True, pause=Pause(12, 0.0))  # the time is up
+    assert len(metrics(parts.path)) == 9
+    reproduce.complete(file, SCHEDULED, parts, quiet=True)
+    for name in ("metrics.jsonl", "model.safetensors"):
+        assert (parts.path / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+def test_processes_of_a_run_pause_with_it(file, tmp_path):
+    here, there = (RunFolder(tmp_path / name) for name in ("here", "there"))
+    reproduce.complete(file, [], here, quiet=True)
+    over_mpi = ["comm_args.backend=MPI", "comm_args.workers=1"]
+    reproduce.complete(file, over_mpi, there, quiet=True, pause=Pause(2, math.inf))
+    assert metrics(there.path) == metrics(here.path)[:2]
+    assert not there.summary.exists()
+
+
+def test_a_budget_for_real(file, tmp_path):
     file.write_text(TEXT.replace("comm_round: 6", "comm_round: 100000"))
     out = tmp_path / "out"
-    done = call("reproduce", file, "--seeds", 1, "--budget", "2s", "--out", out)
-    rounds = json.loads((out / "plan.json").read_text())["one"]
+    done = call("reproduce", file, "--seeds", 1, "--budget", "3s", "--out", out)
+    run = out / "one" / "seed0"
+    rounds = len(metrics(run))
     assert 1 <= rounds < 100000
-    assert len(metrics(out / "one" / "seed0")) == rounds
-    first = table(out)[0]
-    assert (first["rounds"], first["verdict"].endswith(" (rounds cut)")) == (f"{rounds} of 100000", True)
-    assert f"[1/1] one, seed 0: {rounds} of 100000 rounds" in done.output
+    seconds = [line["seconds"] for line in map(json.loads, (run / "timings.jsonl").read_text().splitlines())]
+    assert sum(seconds[:-1]) < 3  # the last round began in time
+    mean, _, reach = table(out)
+    assert (mean["rounds"], mean["verdict"]) == (f"{rounds} of 100000", f"not comparable ({rounds} of 100000 rounds)")
+    assert (float(mean["ours"]) > 0, mean["difference"]) == (True, "")
+    assert (reach["ours"], reach["verdict"]) == ("0 of 1 got there", mean["verdict"])
+    assert "one, seed 0: round 1 to 100000 of 100000, 0:0" in done.output
+    assert f"paused after {rounds} of 100000 rounds" in done.output
+    assert re.search(rf"budget: \d+ of 3 s used, \d s of it in rounds \({rounds} in all\); ", done.output)
+    again = call("reproduce", file, "--seeds", 2, "--budget", "1s", "--out", out)
+    assert "Traceback" not in again.output
+    assert len(metrics(run)) >= rounds
 
 
 # What is run
@@ -212,7 +309,7 @@ def test_what_broke_off_is_gone_on_with_to_the_same_numbers(file, tmp_path, monk
 
     monkeypatch.setattr(Record, "round", interrupted)
     done = call("reproduce", file, "--seeds", 2, "--out", broken, code=130)
-    assert done.stderr.startswith("interrupted; to go on, the same again: labelskew ")
+    assert done.stderr.startswith("interrupted; to go on: labelskew ")
     assert len(metrics(broken / "one" / "seed1")) == 3
     assert not (broken / "table.csv").exists()
     monkeypatch.setattr(Record, "round", real)
@@ -258,13 +355,13 @@ def test_rounds_that_were_set_lower_are_cut_rounds_and_a_broken_summary_is_a_lin
     call(*words)
     rows = table(tmp_path / "out")
     assert {row["rounds"] for row in rows} == {"3 of 6"}
-    assert all(row["verdict"].endswith(" (rounds cut)") for row in rows)
+    assert {row["verdict"] for row in rows} == {"not comparable (3 of 6 rounds)"}
     lines = metrics(tmp_path / "out" / "one" / "seed0")
     assert float(rows[0]["ours"]) == pytest.approx(50 * (lines[1]["accuracy"] + lines[2]["accuracy"]), abs=0.006)
     summary = tmp_path / "out" / "one" / "seed0" / "summary.json"
     summary.write_text("{")
     (line,) = call(*words, code=2).stderr.splitlines()
-    assert line == f"error: {summary}: holds no summary; to delete it, and the same again, would be right"
+    assert line == f"error: {summary}: holds no summary; delete it, and start the same command again"
     summary.unlink()
     call(*words)
     assert [row["ours"] for row in table(tmp_path / "out")] == [row["ours"] for row in rows]
@@ -299,7 +396,10 @@ def test_a_folder_that_cannot_be_written_is_a_line(file):
     [
         (["nosuch"], "recipe 'nosuch' is unknown; one of labelskew recipes ls would be right"),
         (["quickstart", "quickstart.yaml"], "quickstart.yaml: quickstart is there twice; each recipe once"),
-        (["quickstart", "--budget", "soon"], "--budget soon: no time; 90s, 30m, 2h or 1h30m would be right"),
+        (
+            ["quickstart", "--budget", "soon"],
+            "--budget soon: no time; use a number with its unit, such as 90s,",
+        ),
         (
             ["quickstart", "--set", "method_args.alhpa=1"],
             "--set method_args.alhpa: unknown key; allowed: method, alpha",

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -134,8 +135,9 @@ def test_an_interruption_leaves_a_checkpoint_and_a_line(start, finish, undisturb
     assert code == 130
     lines = err.splitlines()
     assert len(lines) == 1
-    done = int(re.search(r"interrupted after (\d) of 8 rounds; to go on: fedml run --resume run", lines[0])[1])
-    code, out, _ = finish(tmp_path, "--resume", "run")
+    done, typed = re.fullmatch(r"interrupted after (\d) of 8 rounds; to go on: labelskew run (.*)", lines[0]).groups()
+    assert typed == f"{tmp_path / 'recipe.yaml'} --resume run"
+    code, out, _ = finish(tmp_path, *shlex.split(typed))
     assert code == 0
     assert f"{done} done already" in out  # nothing that was complete is trained again
     assert_same(undisturbed[0], tmp_path / "run")
@@ -154,7 +156,9 @@ def test_resuming_a_finished_run_changes_nothing(finish, undisturbed):
 def test_a_full_disk_is_a_line_and_the_run_goes_on_afterwards(finish, undisturbed, tmp_path, largest):
     code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", largest=largest)
     assert code == 1
-    assert re.fullmatch(r"error: run directory run can no longer be written: .* go on: fedml run --resume run\n", err)
+    assert re.fullmatch(
+        r"error: run directory run can no longer be written: .*; make room there; to go on: labelskew run .*\n", err
+    )
     if largest == 5_000:  # not even the pictures and the recipe were there
         return
     code, _, err = finish(tmp_path, "--resume", "run")

@@ -11,6 +11,8 @@ from typing import ParamSpec
 import click
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins.signals import ending
+
 P = ParamSpec("P")
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -22,8 +24,9 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(verb)
     def ends(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            verb(*args, **kwargs)
-            sys.stdout.flush()
+            with ending():
+                verb(*args, **kwargs)
+                sys.stdout.flush()
         except LabelSkewError as error:
             click.echo(error.shown(), err=True)
             sys.exit(error.exit_code)

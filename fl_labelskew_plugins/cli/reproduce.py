@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -12,6 +12,7 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.recipes import find
+from fl_labelskew_plugins.typed import to_go_on
 
 
 def named(recipes: tuple[str, ...]) -> dict[str, Path]:
@@ -36,7 +37,7 @@ def named(recipes: tuple[str, ...]) -> dict[str, Path]:
 @click.option(
     "--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each recipe, seeds 0, 1, ..."
 )
-@click.option("--budget", metavar="TIME", help="Cut the rounds of all to fit: 90s, 30m, 2h.  [default: all rounds]")
+@click.option("--budget", metavar="TIME", help="Stop all runs early to fit: 90s, 30m, 2h.  [default: all rounds]")
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a value; repeatable.")
 @click.option(
     "--out",
@@ -53,13 +54,16 @@ def reproduce_command(
     """Run recipes and compare them with the numbers that they expect.
 
     RECIPE is a file or the name of one that came with the package (labelskew recipes ls). A run that is done already is
-    not run again, one that broke off is gone on with: the same command goes on. The table says what was cut or changed,
-    and is kept as table.md and table.csv. To fall short is no failure: the exit code is then 0, too.
+    not run again, one that broke off is gone on with: the same command goes on. With --budget no round begins once the
+    time is up, and the runs stop where they are: another budget, or none, goes on with them. The table says what was
+    changed, compares what has all of its rounds, and is kept as table.md and table.csv. To fall short is no failure:
+    the exit code is then 0, too.
 
     \b
     labelskew reproduce fedmr/table1_fmnist_p10c2 fedmr/table1_fmnist_p10c2_fedavg --set device_args.using_gpu=true
     labelskew reproduce fedmr/table1_fmnist_p10c2 --budget 20m --set model_args.model=fedlc_cnn_mnist
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
+    begun = time.monotonic()  # the imports take their part of the budget
     from fl_labelskew_plugins import mpirun, reproduce
 
     def say(line: str) -> None:
@@ -74,14 +78,17 @@ def reproduce_command(
     chosen = reproduce.experiments(named(recipes), overrides, out)
     rows: list[list[str]] = []
     try:
-        rounds = reproduce.plan(chosen, seeds, allowed, out, say)
-        for each, runs, seconds in reproduce.run_all(chosen, rounds, seeds, say, quiet=quiet):
-            rows += reproduce.rows(each, runs, rounds[each.name], seconds)
+        reproduce.keep(out, {})
+        if allowed is None:
+            done = reproduce.run_all(chosen, seeds, say, quiet=quiet)
+        else:
+            reproduce.Budget(allowed, begun).spend(chosen, seeds, say, quiet=quiet)
+            done = iter(chosen)
+        for experiment in done:
+            rows += reproduce.rows(experiment, seeds)
             tables = {"md": table.markdown(reproduce.HEAD, rows), "csv": table.comma_separated(reproduce.HEAD, rows)}
             reproduce.keep(out, {f"table.{kind}": f"{text}\n" for kind, text in tables.items()})
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"interrupted; to go on, the same again: labelskew {shlex.join(sys.argv[1:])}"
-        ) from None
+        raise KeyboardInterrupt(f"interrupted; {to_go_on(sys.argv[1:])}") from None
     click.echo(table.markdown(reproduce.HEAD, rows))
     say(f"written to {out / 'table.md'} and {out / 'table.csv'}")

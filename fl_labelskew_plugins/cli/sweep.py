@@ -11,6 +11,7 @@ from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.typed import to_go_on
 from fl_labelskew_plugins.words import counted
 
 
@@ -68,8 +69,8 @@ def sweep_command(
         failed = sweep.run_all(planned, jobs=jobs, memory=memory, say=say)
     except KeyboardInterrupt:
         done = sum(each.folder.summary.exists() for each in planned)
-        again = f"to go on, the same again: labelskew {shlex.join(sys.argv[1:])}"
-        raise KeyboardInterrupt(f"interrupted: {done} of {len(planned)} runs done; {again}") from None
+        go_on = to_go_on(sys.argv[1:])
+        raise KeyboardInterrupt(f"interrupted: {done} of {len(planned)} runs done; {go_on}") from None
     runs, missing = report.read_all([each.folder.path for each in planned if each.folder.summary.exists()])
     if runs:  # a run without any test is in no table
         last = planned[0].recipe.validation.last_rounds

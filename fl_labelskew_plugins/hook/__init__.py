@@ -2,26 +2,30 @@
 
 A ``.pth`` file beside this package calls :func:`install` when the interpreter starts. That only puts a finder in front
 of the import system; it waits for ``fedml.cli.modules.run`` and then gives its click group one more way in. Everything
-else that ``fedml run`` does stays as it is. ``FL_LABELSKEW_NO_HOOK=1`` switches the hook off.
+else that ``fedml run`` does stays as it is. From then on Ctrl-C ends a command of ours with one line, however much is
+still to be imported. ``FL_LABELSKEW_NO_HOOK=1`` switches the hook off.
 
 This module is read at every interpreter start, so it imports nothing but what is loaded already.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 TYPE_CHECKING = False  # typing's own costs more than this whole module
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
-    from types import ModuleType
-    from typing import Any
+    from types import FrameType, ModuleType
+    from typing import Any, NoReturn
 
     import click
 
 TARGET = "fedml.cli.modules.run"
 COMMAND = "fl_labelskew_plugins.cli.run"
+OWN = ("labelskew", "fl_labelskew_plugins.cli.main")
+"""Our own command, by its script and by its module."""
 RECIPES = (".yaml", ".yml")
 EPILOG = (
     "Label-skew recipes: 'fedml run RECIPE.yaml' trains one on this machine, 'fedml run --resume RUN_DIR' continues "
@@ -61,17 +65,35 @@ class Finder:
 def install() -> None:
     """Put the finder in front of the import system, once."""
     if Finder not in sys.meta_path and TARGET not in sys.modules:
+        end_in_a_line()
         sys.meta_path.insert(0, Finder)
         if _is_ours(sys.orig_argv):
             _quiet_imports()
 
 
+def end_in_a_line() -> None:
+    """Let :func:`end` have Ctrl-C where the command is ours, unless it is ignored."""
+    import _signal  # type: ignore[import-not-found]  # signal itself would import more, and so come later
+
+    if _is_ours(sys.orig_argv) and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, end)
+
+
+def end(signum: int, frame: FrameType | None) -> NoReturn:
+    """A handler of Ctrl-C that ends this process with a line: for while there is nothing to lose."""
+    _quietly(lambda: print(end="", flush=True))
+    _quietly(lambda: os.write(2, b"interrupted\n"))
+    os._exit(130)
+
+
 def _is_ours(argv: list[str]) -> bool:
-    """Whether the interpreter was started as ``fedml run`` with a recipe or ``--resume``."""
-    words = [word.rpartition("/")[2] for word in argv]
-    if "fedml" not in words or "run" not in words:
-        return False
-    return any(word.lower().endswith(RECIPES) or word.startswith("--resume") for word in argv)
+    """Whether the interpreter was started as ``labelskew``, or as ``fedml run`` with a recipe or ``--resume``."""
+    words = [word.rpartition("/")[2] for word in argv[1:]]
+    while words and words[0].startswith("-"):  # the interpreter's own options
+        words.pop(0)
+    if words[:1] != ["fedml"]:
+        return words[:1] != [] and words[0] in OWN
+    return "run" in words and any(word.lower().endswith(RECIPES) or word.startswith("--resume") for word in words)
 
 
 def _quiet_imports() -> None:
@@ -94,6 +116,8 @@ def patch(group: click.Group) -> None:
         info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         command = _command_for(group, args)
+        if command is None:
+            _quietly(_let_go)
         return (command.make_context if command else stock_context)(info_name, args, parent, **extra)
 
     def invoke(ctx: click.Context) -> Any:
@@ -151,7 +175,15 @@ def _our_command(recipe: str = "") -> click.Command | None:
     return command
 
 
-def _quietly(action: Callable[[], None]) -> None:
+def _let_go() -> None:
+    """Give Ctrl-C back to the host, whose call it is after all."""
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _quietly(action: Callable[[], object]) -> None:
     try:
         action()
     except Exception:

@@ -83,7 +83,9 @@ class CrossSilo(Runtime):
         self.folder.create()  # only now: whoever cannot listen leaves no folder behind
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
         args = host.start(self.recipe, self.folder.path / "fedml.yaml", rank=0)
-        self._server = SiloServer(args, transport, self.recipe, checkpoint, self.show.note)
+        self._server = SiloServer(
+            args, transport, self.recipe, checkpoint, self.show.note, self.call.go_on(self.folder.path)
+        )
         return self._server.gather()
 
     def run(self, session: Session, record: Record) -> None:
@@ -135,10 +137,10 @@ class CrossSilo(Runtime):
             own = ("--role", "client", "--rank", str(rank), "--server", address)
             parts.append(Part(f"silo {rank}", call.command(path, self.folder.path / "silos" / f"silo-{rank}", *own)))
         try:
-            together(parts, environment=threads_each(count))
+            together(parts, environment=threads_each(count) | call.environment(self.folder.path))
         except RunError as error:
             if self.folder.recipe.exists():
-                error.args = (f"{error}; to go on: fedml run --resume {self.folder.path}",)
+                error.args = (f"{error}; {call.go_on(self.folder.path)}",)
             raise
 
 

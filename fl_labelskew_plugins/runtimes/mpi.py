@@ -45,7 +45,9 @@ class MPI(Runtime):
             workers = mpirun.workers(self.recipe, devices.gpus(self.recipe, warn=True))
             devices.gpu_slots(self.recipe, workers)  # whatever is wrong with the GPUs is said before anything starts
             command = self.call.command(self.recipe.path, self.folder.path, resume=self.call.resume)
-            mpirun.launch(command, workers + 1, run_dir=self.folder.path)
+            mpirun.launch(
+                command, workers + 1, run_dir=self.folder.path, environment=self.call.environment(self.folder.path)
+            )
             return True
         rank, size = place
         if rank:

@@ -70,10 +70,13 @@ class Rounds:
         return sorted(rng.choice(federation.num_clients, federation.clients_per_round, replace=False).tolist())
 
     def run(self, exchange: Exchange) -> None:
-        """All rounds that are left."""
+        """All rounds that are left, or those until the record pauses."""
         record, server = self.record, self.server
         try:
             for round in range(record.next_round, self.session.federation.rounds):
+                if record.pauses:
+                    record.abandon()
+                    return
                 begun = time.perf_counter()
                 self.args.round_idx = round
                 line = self._round(round, exchange)

@@ -44,6 +44,7 @@ class SiloServer(Manager):
         recipe: what to run.
         checkpoint: where an earlier server of this run stood.
         say: told in a line what happens to silos.
+        go_on: how to go on with the run, for messages.
     """
 
     def __init__(
@@ -53,8 +54,9 @@ class SiloServer(Manager):
         recipe: Recipe,
         checkpoint: Checkpoint | None,
         say: Callable[[str], None],
+        go_on: str,
     ) -> None:
-        self.recipe, self.say = recipe, say
+        self.recipe, self.say, self.go_on = recipe, say, go_on
         self.num_silos = recipe.train.client_num_in_total
         self.quorum = recipe.comm.quorum(recipe.train.clients_per_round)
         super().__init__(args, transport, SERVER, self.num_silos + 1)
@@ -176,7 +178,7 @@ class SiloServer(Manager):
                     break
                 raise RunError(
                     f"round {round + 1}: {len(here)} of at least {needed} silos are there after {seconds:g} s "
-                    f"(comm_args.min_clients, quorum_timeout_s); to go on: fedml run --resume {self.record.folder.path}"
+                    f"(comm_args.min_clients, quorum_timeout_s); {self.go_on}"
                 )
             self.transport.receive(min(left, 1.0) if returning else left)
         self._round = round
@@ -210,7 +212,7 @@ class SiloServer(Manager):
         if len(self._arrived) < needed:
             raise RunError(
                 f"round {round + 1}: {len(self._arrived)} of at least {needed} uploads came (comm_args.min_clients, "
-                f"round_deadline_s, quorum_timeout_s); to go on: fedml run --resume {self.record.folder.path}"
+                f"round_deadline_s, quorum_timeout_s); {self.go_on}"
             )
         for number, client in enumerate(clients, 1):
             while client not in self._arrived and self._awaited(client):

@@ -82,6 +82,45 @@ def test_a_reader_that_stops_early_is_no_error(args):
     assert "BrokenPipe" not in stderr
 
 
+def interrupted_after(module, command):
+    """What a command ends with, and says, that is interrupted as soon as it has imported this module.
+
+    Python reads the hook 20 to 60 ms after its start. What comes before that is Python's own, with its own traceback.
+    """
+    python = [sys.executable, "-Ximporttime", LABELSKEW.with_name(command[0]), *command[1:]]
+    with subprocess.Popen(python, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        said = []
+        for line in process.stderr:
+            if not line.startswith("import time:"):
+                said.append(line)
+            elif line.split("|")[-1].strip() == module:
+                process.send_signal(signal.SIGINT)
+        return process.wait(), said, process.stdout.read()
+
+
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        (["fedml", "run", QUICK], "re"),  # the hook's own
+        (["fedml", "run", QUICK], "numpy"),  # the host's, of which nothing is ours
+        (["fedml", "run", QUICK], "fl_labelskew_plugins.mpirun"),  # in our verb
+        (["fedml", "run", "--resume", "nowhere"], "torch"),
+        (["labelskew", "reproduce", QUICK], "click"),
+        (["labelskew", "partition", QUICK], "torch"),
+    ],
+)
+def test_an_interrupt_while_it_imports_is_a_line(command, module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert interrupted_after(module, command) == (130, ["interrupted\n"], "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_of_anything_else_is_the_host_s_own():
+    code, said, _ = interrupted_after("click", ["fedml", "run", "list", "--help"])
+    assert code == -signal.SIGINT
+    assert "Traceback (most recent call last):\n" in said
+
+
 def test_an_interrupt_ends_with_130(tmp_path, forker):
     many = ["--set", "train_args.comm_round=100000", "--run-dir", "run"]
     process = forker.start(["run", QUICK, *many], tmp_path / "log", cwd=tmp_path)

@@ -1,5 +1,6 @@
 """The hook's own logic, on a click group like the host's."""
 
+import signal
 import sys
 import warnings
 from types import ModuleType
@@ -202,13 +203,18 @@ def test_a_finder_that_fails_steps_aside(fake_host, monkeypatch):
         (["python", "/x/bin/fedml", "run", "--set", "a.b=c", "a.YML", "--quiet"], True),
         (["python", "/x/bin/fedml", "run", "--resume", "runs/x"], True),
         (["python", "/x/bin/fedml", "run", "list"], False),
+        (["python", "-X", "/x/bin/labelskew"], True),
+        (["python", "-m", "fl_labelskew_plugins.cli.main", "run", "a.yaml"], True),
         (["python", "/x/bin/fedml", "launch", "job.yaml"], False),
         (["python", "train.py", "run", "a.yaml"], False),
+        (["python", "train.py", "fedml", "run", "a.yaml"], False),
+        (["python", "train.py", "data/labelskew"], False),
+        (["python"], False),
         ([], False),
     ],
 )
-def test_only_our_calls_leave_the_host_s_import_warnings_out(argv, ours, monkeypatch):
-    called = []
+def test_only_our_calls_leave_the_host_s_import_warnings_out_and_end_in_a_line(argv, ours, monkeypatch):
+    called, before = [], signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.delitem(sys.modules, hook.TARGET, raising=False)
     monkeypatch.setattr(sys, "orig_argv", argv)
@@ -216,7 +222,8 @@ def test_only_our_calls_leave_the_host_s_import_warnings_out(argv, ours, monkeyp
     while hook.Finder in sys.meta_path:
         sys.meta_path.remove(hook.Finder)
     hook.install()
-    assert bool(called) == ours
+    took = signal.signal(signal.SIGINT, before)
+    assert (bool(called), took is hook.end) == (ours, ours)
 
 
 def test_the_filters_are_for_the_host_alone():

@@ -35,16 +35,14 @@ class Federation:
             probe.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
         self.run_dir = folder / "run"
-        self.overrides = []
-        self.environment = {}
+        self.overrides, self.environment = [], {}
         self.number = 0
 
     def _start(self, name, *argv):
         sets = [word for override in self.overrides for word in ("--set", override)]
         self.number += 1
         log = self.folder / f"{self.number:02d}-{name}.log"
-        argv = ["run", *argv, *sets, "--server", self.address]
-        return self.forker.start(argv, log, environment=self.environment)
+        return self.forker.start(["run", *argv, *sets, "--server", self.address], log, environment=self.environment)
 
     def server(self, *more, resume=False):
         where = ["--resume" if resume else "--run-dir", self.run_dir]

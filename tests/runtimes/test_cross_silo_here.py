@@ -1,6 +1,7 @@
 """The server and all silos on one machine, started by one command."""
 
 import os
+import shlex
 import signal
 import socket
 
@@ -15,11 +16,17 @@ SLOW = [
     "method_args.method=fedphp", "train_args.epochs=40", "train_args.comm_round=4", "tracking_args.checkpoint_every=1",
     "train_args.client_num_in_total=2", "partition_args.classes_per_client=5",
 ]  # fmt: skip
-LEFT = "to go on: fedml run --resume"
 
 
 def words(overrides):
     return [word for override in overrides for word in ("--set", override)]
+
+
+def go_on(run):
+    """What is said of how to go on: the command as it was typed, with ``--resume``."""
+    return "to go on: " + shlex.join(
+        ["labelskew", "run", str(run.parent / "here.yaml"), *words(SLOW), "--resume", str(run)]
+    )
 
 
 def descendants(process):
@@ -72,9 +79,12 @@ def test_one_command_runs_everything_and_prefixes_the_lines(sittings):
 
 @pytest.mark.parametrize("name", ["interrupt", "terminate"])
 def test_told_to_end_it_ends_all_and_says_how_to_go_on(sittings, name):
-    code, text = sittings[1][name]
+    run, ends = sittings
+    code, text = ends[name]
     assert code == 130
-    assert LEFT in text
+    (line,) = [line for line in text.splitlines() if "to go on" in line]
+    assert line.startswith("server | interrupted after ")
+    assert line.endswith(f"; {go_on(run)}")  # of the command that was typed, not of the server that it has started
     assert "Traceback" not in text
 
 
@@ -83,7 +93,7 @@ def test_a_process_that_fails_ends_the_others(sittings):
     code, text = ends["silo 2"]
     assert code == 1
     *_, last = text.strip().splitlines()
-    assert last == f"error: silo 2 was killed by signal 9 (SIGKILL); {LEFT} {run}"
+    assert last == f"error: silo 2 was killed by signal 9 (SIGKILL); {go_on(run)}"
 
 
 def test_after_all_that_the_weights_are_those_of_one_process(sittings, sp_weights):

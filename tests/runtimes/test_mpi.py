@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -130,11 +131,13 @@ def sittings(forker, plugin, tmp_path_factory):
     made.sit("worker", "comm_args.workers=1", stop=(1, signal.SIGKILL))
     made.sit("server", "comm_args.workers=1", stop=(0, signal.SIGKILL))
     made.sit("interrupt", "comm_args.workers=1", stop=(None, signal.SIGINT))
-    made.last = forker.mpirun(None, ["run", "--resume", made.run], environment=plugin)
+    _, text, _ = made.ends["interrupt"]
+    typed = shlex.split(text.rpartition("to go on: ")[2])
+    made.last = forker.mpirun(None, typed[1:], environment=plugin)
     return made
 
 
-LEFT = r"interrupted after \d+ of 30 rounds; to go on: fedml run --resume \S+\n"
+LEFT = r"interrupted after \d+ of 30 rounds; to go on: labelskew run .*--resume \S+\n"
 RAISED = (
     r"error: worker [12]: Unruly\.loss \(unruly\) raised ZeroDivisionError: of this plugin; the frames below are of "
     r'its own code\n  File "\S+/unruly\.py", line 9, in loss\n    raise ZeroDivisionError\("of this plugin"\)\n'
@@ -146,7 +149,7 @@ RAISED = (
     [
         ("raise", 1, RAISED),
         ("worker", 1, LEFT + r"error: worker 1 was killed by signal 9\n"),
-        ("server", 1, r"error: the server \(rank 0\) was killed by signal 9; to go on: fedml run --resume \S+\n"),
+        ("server", 1, r"error: the server \(rank 0\) was killed by signal 9; to go on: labelskew run .*--resume \S+\n"),
         ("interrupt", 130, LEFT),
     ],
 )

@@ -2,7 +2,10 @@
 
 import os
 import re
+import shlex
 import signal
+import subprocess
+import sysconfig
 import time
 
 import pytest
@@ -81,13 +84,35 @@ def test_a_server_told_to_end_saves_and_the_silos_wait_for_it(federation, sp_wei
     federation.overrides = [SLOW, STATEFUL, "tracking_args.checkpoint_every=100"]
     server, silos = federation.server(), federation.silos()
     silos[0].says("round 2: trained")
-    server.kill(signal.SIGTERM)
+    server.kill(signal.SIGINT)
     assert server.wait(60) == 130
-    assert re.search(r"interrupted after [12] of 3 rounds; to go on: fedml run --resume ", server.text)
     assert "Traceback" not in server.text
+    *_, last = server.text.splitlines()
+    assert re.match(r"interrupted after [12] of 3 rounds; to go on: labelskew run ", last)
     silos[0].says("waiting for the server")
-    finished(federation.server(resume=True), *silos)
+    path = {"PATH": f"{sysconfig.get_path('scripts')}:{os.environ['PATH']}"}
+    typed = last.rpartition("to go on: ")[2]
+    again = subprocess.run(
+        typed, shell=True, env=os.environ | path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert again.returncode == 0, again.stderr
+    assert "starting the server" not in again.stdout  # and silos, all on this machine
+    finished(*silos)
+    assert left_out(federation) == [[]] * 3
     same(federation.weights(), sp_weights(SLOW, STATEFUL))
+
+
+def test_a_server_that_pauses_lets_its_silos_end_and_goes_on_with_them(federation, sp_weights):
+    federation.overrides, federation.environment = [STATEFUL], {"FL_LABELSKEW_PAUSE": "2 inf"}
+    server, silos = federation.server(), federation.silos()
+    finished(server, *silos)
+    assert "paused after 2 of 3 rounds\n" in server.text
+    assert len(federation.lines()) == 2
+    federation.environment = {}
+    server, silos = federation.server(resume=True), federation.silos()
+    finished(server, *silos)
+    assert len(federation.lines()) == 3
+    same(federation.weights(), sp_weights(STATEFUL))
 
 
 def test_a_connection_that_breaks_is_taken_up_again_by_the_same_process(federation, make_proxy, sp_weights):
@@ -135,7 +160,9 @@ def test_a_silo_that_comes_late_joins_from_the_next_round_on(federation):
     assert left_out(federation)[-1] == []
 
 
-def test_below_the_quorum_the_server_stops_with_a_checkpoint_and_goes_on_later(federation, sp_weights):
+def test_below_the_quorum_the_server_stops_with_a_checkpoint_and_goes_on_later(
+    federation, sp_weights, forker, tmp_path
+):
     federation.overrides = [SLOW, FOUR, STATEFUL, "tracking_args.checkpoint_every=100"]
     federation.overrides += ["comm_args.reconnect_s=0.5", "comm_args.quorum_timeout_s=5", "comm_args.min_clients=3"]
     server, silos = federation.server(), federation.silos()
@@ -143,8 +170,9 @@ def test_below_the_quorum_the_server_stops_with_a_checkpoint_and_goes_on_later(f
     silos[2].kill()
     assert server.wait() == 1
     *_, last = server.text.strip().splitlines()
-    assert re.search(r"error: round [23]: \d of at least 3 .*; to go on: fedml run --resume ", last)
-    again = [federation.silo(3), federation.server(resume=True)]
+    assert re.search(r"error: round [23]: \d of at least 3 .*; to go on: labelskew run ", last)
+    typed = shlex.split(last.rpartition("to go on: ")[2])
+    again = [federation.silo(3), forker.start(typed[1:], tmp_path / "again.log")]
     finished(*again, *silos[:2])
     same(federation.weights(), sp_weights(*federation.overrides[:3]))
 

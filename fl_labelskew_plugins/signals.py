@@ -1,0 +1,64 @@
+"""Ctrl-C from a command's first moment on: one line and exit code 130, whatever is being imported just then.
+
+An exception that a signal raises in the middle of an import may come out as another one, be swallowed by somebody's
+``except``, or be printed as ignored. So nothing is raised there: the process ends at once, as it has nothing to lose.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from fl_labelskew_plugins.hook import end
+
+IMPORTING = "<frozen importlib"
+"""What the names of the import system's own files begin with."""
+
+
+def end_or_interrupt(signum: int, frame: FrameType | None) -> None:
+    """A handler that ends this process in the middle of an import, and raises KeyboardInterrupt anywhere else."""
+    caller = frame
+    while caller is not None:
+        if caller.f_code.co_filename.startswith(IMPORTING):
+            end(signum, frame)
+        caller = caller.f_back
+    raise KeyboardInterrupt
+
+
+def interrupt(signum: int, frame: FrameType | None) -> None:
+    """A handler that raises KeyboardInterrupt: for where a checkpoint is to be saved, or others are to be ended."""
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def ending() -> Iterator[None]:
+    """Ctrl-C is :func:`end_or_interrupt`'s meanwhile, unless somebody else has a handler for it."""
+    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, end):
+        with handled(signal.SIGINT, handler=end_or_interrupt):
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def interrupting() -> Iterator[None]:
+    """A termination signal does what Ctrl-C does: a batch system that ends the job then leaves a checkpoint."""
+    with handled(signal.SIGTERM, signal.SIGINT, handler=interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def handled(*numbers: int, handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Another handler for these signals, except for one that is ignored."""
+    old = {}
+    with contextlib.suppress(ValueError):  # not the main thread, which alone gets signals
+        for number in numbers:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # such as SIGINT in a shell script's background
+                old[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, before in old.items():
+            signal.signal(number, before)
