@@ -238,9 +238,8 @@ def main() -> None:
         f"{start['import_fedml']:.1f} s\n"
     )
     many = (measured if options.tiny else _child)("many", options)
-    print(
-        f"MAP with {'20' if options.tiny else '1,000'} clients: {many['peak_mb']:.0f} MB peak, {many['wall']:.1f} s a round\n"
-    )
+    clients = "20" if options.tiny else "1,000"
+    print(f"MAP with {clients} clients: {many['peak_mb']:.0f} MB peak, {many['wall']:.1f} s a round\n")
     print("| one client's round | CPU s | beside FedAvg |\n|---|---|---|")
     for name, (seconds, ratio) in _child("methods", options).items():
         print(f"| {name} | {seconds:.3f} | {ratio:.3f} |")

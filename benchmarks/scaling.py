@@ -3,7 +3,7 @@
     python benchmarks/scaling.py            # about 10 minutes on two cores that have nothing else to do
     python benchmarks/scaling.py --quick    # about 3 minutes, fewer repetitions
     python benchmarks/scaling.py --part mpi # one of the two parts: mpi, silos
-    python benchmarks/scaling.py --tiny     # half a minute: that it works; digits, one worker, one silo, numbers say nothing
+    python benchmarks/scaling.py --tiny     # a minute: that it works; digits, a worker, a silo, numbers say nothing
 
 It prints Markdown tables. Every run is the command that a user types, one torch thread a process, each variant in turn,
 so that a slow spell of the machine hits all of them. Rounds are those of ``timings.jsonl`` but the first; CPU seconds
@@ -177,7 +177,7 @@ def silos(*, quick: bool, tiny: bool) -> None:
             recipes[kind] = folder / f"{kind}.yaml"
             text = SILOS.format(data=folder / "data.npz", silos=number, rounds=rounds, certs=certs)
             recipes[kind].write_text(text)
-        alone = training(recipes["loopback"], number)
+        alone = training(recipes["loopback"], number, 3 if tiny else 11)
         if tiny:
             del recipes["loopback"]
         found = {kind: Rounds() for kind in recipes}
@@ -195,7 +195,7 @@ def silos(*, quick: bool, tiny: bool) -> None:
         print(f"| {kind} | {wall:.2f} | {wall - least:.2f} | {cpu - number * alone:.2f} | {others} |")
 
 
-def training(recipe: Path, clients: int) -> float:
+def training(recipe: Path, clients: int, repetitions: int) -> float:
     """CPU seconds of one client's round with one thread, in this process."""
     import torch
 
@@ -205,7 +205,7 @@ def training(recipe: Path, clients: int) -> float:
     torch.set_num_threads(1)
     made = session.build(recipes.load(recipe))
     times = []
-    for number in range(11):
+    for number in range(repetitions):
         before = time.process_time()
         made.trainer.fit(number % clients, number, made.start, shared={}, state={}, times_selected=number)
         times.append(time.process_time() - before)
@@ -216,7 +216,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    parser.add_argument("--tiny", action="store_true", help="a try with few processes, in half a minute")
+    parser.add_argument("--tiny", action="store_true", help="a try with few processes, in a minute")
     parser.add_argument("--part", choices=["mpi", "silos"], help="measure one part alone")
     options = parser.parse_args()
     for name, part in (("mpi", mpi), ("silos", silos)):

@@ -46,7 +46,7 @@ def test_host_sp(tables):
 def test_mixing(tables):
     _, *rows = tables("mixing")
     assert [row[0] for row in rows] == [e.name for group in ("methods", "optimizers") for e in catalog.entries(group)]
-    assert dict((row[0], row[2]) for row in rows)["FedAvg"] == "1.000"
+    assert {row[0]: row[2] for row in rows}["FedAvg"] == "1.000"
     assert all(float(row[1]) > 0 for row in rows)
 
 
