@@ -214,6 +214,8 @@ def main() -> None:
     parser.add_argument("--variant", choices=[*VARIANTS, "many", "methods"], help="measure one alone, print JSON")
     parser.add_argument("--rounds", type=int, default=4, help="rounds of a variant")
     options = parser.parse_args()
+    if options.rounds < 3:  # the first and the last one do not count
+        parser.error("--rounds: use 3 or more")
     if options.variant:
         print(json.dumps(measured(options.variant, options)))
         return
