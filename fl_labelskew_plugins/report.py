@@ -234,8 +234,9 @@ class Row:
         differs: the other keys, ``section.key``, in which rows of the same four names differ; a method's own key in
             all rows of that method and optimiser if in any, so that the same name is the same everywhere.
         setting: what the rows share that are compared with each other: data and partition, with their parameters.
-        accuracy: of each seed, in per cent, over the last tests; likewise ``best``, and on the clients' own test splits
-            ``personalised`` or ``local``, of whose models it is the other's to be empty.
+        accuracy: of each seed, in per cent, over the last tests; likewise ``best``.
+        personalised: likewise, of the clients' own models on their own test splits; empty where the method keeps none.
+        local: likewise, of the models just trained; empty where there are personalised ones.
         rank: by mean accuracy among the rows of this setting, from 1; None without a whole run.
         to_baseline: the first round, from 1, in which the mean over the seeds reaches the baseline's best; None: never,
             or there is no baseline.
@@ -420,20 +421,12 @@ def _differing(recipes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         {key for other in recipes if alike(mine, other, COLUMNS) for key in mine if other.get(key) != mine[key]}
         for mine in recipes
     ]
-    everywhere = [
-        {
-            key
-            for other, keys in zip(recipes, apart, strict=True)
-            if alike(mine, other, (METHOD, OPTIMIZER))
-            for key in keys
-            if not key.startswith(SCENE)
-        }
-        for mine in recipes
-    ]
-    return [
-        [key for key in mine if key in here or key in there]
-        for mine, here, there in zip(recipes, apart, everywhere, strict=True)
-    ]
+    found = []
+    for mine, here in zip(recipes, apart, strict=True):
+        same = [keys for other, keys in zip(recipes, apart, strict=True) if alike(mine, other, (METHOD, OPTIMIZER))]
+        there = {key for keys in same for key in keys if not key.startswith(SCENE)}
+        found.append([key for key in mine if key in here | there])
+    return found
 
 
 def _told_keys(row: Row, keys: Iterable[str]) -> str:
