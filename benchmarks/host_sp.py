@@ -2,6 +2,7 @@
 
     python benchmarks/host_sp.py            # about 15 minutes on one core; prints Markdown tables
     python benchmarks/host_sp.py --quick    # a few minutes, fewer repetitions
+    python benchmarks/host_sp.py --tiny     # seconds: that it works; on digits, in one process, numbers say nothing
 
 The work: Fashion-MNIST, P10C2, the CNN of FedLC's table 8, one local epoch, batches of 64, SGD 0.01 without momentum
 (the host ignores it), one torch thread. The host gets ready-made lists of float batches, its fastest case. Variants
@@ -13,6 +14,7 @@ paired ratios.
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import json
 import os
@@ -23,29 +25,45 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "small" / "fedavg_fmnist.yaml"
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.recipe import Recipe
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+FASHION = (RECIPES / "small" / "fedavg_fmnist.yaml", [])
+TINY = (RECIPES / "quickstart.yaml", ["method_args.method=fedavg", "train_args.epochs=1"])
 COMMON = ["train_args.momentum=0.0", "device_args.threads=1", "tracking_args.checkpoint_every=1000"]
 COPIED = "copied"
 """The stock host hands out live weights: in its round 0 each client starts from the one before it; a copy mends it."""
 NEVER = ["validation_args.frequency_of_the_test=0", "validation_args.personalised=false"]
 
 
-def ours(rounds: int, overrides: list[str]) -> dict[str, object]:
+def loaded(rounds: int, overrides: list[str], tiny: bool) -> Recipe:
+    """The recipe to measure."""
+    from fl_labelskew_plugins import recipe
+
+    path, own = TINY if tiny else FASHION
+    return recipe.load(path, [*own, *COMMON, f"train_args.comm_round={rounds}", *overrides])
+
+
+def ours(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
     """Our runtime: CPU and wall seconds of every round but the first."""
     begun = time.perf_counter()
     import fedml  # noqa: F401  # the host's own start-up, taken off below
 
     imported = time.perf_counter()
-    from fl_labelskew_plugins import recipe, session
+    import fl_labelskew_registry as registry
+
     from fl_labelskew_plugins.progress import Silent
     from fl_labelskew_plugins.record import Record
     from fl_labelskew_plugins.results import RunFolder, read_lines
-    from fl_labelskew_plugins.runtimes import sp
+    from fl_labelskew_plugins.runtime import Call
 
     class Clock(Silent):
-        marks: list[tuple[float, float]] = []  # noqa: RUF012
-        first = 0.0
+        def __init__(self) -> None:
+            self.marks: list[tuple[float, float]] = []
+            self.first = 0.0
 
         def client(self, round: int, number: int, clients: int) -> None:
             self.first = self.first or time.perf_counter()
@@ -54,26 +72,28 @@ def ours(rounds: int, overrides: list[str]) -> dict[str, object]:
             self.marks.append((time.process_time(), time.perf_counter()))
 
     with tempfile.TemporaryDirectory() as folder:
-        made = session.build(recipe.load(RECIPE, [*COMMON, f"train_args.comm_round={rounds}", *overrides]))
-        record = Record(made, RunFolder(Path(folder)), Clock(), resume=False)
-        sp.run(made, record)
+        recipe, clock = loaded(rounds, overrides, tiny), Clock()
+        call = Call(path=None, overrides=(), resume=False, quiet=True)
+        runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, RunFolder(Path(folder)), clock)
+        session = runtime.session()
+        record = Record(session, runtime.folder, clock, resume=False)
+        runtime.run(session, record)
         accuracy = read_lines(record.folder.metrics)[-1].get("accuracy")
+    untested = "validation_args.frequency_of_the_test=0" in overrides  # but for the last round
     return {
-        **_periods(
-            Clock.marks[: rounds - 1] if "validation_args.frequency_of_the_test=0" in overrides else Clock.marks
-        ),
-        "startup": record.progress.first - imported,  # type: ignore[attr-defined]
+        **_periods(clock.marks[: rounds - 1] if untested else clock.marks),
+        "startup": clock.first - imported,
         "import_fedml": imported - begun,
         "accuracy": accuracy,
     }
 
 
-def stock(rounds: int, overrides: list[str]) -> dict[str, object]:
+def stock(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
     """The stock host's FedAvgAPI with its own trainer on the same clients, network and start weights."""
     import torch
     from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
-    from fl_labelskew_plugins import recipe, session
+    from fl_labelskew_plugins import session
     from fl_labelskew_plugins.runtimes import host
     from fl_labelskew_plugins.samples import ClientBatches
     from fl_labelskew_plugins.trainer import host_dataset
@@ -85,18 +105,17 @@ def stock(rounds: int, overrides: list[str]) -> dict[str, object]:
             marks.append((time.process_time(), time.perf_counter()))
             return super()._client_sampling(*arguments)
 
-    made = session.build(recipe.load(RECIPE, [*COMMON, f"train_args.comm_round={rounds}"]))
+    made = session.build(loaded(rounds, [], tiny))
     with tempfile.TemporaryDirectory() as folder:
         args = host.start(made.recipe, Path(folder) / "fedml.yaml")
     if overrides:
         args.frequency_of_the_test = 10**9
     args.enable_wandb = False
-    data = host_dataset(made.trainer, 64)
+    data = host_dataset(made.trainer, made.recipe.train.batch_size)
     data = [list(d) if isinstance(d, ClientBatches) else d for d in data]
     for part in (5, 6):
         data[part] = {k: list(v) for k, v in data[part].items()}
-    model = made.recipe.network.build((1, 28, 28), 10)
-    model.load_state_dict(made.start)
+    model = copy.deepcopy(made.trainer.model)
     api = Stock(args, torch.device("cpu"), data, model)
     if COPIED in overrides:
         live = api.model_trainer.get_model_params
@@ -136,12 +155,12 @@ MANY = [
 """MAP with 1,000 private models, of which 32 MiB stay in memory."""
 
 
-def methods(repetitions: int) -> dict[str, list[float]]:
+def methods(repetitions: int, tiny: bool) -> dict[str, list[float]]:
     """CPU seconds of one client's round for each method, taken in turn in one process."""
     import torch
     from fl_labelskew_registry import Contribution, load
 
-    from fl_labelskew_plugins import recipe, session
+    from fl_labelskew_plugins import session
     from fl_labelskew_plugins.local import snapshot
 
     cases = {
@@ -155,9 +174,9 @@ def methods(repetitions: int) -> dict[str, list[float]]:
         "fedphp": ("fedphp", {}),
         "map": ("map", {}),
     }
-    made = session.build(recipe.load(RECIPE, COMMON))
+    made = session.build(loaded(1, [], tiny))
     networks = {"table-8 CNN, batch 64": (made.trainer, None, list(cases))}
-    big = session.build(recipe.load(RECIPE, [*COMMON, "model_args.model=resnet18", "train_args.batch_size=128"]))
+    big = session.build(loaded(1, ["model_args.model=resnet18", "train_args.batch_size=128"], tiny))
     big.trainer.indices = {k: i[::12][:512] for k, i in big.trainer.indices.items()}
     chosen = ["fedavg", "fedavg (again)", "fedmr, prototypes: running", "fedmr, prototypes: after"]
     networks["ResNet18, batch 128 (512 samples a client)"] = (big.trainer, max(2, repetitions // 3), chosen)
@@ -191,21 +210,19 @@ def main() -> None:
     """Run the variants alternately and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--tiny", action="store_true", help="a try on digits, in seconds")
     parser.add_argument("--variant", choices=[*VARIANTS, "many", "methods"], help="measure one alone, print JSON")
     parser.add_argument("--rounds", type=int, default=4, help="rounds of a variant")
     options = parser.parse_args()
-    if options.variant == "methods":
-        print(json.dumps(methods(4 if options.quick else 15)))
-        return
+    if options.rounds < 3:  # the first and the last one do not count
+        parser.error("--rounds: use 3 or more")
     if options.variant:
-        function, overrides = {**VARIANTS, "many": (ours, MANY)}[options.variant]
-        print(json.dumps(function(options.rounds, list(overrides))))
+        print(json.dumps(measured(options.variant, options)))
         return
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
-    for turn in range(1 if options.quick else 3):
+    for turn in range(1 if options.quick or options.tiny else 3):
         for name in VARIANTS:
-            runs[name].append(_child(name, environment, options.quick))
+            runs[name].append((measured if options.tiny else _child)(name, options))
             print(f"turn {turn + 1}: {name}: {runs[name][-1]}", file=sys.stderr, flush=True)
     print(
         "| variant | CPU s a round | wall s a round | CPU beside host | peak MB | accuracy |\n|---|---|---|---|---|---|"
@@ -222,16 +239,29 @@ def main() -> None:
         f"\nstart-up to the first round: {start['startup']:.2f} s beyond `import fedml`, which takes "
         f"{start['import_fedml']:.1f} s\n"
     )
-    many = _child("many", environment, options.quick)
-    print(f"MAP with 1,000 clients: {many['peak_mb']:.0f} MB peak, {many['wall']:.1f} s a round\n")
+    many = (measured if options.tiny else _child)("many", options)
+    clients = "20" if options.tiny else "1,000"
+    print(f"MAP with {clients} clients: {many['peak_mb']:.0f} MB peak, {many['wall']:.1f} s a round\n")
     print("| one client's round | CPU s | beside FedAvg |\n|---|---|---|")
-    for name, (seconds, ratio) in _child("methods", environment, options.quick).items():
+    for name, (seconds, ratio) in _child("methods", options).items():
         print(f"| {name} | {seconds:.3f} | {ratio:.3f} |")
 
 
-def _child(variant: str, environment: dict[str, str], quick: bool) -> dict[str, object]:
-    command = [sys.executable, __file__, "--variant", variant, *(["--quick"] if quick else [])]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+def measured(variant: str, options: argparse.Namespace) -> dict[str, object]:
+    """The numbers of one variant, in this process."""
+    if variant == "methods":
+        return methods(1 if options.tiny else 4 if options.quick else 15, options.tiny)
+    function, overrides = {**VARIANTS, "many": (ours, MANY)}[variant]
+    if options.tiny:
+        overrides = [override.replace("=1000", "=20") for override in overrides]
+    return function(options.rounds, list(overrides), options.tiny)
+
+
+def _child(variant: str, options: argparse.Namespace) -> dict[str, object]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--variant", variant, "--rounds", str(options.rounds)]
+    command += [f"--{name}" for name in ("quick", "tiny") if getattr(options, name)]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 

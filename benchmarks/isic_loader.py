@@ -3,6 +3,7 @@
     python benchmarks/isic_loader.py                 # 2,000 pictures, EfficientNet-b0: about 6 minutes on two cores
     python benchmarks/isic_loader.py --images 240    # less
     python benchmarks/isic_loader.py --gpu           # on the first GPU
+    python benchmarks/isic_loader.py --tiny          # seconds: that it works; a linear model, numbers say nothing
 
 It runs one round of recipes/fedmr_isic2019.yaml with one local epoch: six clients train, prototypes are computed, and
 the global model is tested. Before that every picture is read once, so that files are in memory, processes up, and what
@@ -23,6 +24,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=2000)
     parser.add_argument("--gpu", action="store_true")
     parser.add_argument("--workers", default="null", help="processes that decode; default: the recipe's")
+    parser.add_argument("--tiny", action="store_true", help="a try with few pictures and a linear model, in seconds")
     options = parser.parse_args()
     import torch
 
@@ -32,13 +34,15 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "isic"
-        fakes.write(ISIC2019(), tree, samples=options.images, seed=0)
+        fakes.write(ISIC2019(), tree, samples=80 if options.tiny else options.images, seed=0)
         sets = {
             "data_args.data_cache_dir": str(tree),
             "train_args.epochs": "1",
             "device_args.using_gpu": str(options.gpu).lower(),
             "device_args.loader_workers": options.workers,
         }
+        if options.tiny:
+            sets["model_args.model"] = "logistic"
         made = session.build(recipe.load(RECIPE, [f"{key}={value}" for key, value in sets.items()]))
         local = made.trainer
         reader = local.train._reader  # type: ignore[union-attr]

@@ -2,6 +2,7 @@
 
     python benchmarks/mixing.py            # about 6 minutes on one core; prints a Markdown table
     python benchmarks/mixing.py --quick    # fewer repetitions
+    python benchmarks/mixing.py --tiny     # seconds: that it works; on digits, numbers say nothing
 
 The work: Fashion-MNIST, P10C2, the CNN of FedLC's table 8, one local epoch, batches of 64, SGD 0.01 with momentum 0.9
 (Mime: none), one torch thread, defaults. Two clients play a first round, so that private state and what the server
@@ -15,26 +16,29 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "small" / "fedavg_fmnist.yaml"
+RECIPES = Path(__file__).parent.parent / "recipes"
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--tiny", action="store_true", help="a try on digits, in seconds")
     options = parser.parse_args()
+    path = RECIPES / ("quickstart.yaml" if options.tiny else "small/fedavg_fmnist.yaml")
+    common = ["method_args.method=fedavg", "train_args.epochs=1", "device_args.threads=1"]
 
     from fl_labelskew_registry import Contribution, catalog
 
     from fl_labelskew_plugins import recipe, session
     from fl_labelskew_plugins.aggregator import LabelSkewAggregator
 
-    made = session.build(recipe.load(RECIPE, ["device_args.threads=1"]))
+    made = session.build(recipe.load(path, common))
     local, start = made.trainer, made.start
 
     def choose(override: str) -> None:
-        overrides = [override, *(["train_args.momentum=0.0"] if override.endswith("=Mime") else [])]
-        asked = recipe.load(RECIPE, overrides)
+        overrides = [*common, override, *(["train_args.momentum=0.0"] if override.endswith("=Mime") else [])]
+        asked = recipe.load(path, overrides)
         local.method, local.optimizer, local.settings = asked.method, asked.optimizer, session.local_settings(asked)
 
     def first_round() -> tuple[dict[str, object], dict[int, object]]:
@@ -59,7 +63,7 @@ def main() -> None:
         choose(case)
         ready[case] = first_round()
     seconds: dict[str, list[float]] = {case: [] for case in cases}
-    for repetition in range(4 if options.quick else 12):
+    for repetition in range(2 if options.tiny else 4 if options.quick else 12):
         client = repetition % 2
         for case in cases:
             choose(case)

@@ -3,6 +3,7 @@
     python benchmarks/scaling.py            # about 10 minutes on two cores that have nothing else to do
     python benchmarks/scaling.py --quick    # about 3 minutes, fewer repetitions
     python benchmarks/scaling.py --part mpi # one of the two parts: mpi, silos
+    python benchmarks/scaling.py --tiny     # a minute: that it works; digits, a worker, a silo, numbers say nothing
 
 It prints Markdown tables. Every run is the command that a user types, one torch thread a process, each variant in turn,
 so that a slow spell of the machine hits all of them. Rounds are those of ``timings.jsonl`` but the first; CPU seconds
@@ -35,7 +36,7 @@ from pathlib import Path
 
 import psutil
 
-RECIPE = Path(__file__).parent.parent / "recipes" / "small" / "fedavg_fmnist.yaml"
+RECIPES = Path(__file__).parent.parent / "recipes"
 MPI = [
     "train_args.client_num_in_total=40",
     "train_args.client_num_per_round=10",
@@ -52,7 +53,7 @@ common_args: {{training_type: cross_silo}}
 data_args: {{dataset: npz, data_cache_dir: {data}}}
 partition_args: {{partition_method: iid}}
 model_args: {{model: resnet18}}
-train_args: {{client_num_in_total: 5, comm_round: {rounds}, batch_size: 64}}
+train_args: {{client_num_in_total: {silos}, comm_round: {rounds}, batch_size: 64}}
 method_args: {{method: fedavg}}
 validation_args: {{frequency_of_the_test: 0, personalised: false}}
 device_args: {{threads: 1}}
@@ -133,16 +134,19 @@ def run(recipe: Path, folder: Path, overrides: list[str]) -> list[str]:
     return [*command, "--quiet", *sets]
 
 
-def mpi(*, quick: bool) -> None:
+def mpi(*, quick: bool, tiny: bool) -> None:
     """One process beside 1 and 2 workers."""
-    rounds, turns = (4, 1) if quick else (8, 3)
-    found = {name: Rounds() for name in VARIANTS}
+    rounds, turns = (4, 1) if quick or tiny else (8, 3)
+    variants = dict(list(VARIANTS.items())[:2]) if tiny else VARIANTS
+    recipe = RECIPES / ("quickstart.yaml" if tiny else "small/fedavg_fmnist.yaml")
+    more = ["train_args.epochs=10"] if tiny else []  # rounds that are long enough to be seen
+    found = {name: Rounds() for name in variants}
     for turn in range(turns):
-        for name, overrides in VARIANTS.items():
+        for name, overrides in variants.items():
             print(f"turn {turn + 1}: {name}", file=sys.stderr)
             with tempfile.TemporaryDirectory() as folder:
-                out, sets = Path(folder) / "run", [*MPI, f"train_args.comm_round={rounds}", *overrides]
-                found[name].add(measured(run(RECIPE, out, sets), out, rounds))
+                out, sets = Path(folder) / "run", [*MPI, f"train_args.comm_round={rounds}", *more, *overrides]
+                found[name].add(measured(run(recipe, out, sets), out, rounds))
     medians = {name: each.median() for name, each in found.items()}
     sp, one = medians["sp"][0], medians["MPI, 1 worker"][0]
     print("\n| runtime | s a round | beside sp | throughput beside 1 worker | CPU s a round | others |")
@@ -151,12 +155,12 @@ def mpi(*, quick: bool) -> None:
         print(f"| {name} | {wall:.2f} | {wall / sp:.2f} | {one / wall:.2f} | {cpu:.2f} | {others} |")
 
 
-def silos(*, quick: bool) -> None:
-    """A round of 5 silos beside their training."""
+def silos(*, quick: bool, tiny: bool) -> None:
+    """A round of 5 silos beside their training; tiny: of one, with TLS alone."""
     import numpy as np
 
-    rounds, turns = (6, 1) if quick else (12, 3)
-    found = {"loopback": Rounds(), "loopback, TLS": Rounds()}
+    rounds, turns = (4, 1) if tiny else (6, 1) if quick else (12, 3)
+    number = 1 if tiny else 5
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rng = np.random.default_rng(0)
@@ -164,30 +168,34 @@ def silos(*, quick: bool) -> None:
         np.savez(folder / "data.npz", x=rng.integers(0, 256, (100, 8, 8), dtype=np.uint8), y=y)
         command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main"]
         subprocess.run(
-            [*command, "certs", "new", "--silos", "5", "--out", str(folder / "certs")],
+            [*command, "certs", "new", "--silos", str(number), "--out", str(folder / "certs")],
             check=True,
             stdout=subprocess.DEVNULL,
         )
         recipes = {}
-        for kind, certs in (("loopback", "null"), ("loopback, TLS", str(folder / "certs"))):
+        for kind, certs in {"loopback": "null", "loopback, TLS": str(folder / "certs")}.items():
             recipes[kind] = folder / f"{kind}.yaml"
-            recipes[kind].write_text(SILOS.format(data=folder / "data.npz", rounds=rounds, certs=certs))
-        alone = training(recipes["loopback"])
+            text = SILOS.format(data=folder / "data.npz", silos=number, rounds=rounds, certs=certs)
+            recipes[kind].write_text(text)
+        alone = training(recipes["loopback"], number, 3 if tiny else 11)
+        if tiny:
+            del recipes["loopback"]
+        found = {kind: Rounds() for kind in recipes}
         for turn in range(turns):
             for kind, recipe in recipes.items():
                 print(f"turn {turn + 1}: {kind}", file=sys.stderr)
                 out = folder / f"{kind}-{turn}"
                 found[kind].add(measured(run(recipe, out, []), out, rounds - 1))  # the last one has a test
-    least = alone * 5 / min(5, CORES)
-    print(f"\none client's training, alone: {alone:.3f} s; five on {CORES} cores: {least:.3f} s\n")
+    least = alone * number / min(number, CORES)
+    print(f"\none client's training, alone: {alone:.3f} s; {number} on {CORES} cores: {least:.3f} s\n")
     print("| transport | s a round | beyond training | CPU s a round, training taken off | others |")
     print("|---|---|---|---|---|")
     for kind, each in found.items():
         wall, cpu, others = each.median()
-        print(f"| {kind} | {wall:.2f} | {wall - least:.2f} | {cpu - 5 * alone:.2f} | {others} |")
+        print(f"| {kind} | {wall:.2f} | {wall - least:.2f} | {cpu - number * alone:.2f} | {others} |")
 
 
-def training(recipe: Path) -> float:
+def training(recipe: Path, clients: int, repetitions: int) -> float:
     """CPU seconds of one client's round with one thread, in this process."""
     import torch
 
@@ -197,9 +205,9 @@ def training(recipe: Path) -> float:
     torch.set_num_threads(1)
     made = session.build(recipes.load(recipe))
     times = []
-    for number in range(11):
+    for number in range(repetitions):
         before = time.process_time()
-        made.trainer.fit(number % 5, number, made.start, shared={}, state={}, times_selected=number)
+        made.trainer.fit(number % clients, number, made.start, shared={}, state={}, times_selected=number)
         times.append(time.process_time() - before)
     return statistics.median(times[1:])
 
@@ -208,11 +216,12 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--tiny", action="store_true", help="a try with few processes, in a minute")
     parser.add_argument("--part", choices=["mpi", "silos"], help="measure one part alone")
     options = parser.parse_args()
     for name, part in (("mpi", mpi), ("silos", silos)):
         if options.part in (None, name):
-            part(quick=options.quick)
+            part(quick=options.quick, tiny=options.tiny)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ SIGN = "+"
 CARRIED = (
     "logits_only",
     "protects",
+    "personalises",
     "contribution_shapes",
     "stages",
     "before_round",

@@ -31,6 +31,8 @@ LONG = 24
 """Letters beyond which a cell of the summary is wrapped."""
 MOST_LABELS = 24
 """Classes up to which a heat map's cells say their value."""
+UPRIGHT = 4
+"""Letters beyond which the heads of a heat map of more than three columns are turned."""
 
 
 def page(found: Sequence[Row], *, last: int, baseline: str) -> str:
@@ -107,7 +109,9 @@ def _summary(found: Sequence[Row], last: int, baseline: str) -> str:
         lines.append(f"<tr>{''.join(cells)}</tr>")
     note = (
         f"Means over the last {_count(range(last), 'test')} ± standard deviation over seeds; the best of a setting is "
-        "bold, the second best underlined. Rank: by mean accuracy on the same data and partition. Rounds to baseline: "
+        "bold, the second best underlined. Personalised: clients' own models, on their own test splits; local model: "
+        "where a method keeps none, what a client has just trained, on its own test split; that is not compared. Rank: "
+        "by mean accuracy on the same data and partition. Rounds to baseline: "
         f"until the mean over seeds reaches the highest of {escape(baseline)} with FedAvg, and how many times fewer "
         "that is (FedMR table 4, FedShift table 2). MB (10<sup>6</sup> bytes) a round, of all its clients (FedMR table "
         "3). Seconds a round, and the most memory that the server's process held (FedMR figure 4). A head sorts."
@@ -252,10 +256,11 @@ def _heat_table(
         + "</tr>"
         for name, values in lines
     ]
-    heads = "".join(f'<th scope="col">{escape(each)}</th>' for each in head)
+    heads = "".join(f'<th scope="col" title="{escape(name)}"><span>{escape(name)}</span></th>' for name in head)
     stops = ", ".join(f"rgb({r} {g} {b})" for r, g, b in SHADES)
     scale = f'{low:.1f} <i style="background:linear-gradient(90deg, {stops})"></i> {high:.1f}'
-    return _table("heat", f"<tr><td></td>{heads}</tr>", rows) + f'<div class="scale">{scale}</div>'
+    kind = "heat upright" if max(map(len, head)) > UPRIGHT and len(head) > 3 else "heat"
+    return _table(kind, f"<tr><td></td>{heads}</tr>", rows) + f'<div class="scale">{scale}</div>'
 
 
 def _heat(found: Sequence[Row], settings: Sequence[str], names: Sequence[str]) -> str:
@@ -275,7 +280,9 @@ def _classes(found: Sequence[Row], settings: Sequence[str], last: int) -> str:
         lines = [(report.label(row), row.recall) for row in found if row.setting == setting and row.recall]
         classes = max((len(recall) for _, recall in lines), default=0)
         if classes:
-            head = [str(label) for label in range(classes)]
+            runs = [run for row in found if row.setting == setting for run in row.runs]
+            numbers = [str(label) for label in range(classes)]
+            head = next((run.class_names for run in runs if len(run.class_names) == classes), numbers)
             padded = [(name, [*recall, *[None] * (classes - len(recall))]) for name, recall in lines]
             form = ".0f" if classes <= MOST_LABELS else None
             table = _heat_table(head, padded, 0, 100, form)

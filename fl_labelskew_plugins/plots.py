@@ -42,18 +42,18 @@ def heat_map(
     save(picture, path)
 
 
-def curves(lines: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
-    """Accuracy and loss over the rounds, from a run's metrics."""
+def curves(lines: Sequence[dict[str, Any]], path: Path, *, title: str, own_models: str) -> None:
+    """Accuracy and loss over the rounds, from a run's metrics; ``own_models``: those of the clients' own tests."""
     tests = [line for line in lines if "accuracy" in line]
     picture, (left, right) = figure(11, 4, columns=2)
     for key, label in (
-        ("accuracy", "global test set"),
-        ("personalised_accuracy", "personalised, own test split"),
+        ("accuracy", "global model, global test set"),
+        ("personalised_accuracy", f"{own_models}, own test splits"),
     ):
         points = [(line["round"] + 1, 100 * line[key]) for line in tests if line.get(key) is not None]
         if points:
             left.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=label)
-    left.set(xlabel="round", ylabel="accuracy in %", title=title, ylim=(0, 100))
+    left.set(xlabel="round", ylabel="accuracy in %", title=title, ylim=PERCENT)
     left.legend(loc="lower right")
     right.plot([t["round"] + 1 for t in tests], [t["loss"] for t in tests], label="test cross-entropy")
     for term in lines[-1]["loss_terms"] if lines else ():
@@ -67,30 +67,40 @@ def curves(lines: Sequence[dict[str, Any]], path: Path, *, title: str) -> None:
     save(picture, path)
 
 
-def compare(groups: Mapping[str, Mapping[int, Sequence[float]]], path: Path) -> None:
+def compare(settings: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], path: Path) -> None:
     """Global accuracy over the rounds: a line for the mean over seeds, a band from the lowest to the highest.
 
+    Each setting has a chart; a label has the same colour and dash in all of them.
+
     Args:
-        groups: label to round to the accuracy of each seed.
+        settings: setting to label to round to the accuracy of each seed.
         path: where the PNG goes.
     """
-    from cycler import cycler
-
-    picture, axes = figure(8, 4.8)
-    axes.set_prop_cycle(cycler(linestyle=STYLES) * cycler(color=COLOURS))
-    for label, rounds in groups.items():
-        band(axes, {x: [100 * value for value in values] for x, values in rounds.items()}, label)
-    axes.set(xlabel="round", ylabel="accuracy on the global test set in %")
-    inside = len(groups) <= len(COLOURS) and all(len(label) <= WIDEST for label in groups)
-    finish_rounds(axes, loc="lower right" if inside else None)
-    if not inside:
-        _legend_beside(picture, axes)
+    labels = list(dict.fromkeys(label for groups in settings.values() for label in groups))
+    columns = min(len(settings), CHARTS)
+    rows = math.ceil(len(settings) / columns)
+    picture, grid = figure(8 if columns == 1 else 6 * columns, 4.8 * rows, columns, nrows=rows, squeeze=False)
+    lines: dict[str, Any] = {}
+    for axes in grid.flat[len(settings) :]:
+        axes.remove()
+    for axes, (setting, groups) in zip(grid.flat, settings.items(), strict=False):
+        for label, rounds in groups.items():
+            number = labels.index(label)
+            style = {"color": COLOURS[number % len(COLOURS)], "ls": STYLES[number // len(COLOURS) % len(STYLES)]}
+            percent = {x: [100 * value for value in values] for x, values in rounds.items()}
+            lines[label] = band(axes, percent, label, **style)
+        axes.set(xlabel="round", ylabel="accuracy on the global test set in %")
+        axes.set_title(setting if len(settings) > 1 else "")
+        finish_rounds(axes, loc=None)
+    if len(settings) == 1 and len(labels) <= len(COLOURS) and all(len(label) <= WIDEST for label in labels):
+        picture.axes[0].legend(loc="lower right", fontsize=8)
+    else:
+        _legend_beside(picture, [lines[label] for label in labels], labels)
     save(picture, path)
 
 
-def _legend_beside(picture: Any, axes: Any) -> None:
-    """A legend at the right of the chart, for which the picture grows, with as many columns as make it no higher."""
-    lines, labels = axes.get_legend_handles_labels()
+def _legend_beside(picture: Any, lines: Sequence[Any], labels: Sequence[str]) -> None:
+    """A legend at the right of the charts, for which the picture grows, with as many columns as make it no higher."""
     labels = [textwrap.fill(label, WIDEST) for label in labels]
     columns = math.ceil(sum(label.count("\n") + 1 for label in labels) / HIGHEST)
     legend = picture.legend(lines, labels, loc="outside right upper", ncols=columns, fontsize=8, handlelength=3)
@@ -99,13 +109,14 @@ def _legend_beside(picture: Any, axes: Any) -> None:
     picture.set_size_inches(width + taken.width / picture.dpi, max(height, taken.height / picture.dpi + 0.2))
 
 
-def band(axes: Any, rounds: Mapping[int, Sequence[float]], label: str) -> None:
-    """A line for the mean of each round's values, and a band from the lowest to the highest."""
+def band(axes: Any, rounds: Mapping[int, Sequence[float]], label: str, **style: Any) -> Any:
+    """A line, which is returned, for the mean of each round's values, and a band from the lowest to the highest."""
     xs = sorted(rounds)
     few = "." if len(xs) < 40 else None
-    (line,) = axes.plot(xs, [float(np.mean(rounds[x])) for x in xs], label=label, marker=few)
+    (line,) = axes.plot(xs, [float(np.mean(rounds[x])) for x in xs], label=label, marker=few, **style)
     lows, highs = [min(rounds[x]) for x in xs], [max(rounds[x]) for x in xs]
     axes.fill_between(xs, lows, highs, color=line.get_color(), alpha=0.15)
+    return line
 
 
 def finish_rounds(axes: Any, loc: str | None = "best") -> None:
@@ -181,6 +192,10 @@ STYLES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (6, 2, 1, 1, 1, 2)))
 """Of lines beyond ten: the colours again, with the next style."""
 WIDEST, HIGHEST = 40, 28
 """Letters of a legend's line, and lines of its columns."""
+CHARTS = 2
+"""Charts of a picture beside each other."""
+PERCENT = (-2, 102)
+"""Ends of an axis in per cent, so that the frame cuts neither a line at 0 nor one at 100."""
 
 
 def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[Any, Any]:
@@ -191,7 +206,7 @@ def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[
 
     made = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(made)
-    axes = made.subplots(1, columns, **more)
+    axes = made.subplots(ncols=columns, **more)
     for each in made.axes:
         each.set_prop_cycle(color=COLOURS)
     return made, axes

@@ -144,7 +144,7 @@ def told(line: dict[str, Any]) -> str:
     if "accuracy" in line:
         words.append(f"accuracy {100 * line['accuracy']:.2f} %")
         if line.get("personalised_accuracy") is not None:
-            words.append(f"personalised {100 * line['personalised_accuracy']:.2f} %")
+            words.append(f"own test splits {100 * line['personalised_accuracy']:.2f} %")
     if line["loss_terms"]:
         words.append("loss " + " + ".join(f"{name} {value:.4f}" for name, value in line["loss_terms"].items()))
     if "left_out" in line:

@@ -145,7 +145,7 @@ class Record:
         result |= self._personalised_models()
         result["seconds"] = round(self.seconds, 2)
         title = f"{session.recipe.method_name} on {session.recipe.data.dataset}"
-        plots.curves(read_lines(folder.metrics), folder.path / "curves.png", title=title)
+        plots.curves(read_lines(folder.metrics), folder.path / "curves.png", title=title, own_models=session.own_models)
         if self.watch is not None:
             self.watch.draw()
         folder.write_json("summary.json", result)
@@ -184,6 +184,8 @@ class Record:
             "optimizer": mixing.describe(session.recipe, session.trainer.model),
             "deviations": [*session.method.deviations(), *session.recipe.optimizer.deviations()],
             "report": session.method.report(session.federation),
+            "personal_models": session.method.personalises(),
+            "class_names": session.class_names,
             "made_up_data": made_up(session.recipe),
         }
         if resume:

@@ -52,6 +52,8 @@ class Run:
         timings: a mapping a round, with ``seconds`` and ``peak_mb``.
         data: what tells its data from others (``environment.json``); None where nobody wrote it down.
         partition: likewise, of who held which samples with this seed.
+        personal: whether its method keeps a model for each client.
+        class_names: of its data; none where they are not known.
     """
 
     name: str
@@ -60,6 +62,8 @@ class Run:
     timings: Sequence[Mapping[str, Any]] = ()
     data: str | None = None
     partition: str | None = None
+    personal: bool = False
+    class_names: Sequence[str] = ()
 
     @property
     def seed(self) -> str:
@@ -149,7 +153,6 @@ def read(folder: Path) -> Run:
         recipe, _ = plain_yaml.read((folder / "recipe.yaml").read_text(encoding="utf-8"))
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         timings = _text(folder / "timings.jsonl").splitlines()
-        environment = json.loads(_text(folder / "environment.json") or "{}")
     except FileNotFoundError as error:
         raise LabelSkewError(f"{folder}: no run: {Path(error.filename).name} is missing") from None
     except (OSError, ValueError, plain_yaml.YamlError) as error:
@@ -158,9 +161,7 @@ def read(folder: Path) -> Run:
         recipe.pop(EXPECTED, None)  # no section
     if not isinstance(recipe, dict) or not all(isinstance(keys, dict) for keys in recipe.values()):
         raise LabelSkewError(f"{folder}: no run: recipe.yaml holds no recipe")
-    known = environment if isinstance(environment, dict) else {}
-    data, partition = (value if isinstance(value := known.get(key), str) else None for key in ("data", "partition"))
-    run = Run(str(folder), recipe, _objects(lines), _objects(timings), data, partition)
+    run = Run(str(folder), recipe, _objects(lines), _objects(timings), *_described(folder))
     for line in run.tests:
         if number(line, "accuracy") is None or not isinstance(line.get("round"), int):
             raise LabelSkewError(f"{folder}: no run: metrics.jsonl has a test without round and accuracy")
@@ -171,6 +172,23 @@ def read(folder: Path) -> Run:
 
 def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+def _described(folder: Path) -> tuple[str | None, str | None, bool, Sequence[str]]:
+    """What a run's environment.json tells: what its data and its partition are, personal models, class names.
+
+    Older runs do not tell of their models; these lie in ``clients/``, except for FLDA, which writes none.
+    """
+    try:
+        told = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        told = None
+    told = told if isinstance(told, dict) else {}
+    data, partition = (value if isinstance(value := told.get(key), str) else None for key in ("data", "partition"))
+    names = told.get("class_names")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        names = []
+    return data, partition, bool(told.get("personal_models", (folder / "clients").is_dir())), names
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
@@ -248,9 +266,12 @@ class Row:
         optimizer: the host's.
         data: the data set's name.
         partition: the partition's name.
-        differs: the other keys, ``section.key``, in which rows of the same four names differ.
+        differs: the other keys, ``section.key``, in which rows of the same four names differ; a method's own key in
+            all rows of that method and optimiser if in any, so that the same name is the same everywhere.
         setting: what the rows share that are compared with each other: data and partition, with their parameters.
-        accuracy: of each seed, in per cent, over the last tests; likewise ``personalised`` and ``best``.
+        accuracy: of each seed, in per cent, over the last tests; likewise ``best``.
+        personalised: likewise, of the clients' own models on their own test splits; empty where the method keeps none.
+        local: likewise, of the models just trained; empty where there are personalised ones.
         rank: by mean accuracy among the rows of this setting, from 1; None without a whole run.
         to_baseline: the first round, from 1, in which the mean over the seeds reaches the baseline's best; None: never,
             or there is no baseline.
@@ -271,6 +292,7 @@ class Row:
     setting: str
     accuracy: Sequence[float | None]
     personalised: Sequence[float | None]
+    local: Sequence[float | None]
     best: Sequence[float | None]
     up: float | None
     down: float | None
@@ -320,10 +342,10 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
     """
     firsts = [group[0] for group in groups]
     recipes = [flat(run.recipe) | told for run, told in zip(firsts, _data(firsts), strict=True)]
-    labels = _settings(recipes)
+    differs = _differing(recipes)
     found = [
-        _row(group, mine, _differing(mine, recipes), label, last)
-        for group, mine, label in zip(groups, recipes, labels, strict=True)
+        _row(group, mine, keys, label, last)
+        for group, mine, keys, label in zip(groups, recipes, differs, _settings(recipes), strict=True)
     ]
     return [_compared(row, [other for other in found if other.setting == row.setting], baseline) for row in found]
 
@@ -368,6 +390,8 @@ def _row(group: Sequence[Run], mine: Mapping[str, Any], differs: Sequence[str], 
         value = mean(number(line, key) for run in counted for line in run.metrics)
         return None if value is None else value / 1e6
 
+    own = percent(run.last("personalised_accuracy", last) for run in counted)
+    personal = any(run.personal for run in counted)
     recalls = [run.recall(last) for run in counted]
     classes = min(map(len, recalls))
     return Row(
@@ -380,7 +404,8 @@ def _row(group: Sequence[Run], mine: Mapping[str, Any], differs: Sequence[str], 
         differs=differs,
         setting=setting,
         accuracy=percent(run.last("accuracy", last) for run in counted),
-        personalised=percent(run.last("personalised_accuracy", last) for run in counted),
+        personalised=own if personal else (),
+        local=() if personal else own,
         best=percent(run.best for run in counted),
         up=megabytes("bytes_up"),
         down=megabytes("bytes_down"),
@@ -445,10 +470,25 @@ def _setting(key: str, value: Any) -> str:
     return f"{key.partition('.')[2]}={json.dumps(value)}".replace('"', "")
 
 
-def _differing(mine: Mapping[str, Any], recipes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys, beside the columns, in which runs of the same method, optimiser, data and partition differ."""
-    same = [other for other in recipes if all(other.get(key) == mine.get(key) for key in COLUMNS)]
-    return [key for key in mine if any(other.get(key) != mine[key] for other in same)]
+def _differing(recipes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """For each, the keys, beside the columns, in which runs of the same method, optimiser, data and partition differ.
+
+    What differs so under one data set and partition is told under all others, too: a name means the same in all charts.
+    """
+
+    def alike(one: Mapping[str, Any], other: Mapping[str, Any], keys: Iterable[str]) -> bool:
+        return all(one.get(key) == other.get(key) for key in keys)
+
+    apart = [
+        {key for other in recipes if alike(mine, other, COLUMNS) for key in mine if other.get(key) != mine[key]}
+        for mine in recipes
+    ]
+    found = []
+    for mine, here in zip(recipes, apart, strict=True):
+        same = [keys for other, keys in zip(recipes, apart, strict=True) if alike(mine, other, (METHOD, OPTIMIZER))]
+        there = {key for keys in same for key in keys if not key.startswith(SCENE)}
+        found.append([key for key in mine if key in here | there])
+    return found
 
 
 def _told_keys(row: Row, keys: Iterable[str]) -> str:
@@ -484,12 +524,12 @@ def _label(name: str, text: Callable[[Row], str]) -> Column:
     return Column(name, lambda row: {name: text(row)}, text)
 
 
-def _spread(name: str, values: Callable[[Row], Sequence[float | None]]) -> Column:
+def _spread(name: str, values: Callable[[Row], Sequence[float | None]], better: int = 1) -> Column:
     return Column(
         name,
         lambda row: dict(zip((name, f"{name}_std"), spread(values(row)), strict=True)),
         lambda row: " ± ".join(filter(None, spread(values(row)))) or "-",
-        1,
+        better,
         lambda row: mean(values(row)),
     )
 
@@ -538,7 +578,8 @@ def columns(found: Sequence[Row]) -> list[Column]:
         Column("seeds", _seeds, _seeds_text, value=lambda row: len(row.runs) if row.whole else 0),
         Column("rounds", lambda row: {"rounds": row.rounds}, lambda row: row.rounds),
         _spread("accuracy", lambda row: row.accuracy),
-        _spread("personalised", lambda row: row.personalised),
+        *([_spread("personalised", lambda row: row.personalised)] if any(row.personalised for row in found) else []),
+        *([_spread("local model", lambda row: row.local, better=0)] if any(row.local for row in found) else []),
         _spread("best", lambda row: row.best),
         _number("rank", "", lambda row: row.rank),
         Column("rounds to baseline", _rounds, _rounds_text, -1, lambda row: row.to_baseline),
@@ -607,12 +648,11 @@ def _note(run: Run, counted: Sequence[Run]) -> str:
     return f"{run.name}: the same recipe, data and seed as {twin.name}: counted once"
 
 
-def curves(found: Sequence[Row]) -> dict[str, Curve]:
-    """Label of each row to its accuracies."""
-    names: dict[str, Curve] = {}
-    several = len({row.setting for row in found}) > 1
+def curves(found: Sequence[Row]) -> dict[str, dict[str, Curve]]:
+    """Setting to label of each row to its accuracies."""
+    settings: dict[str, dict[str, Curve]] = {}
     for row in found:
-        name = ", ".join([label(row), *([row.setting] if several else [])])
+        names = settings.setdefault(row.setting, {})
         for round_, values in row.curve.items():
-            names.setdefault(name, {}).setdefault(round_, []).extend(values)
-    return names
+            names.setdefault(label(row), {}).setdefault(round_, []).extend(values)
+    return settings

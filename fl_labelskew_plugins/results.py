@@ -213,7 +213,11 @@ def peak_memory(device: torch.device) -> dict[str, float]:
 
 
 def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
-    """Summary of a run's metrics: final, best, and mean and std of the last tests."""
+    """Summary of a run's metrics: final, best, and mean and std of the last tests.
+
+    ``rounds_to_best`` is the number of rounds after which a test was best, as people count them; a line's ``round`` is
+    one less.
+    """
     tests = [line for line in lines if "accuracy" in line]
     result: dict[str, Any] = {"rounds": len(lines)}
     tail = tests[-last:]
@@ -222,7 +226,7 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
         result |= {
             "final_accuracy": tests[-1]["accuracy"],
             "best_accuracy": best["accuracy"],
-            "best_round": best["round"],
+            "rounds_to_best": best["round"] + 1,
             "last_tests": len(tail),
             "last_mean": statistics.fmean(line["accuracy"] for line in tail),
             "last_std": statistics.pstdev(line["accuracy"] for line in tail),

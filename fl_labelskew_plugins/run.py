@@ -180,10 +180,10 @@ def table(record: Record) -> str:
                 f"{100 * result['last_mean']:.2f} % (std {100 * result['last_std']:.2f})",
             ),
             ("balanced accuracy, same tests", f"{100 * result['balanced_last_mean']:.2f} %"),
-            ("best accuracy", f"{100 * result['best_accuracy']:.2f} % in round {result['best_round'] + 1}"),
+            ("best accuracy", f"{100 * result['best_accuracy']:.2f} % in round {result['rounds_to_best']}"),
         ]
     for key, label in (
-        ("personalised_last_mean", "personalised, own test splits"),
+        ("personalised_last_mean", f"{record.session.own_models}, own test splits"),
         ("private_models_accuracy", "inherited private models"),
     ):
         if key in result:

@@ -79,6 +79,11 @@ class Session:
         return None if self.clients is None else self.clients.digest
 
     @property
+    def own_models(self) -> str:
+        """What the accuracies on clients' own test splits are those of, after local training."""
+        return "personalised models" if self.method.personalises() else "local models"
+
+    @property
     def method(self) -> Method:
         """The label-skew method in use."""
         return self.recipe.method

@@ -90,6 +90,7 @@ def test_it_is_what_its_parts_are():
     logits = combine.combine({"fedrs": FedRS(), "fedlc": FedLC()})
     assert logits.logits_only()
     assert not logits.protects()
+    assert not logits.personalises()
     assert type(logits).contribute is Method.contribute  # so the host's switches may be on
     assert logits.aggregation == "samples"  # the last one's
     assert combine.combine({"fedlc": FedLC(), "fedrs": FedRS()}).aggregation == "uniform"

@@ -3,6 +3,7 @@
 import base64
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -86,6 +87,18 @@ def test_numbers_are_those_of_the_rows():
     assert "[[1, 30.0, 20.0, 40.0], [2, 50.0, 40.0, 60.0], [3, 70.0, 60.0, 80.0]]".replace('"', "&quot;") in text
     cells = re.findall(r'title="1: ([0-9.]+)">(\d+)<', text)
     assert ("50.00", "50") in cells
+
+
+def test_classes_have_the_names_of_the_data():
+    names = ["T-shirt/top", "<b>Bag</b>", "Ankle boot", "Coat"]
+    one = replace(run("fedavg", 0, [0.5], recall=[1.0, 0.5, None, 0.0]), class_names=names)
+    text = rendered([replace(one, class_names=()), replace(one, recipe=run("fedlc", 1, []).recipe)])
+    assert [n for n in re.findall(r'<th scope="col" title="([^"]*)">', text) if n != "pcdd"] == [
+        "T-shirt/top", "&lt;b&gt;Bag&lt;/b&gt;", "Ankle boot", "Coat",
+    ]  # fmt: skip
+    assert 'title="T-shirt/top: 100.00">100<' in text
+    assert 'class="heat upright"' in text
+    assert 'title="3: 0.00">0<' in rendered([replace(one, class_names=names[:3])])  # another data set's
 
 
 def test_settings_are_told_once_where_they_are_shared():

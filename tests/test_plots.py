@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.plots import COLOURS, arrow, colour, compare, curves, figure, heat_map, save, scatter, sphere
 
 
@@ -28,23 +29,59 @@ def test_curves_with_gaps_and_without_tests(tmp_path):
     line = {"loss_terms": {"cross_entropy": 1.0}}
     lines = [{"round": 0, "accuracy": 0.3, "loss": 2.0, "personalised_accuracy": None, **line}, {"round": 1, **line}]
     lines.append({"round": 2, "accuracy": 0.6, "loss": 1.0, "personalised_accuracy": 0.9, "loss_terms": {"other": 1.0}})
-    curves(lines, tmp_path / "c.png", title="t")
+    curves(lines, tmp_path / "c.png", title="t", own_models="local models")
     picture(tmp_path / "c.png")
-    curves([{"round": 0, "accuracy": 0.1, "loss": None, "loss_terms": {"other": None}}], tmp_path / "e.png", title="t")
+    odd = {"round": 0, "accuracy": 0.1, "loss": None, "loss_terms": {"other": None}}
+    curves([odd], tmp_path / "e.png", title="t", own_models="local models")
     picture(tmp_path / "e.png")  # of a run whose losses were not finite
 
 
 def test_compare_draws_a_line_a_group(tmp_path):
-    compare({"fedavg": {1: [0.1, 0.2], 2: [0.3, 0.4]}, "fedrs": {1: [0.5], 2: [0.6]}}, tmp_path / "d.png")
+    compare({"iid": {"fedavg": {1: [0.1, 0.2], 2: [0.3, 0.4]}, "fedrs": {1: [0.5], 2: [0.6]}}}, tmp_path / "d.png")
     picture(tmp_path / "d.png")
+
+
+def drawn(monkeypatch):
+    """Pictures as they are saved."""
+    made = []
+    monkeypatch.setattr(plots, "save", lambda picture, path: made.append(picture))
+    return made
+
+
+def test_a_label_has_one_colour_in_all_charts(tmp_path, monkeypatch):
+    pictures = drawn(monkeypatch)
+    line = {1: [0.1], 2: [0.2]}
+    many = {f"m{number}": line for number in range(12)}
+    compare({"pcdd": many, "iid": {"m11": line, "m3": line}, "iid, again": {"new": line, "m0": line}}, tmp_path / "a")
+    (made,) = pictures
+    assert [axes.get_title() for axes in made.axes] == ["pcdd", "iid", "iid, again"]
+    charts = [{one.get_label(): (one.get_color(), one.get_linestyle()) for one in a.lines} for a in made.axes]
+    assert charts[1] == {name: charts[0][name] for name in ("m11", "m3")}
+    assert charts[2]["m0"] == charts[0]["m0"]
+    assert len(set(charts[0].values()) | {charts[2]["new"]}) == 13
+    (legend,) = made.legends
+    assert [text.get_text() for text in legend.get_texts()] == [*many, "new"]
+
+
+def test_the_frame_does_not_cut_a_line_at_either_end(tmp_path, monkeypatch):
+    pictures = drawn(monkeypatch)
+    line = {"accuracy": 1.0, "personalised_accuracy": 0.0, "loss": 1.0, "loss_terms": {}}
+    curves([{"round": r, **line} for r in range(2)], tmp_path / "a", title="t", own_models="local models")
+    compare({"iid": {"fedavg": {1: [1.0], 2: [1.0]}}}, tmp_path / "b")
+    for made in pictures:
+        low, high = made.axes[0].get_ylim()
+        assert high > 100
+        assert low < (100 if made is pictures[1] else 0)
+    legend = [text.get_text() for text in pictures[0].axes[0].get_legend().get_texts()]
+    assert legend == ["global model, global test set", "local models, own test splits"]
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("lines", "words"), [(60, "fedavg, FedOpt, server_optimizer=adam, server_lr=0.01"), (12, "a")])
 def test_a_legend_of_many_lines_stands_beside_the_chart(tmp_path, lines, words):
-    compare({"few": {1: [0.1], 2: [0.9]}}, tmp_path / "few.png")
+    compare({"iid": {"few": {1: [0.1], 2: [0.9]}}}, tmp_path / "few.png")
     groups = {f"{words}, {number}": {1: [0.1], 2: [number / lines]} for number in range(lines)}
-    compare(groups, tmp_path / "many.png")
+    compare({"iid": groups}, tmp_path / "many.png")
     few, many = picture(tmp_path / "few.png"), picture(tmp_path / "many.png")
     assert many.shape[1] > few.shape[1] + 50
     assert (many[0] == 255).all()  # nothing is cut off

@@ -17,7 +17,7 @@ LINE = {
 
 
 def test_told():
-    words = "accuracy 62.13 %  personalised 98.00 %  loss cross_entropy 0.4000 + intra 0.0100"
+    words = "accuracy 62.13 %  own test splits 98.00 %  loss cross_entropy 0.4000 + intra 0.0100"
     assert told(LINE) == words
     assert told({"round": 0, "loss_terms": {"cross_entropy": 1.0}}) == "loss cross_entropy 1.0000"
 

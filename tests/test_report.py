@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, catalog, load
 
 from fl_labelskew_plugins import plain_yaml, report
 
@@ -45,7 +45,7 @@ def test_seeds_share_a_row_with_mean_and_std(tmp_path):
     )
     head, rows = report.table(found)
     assert head == [
-        "method", "data", "partition", "differs in", "seeds", "rounds", "accuracy", "personalised", "best", "rank",
+        "method", "data", "partition", "differs in", "seeds", "rounds", "accuracy", "local model", "best", "rank",
         "rounds to baseline", "MB up", "MB down", "s/round", "peak MB",
     ]  # fmt: skip
     # Means of the last two tests: (0.5 + 0.7) / 2 and 0.4; their sample std is 0.1 * sqrt(2).
@@ -60,7 +60,57 @@ def test_seeds_share_a_row_with_mean_and_std(tmp_path):
     marked = {(row, head[c]): mark for row, line in enumerate(report.marks(found)) for c, mark in enumerate(line)}
     assert [marked[row, "accuracy"] for row in range(3)] == [1, 2, 1]
     assert [marked[row, "rounds to baseline"] for row in range(3)] == [1, 0, 1]
-    assert {mark for (_, name), mark in marked.items() if name in ("personalised", "rank", "MB up")} == {0}
+    assert {mark for (_, name), mark in marked.items() if name in ("local model", "rank", "MB up")} == {0}
+
+
+def test_local_models_are_called_so_and_not_compared(tmp_path):
+    runs = {
+        "avg": ("fedavg", 0.99, '{"personal_models": false}'),
+        "lc": ("fedlc", 0.98, '{"personal_models": false}'),
+        "map": ("map", 0.9, '{"personal_models": true}'),
+        "rod": ("fedrod", 0.8, '{"personal_models": true}'),
+        "old": ("fedphp", 0.7, "{}"),  # older folders do not tell, but keep the models
+        "half": ("fedrs", 0.95, "{"),
+    }
+    for name, (method, personal, environment) in runs.items():
+        path = folder(tmp_path / name, resolved(0, method), [0.5], personal=personal)
+        (path / "environment.json").write_text(environment)
+    (tmp_path / "old" / "clients").mkdir()
+    found = rows_of(*(tmp_path / name for name in runs))
+    head, cells = report.table(found)
+    personalised, local = head.index("personalised"), head.index("local model")
+    assert [(line[personalised], line[local]) for line in cells] == [
+        ("-", "99.00"), ("-", "98.00"), ("90.00", "-"), ("80.00", "-"), ("70.00", "-"), ("-", "95.00"),
+    ]  # fmt: skip
+    assert [(mine[personalised], mine[local]) for mine in report.marks(found)] == [
+        (0, 0), (0, 0), (1, 0), (2, 0), (0, 0), (0, 0),
+    ]  # fmt: skip
+    split, (first, *_) = report.table(found, split=True)
+    assert dict(zip(split, first, strict=True))["local model"] == "99.00"
+    assert "local model" not in report.table(found[2:4])[0]
+    assert "personalised" not in report.table(found[:2])[0]
+
+
+@pytest.mark.parametrize("method", [entry.name for entry in catalog.entries("methods")])
+def test_methods_that_keep_a_model_for_each_client(method):
+    plugin = load("methods", method)
+    assert plugin(plugin.Params()).personalises() == (method in ("map", "fedphp", "fedrod", "flda"))
+
+
+def test_a_method_has_the_same_name_and_place_in_every_setting(tmp_path):
+    # tau tells two rows under pcdd apart, so it is told under iid, too; what differs between the settings is not
+    recipes = [
+        resolved(0, "fedlc", "pcdd", tau=1.0), resolved(0, "fedlc", "pcdd", tau=3.0), resolved(0, "fedavg", "pcdd"),
+        resolved(0, "fedlc", "iid", tau=1.0), resolved(0, "fedavg", "iid"),
+    ]  # fmt: skip
+    for recipe in recipes[3:]:
+        recipe["train_args"]["epochs"] = 2
+    found = rows_of(*(folder(tmp_path / str(n), recipe, [0.5]) for n, recipe in enumerate(recipes)))
+    names = [report.label(row) for row in found]
+    assert names == ["fedlc, tau=1.0", "fedlc, tau=3.0", "fedavg", "fedlc, tau=1.0", "fedavg"]
+    assert {setting: list(lines) for setting, lines in report.curves(found).items()} == {
+        "pcdd": names[:3], "iid": names[3:],
+    }  # fmt: skip
 
 
 def asking(rounds, recipe):
@@ -122,7 +172,7 @@ def test_where_data_lie_is_no_experiment_and_precision_is_one(tmp_path):
 def test_csv_has_a_column_for_each_number(tmp_path):
     head, rows = report.table(rows_of(folder(tmp_path / "a", resolved(), [0.5]), last=1), split=True)
     cells = dict(zip(head, rows[0], strict=True))
-    assert [cells[name] for name in ("accuracy", "accuracy_std", "personalised", "best", "best_std")] == [
+    assert [cells[name] for name in ("accuracy", "accuracy_std", "local model", "best", "best_std")] == [
         "50.00", "", "", "50.00", "",
     ]  # fmt: skip
     assert (cells["rounds to baseline"], cells["speedup"], cells["peak MB"]) == ("1", "1.00", "")
@@ -187,7 +237,9 @@ def test_partitions_of_one_name_are_settings_of_their_own(tmp_path):
     assert [report.label(row) for row in found] == ["fedavg", "fedavg"]
     head, cells = report.table(found)
     assert [line[head.index("differs in")] for line in cells] == ["beta=0.1", "beta=0.5"]
-    assert list(report.curves(found)) == ["fedavg, dirichlet, beta=0.1", "fedavg, dirichlet, beta=0.5"]
+    assert {setting: list(lines) for setting, lines in report.curves(found).items()} == {
+        "dirichlet, beta=0.1": ["fedavg"], "dirichlet, beta=0.5": ["fedavg"],
+    }  # fmt: skip
 
 
 def test_a_folder_of_run_folders_stands_for_all_of_them(tmp_path):
@@ -272,7 +324,7 @@ def test_curves_gather_seeds_and_name_what_differs(tmp_path):
         folder(tmp_path / "c", resolved(0, "fedrs", alpha=0.5), [0.5, 0.6]),
         folder(tmp_path / "d", resolved(0, "fedrs", alpha=0.9), [0.7, 0.8]),
     )
-    assert report.curves(found) == {
+    assert report.curves(found)["iid"] == {
         "fedavg": {1: [0.1, 0.3], 2: [0.2, 0.4]},
         "fedrs, alpha=0.5": {1: [0.5], 2: [0.6]},
         "fedrs, alpha=0.9": {1: [0.7], 2: [0.8]},
@@ -306,7 +358,9 @@ def test_two_data_sets_are_two_experiments_and_settings_of_their_own(tmp_path):
         (2, "fedavg", 1, "iid, data_cache_dir=/data/b"),
         (2, "fedrs", 1, "iid, data_cache_dir=/data/a"),
     ]
-    assert len(report.curves(found)) == 3
+    assert {setting: list(curves) for setting, curves in report.curves(found).items()} == {
+        "iid, data_cache_dir=/data/a": ["fedavg", "fedrs"], "iid, data_cache_dir=/data/b": ["fedavg"]
+    }  # fmt: skip
     assert report.notes(found, read) == []
 
 

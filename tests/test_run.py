@@ -100,6 +100,12 @@ def test_a_run_leaves_everything_behind(undisturbed):
     assert summary["last_mean"] == pytest.approx(sum(tail) / 5)
     assert summary["final_accuracy"] > 0.3
     assert 0.5 < summary["private_models_accuracy"] <= 1
+    # lines count from 0, people from 1: in the summary as on the screen
+    assert lines[summary["rounds_to_best"] - 1]["accuracy"] == summary["best_accuracy"]
+    assert f"{100 * summary['best_accuracy']:.2f} % in round {summary['rounds_to_best']}\n" in out
+    environment = json.loads((run / "environment.json").read_text())
+    assert (environment["personal_models"], environment["class_names"]) == (True, [str(c) for c in range(10)])
+    assert "personalised models, own test splits" in out
     assert len(out.splitlines()) == 8 + 4 + 8 + 1  # rounds, opening lines, table, folder
 
 

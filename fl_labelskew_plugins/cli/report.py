@@ -48,8 +48,9 @@ def report_command(
     A folder that holds run folders stands for all of them. Accuracies are in per cent, over the last tests; ranks are
     by mean accuracy on the same data and partition; MB are what all clients of a round send and get; peak MB is the
     most memory that the server's process held. A run that has not all its rounds, as it diverged or is under way, is
-    left out of a row that has whole ones, and has no rank where it is alone. With --format latex the best is bold,
-    the second best underlined.
+    left out of a row that has whole ones, and has no rank where it is alone. Personalised is the accuracy of clients'
+    own models on their own test splits, local model that of the models that clients have just trained, where a method
+    keeps no others; the latter is not compared. With --format latex the best is bold, the second best underlined.
     """
     from fl_labelskew_plugins import report
     from fl_labelskew_plugins.mistakes import unknown

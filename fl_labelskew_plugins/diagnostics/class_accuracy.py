@@ -54,7 +54,7 @@ class ClassAccuracy(Diagnostic):
                     over_rounds.setdefault(label, {}).setdefault(line["round"] + 1, []).append(float(np.mean(values)))
         for label in KINDS:
             plots.band(right, over_rounds.get(label, {}), label)
-        right.set(xlabel="round", ylabel="accuracy in %, mean over the classes", ylim=(0, 100))
+        right.set(xlabel="round", ylabel="accuracy in %, mean over the classes", ylim=plots.PERCENT)
         plots.finish_rounds(right, loc=None)
         last = [line for line in lines if line["round"] == lines[-1]["round"]]
         names = self.scene.class_names
@@ -63,7 +63,9 @@ class ClassAccuracy(Diagnostic):
                 _mean([100 * line["recall"][c] for line in last if _has(line, label, c)]) for c in range(len(names))
             ]
             left.bar(np.arange(len(names)) + 0.27 * (position - 1), heights, width=0.27, label=label)
-        left.set(xlabel="class", ylabel="accuracy in %", title=f"round {lines[-1]['round'] + 1}", ylim=(0, 100))
+        left.set(
+            xlabel="class", ylabel="accuracy in %", title=f"round {lines[-1]['round'] + 1}", ylim=(0, plots.PERCENT[1])
+        )
         if len(names) <= 20:
             left.set_xticks(range(len(names)), names, rotation=45 if max(map(len, names)) > 3 else 0, ha="right")
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3)

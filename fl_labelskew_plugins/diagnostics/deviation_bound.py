@@ -87,7 +87,7 @@ class DeviationBound(Diagnostic):
         figure, (left, right) = plots.figure(11, 4.4, columns=2)
         shares = {x: [100 * value for value in values] for x, values in by_round(lines, "exceeded").items()}
         plots.band(left, shares, "pairs of classes of a client")
-        left.set(xlabel="round", ylabel="n_j / n_r above D_jr, in % of the pairs", ylim=(0, 100))
+        left.set(xlabel="round", ylabel="n_j / n_r above D_jr, in % of the pairs", ylim=plots.PERCENT)
         plots.finish_rounds(left)
         kept = load_file(self.tensors) if self.tensors.exists() else {}
         if len(kept.get("ratio", ())):

@@ -50,6 +50,7 @@ def test_a_method_as_it_stands_is_fedavg(client):
     assert method.before_round(client) is None
     assert method.after_round(client) is None
     assert method.personalised({}) is None
+    assert not method.personalises()
     assert (method.deviations(), method.warnings(client.federation), method.report(client.federation)) == ([], [], {})
 
 

@@ -110,7 +110,8 @@ def test_every_method_learns_with_partial_participation(go, method):
     assert lines[0]["bytes_up"] == 4 * size + extra
     prior = 4 * 10 * 4 if method in ("fedshift", "reweighting") else 0
     assert lines[0]["bytes_down"] == 4 * size + prior
-    assert (folder / "clients").exists() == (method in ("map", "fedphp", "fedrod"))
+    personal = json.loads((folder / "environment.json").read_text())["personal_models"]
+    assert (folder / "clients").exists() == personal == (method in ("map", "fedphp", "fedrod"))
 
 
 def test_proxies_per_class(go):

@@ -191,6 +191,11 @@ class Method:
         """Whether :meth:`protect` is in force; override it where options decide."""
         return type(self).protect is not Method.protect
 
+    def personalises(self) -> bool:
+        """Whether a client has a model of its own beside the one that it uploads; override it where options decide."""
+        hooks = ("personalised", "private_logits")
+        return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
+
     def opening_shapes(self, federation: Federation) -> Mapping[str, tuple[int, ...]]:
         """Names and shapes of what :meth:`opening` may send, float32 or int64; a server refuses anything else."""
         return {}
