@@ -479,7 +479,7 @@ def test_a_folder_that_was_begun_and_holds_no_recipe_is_begun_anew(write, tmp_pa
     planned.folder.create()
     planned.folder.write_json("environment.json", {"run": "broken off"})
     (planned.folder.path / "partition.png.part").write_bytes(b"half")
-    assert call("sweep", file, "--out", out).stdout.startswith("1 runs: 0 done, 0 to go on with")
+    assert call("sweep", file, "--out", out).stdout.startswith("1 run: 0 done, 0 to go on with")
     assert planned.folder.run_id() != "broken off"
     assert not list(planned.folder.path.glob("*.part"))
     assert (rounds(planned.folder.path), sweep.states_of([planned])) == (2, {"one": "done"})
