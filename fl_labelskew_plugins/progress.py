@@ -130,6 +130,8 @@ def told(line: dict[str, Any]) -> str:
         words.append("loss " + " + ".join(f"{name} {value:.4f}" for name, value in line["loss_terms"].items()))
     if "left_out" in line:
         words.append(f"{len(line['left_out'])} left out")
+    if "opening_left_out" in line:
+        words.append(f"{len(line['opening_left_out'])} not in the opening")
     return "  ".join(words)
 
 
