@@ -131,7 +131,7 @@ def told(line: dict[str, Any]) -> str:
     if "left_out" in line:
         words.append(f"{len(line['left_out'])} left out")
     if "opening_left_out" in line:
-        words.append(f"{len(line['opening_left_out'])} not in the opening")
+        words.append(f"{len(line['opening_left_out'])} left out of the opening")
     return "  ".join(words)
 
 

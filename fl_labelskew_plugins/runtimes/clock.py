@@ -30,7 +30,11 @@ class ListeningClock:
         self._transport = transport
 
     def listen(self, until: float) -> bool:
-        """Take what comes next, or wait a step; False once ``until`` is over and nothing is left to take."""
+        """Take what comes next, or wait a step; False once ``until`` is over and nothing is left to take.
+
+        Args:
+            until: as ``now`` counts.
+        """
         wait = min(STEP_S, max(until - self.now, SETTLE_S))
         begun = time.monotonic()
         arrived = self._transport.receive(wait)

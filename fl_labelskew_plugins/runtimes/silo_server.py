@@ -180,6 +180,7 @@ class SiloServer(Manager):
         for client in clients:
             if client in self._left_at and client not in self._away:
                 self._give_up(client, f"did not come back within {self.recipe.comm.reconnect_s:g} s")
+        # of a resumed run, those whose openings are in it have to be here again first
         if self._reopen and self._openings.keys() >= set(self.rounds.server.opened):
             self._open()
         return here
@@ -242,10 +243,13 @@ class SiloServer(Manager):
         """Whether an answer may still come; a silo that has been gone too long is given up here."""
         if client in self._settled or client in self._away:
             return False
-        if client not in self._present and not self._may_return(client):
+        if not self._reachable(client):
             self._give_up(client, f"did not come back within {self.recipe.comm.reconnect_s:g} s")
             return False
         return True
+
+    def _reachable(self, client: int) -> bool:
+        return client in self._present or self._may_return(client)
 
     def _may_return(self, client: int) -> bool:
         if client in self._present or client in self._away or client not in self._left_at:
@@ -279,9 +283,8 @@ class SiloServer(Manager):
         for client in sorted(self._present):
             self._bid_farewell(client)
         until = self.clock.now + self.recipe.comm.reconnect_s
-        while (
-            any(k in self._present or self._may_return(k) for k in range(self.num_silos) if k not in self._done)
-        ) and self.clock.listen(until):
+        everybody = set(range(self.num_silos))
+        while any(map(self._reachable, everybody - self._done)) and self.clock.listen(until):
             pass
 
     def _bid_farewell(self, client: int) -> None:
