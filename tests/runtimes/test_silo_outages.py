@@ -48,10 +48,11 @@ def line(federation, make_proxy):
 
 
 class Quick:
-    """A silo of this process that answers when it is told to, with what it was sent."""
+    """A silo of this process that answers when it is told to, with what it was sent times ``factor``."""
 
-    def __init__(self, address, rank, leaves_at=None):
+    def __init__(self, address, rank, leaves_at=None, factor=1):
         self.rank, self.leaves_at, self.asked, self.may = rank, leaves_at, [], threading.Semaphore(0)
+        self.factor = factor
         self.transport = SiloTransport(address, rank)
         self.transport.hello = lambda: message(Kind.HELLO, rank, 0, meta=FACTS)
         self.transport.limits = dict.fromkeys(self.transport.limits, 2**30)
@@ -66,12 +67,24 @@ class Quick:
         elif kind == Kind.TRAIN:
             self.asked.append(arrived.get("round"))
             assert self.may.acquire(timeout=60)
-            self.transport.send_message(
-                message(Kind.UPLOAD, self.rank, 0, round=arrived.get("round"), tensors=arrived.get("tensors"))
-            )
+            tensors = {name: value * self.factor for name, value in arrived.get("tensors").items()}
+            self.transport.send_message(message(Kind.UPLOAD, self.rank, 0, round=arrived.get("round"), tensors=tensors))
         elif kind == Kind.FINISH:
             self.transport.send_message(message(Kind.FINISH, self.rank, 0))
             self.transport.stop_receive_message()
+
+
+@pytest.fixture
+def quick():
+    made = []
+
+    def make(*args, **options):
+        made.append(Quick(*args, **options))
+        return made[-1]
+
+    yield make
+    for silo in made:
+        silo.transport.stop_receive_message()
 
 
 @pytest.mark.parametrize(("method", "cuts"), [("fedshift", 1), ("reweighting", 3)])
@@ -88,11 +101,11 @@ def test_silos_cut_before_their_openings_are_waited_for(method, cuts, federation
     same(federation.weights(), sp_weights(*overrides))
 
 
-def test_an_opening_exchange_that_breaks_off_can_be_gone_on_with(federation, line, sp_weights):
+def test_an_opening_exchange_that_breaks_off_can_be_gone_on_with(federation, line, quick, sp_weights):
     overrides = ["train_args.comm_round=2", FEDSHIFT]
     server, proxy, direct = line(*overrides, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=3")
     for rank in (1, 2, 3):
-        Quick(direct, rank, leaves_at=Kind.WELCOME)
+        quick(direct, rank, leaves_at=Kind.WELCOME)
     assert server.wait() == 1
     assert "opening exchange: silo 1 did not come back within 1 s; left out until it speaks again" in server.text
     *_, last = server.text.strip().splitlines()
@@ -156,9 +169,18 @@ def test_an_outage_within_a_round_is_sat_out_for_the_time_of_a_quorum(federation
     same(federation.weights(), sp_weights(*overrides))
 
 
-def test_time_in_which_the_server_is_frozen_is_nobodys_fault(federation, line):
+def test_nobody_is_waited_for_where_all_uploads_are_refused(federation, quick):
+    federation.overrides = ["comm_args.quorum_timeout_s=3600"]
+    server = federation.server()
+    for rank in (1, 2, 3):
+        quick(federation.address, rank, factor=float("nan")).may.release()
+    assert server.wait() == 1
+    assert "error: round 1: 0 of at least 2 uploads came" in server.text
+
+
+def test_time_in_which_the_server_is_frozen_is_nobodys_fault(federation, line, quick):
     server, proxy, direct = line("train_args.comm_round=2", "comm_args.round_deadline_s=3", "comm_args.reconnect_s=2")
-    silos = [Quick(address, rank) for rank, address in ((1, direct), (2, direct), (3, proxy.address))]
+    silos = [quick(address, rank) for rank, address in ((1, direct), (2, direct), (3, proxy.address))]
 
     def frozen_while_they_answer(round):
         until = time.monotonic() + 60
