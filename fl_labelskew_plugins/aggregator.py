@@ -66,6 +66,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         self.weights = weights
         self.shared: Mapping[str, Tensor] = {}
         self.memory: Mapping[str, Tensor] = {}
+        self.opened: list[int] = []
         self.hooks, self.proxy_smoothing = hooks, proxy_smoothing
 
     def get_model_params(self) -> Weights:
@@ -79,6 +80,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
     def open(self, openings: Sequence[Contribution]) -> None:
         """Before round 0: the first shared tensors, from every client's opening; later ones, when a client joins."""
         if openings:
+            self.opened = [opening.id for opening in openings]
             self.shared = {**self.shared, **self.method.open(openings)}
 
     def check(self, client: int, round: int, result: LocalResult) -> None:

@@ -149,6 +149,8 @@ def told(line: dict[str, Any]) -> str:
         words.append("loss " + " + ".join(f"{name} {value:.4f}" for name, value in line["loss_terms"].items()))
     if "left_out" in line:
         words.append(f"{len(line['left_out'])} left out")
+    if "opening_left_out" in line:
+        words.append(f"{len(line['opening_left_out'])} left out of the opening")
     return "  ".join(words)
 
 

@@ -62,8 +62,8 @@ class Record:
         pause: when to stop early.
 
     ``run`` names this run among all others.
-    ``next_round``, ``weights``, ``shared`` and ``memory`` always belong together: they are where the last complete
-    round left off.
+    ``next_round``, ``weights``, ``shared``, ``memory`` and ``opened`` always belong together: they are where the last
+    complete round left off. ``opened``: clients whose openings are in the shared tensors.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Record:
         self.weights: Weights = self.checkpoint.weights if self.checkpoint else session.start
         self.shared: Mapping[str, Tensor] = self.checkpoint.shared if self.checkpoint else {}
         self.memory: Mapping[str, Tensor] = self.checkpoint.memory if self.checkpoint else {}
+        self.opened: list[int] = self.checkpoint.opened if self.checkpoint else []
         self.run = folder.run_id() if resume else secrets.token_hex(8)
         self.personalised = recipe.validation.personalised
         self.states = StateStore(
@@ -111,6 +112,7 @@ class Record:
         weights: Weights,
         shared: Mapping[str, Tensor],
         memory: Mapping[str, Tensor],
+        opened: list[int],
         *,
         seconds: float,
     ) -> None:
@@ -124,6 +126,7 @@ class Record:
                 self.watch.write(line["round"])
             self.states.commit()
             self.next_round, self.weights, self.shared, self.memory = line["round"] + 1, weights, shared, memory
+            self.opened = opened
             if self.next_round % self.session.recipe.tracking.checkpoint_every == 0:
                 self._save()
         self.progress.round(line, seconds)
@@ -153,7 +156,12 @@ class Record:
     def _save(self) -> None:
         tensors = joined(model=self.weights, shared=self.shared, memory=self.memory)
         self.folder.save_checkpoint(
-            self.next_round, tensors, self.states, sizes=self.session.sizes, seconds=self.seconds
+            self.next_round,
+            tensors,
+            self.states,
+            sizes=self.session.sizes,
+            opened=self.opened,
+            seconds=self.seconds,
         )
         self._saved = self.next_round
 

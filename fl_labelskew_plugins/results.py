@@ -102,6 +102,7 @@ class RunFolder:
         states: StateStore,
         *,
         sizes: Sequence[int],
+        opened: Sequence[int] = (),
         seconds: float,
     ) -> None:
         """Save what the run needs to go on after ``round`` rounds.
@@ -111,12 +112,13 @@ class RunFolder:
             tensors: the groups ``model``, ``shared`` and ``memory``.
             states: private states of clients.
             sizes: training samples of each client.
+            opened: clients whose openings are in the shared tensors.
             seconds: that the run has taken so far.
         """
         index = states.flush()
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         meta = {"round": round, "clients": index, "selections": states.selections, "seconds": seconds}
-        meta["sizes"] = list(sizes)
+        meta |= {"sizes": list(sizes), "opened": list(opened)}
         save_atomic(tensors, self.checkpoint, {"labelskew": json.dumps(meta)})
         states.checkpointed()
 
@@ -143,6 +145,7 @@ class RunFolder:
             {int(k): v for k, v in meta["selections"].items()},
             meta["seconds"],
             meta["sizes"],
+            meta.get("opened", []),
         )
 
 
@@ -159,9 +162,11 @@ class Checkpoint:
         selections: dict[int, int],
         seconds: float,
         sizes: list[int],
+        opened: list[int],
     ) -> None:
         self.round, self.weights, self.shared, self.memory = round, weights, shared, memory
         self.states, self.selections, self.seconds, self.sizes = states, selections, seconds, sizes
+        self.opened = opened
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
@@ -237,6 +242,8 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
         "bytes_up": sum(line["bytes_up"] for line in lines),
         "bytes_down": sum(line["bytes_down"] for line in lines),
     }
+    if late := sorted({client for line in lines for client in line.get("opening_left_out", ())}):
+        result["opening_left_out"] = late
     personal = [line["personalised_accuracy"] for line in tail if line.get("personalised_accuracy") is not None]
     if personal:
         result["personalised_last_mean"] = statistics.fmean(personal)

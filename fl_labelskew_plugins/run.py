@@ -191,6 +191,9 @@ def table(record: Record) -> str:
     for key, label in (("client_accuracy", "accuracy"), ("client_balanced_accuracy", "balanced accuracy")):
         if key in result:
             rows.append((f"{label}, each client's tests", " ".join(map(_percent, result[key]))))
+    if "opening_left_out" in result:
+        silos = " ".join(str(client + 1) for client in result["opening_left_out"])
+        rows.append(("left out of the opening", f"silo {silos}"))
     rows.append(("sent up / down", f"{result['bytes_up'] / 1e6:.1f} / {result['bytes_down'] / 1e6:.1f} MB"))
     rows.append(("time", clock(result["seconds"])))
     width = max(len(label) for label, _ in rows)

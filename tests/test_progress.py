@@ -20,6 +20,8 @@ def test_told():
     words = "accuracy 62.13 %  own test splits 98.00 %  loss cross_entropy 0.4000 + intra 0.0100"
     assert told(LINE) == words
     assert told({"round": 0, "loss_terms": {"cross_entropy": 1.0}}) == "loss cross_entropy 1.0000"
+    line = {"loss_terms": {}, "left_out": [2], "opening_left_out": [1, 2]}
+    assert told(line) == "1 left out  2 left out of the opening"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(None, "?"), (0, "0:00"), (61.4, "1:01"), (3725, "1:02:05")])

@@ -51,10 +51,10 @@ def test_checkpoint_comes_back(tmp_path):
     states.commit()
     weights = {"a.b": torch.randn(3), "steps": torch.tensor(7)}
     tensors = joined(model=weights, shared={"prior": torch.rand(4)}, memory={"h/a.b": torch.zeros(3)})
-    folder.save_checkpoint(5, tensors, states, sizes=[7, 9], seconds=1.5)
+    folder.save_checkpoint(5, tensors, states, sizes=[7, 9], opened=[1], seconds=1.5)
     back = folder.load_checkpoint(torch.device("cpu"))
     assert (back.round, back.seconds, back.states, back.selections) == (5, 1.5, {2: 0}, {2: 1})
-    assert back.sizes == [7, 9]
+    assert (back.sizes, back.opened) == ([7, 9], [1])
     assert all(torch.equal(back.weights[k], weights[k]) for k in weights)
     assert back.shared["prior"].shape == (4,)
     assert back.memory["h/a.b"].tolist() == [0, 0, 0]
@@ -86,6 +86,8 @@ def test_summary_by_hand():
         "last_mean": pytest.approx(0.8), "last_std": pytest.approx(0.1), "bytes_up": 5, "bytes_down": 10,
         "personalised_last_mean": 0.8, "balanced_last_mean": pytest.approx(0.4), "client_accuracy": [0.7, None],
     }  # fmt: skip
+    late = [{"bytes_up": 0, "bytes_down": 0, "opening_left_out": clients} for clients in ([3, 1], [1])]
+    assert summary([*late, {"bytes_up": 0, "bytes_down": 0}], 5)["opening_left_out"] == [1, 3]
     assert summary([{"round": 0, "bytes_up": 1, "bytes_down": 2}], 5) == {"rounds": 1, "bytes_up": 1, "bytes_down": 2}
 
 

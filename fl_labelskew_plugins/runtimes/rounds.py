@@ -59,7 +59,7 @@ class Rounds:
             hooks=bool(host_switches(session.recipe)),
             proxy_smoothing=train.proxy_smoothing if train.proxy_aggregation == "class" else None,
         )
-        self.server.shared, self.server.memory = record.shared, record.memory
+        self.server.shared, self.server.memory, self.server.opened = record.shared, record.memory, record.opened
 
     def sample(self, round: int) -> list[int]:
         """Clients of a round, ascending, from the recipe's seed and the round alone."""
@@ -81,7 +81,7 @@ class Rounds:
                 self.args.round_idx = round
                 line = self._round(round, exchange)
                 seconds = time.perf_counter() - begun
-                record.round(line, server.weights, server.shared, server.memory, seconds=seconds)
+                record.round(line, server.weights, server.shared, server.memory, server.opened, seconds=seconds)
         except BaseException:
             record.abandon()
             raise
@@ -104,6 +104,8 @@ class Rounds:
         line: dict[str, Any] = {"round": round, "clients": came, "loss_terms": tally.loss_terms()}
         if len(came) < len(sampled):
             line["left_out"] = [client for client in sampled if client not in came]
+        if server.opened and (missing := sorted(set(range(session.federation.num_clients)) - set(server.opened))):
+            line["opening_left_out"] = missing
         if self.record.tests(round):
             if len(session.trainer.test.y):
                 line |= self.evaluate(None if counts is None else counts.sum(0) > 0)

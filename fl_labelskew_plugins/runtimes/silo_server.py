@@ -1,12 +1,12 @@
 """The server of a cross-silo federation: who is there, who is waited for, and what becomes of each upload.
 
 Silo ``rank`` (from 1) is client ``rank - 1``. A silo that left is waited for ``reconnect_s``; one that missed a
-deadline, or stayed away longer than that, is left out until it speaks again. Nothing here trusts what silos send.
+deadline, or stayed away longer than that, is left out until it speaks again. All of it is time in which the server
+listened, see :mod:`.clock`. Nothing here trusts what silos send.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -23,6 +23,7 @@ from fl_labelskew_plugins.local import LocalResult
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import Checkpoint
+from fl_labelskew_plugins.runtimes.clock import ListeningClock
 from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport
 from fl_labelskew_plugins.runtimes.managers import SERVER, Manager, upload
 from fl_labelskew_plugins.runtimes.rounds import Rounds
@@ -60,6 +61,7 @@ class SiloServer(Manager):
         self.num_silos = recipe.train.client_num_in_total
         self.quorum = recipe.comm.quorum(recipe.train.clients_per_round)
         super().__init__(args, transport, SERVER, self.num_silos + 1)
+        self.clock = ListeningClock(transport)
         self.sizes = [0] * self.num_silos if checkpoint is None else list(checkpoint.sizes)
         self.session: Session | None = None
         self.rounds: Rounds | None = None
@@ -109,9 +111,9 @@ class SiloServer(Manager):
             self._form = Facts(1, tuple(test.test.x.shape[1:]), len(test.class_names))
         if (names := silos.server_classes(self.recipe, test)) is not None:
             self._class_names, self._classes = names, silos.digest(names)
-        until = time.monotonic() + seconds
-        while not self._expected <= self._present and (left := until - time.monotonic()) > 0:
-            self.transport.receive(left)
+        until = self.clock.now + seconds
+        while not self._expected <= self._present and self.clock.listen(until):
+            pass
         if len(self._present) < self.quorum:
             raise RunError(
                 f"{len(self._present)} of at least {self.quorum} silos came within {seconds:g} s "
@@ -140,7 +142,7 @@ class SiloServer(Manager):
         for client in sorted(self._present):
             self._welcome(client)
         if record.checkpoint is None and self._has_opening:
-            self._await_openings()
+            self._exchange_openings()
         self.rounds.run(self)
         self._finish()
 
@@ -148,15 +150,18 @@ class SiloServer(Manager):
     def _has_opening(self) -> bool:
         return type(self.recipe.method).opening is not Method.opening
 
-    def _await_openings(self) -> None:
-        until = time.monotonic() + self.recipe.comm.round_deadline_s
-        while not self._present <= self._openings.keys() and (left := until - time.monotonic()) > 0:
-            self.transport.receive(left)
-        if not self._openings:
-            raise RunError("no silo sent its opening before comm_args.round_deadline_s")
-        for client in sorted(self._present - self._openings.keys()):
-            self._away.add(client)
-            self.say(f"silo {client + 1} sent no opening; left out until it speaks again")
+    def _exchange_openings(self) -> None:
+        """The opening exchange: a round in which everybody who is there is asked, by WELCOME, and nobody trains."""
+        for _ in self._answers(sorted(self._present), self._openings, "openings"):
+            pass
+        self._open()
+
+    def _open(self) -> None:
+        """Make what all silos share from all openings that came so far."""
+        assert self.rounds is not None
+        self._reopen = False
+        self.rounds.server.federation = self._federation()
+        self.rounds.server.open([self._openings[k] for k in sorted(self._openings)])
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
         """Those of the sampled clients that are there; waits for who has just left, and for the quorum.
@@ -166,29 +171,26 @@ class SiloServer(Manager):
         """
         assert self.rounds is not None
         seconds = self.recipe.comm.quorum_timeout_s
-        until = time.monotonic() + seconds
+        until, over = self.clock.now + seconds, False
         while True:
             here = [k for k in clients if k in self._present and k not in self._away]
-            returning = [k for k in clients if self._may_return(k)]
+            returning = not over and any(self._may_return(k) for k in clients)
             needed = min(self.quorum, len(clients))
             if not returning and len(here) >= needed:
                 break
-            if (left := until - time.monotonic()) <= 0:
-                if len(here) >= needed:
-                    break
+            if over:
                 raise RunError(
                     f"round {round + 1}: {len(here)} of at least {needed} silos are there after {seconds:g} s "
                     f"(comm_args.min_clients, quorum_timeout_s); {self.go_on}"
                 )
-            self.transport.receive(min(left, 1.0) if returning else left)
+            over = not self.clock.listen(until)
         self._round = round
         for client in clients:
             if client in self._left_at and client not in self._away:
                 self._give_up(client, f"did not come back within {self.recipe.comm.reconnect_s:g} s")
-        if self._reopen:
-            self._reopen = False
-            self.rounds.server.federation = self._federation()
-            self.rounds.server.open([self._openings[k] for k in sorted(self._openings)])
+        # of a resumed run, those whose openings are in it have to be here again first
+        if self._reopen and self._openings.keys() >= set(self.rounds.server.opened):
+            self._open()
         return here
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
@@ -196,61 +198,75 @@ class SiloServer(Manager):
         assert self.rounds is not None
         self._round, self._asked = round, set(clients)
         self._arrived.clear()
-        self._settled.clear()
         server = self.rounds.server
         self._news = joined(model=server.weights, shared=server.shared)
-        comm = self.recipe.comm
-        begun = time.monotonic()
         for client in clients:
             self._ask(client)
-        needed = min(self.quorum, len(clients))
-        while len(self._arrived) < needed and self._waited_for(clients):
-            late = time.monotonic() - begun - comm.round_deadline_s
-            if late > comm.quorum_timeout_s:
-                break
-            self.transport.receive(1.0)
-        if len(self._arrived) < needed:
-            raise RunError(
-                f"round {round + 1}: {len(self._arrived)} of at least {needed} uploads came (comm_args.min_clients, "
-                f"round_deadline_s, quorum_timeout_s); {self.go_on}"
-            )
-        for number, client in enumerate(clients, 1):
-            while client not in self._arrived and self._awaited(client):
-                if (left := begun + comm.round_deadline_s - time.monotonic()) <= 0:
-                    self._give_up(client, f"missed the deadline of {comm.round_deadline_s:g} s")
-                else:
-                    self.transport.receive(min(left, 1.0))
-            if client in self._arrived:
-                self.record.progress.client(round, number, len(clients))
-                result = self._arrived.pop(client)
-                self._settled.add(client)
-                self.record.states.select(client)
-                self.record.states.note(client, round)
-                yield client, result
-                del result
+        for client in self._answers(clients, self._arrived, "uploads"):
+            self.record.progress.client(round, clients.index(client) + 1, len(clients))
+            result = self._arrived.pop(client)
+            self.record.states.select(client)
+            self.record.states.note(client, round)
+            yield client, result
+            del result
         self._asked = set()
 
-    def _waited_for(self, clients: Sequence[int]) -> bool:
-        return any(self._awaited(client) for client in clients if client not in self._arrived)
+    def _answers(self, clients: Sequence[int], arrived: Mapping[int, object], what: str) -> Iterator[int]:
+        """Wait for what these silos were asked for; who sent it, in ascending order, once it is a quorum.
+
+        Raises:
+            RunError: too few sent it in time.
+        """
+        comm = self.recipe.comm
+        self._settled.clear()
+        needed = min(self.quorum, len(clients))
+        deadline = alone = self.clock.now + comm.round_deadline_s
+        while len(arrived) < needed and any(k not in self._settled for k in clients if k not in arrived):
+            # where nobody is waited for any more, the quorum's time begins
+            waiting = [k for k in clients if k not in arrived and self._awaited(k)]
+            alone = deadline if waiting else min(alone, self.clock.now)
+            if not self.clock.listen(alone + comm.quorum_timeout_s):
+                break
+        if len(arrived) < needed:
+            raise RunError(
+                f"{self._where}: {len(arrived)} of at least {needed} {what} came (comm_args.min_clients, "
+                f"round_deadline_s, quorum_timeout_s); {self.go_on}"
+            )
+        over = False
+        for client in clients:
+            while client not in arrived and self._awaited(client):
+                if over:
+                    self._give_up(client, f"missed the deadline of {comm.round_deadline_s:g} s")
+                else:
+                    over = not self.clock.listen(deadline)
+            self._settled.add(client)
+            if client in arrived:
+                yield client
+
+    @property
+    def _where(self) -> str:
+        return f"round {self._round + 1}" if self._round >= 0 else "opening exchange"
 
     def _awaited(self, client: int) -> bool:
-        """Whether an upload may still come; a silo that has been gone too long is given up here."""
-        if client in self._settled:
+        """Whether an answer may still come; a silo that has been gone too long is given up here."""
+        if client in self._settled or client in self._away:
             return False
-        if client not in self._present and not self._may_return(client):
+        if not self._reachable(client):
             self._give_up(client, f"did not come back within {self.recipe.comm.reconnect_s:g} s")
             return False
         return True
 
+    def _reachable(self, client: int) -> bool:
+        return client in self._present or self._may_return(client)
+
     def _may_return(self, client: int) -> bool:
         if client in self._present or client in self._away or client not in self._left_at:
             return False
-        return time.monotonic() - self._left_at[client] < self.recipe.comm.reconnect_s
+        return self.clock.now - self._left_at[client] < self.recipe.comm.reconnect_s
 
     def _give_up(self, client: int, why: str) -> None:
-        self._settled.add(client)
         self._away.add(client)
-        self.say(f"round {self._round + 1}: silo {client + 1} {why}; left out until it speaks again")
+        self.say(f"{self._where}: silo {client + 1} {why}; left out until it speaks again")
 
     def _ask(self, client: int) -> None:
         states = self.record.states
@@ -274,11 +290,10 @@ class SiloServer(Manager):
         self._final = joined(model=self.rounds.server.weights)
         for client in sorted(self._present):
             self._bid_farewell(client)
-        until = time.monotonic() + self.recipe.comm.reconnect_s
-        while time.monotonic() < until and any(
-            k in self._present or self._may_return(k) for k in range(self.num_silos) if k not in self._done
-        ):
-            self.transport.receive(1.0)
+        until = self.clock.now + self.recipe.comm.reconnect_s
+        everybody = set(range(self.num_silos))
+        while any(map(self._reachable, everybody - self._done)) and self.clock.listen(until):
+            pass
 
     def _bid_farewell(self, client: int) -> None:
         assert self._final is not None
@@ -372,18 +387,17 @@ class SiloServer(Manager):
 
     def _opening(self, message: Message) -> None:
         client, tensors = message.get_sender_id() - 1, message.get("tensors")
-        if self.session is None or not self._has_opening:
+        if self.rounds is None or not self._has_opening:
             return  # nobody asked for it
         try:
-            shapes = self.session.method.opening_shapes(self.session.federation)
+            shapes = self.rounds.session.method.opening_shapes(self.rounds.session.federation)
             check_extra(tensors, shapes, where=f"opening of silo {client + 1}")
         except RunError as error:
             self._turn_away(client, str(error))
+            self._settled.add(client)
             return
         self._away.discard(client)
-        if client not in self._openings:
-            # of a silo that a run knew before it was resumed, the opening is in the shared tensors already
-            self._reopen |= self.record.checkpoint is None or client not in self._expected
+        self._reopen |= client not in self.rounds.server.opened
         self._openings[client] = Contribution(client, tensors)
 
     def _upload(self, message: Message) -> None:
@@ -417,8 +431,6 @@ class SiloServer(Manager):
         self.say(f"silo {client + 1} cannot go on: {''.join(c if c.isprintable() else '?' for c in reason)}")
         self._gone(client)
         self._away.add(client)
-        if client in self._asked and client not in self._arrived:
-            self._settled.add(client)
 
     def _left(self, message: Message) -> None:
         client = message.get_sender_id() - 1
@@ -428,7 +440,7 @@ class SiloServer(Manager):
 
     def _gone(self, client: int) -> None:
         self._present.discard(client)
-        self._left_at[client] = time.monotonic()
+        self._left_at[client] = self.clock.now
 
 
 def _name(message: Message) -> str:

@@ -123,12 +123,16 @@ def base_simulation():
 
 
 class Proxy:
-    """Passes connections on to ``target`` and keeps what each side sent."""
+    """Passes connections on to ``target`` and keeps what each side sent.
+
+    While ``up`` is false nobody gets through; the first ``cuts`` connections break once ``last`` came from the target.
+    """
 
     def __init__(self, target):
         self.target = target
         self.sent, self.received = [], []
         self.open = []
+        self.up, self.last, self.cuts = True, b"", 0
         self.door = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.door.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
@@ -138,6 +142,8 @@ class Proxy:
             inner, _ = self.door.accept()
             host, port = self.target.split(":")
             try:
+                if not self.up:
+                    raise OSError("the line is down")
                 outer = socket.create_connection((host, int(port)))
             except OSError:
                 inner.close()
@@ -145,21 +151,26 @@ class Proxy:
             self.open += [inner, outer]
             for source, sink, kept in ((inner, outer, self.sent), (outer, inner, self.received)):
                 kept.append(bytearray())
-                threading.Thread(target=self._pass, args=(source, sink, kept[-1]), daemon=True).start()
+                last = self.last if source is outer and self.cuts > 0 else b""
+                threading.Thread(target=self._pass, args=(source, sink, kept[-1], last), daemon=True).start()
+            self.cuts -= 1
 
     def cut(self):
-        """Break every connection; new ones are passed on again."""
+        """Break every connection; new ones are passed on again, if ``up``."""
         for each in self.open:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         self.open.clear()
 
     @staticmethod
-    def _pass(source, sink, kept):
+    def _pass(source, sink, kept, last):
         try:
             while data := source.recv(65536):
                 kept += data
                 sink.sendall(data)
+                if last and last in kept:
+                    source.shutdown(socket.SHUT_RDWR)
+                    break
             sink.shutdown(socket.SHUT_WR)
         except OSError:
             pass

@@ -1,0 +1,203 @@
+"""Lines that break and servers that are frozen: no part is lost without a word, and the weights stay the same."""
+
+import json
+import re
+import signal
+import threading
+import time
+
+import pytest
+import torch
+
+from fl_labelskew_plugins.runtimes.grpc_transport import SiloTransport
+from fl_labelskew_plugins.runtimes.transport import Kind, message
+
+SLOW = "train_args.epochs=40"
+FEDSHIFT = "method_args.method=fedshift"
+WELCOME = b"federation"  # in no other message
+FACTS = {"samples": 400, "input_shape": [1, 8, 8], "num_classes": 10, "process": "x", "round": -1}
+
+
+def finished(*processes):
+    for process in processes:
+        assert process.wait() == 0, process.text
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def left_out(federation, key="left_out"):
+    return [line.get(key, []) for line in federation.lines()]
+
+
+@pytest.fixture
+def line(federation, make_proxy):
+    """The server's process, started through this, and the line that silos have to it."""
+
+    def start(*overrides):
+        federation.overrides = list(overrides)
+        server = federation.server()
+        server.says("listening on")
+        direct, proxy = federation.address, make_proxy(federation.address)
+        federation.address = proxy.address
+        return server, proxy, direct
+
+    return start
+
+
+class Quick:
+    """A silo of this process that answers when it is told to, with what it was sent times ``factor``."""
+
+    def __init__(self, address, rank, leaves_at=None, factor=1):
+        self.rank, self.leaves_at, self.asked, self.may = rank, leaves_at, [], threading.Semaphore(0)
+        self.factor = factor
+        self.transport = SiloTransport(address, rank)
+        self.transport.hello = lambda: message(Kind.HELLO, rank, 0, meta=FACTS)
+        self.transport.limits = dict.fromkeys(self.transport.limits, 2**30)
+        self.transport.add_observer(self)
+        self.transport.start()
+        self.thread = threading.Thread(target=self.transport.handle_receive_message, daemon=True)
+        self.thread.start()
+
+    def receive_message(self, kind, arrived):
+        if kind == self.leaves_at:
+            self.transport.stop_receive_message()
+        elif kind == Kind.TRAIN:
+            self.asked.append(arrived.get("round"))
+            assert self.may.acquire(timeout=60)
+            tensors = {name: value * self.factor for name, value in arrived.get("tensors").items()}
+            self.transport.send_message(message(Kind.UPLOAD, self.rank, 0, round=arrived.get("round"), tensors=tensors))
+        elif kind == Kind.FINISH:
+            self.transport.send_message(message(Kind.FINISH, self.rank, 0))
+            self.transport.stop_receive_message()
+
+
+@pytest.fixture
+def quick():
+    made = []
+
+    def make(*args, **options):
+        made.append(Quick(*args, **options))
+        return made[-1]
+
+    yield make
+    for silo in made:
+        silo.transport.stop_receive_message()
+
+
+@pytest.mark.parametrize(("method", "cuts"), [("fedshift", 1), ("reweighting", 3)])
+def test_silos_cut_before_their_openings_are_waited_for(method, cuts, federation, line, sp_weights):
+    overrides = ["train_args.comm_round=2", f"method_args.method={method}"]
+    server, proxy, direct = line(*overrides)
+    proxy.last, proxy.cuts = WELCOME, cuts
+    silos = [federation.silo(3)]
+    if cuts == 1:
+        federation.address = direct
+    finished(server, *silos, *federation.silos(1, 2))
+    assert server.text.count("has left") >= cuts
+    assert left_out(federation) == left_out(federation, "opening_left_out") == [[], []]
+    same(federation.weights(), sp_weights(*overrides))
+
+
+def test_an_opening_exchange_that_breaks_off_can_be_gone_on_with(federation, line, quick, sp_weights):
+    overrides = ["train_args.comm_round=2", FEDSHIFT]
+    server, proxy, direct = line(*overrides, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=3")
+    for rank in (1, 2, 3):
+        quick(direct, rank, leaves_at=Kind.WELCOME)
+    assert server.wait() == 1
+    assert "opening exchange: silo 1 did not come back within 1 s; left out until it speaks again" in server.text
+    *_, last = server.text.strip().splitlines()
+    assert last == (
+        "error: opening exchange: 0 of at least 2 openings came (comm_args.min_clients, round_deadline_s, "
+        f"quorum_timeout_s); to go on: fedml run --resume {federation.run_dir}"
+    )
+    federation.overrides = overrides
+    proxy.last, proxy.cuts = WELCOME, 3
+    through, federation.address = federation.address, direct
+    killed = federation.server(resume=True)
+    killed.says("listening on")
+    federation.address = through
+    silos = federation.silos()
+    killed.says("has left")
+    killed.kill()
+    killed.wait()
+    federation.address = direct
+    finished(federation.server(resume=True), *silos)
+    assert left_out(federation, "opening_left_out") == [[], []]
+    same(federation.weights(), sp_weights(*overrides))
+
+
+def test_who_is_missing_from_the_opening_exchange_is_told_until_it_is_back(federation, line):
+    server, proxy, direct = line(
+        SLOW, "train_args.comm_round=4", FEDSHIFT, "comm_args.reconnect_s=1", "tracking_args.checkpoint_every=1"
+    )
+    proxy.last, proxy.cuts = WELCOME, 1
+    away = federation.silo(3)
+    server.says("silo 3 is here")
+    proxy.up = False
+    federation.address = direct
+    silos = federation.silos(1, 2)
+    server.says("opening exchange: silo 3 did not come back within 1 s; left out until it speaks again")
+    server.says("round 1/4")
+    server.kill()
+    server.wait()
+    proxy.up = True
+    again = federation.server(resume=True)
+    finished(again, away, *silos)
+    told = left_out(federation, "opening_left_out")
+    assert (told[0], told[-1]) == ([2], [])
+    assert "1 left out of the opening" in server.text
+    assert re.search(r"left out of the opening +silo 3\n", again.text)
+    assert json.loads((federation.run_dir / "summary.json").read_text())["opening_left_out"] == [2]
+
+
+def test_an_outage_within_a_round_is_sat_out_for_the_time_of_a_quorum(federation, line, sp_weights):
+    overrides = [SLOW, "train_args.comm_round=3"]
+    server, proxy, _ = line(*overrides, "comm_args.reconnect_s=1", "comm_args.min_clients=3")
+    silos = federation.silos()
+    server.says("round 1/3")
+    proxy.up = False
+    proxy.cut()
+    for rank in (1, 2, 3):
+        server.says(f"silo {rank} did not come back within 1 s; left out until it speaks again")
+    time.sleep(2)
+    proxy.up = True
+    finished(server, *silos)
+    assert left_out(federation) == [[]] * 3
+    same(federation.weights(), sp_weights(*overrides))
+
+
+def test_nobody_is_waited_for_where_all_uploads_are_refused(federation, quick):
+    federation.overrides = ["comm_args.quorum_timeout_s=3600"]
+    server = federation.server()
+    for rank in (1, 2, 3):
+        quick(federation.address, rank, factor=float("nan")).may.release()
+    assert server.wait() == 1
+    assert "error: round 1: 0 of at least 2 uploads came" in server.text
+
+
+def test_time_in_which_the_server_is_frozen_is_nobodys_fault(federation, line, quick):
+    server, proxy, direct = line("train_args.comm_round=2", "comm_args.round_deadline_s=3", "comm_args.reconnect_s=2")
+    silos = [quick(address, rank) for rank, address in ((1, direct), (2, direct), (3, proxy.address))]
+
+    def frozen_while_they_answer(round):
+        until = time.monotonic() + 60
+        while not all(round in silo.asked for silo in silos):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        if round == 1:  # and one of them while it is on its way back
+            proxy.cut()
+            server.says("silo 3 has left")
+        server.kill(signal.SIGSTOP)
+        for silo in silos:
+            silo.may.release(1 + round)  # an answer without a connection is asked for again
+        time.sleep(4)
+        server.kill(signal.SIGCONT)
+
+    frozen_while_they_answer(0)
+    frozen_while_they_answer(1)
+    finished(server)
+    assert left_out(federation) == [[], []]
+    assert "left out until" not in server.text
