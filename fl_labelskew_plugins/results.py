@@ -19,6 +19,7 @@ import torch
 from fl_labelskew_registry import LabelSkewError
 from safetensors import SafetensorError, safe_open
 
+from fl_labelskew_plugins import locks
 from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.atomic import replacing
 from fl_labelskew_plugins.state import State, StateStore, group, save_atomic
@@ -43,6 +44,7 @@ class RunFolder:
         self.diagnostics = path / "diagnostics"
         self.checkpoint = path / "checkpoint" / "latest.safetensors"
         self.states = path / "checkpoint" / "clients"
+        self._lock, self._held = contextlib.ExitStack(), False
 
     def run_id(self) -> str:
         """What names this run among all others."""
@@ -53,7 +55,7 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise LabelSkewError(f"run directory {self.path} is a file; a new or empty folder would be right")
         # the host's configuration alone is what a server leaves behind that no silo came to
-        if self.path.is_dir() and any(file.name != "fedml.yaml" for file in self.path.iterdir()):
+        if self.path.is_dir() and any(file.name not in ("fedml.yaml", locks.NAME) for file in self.path.iterdir()):
             raise LabelSkewError(
                 f"run directory {self.path} is not empty; a new or empty folder would be right, or --resume {self.path}"
             )
@@ -74,6 +76,22 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LabelSkewError(f"run directory {self.path} cannot be written: {error.strerror}") from error
+
+    def hold(self) -> None:
+        """Make the folder, and keep other processes from writing there until :meth:`release` or this one's end.
+
+        Raises:
+            LabelSkewError: another one does, or nothing can be written there.
+        """
+        if not self._held:
+            self.create()
+            self._lock.enter_context(locks.alone(self.path, "run"))
+            self._held = True
+
+    def release(self) -> None:
+        """Let others write here, if it was held."""
+        self._lock.close()
+        self._held = False
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file as a whole or not at all."""

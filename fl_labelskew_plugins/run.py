@@ -102,6 +102,7 @@ def start(
         ) from error
     finally:
         runtime.close()
+        folder.release()
 
 
 def _warned(session: Session) -> Session:
@@ -116,9 +117,12 @@ def _warned(session: Session) -> Session:
 
 def _run(runtime: Runtime) -> None:
     folder, show, resume = runtime.folder, runtime.show, runtime.call.resume
+    if resume:
+        folder.hold()
     session = _warned(runtime.session())
-    if not resume:
-        folder.create()
+    folder.hold()
+    if not resume and folder.recipe.exists():  # another process was faster
+        folder.check_new()
     record = Record(session, folder, show, resume=resume, pause=runtime.call.pause)
     if record.next_round and (switches := host_switches(session.recipe)):
         print(

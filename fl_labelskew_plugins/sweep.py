@@ -8,7 +8,6 @@ forked from one that has imported the host, since that import takes seconds.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import json
 import math
@@ -29,7 +28,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, MistakesError
 from pydantic import Field
 
-from fl_labelskew_plugins import devices, mistakes, plain_yaml, report
+from fl_labelskew_plugins import devices, locks, mistakes, plain_yaml, report
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.mpirun import available_cores
 from fl_labelskew_plugins.params import Params
@@ -350,29 +349,13 @@ def run_all(planned: Sequence[Planned], *, jobs: int | None, memory: float | Non
         LabelSkewError: another sweep is under way in the folder, or it cannot be written.
         KeyboardInterrupt: told to end; all runs have saved a checkpoint.
     """
-    with _alone(planned[0].folder.path.parent):
-        return _run_all(planned, jobs, memory, say)
-
-
-@contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """No other sweep in this folder meanwhile: two would go on with the same runs."""
+    out = planned[0].folder.path.parent
     try:
         out.mkdir(parents=True, exist_ok=True)
-        folder = os.open(out, os.O_RDONLY)
     except OSError as error:
-        raise LabelSkewError(f"{out}: cannot be written: {error.strerror}; another --out would be right") from None
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LabelSkewError(f"{out}: another sweep is under way there; another --out would be right") from None
-        except OSError as error:  # some network file systems lock no folders
-            lack = f"cannot be locked ({error.strerror}); a second sweep there would not be noticed"
-            print(f"warning: {out}: {lack}", file=sys.stderr)
-        yield
-    finally:
-        os.close(folder)
+        raise LabelSkewError(f"{out}: cannot be written: {error.strerror}; use another --out") from None
+    with locks.alone(out, "sweep"):  # two would go on with the same runs
+        return _run_all(planned, jobs, memory, say)
 
 
 def _run_all(planned: Sequence[Planned], jobs: int | None, memory: float | None, say: Say) -> list[str]:

@@ -149,6 +149,16 @@ def test_an_interruption_leaves_a_checkpoint_and_a_line(start, finish, undisturb
     assert_same(undisturbed[0], tmp_path / "run")
 
 
+def test_a_run_that_is_under_way_is_resumed_by_nobody_else(start, finish, tmp_path):
+    process = start(tmp_path, write(tmp_path, rounds=9999), "--run-dir", "run")
+    wait_for_rounds(tmp_path / "run", 2, process)
+    code, out, err = finish(tmp_path, "--resume", "run")
+    process.kill()
+    assert (code, out) == (2, "")
+    holder = f"process {process.pid} is writing this run already"
+    assert err == f"error: run: {holder}; wait until it has ended, or use another folder\n"
+
+
 def test_resuming_a_finished_run_changes_nothing(finish, undisturbed):
     run, _ = undisturbed
     before = (run / "summary.json").read_bytes()

@@ -1,6 +1,5 @@
 """Sweeps: what their files mean, and one that is interrupted, fails in part, goes on, and is then done."""
 
-import errno
 import json
 import multiprocessing
 import os
@@ -14,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from fl_labelskew_registry import LabelSkewError, MistakesError
 
-from fl_labelskew_plugins import recipe, run, sweep
+from fl_labelskew_plugins import locks, recipe, run, sweep
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.data.idx import FashionMNIST
 
@@ -382,9 +381,10 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
 
 def test_two_sweeps_do_not_share_a_folder(write, tmp_path):
     planned = sweep.plan(write(GRID), out=tmp_path / "out")
+    (tmp_path / "out").mkdir()
     with (
-        sweep._alone(tmp_path / "out"),
-        pytest.raises(LabelSkewError, match=r"out: another sweep is under way there; another --out"),
+        locks.alone(tmp_path / "out", "sweep"),
+        pytest.raises(LabelSkewError, match=rf"out: process {os.getpid()} is writing this sweep already; wait until"),
     ):
         sweep.run_all(planned, jobs=None, memory=None, say=print)
     assert list((tmp_path / "out").iterdir()) == []
@@ -392,18 +392,6 @@ def test_two_sweeps_do_not_share_a_folder(write, tmp_path):
     planned = sweep.plan(write(GRID), out=tmp_path / "file" / "out")
     with pytest.raises(LabelSkewError, match="file/out: cannot be written: Not a directory"):
         sweep.run_all(planned, jobs=None, memory=None, say=print)
-
-
-def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(tmp_path, monkeypatch, capsys):
-    def flock(folder, operation):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    with sweep._alone(tmp_path):
-        pass
-    assert capsys.readouterr().err == (
-        f"warning: {tmp_path}: cannot be locked (No locks available); a second sweep there would not be noticed\n"
-    )
 
 
 SLOW = "import pathlib, time\npathlib.Path(__file__).with_suffix('.begun').touch()\ntime.sleep({})\n"

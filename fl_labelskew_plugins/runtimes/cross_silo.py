@@ -80,7 +80,7 @@ class CrossSilo(Runtime):
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
         )
         self._transport = transport
-        self.folder.create()  # only now: whoever cannot listen leaves no folder behind
+        self.folder.hold()  # only now: whoever cannot listen leaves no folder behind
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
         args = host.start(self.recipe, self.folder.path / "fedml.yaml", rank=0)
         self._server = SiloServer(
@@ -104,7 +104,7 @@ class CrossSilo(Runtime):
         recipe = recipes.silo(self.recipe, rank)
         refuse_host_switches(recipe)
         data = silos.load(recipe, rank - 1)
-        self.folder.create()
+        self.folder.hold()
         comm = recipe.comm
         say = self.show.note
         held = of_classes(data.data.class_names, torch.from_numpy(data.counts)[None], data.facts.samples)
