@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, Protocol
@@ -103,6 +103,7 @@ class LocalTrainer:
         secret: seed of a silo's privacy noise, up to 128 bits that nobody else knows; None: the recipe's seed.
         observer: who watches training, if anybody.
         optimizer: how the federation optimises; its local part.
+        fresh: state dict of another network, freshly initialised: the same one at each call and in each process.
     """
 
     model: nn.Module
@@ -117,6 +118,7 @@ class LocalTrainer:
     secret: int | None = None
     observer: Observer | None = None
     optimizer: Optimizer = field(default_factory=FedAvg)
+    fresh: Callable[[], Weights] | None = None
     _spares: list[nn.Module] = field(default_factory=list, repr=False)
     _in_use: int = field(default=0, repr=False)
 
@@ -169,6 +171,7 @@ class LocalTrainer:
             federation=self.federation,
             model=self.model,
             frozen=self._frozen,
+            fresh=self.fresh,
             features=lambda: self._features(client),
         )
 
