@@ -333,13 +333,14 @@ class LocalTrainer:
     def _loss_under(self, batch: Batch, view: ClientView, drawn: Draws, model: nn.Module) -> Tensor:
         """The method's loss of a batch in a copy of the network, with the draws and in the modes of the network's own.
 
-        The client's view and all generators stay as they are.
+        The client's view, the buffers of networks in its scratch and all generators stay as they are.
         """
         own, cpu, cuda = drawn
         for module, other in zip(self.model.modules(), model.modules(), strict=True):
             other.training = module.training
         generator = torch.Generator(view.generator.device).set_state(own)
-        apart = replace(view, model=model, generator=generator, scratch=dict(view.scratch))
+        scratch = {name: _twin(kept) if isinstance(kept, nn.Module) else kept for name, kept in view.scratch.items()}
+        apart = replace(view, model=model, generator=generator, scratch=scratch, state=dict(view.state))
         with torch.random.fork_rng([] if cuda is None else [self.device]):
             torch.set_rng_state(cpu)
             if cuda is not None:
@@ -464,6 +465,11 @@ def _total(terms: Mapping[str, Tensor]) -> Tensor:
     for term in rest:
         first = first + term
     return first
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A copy with buffers and modes of its own, of the same parameters."""
+    return copy.deepcopy(module, {id(p): p for p in module.parameters()})
 
 
 def _batch_norm_training(model: nn.Module, mode: bool) -> None:
