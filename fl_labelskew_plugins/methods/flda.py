@@ -15,7 +15,8 @@ its equation numbers are left out. What it leaves to a reader, or differs:
 - The private network has the general one's form. It begins as another random network, the same for all clients, as in
   that code. ``private_start: general`` begins with a copy of the weights that the client gets first; then both networks
   stay equal throughout the first round, and the gate, whose gradient is their difference, learns nothing in it.
-- ``mixture: logits`` mixes logits, as that code does; ``probabilities`` mixes the outputs of the softmax.
+- ``mixture: logits`` mixes logits, as that code does; ``probabilities`` mixes the outputs of the softmax. That code
+  adds up the same loss twice, which doubles its learning rate.
 - The paper's noise on the general model's gradients is left to the host's ``dp_args``.
 
 The global test is that of the general model alone, as in that code; a client's own measure is that of its mixture.
