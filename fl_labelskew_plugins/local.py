@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, Protocol
@@ -104,6 +104,7 @@ class LocalTrainer:
         secret: seed of a silo's privacy noise, up to 128 bits that nobody else knows; None: the recipe's seed.
         observer: who watches training, if anybody.
         optimizer: how the federation optimises; its local part.
+        fresh: state dict of another network, freshly initialised: the same one at each call and in each process.
     """
 
     model: nn.Module
@@ -118,6 +119,7 @@ class LocalTrainer:
     secret: int | None = None
     observer: Observer | None = None
     optimizer: Optimizer = field(default_factory=FedAvg)
+    fresh: Callable[[], Weights] | None = None
     _spares: list[nn.Module] = field(default_factory=list, repr=False)
     _in_use: int = field(default=0, repr=False)
 
@@ -170,6 +172,7 @@ class LocalTrainer:
             federation=self.federation,
             model=self.model,
             frozen=self._frozen,
+            fresh=self.fresh,
             features=lambda: self._features(client),
         )
 
@@ -334,13 +337,14 @@ class LocalTrainer:
     def _loss_under(self, batch: Batch, view: ClientView, drawn: Draws, model: nn.Module) -> Tensor:
         """The method's loss of a batch in a copy of the network, with the draws and in the modes of the network's own.
 
-        The client's view and all generators stay as they are.
+        The client's view, the buffers of networks in its scratch and all generators stay as they are.
         """
         own, cpu, cuda = drawn
         for module, other in zip(self.model.modules(), model.modules(), strict=True):
             other.training = module.training
         generator = torch.Generator(view.generator.device).set_state(own)
-        apart = replace(view, model=model, generator=generator, scratch=dict(view.scratch))
+        scratch = {name: _twin(kept) if isinstance(kept, nn.Module) else kept for name, kept in view.scratch.items()}
+        apart = replace(view, model=model, generator=generator, scratch=scratch, state=dict(view.state))
         with torch.random.fork_rng([] if cuda is None else [self.device]):
             torch.set_rng_state(cpu)
             if cuda is not None:
@@ -465,6 +469,11 @@ def _total(terms: Mapping[str, Tensor]) -> Tensor:
     for term in rest:
         first = first + term
     return first
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A copy with buffers and modes of its own, of the same parameters."""
+    return copy.deepcopy(module, {id(p): p for p in module.parameters()})
 
 
 def _batch_norm_training(model: nn.Module, mode: bool) -> None:

@@ -8,6 +8,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, learning_rate, snapshot
+from fl_labelskew_plugins.methods.flda import FLDA
+from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.optimizers.mime import Mime
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.samples import ClientBatches, Samples, samples
@@ -437,6 +439,22 @@ def test_mimes_first_step_follows_what_the_server_sent(sizes, norm, dropout):
     upload = fit(trainer, weights=start, shared=shared).upload
     for name, value in sent.items():
         torch.testing.assert_close((start[name] - upload[name]) / 0.1, value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_a_loss_that_is_run_again_leaves_a_private_network_as_it_was(dropout):
+    """Its running statistics are those of a loss that is run once a step; without a step, weights cannot differ."""
+    kept = []
+    for optimizer in (FedAvg(), Mime(Mime.Params())):
+        method = FLDA(FLDA.Params(private_start="general"))
+        trainer = make(norm=True, dropout=dropout, method=method, learning_rate=0.0)
+        trainer.optimizer = optimizer
+        sent = {f"optimizer/{name}": torch.zeros_like(p) for name, p in trainer.model.named_parameters()}
+        kept.append(fit(trainer, shared=sent).state)
+    once, again = kept
+    assert once["private.body.1.num_batches_tracked"] == 3
+    assert once["private.body.1.running_mean"].any()
+    assert all(torch.equal(again[name], tensor) for name, tensor in once.items())
 
 
 class Asks(Optimizer):

@@ -88,6 +88,7 @@ class ClientView:
         model: the local network, with ``features(x)`` and ``classifier``.
         frozen: makes a frozen copy of the network, in eval mode, from a state dict; another one at each call, good for
             the rest of the round.
+        fresh: state dict of another network, freshly initialised: the same one at each call, round and client.
         features: all training features and labels of this client under the current weights, in eval mode;
             ``features() -> (N_k, d), (N_k,)``, one pass over the client's data.
         scratch: anything the method wants to keep for the rest of this round.
@@ -105,6 +106,7 @@ class ClientView:
     model: nn.Module | None = None
     noise: Generator | None = None
     frozen: Callable[[Tensors], nn.Module] | None = None
+    fresh: Callable[[], Tensors] | None = None
     features: Callable[[], tuple[Tensor, Tensor]] | None = None
     scratch: dict[str, Any] = field(default_factory=dict)
 
