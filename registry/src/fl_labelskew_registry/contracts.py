@@ -281,10 +281,12 @@ class LocalWork:
         momentum: of local SGD.
         dampening: of that momentum.
         nesterov: whether that momentum is Nesterov's.
+        weight_decay: of the local optimiser, which adds ``weight_decay`` times the weights to each gradient itself.
         loss: the method's loss of the batch in training in a copy of the network that ``client.frozen`` made, with
             its gradient; dropout, batch norm's mode and the method's draws are those of the step.
-        gradient: mean gradient of the method's loss over all of the client's samples under the current weights, by
-            name; one pass over its data.
+        gradient: gradient of the objective, which is the method's loss and weight decay, under the current weights, by
+            name: the mean over the batches of the round's first epoch, each weighed by its samples; one pass over the
+            client's data, in eval mode.
         steps: steps of local SGD made so far.
     """
 
@@ -294,6 +296,7 @@ class LocalWork:
     momentum: float
     dampening: float
     nesterov: bool
+    weight_decay: float
     loss: Callable[[nn.Module], Tensor]
     gradient: Callable[[], dict[str, Tensor]]
     steps: int = 0
