@@ -28,8 +28,8 @@ HOST = (*CORRECTABLE, "FedDyn", "Mime", "SCAFFOLD")
 
 
 def sends_more(optimizer: Optimizer) -> bool:
-    """Whether an optimiser's clients send more than their weights, with its options as they are."""
-    return bool(optimizer.contribution_shapes({"classifier.weight": (1, 1)}))
+    """Whether an optimiser's clients send more than their weights, or changes in their place, with its options."""
+    return optimizer.sends_change or bool(optimizer.contribution_shapes({"classifier.weight": (1, 1)}))
 
 
 def conflicts(recipe: Recipe, method: Method, optimizer: Optimizer) -> Iterator[Conflict]:
