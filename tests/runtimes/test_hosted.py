@@ -316,8 +316,8 @@ def test_other_optimisers_of_the_process_are_left_alone():
         (by("FedNova"), [1, 1], [1, 1]),
         (by("SCAFFOLD", "host"), [2, 2], [2, 2]),  # with the control variates
         (by("Mime", "host", server_momentum=0.9), [2, 2], [2, 3]),  # gradients; after a round the momentum, too
-        (by("Mime", "own"), [2, 2], [1, 2]),  # in one with the momentum
-        (by("Mime", "own", mimelite=True), [2, 2], [1, 2]),
+        (by("Mime", "own", server_momentum=0.5), [2, 2], [1, 2]),  # in one with the momentum
+        (by("Mime", "own", server_momentum=0.5, mimelite=True), [2, 2], [1, 2]),
         (by("FedDC", "own"), [2, 2], [1, 2]),
     ],
     ids=["FedAvg", "FedNova", "SCAFFOLD", "Mime", "our Mime", "MimeLite", "FedDC"],
