@@ -103,6 +103,17 @@ def source(recipe: Recipe, model: nn.Module) -> Source:
     return choice(recipe, model).source
 
 
+def overruled(recipe: Recipe, model: nn.Module) -> list[str]:
+    """A sentence on whose weights of the uploads are in force, where the optimiser's stand in for the method's."""
+    method, optimizer = recipe.method, recipe.optimizer
+    if optimizer.aggregation in (None, method.aggregation) or source(recipe, model) == "host":
+        return []
+    return [
+        f"uploads are weighed as {recipe.train.federated_optimizer} has it ({optimizer.aggregation}), not as "
+        f"{recipe.method_name} has it ({method.aggregation})"
+    ]
+
+
 def describe(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
     """For a run's record: whose code runs and why, the host's class, and its faults or what of them is corrected."""
     chosen, name = choice(recipe, model), recipe.train.federated_optimizer

@@ -142,7 +142,7 @@ def _run(runtime: Runtime) -> None:
 
 
 def describe(session: Session) -> str:
-    """What is about to run, in three lines."""
+    """What is about to run, in three lines, or four where the optimiser overrules the method."""
     recipe, federation = session.recipe, session.federation
     sizes = [n for n in session.sizes if n]
     known = f"{federation.num_samples} training samples of " if sizes else ""
@@ -159,6 +159,7 @@ def describe(session: Session) -> str:
             f"data: {recipe.data.dataset}, {known}{federation.num_classes} classes, {held}",
             f"network: {recipe.model.model}, {numbers} parameters, {size:.2f} MB a message, {federation.num_features} "
             f"features",
+            *mixing.overruled(recipe, session.trainer.model),
         ]
     )
 
