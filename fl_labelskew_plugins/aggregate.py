@@ -49,13 +49,20 @@ def class_weights(counts: Tensor, smoothing: float) -> Tensor:
     return smoothed / smoothed.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
 
 
+def origin(weights: Weights, optimizer: Optimizer, parameters: Sequence[str]) -> Weights:
+    """What an upload holds where nothing has changed: the weights, or zeros where it holds changes."""
+    if not optimizer.sends_change:
+        return weights
+    return weights | {name: torch.zeros_like(weights[name]) for name in parameters}
+
+
 class WeightedMean:
     """Running sum of uploads in the order in which they are added; each can be let go once it is added.
 
     Integer tensors, such as batch norm's counters, are averaged in double precision and rounded.
 
     Args:
-        old: the model that the round started from.
+        old: the model that the round started from, see :func:`origin`.
 
     ``sums`` is where it stands.
     """

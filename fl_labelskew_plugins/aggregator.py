@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.aggregate import (
+    PROXIES,
     WeightedMean,
     Weights,
     check_extra,
@@ -21,6 +22,7 @@ from fl_labelskew_plugins.aggregate import (
     class_weights,
     client_weights,
     numbers,
+    origin,
     share_of_old,
     weighted_mean,
 )
@@ -134,7 +136,10 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         if self.proxy_smoothing is not None and counts is not None:
             proxies = class_weights(counts, self.proxy_smoothing)
         position = {client: i for i, client in enumerate(clients)}
-        mean, contributions, raw, came = WeightedMean(self.weights), [], [], []
+        old = origin(self.weights, self.optimizer, self.parameters)
+        mean, contributions, raw, came = WeightedMean(old), [], [], []
+        classifier = {key: old[key] for key in PROXIES if key in old and proxies is not None}
+        whole = WeightedMean(classifier)
         corrections = WeightedMean({})
         for client, result in uploads:
             i = position[client]
@@ -146,6 +151,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
                 raw.append((sizes[i], result.upload))
             else:
                 mean.add(result.upload, shares[i], None if proxies is None else proxies[i])
+                whole.add({key: result.upload[key] for key in classifier}, shares[i])
             del result  # each is let go before the next one comes
         if not came:
             return []
@@ -155,19 +161,32 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
             weights = self._mean_of_those_who_came(mean, came, sizes, counts, shares, proxies)
         corrections.scale(1 / sum(shares[i] for i in came))
         shared = self.method.combine(contributions, rest(self.shared, OPTIMIZER))
-        weights, own = self._step(weights, corrections.sums, len(came))
+        rows_alike = self._mean_of_those_who_came(whole, came, sizes, None, shares, None)
+        weights, own = self._step(weights, rows_alike, corrections.sums, len(came))
         weights = self.method.after_aggregation(weights, shared)
         check_made(weights, self.method)
         self.weights = weights
         self.shared = {**shared, **joined(**{OPTIMIZER: own})}
         return [clients[i] for i in came]
 
-    def _step(self, mean: Weights, contributions: Weights, clients: int) -> tuple[Weights, dict[str, Tensor]]:
+    def _step(
+        self, mean: Weights, whole: Weights, contributions: Weights, clients: int
+    ) -> tuple[Weights, dict[str, Tensor]]:
         """The optimiser's step from the old weights to the new ones, and what it shares from now on."""
         shared, memory = group(self.shared, OPTIMIZER), dict(self.memory)
         with torch.no_grad():
             weights = self.optimizer.step(
-                Aggregated(self.weights, mean, contributions, clients, self.parameters, shared, memory, self.federation)
+                Aggregated(
+                    old=self.weights,
+                    mean=mean,
+                    contributions=contributions,
+                    clients=clients,
+                    parameters=self.parameters,
+                    shared=shared,
+                    memory=memory,
+                    federation=self.federation,
+                    whole=whole,
+                )
             )
         check_made({**joined(shared=shared, memory=memory), **weights}, self.optimizer)
         self.memory = memory

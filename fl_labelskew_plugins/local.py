@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, Protocol
@@ -104,6 +105,7 @@ class LocalTrainer:
         secret: seed of a silo's privacy noise, up to 128 bits that nobody else knows; None: the recipe's seed.
         observer: who watches training, if anybody.
         optimizer: how the federation optimises; its local part.
+        fresh: state dict of another network, freshly initialised: the same one at each call and in each process.
     """
 
     model: nn.Module
@@ -118,6 +120,7 @@ class LocalTrainer:
     secret: int | None = None
     observer: Observer | None = None
     optimizer: Optimizer = field(default_factory=FedAvg)
+    fresh: Callable[[], Weights] | None = None
     _spares: list[nn.Module] = field(default_factory=list, repr=False)
     _in_use: int = field(default=0, repr=False)
 
@@ -170,6 +173,7 @@ class LocalTrainer:
             federation=self.federation,
             model=self.model,
             frozen=self._frozen,
+            fresh=self.fresh,
             features=lambda: self._features(client),
         )
 
@@ -235,6 +239,7 @@ class LocalTrainer:
             momentum=settings.momentum if settings.client_optimizer == "sgd" else 0.0,
             dampening=settings.dampening,
             nesterov=settings.nesterov,
+            weight_decay=settings.weight_decay,
             loss=_no_batch,
             gradient=partial(self._gradient, view),
         )
@@ -309,22 +314,24 @@ class LocalTrainer:
 
     def batches(self, view: ClientView) -> tuple[Iterator[tuple[Tensor, Tensor]], int]:
         """Inputs ``(B, ...)`` and labels ``(B,)`` of every batch of a client's round, all epochs, and their number."""
-        samples, own = self.data(view.id)
+        samples, _ = self.data(view.id)
+        epochs, per_epoch = self._epochs(view)
+        indices = itertools.chain.from_iterable(itertools.islice(epochs, self.settings.epochs))
+        augment = seeds.torch_seed(self.federation.seed, "augment", view.round, view.id)
+        stream = samples.stream(indices, seed=augment)
+        batches = ((self._formatted(inputs), samples.y[index]) for index, inputs in stream)
+        return batches, per_epoch * self.settings.epochs
+
+    def _epochs(self, view: ClientView) -> tuple[Iterator[Sequence[Tensor]], int]:
+        """Sample indices ``(B,)`` of an epoch's batches, one epoch after the other, and how many batches it has."""
+        _, own = self.data(view.id)
         size = self.settings.batch_size
         cuts = list(range(size, len(own), size))
         if self._has_batch_norm and cuts and len(own) - cuts[-1] == 1:
             cuts.pop()  # a last batch of one sample joins the one before it: batch norm cannot train on one
         generator = seeds.torch_generator(self.federation.seed, "batches", view.round, view.id)
-
-        def indices() -> Iterator[Tensor]:
-            for _ in range(self.settings.epochs):
-                order = torch.randperm(len(own), generator=generator).to(own.device)
-                yield from own[order].tensor_split(cuts)
-
-        augment = seeds.torch_seed(self.federation.seed, "augment", view.round, view.id)
-        stream = samples.stream(indices(), seed=augment)
-        batches = ((self._formatted(inputs), samples.y[index]) for index, inputs in stream)
-        return batches, (len(cuts) + 1) * self.settings.epochs
+        orders = (torch.randperm(len(own), generator=generator).to(own.device) for _ in itertools.count())
+        return (own[order].tensor_split(cuts) for order in orders), len(cuts) + 1
 
     def _drawn(self, view: ClientView) -> Draws:
         """Where the generators stand that a step may draw from: the view's, and torch's own."""
@@ -334,13 +341,14 @@ class LocalTrainer:
     def _loss_under(self, batch: Batch, view: ClientView, drawn: Draws, model: nn.Module) -> Tensor:
         """The method's loss of a batch in a copy of the network, with the draws and in the modes of the network's own.
 
-        The client's view and all generators stay as they are.
+        The client's view, the buffers of networks in its scratch and all generators stay as they are.
         """
         own, cpu, cuda = drawn
         for module, other in zip(self.model.modules(), model.modules(), strict=True):
             other.training = module.training
         generator = torch.Generator(view.generator.device).set_state(own)
-        apart = replace(view, model=model, generator=generator, scratch=dict(view.scratch))
+        scratch = {name: _twin(kept) if isinstance(kept, nn.Module) else kept for name, kept in view.scratch.items()}
+        apart = replace(view, model=model, generator=generator, scratch=scratch, state=dict(view.state))
         with torch.random.fork_rng([] if cuda is None else [self.device]):
             torch.set_rng_state(cpu)
             if cuda is not None:
@@ -351,18 +359,26 @@ class LocalTrainer:
             return _total(self.method.loss(replace(batch, features=features, logits=logits.float()), apart))
 
     def _gradient(self, view: ClientView) -> dict[str, Tensor]:
-        """Mean gradient over the client's samples, in eval mode: without dropout, with batch norm's running values."""
+        """See ``LocalWork.gradient``; eval mode is without dropout and with batch norm's running values.
+
+        A loss need not be additive over samples (FedMR's compares those of a batch), so the batches are those that
+        training draws in its first epoch, without augmentation, whatever fits a device.
+        """
         model, (samples, own) = self.model, self.data(view.id)
+        epochs, _ = self._epochs(view)
         was_training = model.training
         model.eval()
         model.zero_grad(set_to_none=True)
-        for index, inputs in samples.stream(self._parts(samples, own)):
+        for index, inputs in samples.stream(next(epochs)):
             empty = torch.empty(0)
             batch = Batch(self._formatted(inputs), empty, empty, samples.y[index])
             loss = self._loss_under(batch, view, self._drawn(view), model) * (len(batch.labels) / len(own))
             backward(loss, self.method)
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         found = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in trained.items()}
+        if self.settings.weight_decay:
+            weights: list[Tensor] = [p.detach() for p in trained.values()]
+            torch._foreach_add_(list(found.values()), weights, alpha=self.settings.weight_decay)
         model.zero_grad(set_to_none=True)
         model.train(was_training)
         return found
@@ -465,6 +481,11 @@ def _total(terms: Mapping[str, Tensor]) -> Tensor:
     for term in rest:
         first = first + term
     return first
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A copy with buffers and modes of its own, of the same parameters."""
+    return copy.deepcopy(module, {id(p): p for p in module.parameters()})
 
 
 def _batch_norm_training(model: nn.Module, mode: bool) -> None:

@@ -28,8 +28,8 @@ HOST = (*CORRECTABLE, "FedDyn", "Mime", "SCAFFOLD")
 
 
 def sends_more(optimizer: Optimizer) -> bool:
-    """Whether an optimiser's clients send more than their weights, with its options as they are."""
-    return bool(optimizer.contribution_shapes({"classifier.weight": (1, 1)}))
+    """Whether an optimiser's clients send more than their weights, or changes in their place, with its options."""
+    return optimizer.sends_change or bool(optimizer.contribution_shapes({"classifier.weight": (1, 1)}))
 
 
 def conflicts(recipe: Recipe, method: Method, optimizer: Optimizer) -> Iterator[Conflict]:
@@ -101,6 +101,17 @@ def choice(recipe: Recipe, model: nn.Module) -> Choice:
 def source(recipe: Recipe, model: nn.Module) -> Source:
     """Whose code runs a recipe; see :func:`choice`."""
     return choice(recipe, model).source
+
+
+def overruled(recipe: Recipe, model: nn.Module) -> list[str]:
+    """A sentence on whose weights of the uploads are in force, where the optimiser's stand in for the method's."""
+    method, optimizer = recipe.method, recipe.optimizer
+    if optimizer.aggregation in (None, method.aggregation) or source(recipe, model) == "host":
+        return []
+    return [
+        f"uploads are weighed as {recipe.train.federated_optimizer} has it ({optimizer.aggregation}), not as "
+        f"{recipe.method_name} has it ({method.aggregation})"
+    ]
 
 
 def describe(recipe: Recipe, model: nn.Module) -> dict[str, Any]:

@@ -190,7 +190,11 @@ class Record:
             "partition": session.digest,
             "method": session.recipe.method_name,
             "optimizer": mixing.describe(session.recipe, session.trainer.model),
-            "deviations": [*session.method.deviations(), *session.recipe.optimizer.deviations()],
+            "deviations": [
+                *session.method.deviations(),
+                *session.recipe.optimizer.deviations(),
+                *mixing.overruled(session.recipe, session.trainer.model),
+            ],
             "report": session.method.report(session.federation),
             "personal_models": session.method.personalises(),
             "class_names": session.class_names,

@@ -150,7 +150,7 @@ def _run(runtime: Runtime) -> None:
 
 
 def describe(session: Session) -> str:
-    """What is about to run, in three lines."""
+    """What is about to run, in three lines, or four where the optimiser overrules the method."""
     recipe, federation = session.recipe, session.federation
     sizes = [n for n in session.sizes if n]
     held = f"{counted(len(sizes), 'client')} of {ranged(sizes, 'sample')}" if sizes else "clients yet to come"
@@ -168,6 +168,7 @@ def describe(session: Session) -> str:
             f"data: {recipe.data.dataset}, {of_classes(session.class_names, counts, sum(sizes))}, {held}",
             f"network: {recipe.model.model}, {numbers} parameters, {size:.2f} MB a message, {federation.num_features} "
             f"features",
+            *mixing.overruled(recipe, session.trainer.model),
         ]
     )
 

@@ -192,9 +192,14 @@ def assemble(
     # torch's own default honours OMP_NUM_THREADS, but not the cores that a batch system has given to this process
     torch.set_num_threads(recipe.device.threads or min(torch.get_num_threads(), mpirun.available_cores()))
     seed, num_classes = recipe.common.random_seed, len(data.class_names)
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seeds.torch_seed(seed, "model"))
-        model = checked(recipe.network.build(tuple(data.train.x.shape[1:]), num_classes), of=recipe.network)
+    shape = tuple(data.train.x.shape[1:])
+
+    def network(purpose: str) -> torch.nn.Module:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seeds.torch_seed(seed, purpose))
+            return checked(recipe.network.build(shape, num_classes), of=recipe.network)
+
+    model = network("model")
     if federation is None:
         federation = Federation(
             num_clients=recipe.train.client_num_in_total,
@@ -219,6 +224,7 @@ def assemble(
         test_indices={k: torch.from_numpy(i).to(device) for k, i in test.items()},
         secret=secret,
         optimizer=recipe.optimizer,
+        fresh=lambda: snapshot(network("another model")),
     )
     return Session(
         recipe, None, data.class_names, federation, trainer, snapshot(trainer.model), list(sizes), None, data.notes

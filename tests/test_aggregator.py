@@ -8,6 +8,7 @@ from fl_labelskew_registry import Contribution, Method, RunError
 
 from fl_labelskew_plugins import params, recipe, session
 from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.runtimes import host
 
 RECIPE = """\
@@ -108,6 +109,31 @@ def test_contributions_reach_the_method_with_their_client(tmp_path):
         aggregator.check(client, 0, one)
     aggregator.run_round([0, 1, 2], made.sizes[:3], iter(uploads))
     assert seen == [Contribution(2, extra)]
+
+
+class Watches(FedAvg):
+    """Keeps a round."""
+
+    def step(self, round):
+        self.round = round
+        return super().step(round)
+
+
+@pytest.mark.parametrize("smoothing", [None, 0.0])
+@pytest.mark.parametrize("method", ["fedavg", "fedrs", "fedshift"])
+def test_the_mean_change_has_whole_uploads_weights(tmp_path, method, smoothing):
+    """Whatever weighs the classifier's rows, and with whoever came."""
+    made, aggregator = server(tmp_path, f"method_args.method={method}", smoothing=smoothing)
+    aggregator.optimizer = Watches()
+    came, old = [0, 3], made.start
+    uploads = {k: result(made, k) for k in came}
+    aggregator.run_round(range(4), made.sizes, iter(uploads.items()), made.counts)
+    total = {"fedavg": made.sizes[0] + made.sizes[3], "fedshift": sum(made.sizes)}.get(method)
+    for name in aggregator.parameters:
+        naive = torch.zeros_like(old[name])
+        for k in came:
+            naive += (made.sizes[k] / total if total else 1 / 2) * (uploads[k].upload[name] - old[name])
+        torch.testing.assert_close(aggregator.optimizer.round.change(name), naive, rtol=1e-5, atol=1e-6)
 
 
 class Grows(Method):

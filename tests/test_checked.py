@@ -47,7 +47,7 @@ def batch():
 
 
 def work():
-    return LocalWork(view(), OLD, 0.1, 0.0, 0.0, False, lambda model: torch.zeros(()), dict)
+    return LocalWork(view(), OLD, 0.1, 0.0, 0.0, False, 0.0, lambda model: torch.zeros(()), dict)
 
 
 def aggregated():

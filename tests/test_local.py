@@ -7,7 +7,9 @@ from fl_labelskew_registry import Arrays, Data, Federation, Method, Optimizer, S
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, learning_rate, snapshot
+from fl_labelskew_plugins.local import TEST_BATCH, LocalSettings, LocalTrainer, learning_rate, snapshot
+from fl_labelskew_plugins.methods.flda import FLDA
+from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.optimizers.mime import Mime
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.samples import ClientBatches, Samples, samples
@@ -439,6 +441,22 @@ def test_mimes_first_step_follows_what_the_server_sent(sizes, norm, dropout):
         torch.testing.assert_close((start[name] - upload[name]) / 0.1, value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_a_loss_that_is_run_again_leaves_a_private_network_as_it_was(dropout):
+    """Its running statistics are those of a loss that is run once a step; without a step, weights cannot differ."""
+    kept = []
+    for optimizer in (FedAvg(), Mime(Mime.Params())):
+        method = FLDA(FLDA.Params(private_start="general"))
+        trainer = make(norm=True, dropout=dropout, method=method, learning_rate=0.0)
+        trainer.optimizer = optimizer
+        sent = {f"optimizer/{name}": torch.zeros_like(p) for name, p in trainer.model.named_parameters()}
+        kept.append(fit(trainer, shared=sent).state)
+    once, again = kept
+    assert once["private.body.1.num_batches_tracked"] == 3
+    assert once["private.body.1.running_mean"].any()
+    assert all(torch.equal(again[name], tensor) for name, tensor in once.items())
+
+
 class Asks(Optimizer):
     """Asks for the whole gradient."""
 
@@ -449,7 +467,7 @@ class Asks(Optimizer):
 
 
 def test_the_whole_gradient_is_the_mean_over_all_samples_in_eval_mode():
-    trainer = make((300, 7), norm=True, dropout=0.4, batch_size=300)  # three batches of 128, 128 and 44
+    trainer = make((300, 7), norm=True, dropout=0.4, batch_size=128)  # three batches of 128, 128 and 44
     fit(trainer)  # running statistics of its own
     start = snapshot(trainer.model)
     trainer.optimizer = Asks()
@@ -460,3 +478,43 @@ def test_the_whole_gradient_is_the_mean_over_all_samples_in_eval_mode():
     expected = torch.autograd.grad(loss, list(naive.parameters()))
     for found, gradient in zip(trainer.optimizer.found.values(), expected, strict=True):
         torch.testing.assert_close(found, gradient)
+
+
+class Spread(Plain):
+    """A loss that is not additive over samples: with the variance of a batch's logits."""
+
+    def loss(self, batch, client):
+        self.batches.append(batch.labels)
+        return {"all": cross_entropy(batch.logits, batch.labels) + batch.logits.var(0, unbiased=False).sum()}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_whole_gradient_is_the_mean_over_the_first_epochs_batches(device, monkeypatch):
+    """With weight decay, whatever number of samples a device takes where no gradient is needed."""
+    monkeypatch.setitem(TEST_BATCH, "cpu", TEST_BATCH[device])
+    trainer = make((201, 7), method=Spread(), batch_size=40, weight_decay=0.1, epochs=2)
+    trainer.optimizer = Asks()
+    start = snapshot(trainer.model)
+    fit(trainer, weights=start)
+    naive = Net()
+    naive.load_state_dict(start)
+    (batches, total), expected = trainer.batches(trainer.view(0)), {}
+    for _ in range(total // 2):
+        x, y = next(batches)
+        z = naive(x)
+        loss = cross_entropy(z, y) + ((z - z.mean(0)) ** 2).mean(0).sum()
+        for (name, p), g in zip(
+            naive.named_parameters(), torch.autograd.grad(loss, list(naive.parameters())), strict=True
+        ):
+            expected[name] = expected.get(name, 0.1 * p.detach()) + g * len(y) / 201
+    for name, found in trainer.optimizer.found.items():
+        torch.testing.assert_close(found, expected[name])
+
+
+def test_the_whole_gradients_batches_are_those_of_training_with_batch_norm_too():
+    trainer = make((9, 7), norm=True, method=Spread())
+    trainer.optimizer = Asks()
+    fit(trainer)
+    before, after = trainer.method.batches[:2], trainer.method.batches[2:]
+    assert [len(labels) for labels in before] == [4, 5]  # a last batch of one joins the one before it
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

@@ -3,6 +3,7 @@
 ``python tests/test_mixing.py`` prints the table for the docs.
 """
 
+import json
 import re
 from argparse import Namespace
 from functools import cache
@@ -12,7 +13,10 @@ import pytest
 import torch
 from fl_labelskew_registry import Aggregated, LabelSkewError, catalog
 
-from fl_labelskew_plugins import mixing, recipe, session
+from fl_labelskew_plugins import mixing, plots, recipe, run, session
+from fl_labelskew_plugins.progress import progress
+from fl_labelskew_plugins.record import Record
+from fl_labelskew_plugins.results import RunFolder
 
 DOCS = Path(__file__).parents[1] / "docs" / "mixing.md"
 OPTIMIZERS = ["FedAvg", "FedProx", "FedOpt", "FedNova", "FedDyn", "Mime", "SCAFFOLD"]
@@ -166,6 +170,40 @@ def test_a_network_with_buffers_is_refused_where_the_host_is_asked_for():
     loaded = recipe.parse(BASE, overrides=["train_args.optimizer_source=host", "model_args.model=resnet18"])
     with pytest.raises(LabelSkewError, match="the host cannot train resnet18, which has batch normalisation"):
         mixing.source(loaded, loaded.network.build((1, 8, 8), 10))
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer", "more", "line"),
+    [
+        ("fedshift", "SCAFFOLD", [], "as SCAFFOLD has it (uniform), not as fedshift has it (population)"),
+        ("fedlc+fedmr", "Mime", [], "as Mime has it (uniform), not as fedlc+fedmr has it (samples)"),
+        ("fedavg", "FedDyn", [], "as FedDyn has it (uniform), not as fedavg has it (samples)"),
+        ("fedlc", "FedDC", ["feddc_reading=code"], "as FedDC has it (uniform), not as fedlc has it (samples)"),
+        ("fedlc", "FedDC", [], None),
+        ("fedrs", "SCAFFOLD", [], None),
+        ("fedshift", "FedOpt", [], None),
+        ("fedshift", "SCAFFOLD", ["optimizer_source=host"], None),  # whose server takes no mean at all
+    ],
+)
+def test_whose_weights_of_the_uploads_are_in_force_is_said(method, optimizer, more, line, tmp_path, monkeypatch):
+    """In the first lines of a run, and in its record."""
+    monkeypatch.setattr(plots, "heat_map", lambda *_, **__: None)
+    overrides = [f"train_args.{option}" for option in more]
+    made = session.build(recipe.parse(TEXT.format(method=method, optimizer=optimizer), overrides=overrides))
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    Record(made, folder, progress(True), resume=False)
+    recorded = json.loads((folder.path / "environment.json").read_text())["deviations"]
+    for lines in (run.describe(made).splitlines(), recorded):
+        expected = [f"uploads are weighed {line}"] if line else []
+        assert [found for found in lines if found.startswith("uploads are weighed as ") and "not" in found] == expected
+
+
+def test_changes_are_no_weights_to_protect():
+    optimizer = session.build(recipe.parse(TEXT.format(method="fedavg", optimizer="FedProx"))).recipe.optimizer
+    assert not mixing.sends_more(optimizer)
+    optimizer.sends_change = True
+    assert mixing.sends_more(optimizer)
 
 
 def test_contributions_that_must_not_leave_are_refused_where_the_optimiser_needs_them():

@@ -10,6 +10,10 @@ Equation 3 (intra-class loss), equation 4 (inter-class loss), equation 5 (their 
 - Eq. 4 sums over observed classes alone, though text and figure 3 say that prototypes stand in for the missing ones.
   ``negatives: all`` is every class with a prototype, ``observed`` the printed one.
 
+Eq. 3 divides by a standard deviation that may be 0. Both scales add ``eps`` to the variance first, 1e-8 as in the
+authors' code: features that hardly vary, such as those of two samples after a ReLU, get large gradients, up to
+``1 / sqrt(eps)`` times those of features with a variance of 1. What that does to a real run is in docs/results.md.
+
 Their code has no inter-class loss, counts batches for samples in weights, and fails on a batch of single samples.
 ``mu1 = 0`` and ``mu2 = 0`` are plain cross-entropy, bit for bit. Without inter-class loss (``mu2 = 0`` or ``lite = 0``)
 nobody needs prototypes, and none are sent.
@@ -54,7 +58,7 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def intra_class_loss(
-    features: Tensor, labels: Tensor, *, scale: Scale = "code", eps: float = 1e-5, num_classes: int | None = None
+    features: Tensor, labels: Tensor, *, scale: Scale = "code", eps: float = 1e-8, num_classes: int | None = None
 ) -> Tensor:
     r"""Decorrelate feature dimensions within each class (eq. 3).
 
@@ -62,15 +66,16 @@ def intra_class_loss(
         \qquad \text{code: } \frac{1}{\sum_c N_c} \sum_c \frac{1}{d (d - 1)} \sum_{j \ne l}
         (\hat Z_c^\top \hat Z_c)_{jl}^2
 
-    ``Zhat_c`` are the features of class ``c`` standardised per dimension. Classes with one sample in the batch count
-    nothing. All classes share one ``(B, B)`` Gram matrix, whose norm is that of the ``(d, d)`` one; the gradient,
-    that of batch normalisation per class, is worked out in the same pass (no second derivative).
+    ``Zhat_c`` are the features of class ``c`` less their mean, divided by the root of ``eps`` plus their variance.
+    Classes with one sample in the batch count nothing. All classes share one ``(B, B)`` Gram matrix, whose norm is that
+    of the ``(d, d)`` one; the gradient, that of batch normalisation per class, is worked out in the same pass (no
+    second derivative).
 
     Args:
         features: ``(B, d)``; anything below float32 is computed in float32.
         labels: ``(B,)`` int64.
         scale: ``code`` or ``paper``.
-        eps: lower bound of the (unbiased) variance, for dimensions that do not vary.
+        eps: added to the (unbiased) variance, for dimensions that do not vary; the authors' code has the default.
         num_classes: ``C``, if known; it saves time, no more.
 
     >>> intra_class_loss(torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.tensor([0, 0]))
@@ -90,15 +95,14 @@ def intra_class_loss(
         m = (n - 1).clamp(min=1)
         centred = torch.addmm(z, member, per_class.mm(z) / n.clamp(min=1), alpha=-1)
         squares = per_class.mm(centred.square())
-        variance = squares / m
-        clamped = variance.clamp(min=eps)
-        inverse_std = member.mm(clamped.rsqrt())
+        raised = squares / m + eps
+        inverse_std = member.mm(raised.rsqrt())
         zhat = centred * inverse_std
         gram = zhat.mm(zhat.T)
         if scale == "code":
             weight = 1 / ((n * (n > 1)).sum().clamp(min=1) * (d * (d - 1)))
             masked = gram * member.mm(per_class)
-            diagonal = squares / clamped  # sum of zhat^2, the diagonal of the (d, d) matrix
+            diagonal = squares / raised  # sum of zhat^2, the diagonal of the (d, d) matrix
             value = (_dot(masked, gram) - _dot(diagonal, diagonal)) * weight
         else:
             weight = 1 / (n > 1).sum().clamp(min=1)
@@ -107,11 +111,10 @@ def intra_class_loss(
             value = _dot(masked, gram) * weight
         if not features.requires_grad:
             return value
-        # down to zhat, then through the standard deviation where it is not clamped; the mean takes nothing away,
-        # for the columns of the masked product sum to 0 over each class
+        # down to zhat, then through the standard deviation; the mean takes nothing away, for the columns of the masked
+        # product sum to 0 over each class. What the diagonal gives to zhat goes again through the standard deviation
         slope = masked.mm(zhat)
-        through_std = per_class.mm(slope * zhat) / m
-        factor = member.mm(torch.where(variance > eps, through_std, diagonal))
+        factor = member.mm(per_class.mm(slope * zhat) / m + diagonal * (eps / raised))
         gradient = torch.addcmul(slope, zhat, factor, value=-1) * (inverse_std * (4 * weight))
     return value_with_gradient(features, value, gradient)
 
@@ -176,6 +179,7 @@ class FedMR(Method):
         mu1: float = Field(0.01, ge=0, description="weight of the intra-class loss; 0: none")
         mu2: float = Field(1e-4, ge=0, description="weight of the inter-class loss; 0: none")
         scale: Scale = Field("code", description="intra-class loss: code: as the authors compute it; paper: eq. 3")
+        eps: float = Field(1e-8, gt=0, description="added to a feature's variance within a class, intra-class loss")
         negatives: Negatives = Field("all", description="inter-class loss against all known classes, or observed ones")
         lite: int | None = Field(
             None, ge=0, description="inter-class loss on n random samples of a batch; default: all"
@@ -217,7 +221,8 @@ class FedMR(Method):
             old = client.scratch["fedmr.sums"]
             client.scratch["fedmr.sums"] = sums if old is None else (old[0] + sums[0], old[1] + sums[1])
         if p.mu1 > 0:
-            intra = intra_class_loss(batch.features, batch.labels, scale=p.scale, num_classes=len(client.counts))
+            classes = len(client.counts)
+            intra = intra_class_loss(batch.features, batch.labels, scale=p.scale, eps=p.eps, num_classes=classes)
             terms["intra"] = p.mu1 * intra
         if self.inter and "prototypes" in client.shared:
             terms["inter"] = p.mu2 * self._inter(batch.features, batch.labels, client)
@@ -261,6 +266,8 @@ class FedMR(Method):
         found = []
         if self.params.scale == "code" and self.params.mu1 > 0:
             found.append("scale: code is the intra-class loss of the authors' code, not eq. 3 as printed")
+        if self.params.eps != 1e-8 and self.params.mu1 > 0:
+            found.append(f"eps: {self.params.eps:g} is added to the variance; the authors' code adds 1e-8")
         if self.params.negatives == "all" and self.inter:
             found.append("negatives: all also takes missing classes as negatives; eq. 4 as printed only observed ones")
         if self.params.prototypes == "running" and self.inter:

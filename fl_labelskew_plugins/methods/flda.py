@@ -12,9 +12,11 @@ its equation numbers are left out. What it leaves to a reader, or differs:
 
 - The gate is linear in the general model's features, as in public code of FedRS's first author; the paper's is taken
   to be linear in the input. It starts at one half.
-- The private network has the general one's form, and begins as a copy of the first weights that the client gets; in
-  that code all clients begin with one random network.
-- ``mixture: logits`` mixes logits, as that code does; ``probabilities`` mixes the outputs of the softmax.
+- The private network has the general one's form. It begins as another random network, the same for all clients, as in
+  that code. ``private_start: general`` begins with a copy of the weights that the client gets first; then both networks
+  stay equal throughout the first round, and the gate, whose gradient is their difference, learns nothing in it.
+- ``mixture: logits`` mixes logits, as that code does; ``probabilities`` mixes the outputs of the softmax. That code
+  adds up the same loss twice, which doubles its learning rate.
 - The paper's noise on the general model's gradients is left to the host's ``dp_args``.
 
 The global test is that of the general model alone, as in that code; a client's own measure is that of its mixture.
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Mixture = Literal["logits", "probabilities"]
+Start = Literal["random", "general"]
 PRIVATE, GATE = "private.", "gate"
 EXPERT, GATE_NOW = "flda.private", "flda.gate"
 
@@ -80,6 +83,10 @@ class FLDA(Method):
         """Options of FLDA; ``general_share: 1`` is plain cross-entropy."""
 
         mixture: Mixture = Field("logits", description="what is mixed, before or after the softmax")
+        private_start: Start = Field(
+            "random",
+            description="how a private model begins: as another random network, or as a copy of the general one",
+        )
         general_share: float | None = Field(
             None, gt=0, le=1, description="a fixed share of the general model in the mixture; default: a gate learns it"
         )
@@ -87,13 +94,17 @@ class FLDA(Method):
     paper = "Private Federated Learning with Domain Adaptation, NeurIPS workshop 2019, https://arxiv.org/abs/1912.06733"
 
     def before_round(self, client: ClientView) -> None:
-        """The client's private model and gate; a client's first round begins with a copy of the general one."""
+        """The client's private model and gate, which begin with the client's first round."""
         if self.params.general_share == 1:
             return
         general, frozen = client.model, client.frozen
         assert general is not None
         assert frozen is not None
-        expert = frozen(private_model(client.state, PRIVATE) or general.state_dict())
+        kept = private_model(client.state, PRIVATE)
+        if kept is None and self.params.private_start == "random":
+            assert client.fresh is not None
+            kept = dict(client.fresh())
+        expert = frozen(kept or general.state_dict())
         for own, one in zip(expert.parameters(), general.parameters(), strict=True):
             own.requires_grad_(one.requires_grad)
         client.scratch[EXPERT] = expert

@@ -7,7 +7,10 @@ it goes on with the plain softmax, helped by its inherited private model (HPM; e
 its personalised model, which is blended into the HPM (eq. 10). The HPM is frozen and in eval mode during a round.
 A client's first round has no HPM: plain cross-entropy, and the HPM becomes the personalised model (public code of
 FedPHP starts from an untrained one, and leaves the student without temperature). Weights in eq. 10 follow the text:
-with a momentum of 0 the HPM only keeps the current personalised model.
+with a momentum of 0 the HPM only keeps the current personalised model. The count ``z_k`` in that momentum has two
+readings. The text below eq. 10 raises it as the round selects the client, so that this round counts
+(``hpm_count: text``); algorithm 1 updates the HPM in line 14 and adjusts ``mu_k`` in line 15, so that it does not
+(``algorithm``), and public code of MAP and FedPHP is like that. That code limits ``mu_k`` to 0.9, the text to 1.
 
 ``lam`` is not given; the defaults are those of FedPHP by the same authors. Neutral setting: ``alpha = 1`` and
 ``lam = 0`` are plain cross-entropy in both stages, bit for bit.
@@ -41,7 +44,7 @@ def hpm_momentum(times_selected: int, *, rounds: int, fraction: float, mu0: floa
     .. math:: \mu_k = \mu_0 \, z_k / (Q T)
 
     Args:
-        times_selected: ``z_k``, rounds that selected this client, this one included.
+        times_selected: ``z_k``, rounds that selected this client, with the present one or without it.
         rounds: ``T``.
         fraction: ``Q``, clients of a round over all clients.
         mu0: macro momentum.
@@ -76,6 +79,9 @@ class TransferParams(params.Params):
     transfer: Literal["kd", "mmd"] = Field("kd", description="what the HPM teaches: kd: its outputs; mmd: its features")
     lam: float | None = Field(None, ge=0, le=1, description="weight of the transfer; default 0.05 (kd), 0.1 (mmd)")
     mu0: float = Field(0.9, ge=0, description="macro momentum of the HPM; 0: it keeps the last personalised model")
+    hpm_count: Literal["text", "algorithm"] = Field(
+        "text", description="rounds that the HPM's momentum counts: text: this one too; algorithm: those before it"
+    )
     temperature: float = Field(4.0, gt=0, description="temperature of both models' outputs in kd")
 
 
@@ -118,7 +124,7 @@ class InheritedPrivateModel(Method):
             return
         run = client.federation
         mu = hpm_momentum(
-            client.times_selected,
+            client.times_selected - (self.params.hpm_count == "algorithm"),
             rounds=run.rounds,
             fraction=run.clients_per_round / run.num_clients,
             mu0=self.params.mu0,
@@ -131,6 +137,14 @@ class InheritedPrivateModel(Method):
                 for name, theta in weights.items()
             }
         keep_private(client, PREFIX, weights)
+
+    def deviations(self) -> list[str]:
+        """Which of the paper's two counts is in force."""
+        if self.params.mu0 == 0:
+            return []
+        if self.params.hpm_count == "text":
+            return ["hpm_count: text counts this round in mu_k, as below eq. 10; algorithm 1 of MAP does not"]
+        return ["hpm_count: algorithm leaves this round out of mu_k, as algorithm 1; MAP's text below eq. 10 counts it"]
 
     def personalised(self, state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """The inherited private model itself."""
@@ -166,7 +180,8 @@ class MAP(InheritedPrivateModel):
         return restricted_logits(logits, counts, alpha=p.alpha, min_count=p.min_count, scaling=p.scaling)
 
     def deviations(self) -> list[str]:
-        """Options that eq. 8 does not have."""
+        """Also options that eq. 8 does not have."""
+        found = super().deviations()
         if self.params.scaling == "proportional":
-            return ["scaling: proportional scales rare observed classes too; eq. 8 uses an indicator"]
-        return []
+            found.append("scaling: proportional scales rare observed classes too; eq. 8 uses an indicator")
+        return found

@@ -133,7 +133,7 @@ class FedDC(Optimizer):
             round.shared[name] = old + share * sent if code else sent
         if code and self.params.feddc_alpha:
             for name in round.parameters:
-                change = share * (round.mean[name] - round.old[name])
+                change = share * round.change(name)
                 drift = round.memory[name] + change if name in round.memory else change
                 round.memory[name] = drift
                 new[name] = round.mean[name] + drift

@@ -73,7 +73,7 @@ class FedDyn(Optimizer):
         new, alpha = dict(round.mean), self.params.feddyn_alpha
         share = round.clients / round.federation.num_clients
         for name in round.parameters:
-            change = alpha * share * (round.mean[name] - round.old[name])
+            change = alpha * share * round.change(name)
             h = round.memory[name] - change if name in round.memory else -change
             round.memory[name] = h
             new[name] = round.mean[name] - h / alpha

@@ -8,8 +8,10 @@ tau_k``, with ``tau_k = ||a_k||_1``, or the number of steps with a proximal term
 ``gmf`` is the server's ("slow") momentum over the rounds.
 
 The authors' code, which the host has copied, adds both the momentum's and the proximal term's coefficients where both
-are on; here the coefficients are those of the two together. Neutral setting: equal steps everywhere, ``mu = 0`` and
-``gmf = 0`` are FedAvg but for rounding.
+are on; here the coefficients are those of the two together. A client sends its normalised change as such: added to the
+start weights, it would be rounded as they are, and the server multiplies it by ``tau_eff``. Where
+``proxy_aggregation: class`` weighs the classifier's rows, ``tau_eff`` is the same for all of them. Neutral setting:
+equal steps everywhere, ``mu = 0`` and ``gmf = 0`` are FedAvg but for rounding.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ class FedNova(Optimizer):
     )
     client_optimizers = ("sgd",)
     changes_upload = True
+    sends_change = True
 
     def contribution_shapes(self, parameters: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """One number."""
@@ -55,10 +58,10 @@ class FedNova(Optimizer):
         add_proximal(work, self.params.mu)
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Normalise the upload's change; ``tau_k`` rides with it."""
+        """The normalised change in place of the weights; ``tau_k`` rides with it."""
         total = sum_of_coefficients(work, mu=self.params.mu)
         for name, start in work.start.items():
-            upload[name] = start + (upload[name] - start) / total
+            upload[name] = (upload[name] - start) / total
         tau = work.steps if self.params.mu != 0 else total
         return {"tau": torch.tensor(tau, dtype=torch.float64)}
 
@@ -67,7 +70,7 @@ class FedNova(Optimizer):
         tau, gmf = round.contributions["tau"].item(), self.params.gmf
         new = dict(round.mean)
         for name in round.parameters:
-            change = (round.mean[name] - round.old[name]) * tau
+            change = round.mean[name] * tau
             if gmf != 0:
                 if name in round.memory:
                     change = change + gmf * round.memory[name]

@@ -9,9 +9,11 @@ is that algorithm,
 .. math:: m \leftarrow \beta_1 m + (1 - \beta_1) \Delta, \qquad x \leftarrow x + \eta \, m / (\sqrt v + \tau)
 
 with ``v <- v + Delta^2`` (adagrad), ``v - (1 - beta_2) Delta^2 sign(v - Delta^2)`` (yogi) or
-``beta_2 v + (1 - beta_2) Delta^2`` (adam), from ``v = tau^2`` on, without bias correction. ``server_form: host`` is
-torch's optimiser of that name with torch's other defaults, as FedML does it. ``sgd`` with ``server_momentum`` is
-FedAvgM in both. Neutral setting: ``sgd`` with ``server_lr = 1`` and no momentum is FedAvg but for rounding.
+``beta_2 v + (1 - beta_2) Delta^2`` (adam), from ``v = tau^2`` on, without bias correction. ``Delta`` has the method's
+weights of the uploads (by samples, unless the method says otherwise), where algorithm 2 prints ``1/|S|``.
+``server_form: host`` is torch's optimiser of that name with torch's other defaults, as FedML does it. ``sgd`` with
+``server_momentum`` is FedAvgM in both. Neutral setting: ``sgd`` with ``server_lr = 1`` and no momentum is FedAvg but
+for rounding.
 """
 
 from __future__ import annotations
@@ -111,10 +113,11 @@ class FedOpt(Optimizer):
         return chosen or ("paper" if self.params.server_optimizer == "yogi" else "host")
 
     def deviations(self) -> list[str]:
-        """Torch's optimisers are not algorithm 2's."""
+        """Torch's optimisers are not algorithm 2's; the weights of the uploads are the method's."""
+        lines = ["uploads are weighed as the method has it; algorithm 2 prints 1/|S|"]
         if self.form == "host" and self.params.server_optimizer != "sgd":
-            return ["server_form: host: torch's optimiser, with bias correction and another epsilon than algorithm 2"]
-        return []
+            lines += ["server_form: host: torch's optimiser, with bias correction and another epsilon than algorithm 2"]
+        return lines
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
         """The server's step."""

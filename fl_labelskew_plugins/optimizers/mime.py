@@ -10,12 +10,17 @@ Algorithm 1 with SGD and momentum as the base optimiser (table 1): every local s
     g = \nabla f_k(y; \zeta) - \nabla f_k(x; \zeta) + c
 
 and ``mimelite`` takes ``g = grad f_k(y; zeta)`` alone. Afterwards each client sends its whole gradient at the server's
-``x``, whose mean is ``c``, and ``s <- (1 - beta) c + beta s``. The server keeps ``s``, and sends with the model what a
-step needs: ``(1 - beta) c + beta s``, or ``s`` with ``mimelite``. The paper collects ``c`` at this round's ``x`` in an
-exchange of its own; here, as in FedML, it is that of the round before, and there is none in the first round, which is
-plain SGD. ``beta`` is ``server_momentum``; local momentum has to be 0. Neutral setting: ``server_momentum = 0`` with
-``mimelite`` is FedAvg. Both local gradients are of the same draws (dropout) and normalise by the batch; ``c`` is of
-eval mode, without dropout and with batch norm's running values.
+``x``, whose mean is ``c``, and ``s <- (1 - beta) c + beta s`` from ``s = 0`` on. The server keeps ``s``, and sends with
+the model what a step needs: ``(1 - beta) c + beta s``, or ``s`` with ``mimelite``, which is algorithm 1 as it stands.
+Without ``mimelite``, the paper collects ``c`` at this round's ``x`` in an exchange of its own; here, as in FedML, it is
+that of the round before. In the first round there is none, and ``g = grad f_k(y; zeta)``: the gradient at ``x`` is
+taken off only where ``c`` stands in for it. ``beta`` is ``server_momentum``; local momentum has to be 0. Neutral
+setting: ``server_momentum = 0`` with ``mimelite`` is FedAvg. Both local gradients are of the same draws (dropout) and
+normalise by the batch; ``c`` is the mean over the batches of a client's first epoch, in eval mode, without dropout and
+with batch norm's running values.
+
+Weight decay is part of the objective ``f_k``, as the authors' code (google/fedjax) has its regulariser: it is in all
+three gradients of ``g``, and so within the mixture with ``beta``.
 
 FedML's Mime takes the clients' gradients at their final weights, as sums over batches clipped to norm 1, moves the
 model by them a second time, and starts each client without momentum.
@@ -58,9 +63,12 @@ class Mime(Optimizer):
     local_momentum = False
 
     def deviations(self) -> list[str]:
-        """The one exchange of a round is the runtime's."""
+        """The one exchange of a round is the runtime's; ``mimelite`` needs no other."""
+        if self.params.mimelite:
+            return []
         return [
-            "c and s come from the gradients of the round before; algorithm 1 asks for those at the current weights"
+            "c is the mean gradient at the weights of the round before, in the first round there is none; algorithm 1 "
+            "asks for that at the current weights"
         ]
 
     def contribution_shapes(self, parameters: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
@@ -77,18 +85,21 @@ class Mime(Optimizer):
             client.scratch["there"] = client.frozen(client.model.state_dict()).requires_grad_()
 
     def correct(self, work: LocalWork) -> None:
-        """The gradient of a local step."""
-        client, beta = work.client, self.params.server_momentum
-        if not client.shared:
-            return
+        """The gradient of a local step; weight decay at ``y`` is local SGD's to add, which does so in full."""
+        client, beta, decay = work.client, self.params.server_momentum, work.weight_decay
         names, gradients = zip(*work.gradients().items(), strict=True)
-        if not self.params.mimelite:
-            there = client.scratch["there"]
+        there = client.scratch.get("there")
+        if there is not None:
             by_name = dict(there.named_parameters())
             at_start = torch.autograd.grad(work.loss(there), [by_name[n] for n in names])
             torch._foreach_sub_(gradients, list(at_start))
         torch._foreach_mul_(gradients, 1 - beta)
-        torch._foreach_add_(gradients, [client.shared[n] for n in names], alpha=beta if self.params.mimelite else 1)
+        if decay:
+            torch._foreach_add_(gradients, [work.parameters[n].detach() for n in names], alpha=-beta * decay)
+            if there is not None:
+                torch._foreach_add_(gradients, [work.start[n] for n in names], alpha=(beta - 1) * decay)
+        if client.shared:
+            torch._foreach_add_(gradients, [client.shared[n] for n in names], alpha=beta if self.params.mimelite else 1)
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> Mapping[str, Tensor]:
         """The whole gradient."""

@@ -8,13 +8,13 @@ Algorithm 1. A local step follows ``g(y) - c_k + c`` (line 10). Afterwards the c
 .. math:: \text{option I: } c_k^+ = g_k(x), \qquad \text{option II: } c_k^+ = c_k - c + \frac{x - y_k}{K \eta}
 
 and the server adds the mean change of the weights, times ``server_lr``, to its own (line 16), and ``|S| / N`` times the
-mean change of the control variates to ``c`` (line 17). Option I's gradient is that of all of a client's samples at
-the server's weights, in eval mode.
+mean change of the control variates to ``c`` (line 17). Option I's gradient is the mean over the batches of a client's
+first epoch at the server's weights, in eval mode.
 
 The paper's clients use plain SGD. With momentum, ``K eta`` in option II is ``eta`` times the sum of the coefficients
 that the local optimiser gives to its gradients, as FedNova has it, of which ``K`` is the case without momentum. Weight
-decay counts as part of the objective. FedML's SCAFFOLD keeps the last client's change alone, and its clients' control
-variates stay zero.
+decay counts as part of the objective, in both options. FedML's SCAFFOLD keeps the last client's change alone, and its
+clients' control variates stay zero.
 """
 
 from __future__ import annotations

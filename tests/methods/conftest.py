@@ -64,6 +64,11 @@ def world(federation: Federation) -> SimpleNamespace:
         twin.load_state_dict(state)
         return twin.requires_grad_(False).eval()
 
+    def fresh() -> dict[str, Tensor]:
+        with torch.random.fork_rng():
+            torch.manual_seed(9)
+            return TinyNet().state_dict()
+
     def features() -> tuple[Tensor, Tensor]:
         net.eval()
         with torch.no_grad():
@@ -82,6 +87,7 @@ def world(federation: Federation) -> SimpleNamespace:
             "federation": federation,
             "model": net,
             "frozen": frozen,
+            "fresh": fresh,
             "features": features,
         }
         return ClientView(**(fields | changes))

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from fl_labelskew_plugins.methods.fedmr import FedMR, inter_class_loss, intra_class_loss
 
 
-def naive_intra(z, y, scale, eps=1e-5):
+def naive_intra(z, y, scale, eps=1e-8):
     """Equation 3 class by class, with the (d, d) matrix written out; differentiable by autograd."""
     losses, used = [], 0
     d = z.shape[1]
@@ -22,7 +22,7 @@ def naive_intra(z, y, scale, eps=1e-5):
         if n < 2:
             continue
         used += n
-        zhat = (rows - rows.mean(0)) / rows.var(0, unbiased=True).clamp(min=eps).sqrt()
+        zhat = (rows - rows.mean(0)) / (rows.var(0, unbiased=True) + eps).sqrt()
         matrix = zhat.T @ zhat
         if scale == "paper":
             losses.append((matrix / (n - 1)).square().sum())
@@ -66,11 +66,12 @@ def same_value_and_gradient(ours, theirs, z, **tolerance):
     classes=st.integers(1, 5),
     scale=st.sampled_from(["code", "paper"]),
     known_classes=st.booleans(),
+    size=st.sampled_from([1.0, 1e-4]),  # the latter's variance is as large as what is added to it
     seed=st.integers(0, 10**6),
 )
-def test_intra_equals_loops(*, rows, d, classes, scale, known_classes, seed):
+def test_intra_equals_loops(*, rows, d, classes, scale, known_classes, size, seed):
     torch.manual_seed(seed)
-    z = torch.randn(rows, d, dtype=torch.float64, requires_grad=True)
+    z = (size * torch.randn(rows, d, dtype=torch.float64)).requires_grad_()
     y = torch.randint(0, classes, (rows,))
     ours = intra_class_loss(z, y, scale=scale, num_classes=classes if known_classes else None)
     same_value_and_gradient(ours, naive_intra(z, y, scale), z)
@@ -111,6 +112,14 @@ def test_intra_hand_numbers():
     z = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
     assert intra_class_loss(z, torch.zeros(4, dtype=torch.long)).item() == pytest.approx(0, abs=1e-6)
     assert intra_class_loss(z, torch.zeros(4, dtype=torch.long), scale="paper").item() == pytest.approx(2)
+
+
+def test_two_samples_of_a_class_after_a_relu():
+    """One of them is 0 in the second dimension, the other all but 0: the variance is that which is added to it."""
+    z = torch.tensor([[1.0, 0.0], [2.0, 2**0.5 * 1e-4]])
+    # variances 1/2 and 1e-8: zhat is +-1/sqrt(2) and +-1/2, the off-diagonal 2 * 1/sqrt(2) * 1/2
+    assert intra_class_loss(z, torch.tensor([0, 0])).item() == pytest.approx(1 / 2 / 2)
+    assert intra_class_loss(z, torch.tensor([0, 0]), eps=0.5).item() == pytest.approx(0, abs=1e-7)
 
 
 def test_inter_hand_numbers():
@@ -159,14 +168,14 @@ def test_single_samples_do_not_change_the_loss():
 def test_constant_dimensions(scale, offset):
     z = torch.randn(6, 4)
     z[:, 1] = offset
-    z[:, 2] = offset + 1e-4 * torch.randn(6)  # below the bound, so it is only scaled
+    z[:, 2] = offset + 1e-4 * torch.randn(6)  # a variance as small as what is added to it
     z = z.double().requires_grad_()
     y = torch.tensor([0, 0, 0, 1, 1, 1])
-    ours = intra_class_loss(z, y, scale=scale)
-    same_value_and_gradient(ours, naive_intra(z, y, scale), z)
+    same_value_and_gradient(intra_class_loss(z, y, scale=scale), naive_intra(z, y, scale), z)
     single = z.detach().float().requires_grad_()
     intra_class_loss(single, y, scale=scale).backward()
-    assert single.grad.abs().max() < 1e3
+    (expected,) = torch.autograd.grad(naive_intra(z, y, scale), z)
+    torch.testing.assert_close(single.grad.double(), expected, rtol=0.02, atol=1e-3)
 
 
 @pytest.mark.parametrize("scale", ["code", "paper"])
@@ -183,7 +192,7 @@ def test_intra_gradcheck(scale):
     z = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
     y = torch.tensor([0, 2, 0, 2, 0, 1, 2])
     assert torch.autograd.gradcheck(lambda z: intra_class_loss(z, y, scale=scale), z)
-    assert torch.autograd.gradcheck(lambda z: intra_class_loss(z, y, scale=scale, eps=2.0), z)  # all clamped
+    assert torch.autograd.gradcheck(lambda z: intra_class_loss(z, y, scale=scale, eps=2.0), z)  # more than the variance
 
 
 @pytest.mark.parametrize("negatives", ["all", "observed"])
@@ -276,13 +285,14 @@ class TestMethod:
 
     @pytest.mark.parametrize("scale", ["code", "paper"])
     @pytest.mark.parametrize("negatives", ["all", "observed"])
-    def test_terms(self, world, scale, negatives):
-        method = FedMR(FedMR.Params(mu1=0.5, mu2=0.25, scale=scale, negatives=negatives))
-        shared, batch = self.shared(), world.batch(slice(0, 2))  # classes 0 and 1 of the client's 0, 1, 2
+    @pytest.mark.parametrize("eps", [1e-8, 0.5])
+    def test_terms(self, world, scale, negatives, eps):
+        method = FedMR(FedMR.Params(mu1=0.5, mu2=0.25, scale=scale, eps=eps, negatives=negatives))
+        shared, batch = self.shared(), world.batch([0, 1, 3, 4])  # classes 0 and 1 of the client's 0, 1, 2
         terms = method.loss(batch, world.client(shared=shared))
         assert list(terms) == ["cross_entropy", "intra", "inter"]
         torch.testing.assert_close(terms["cross_entropy"], cross_entropy(batch.logits, batch.labels))
-        torch.testing.assert_close(terms["intra"], 0.5 * naive_intra(batch.features, batch.labels, scale))
+        torch.testing.assert_close(terms["intra"], 0.5 * naive_intra(batch.features, batch.labels, scale, eps))
         inter = naive_inter(batch.features, batch.labels, *shared.values(), negatives, observed=world.counts > 0)
         torch.testing.assert_close(terms["inter"], 0.25 * inter)
         sum(terms.values()).backward()
@@ -419,6 +429,8 @@ class TestMethod:
         assert [text.split()[1] for text in FedMR().deviations()] == ["code", "all"]
         printed = FedMR(FedMR.Params(scale="paper", negatives="observed"))
         assert printed.deviations() == []
+        assert "eps: 1e-05" in FedMR(FedMR.Params(eps=1e-5)).deviations()[1]
+        assert len(FedMR(FedMR.Params(eps=1e-5, mu1=0.0)).deviations()) == 1
         assert "chance" in printed.warnings(federation)[0]
         assert FedMR(FedMR.Params(scale="paper", mu1=1e-4)).warnings(federation) == []
         assert FedMR().warnings(federation) == []
@@ -431,6 +443,7 @@ class TestMethod:
         ("params", "message"),
         [
             ({"mu1": -1.0}, "greater than or equal to 0"),
+            ({"eps": 0.0}, "greater than 0"),
             ({"scale": "other"}, "'code' or 'paper'"),
             ({"negatives": "none"}, "'all' or 'observed'"),
             ({"lite": -1}, "greater than or equal to 0"),

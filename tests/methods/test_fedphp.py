@@ -43,7 +43,7 @@ def test_round_after_round(world):
 
 
 def test_has_parameters_of_its_own():
-    assert set(FedPHP.Params.model_fields) == {"transfer", "lam", "mu0", "temperature"}
+    assert set(FedPHP.Params.model_fields) == {"transfer", "lam", "mu0", "hpm_count", "temperature"}
     assert FedPHP.Params is not MAP.Params
     with pytest.raises(ValidationError, match="alpha"):
         FedPHP.Params(alpha=0.5)

@@ -82,9 +82,9 @@ class TestFLDA:
         assert method.deviations() == []
 
     @pytest.mark.parametrize("mixture", ["logits", "probabilities"])
-    def test_it_begins_as_the_general_model(self, world, mixture):
-        """Two equal models mix to one of them, whatever the gate."""
-        method = FLDA(FLDA.Params(mixture=mixture))
+    def test_it_may_begin_as_the_general_model(self, world, mixture):
+        """Two equal models mix to one of them, whatever the gate, which so learns nothing."""
+        method = FLDA(FLDA.Params(mixture=mixture, private_start="general"))
         view, batch = begun(method, world), world.batch()
         loss = method.loss(batch, view)["cross_entropy"]
         torch.testing.assert_close(loss, cross_entropy(batch.logits, batch.labels))
@@ -92,8 +92,18 @@ class TestFLDA:
         private = method.private_parameters(view)
         assert len(private) == len(list(world.net.parameters())) + 1
         assert all(p.grad is not None for p in private)
-        torch.testing.assert_close(private[0].grad, next(world.net.parameters()).grad)  # a gate of one half
-        assert private[-1].shape == (4,)  # d features and a bias
+        torch.testing.assert_close(private[0].grad, next(world.net.parameters()).grad)
+        assert private[-1].tolist() == [0.0] * 4  # d features and a bias: a gate of one half
+        assert not private[-1].grad.any()
+
+    @pytest.mark.parametrize("mixture", ["logits", "probabilities"])
+    def test_it_begins_as_another_random_network_and_the_gate_learns_at_once(self, world, mixture):
+        method = FLDA(FLDA.Params(mixture=mixture))
+        view, batch = begun(method, world), world.batch()
+        begins = view.scratch["flda.private"].state_dict()
+        assert all(torch.equal(begins[name], tensor) for name, tensor in view.fresh().items())
+        method.loss(batch, view)["cross_entropy"].backward()
+        assert all(p.grad.any() for p in (method.private_parameters(view)[0], method.private_parameters(view)[-1]))
 
     @pytest.mark.parametrize("share", [None, 0.25])
     def test_loss_gate_and_state(self, world, share):
@@ -160,13 +170,24 @@ class TestFLDA:
         right, number = found[0].personalised
         assert 0 < right <= number
 
+    def test_all_clients_begin_with_the_same_other_network(self, digits):
+        method, again = digits("flda"), digits("flda")
+        torch.rand(1)
+        views = [method.trainer.view(0), method.trainer.view(2), again.trainer.view(0)]
+        for view in views:
+            method.method.before_round(view)
+        first, *others = ([p.detach() for p in method.method.private_parameters(view)] for view in views)
+        assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+        start = [tensor for name, tensor in method.server.weights.items() if name.endswith("weight")]
+        assert all(not torch.equal(a, b) for a, b in zip(first[::2], start, strict=False))
+
     def test_an_optimiser_gets_the_mixture_s_gradient(self, digits):
         """SCAFFOLD's option I asks for it before the first step; with equal models and half a gate, it is half."""
         from fl_labelskew_plugins.optimizers.scaffold import SCAFFOLD
 
         kept = {}
         for name in ("fedavg", "flda"):
-            each = digits(name)
+            each = digits(name, **({"private_start": "general"} if name == "flda" else {}))
             each.trainer.optimizer = SCAFFOLD(SCAFFOLD.Params(option="I"))
             each.server.optimizer = each.trainer.optimizer
             kept[name] = each.fit(0).state["optimizer/classifier.weight"]
@@ -194,6 +215,7 @@ class TestFLDA:
     [
         ({"general_share": 0.0}, "greater than 0"),
         ({"general_share": 1.1}, "less than or equal to 1"),
+        ({"private_start": "zero"}, "'random' or 'general'"),
         ({"mixture": "outputs"}, "'logits' or 'probabilities'"),
         ({"lam": 0.1}, "Extra inputs"),
     ],

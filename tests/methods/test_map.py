@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.nn.functional import cross_entropy
 
+from fl_labelskew_plugins.methods.fedphp import FedPHP
 from fl_labelskew_plugins.methods.map import MAP, distillation, hpm_momentum
 from fl_labelskew_plugins.ops import mmd, restricted_logits
 
@@ -132,16 +133,18 @@ def test_first_round_keeps_the_personalised_model(world):
     assert not torch.equal(private["classifier.weight"], world.net.classifier.weight)  # a copy, not a view
 
 
-def test_later_rounds_blend_it(world):
-    """Equation 10, with Q = 2/10, T = 20, so mu = 0.9 z / 4."""
-    method, private = MAP(), moved(world.net)
+@pytest.mark.parametrize("method", [MAP, FedPHP])
+@pytest.mark.parametrize(("count", "mu"), [("text", 0.45), ("algorithm", 0.225)])
+def test_later_rounds_blend_it(world, method, count, mu):
+    """Equation 10, with Q = 2/10, T = 20, so mu = 0.9 z / 4, where the second selection is z = 2 or 1."""
+    method, private = method(method.Params(hpm_count=count)), moved(world.net)
     state = {f"hpm.{k}": v.clone() for k, v in private.items()} | {"other": torch.ones(1)}
     untouched = dict(state)
     view = world.client(state=state, times_selected=2)
     method.after_round(view)
     new = method.personalised(view.state)
     for k, theta in world.net.state_dict().items():
-        expected = 0.55 * theta + 0.45 * private[k] if theta.is_floating_point() else theta
+        expected = (1 - mu) * theta + mu * private[k] if theta.is_floating_point() else theta
         torch.testing.assert_close(new[k], expected)
         assert torch.equal(untouched[f"hpm.{k}"], private[k])  # replaced, not changed in place
     assert "other" not in new
@@ -158,8 +161,15 @@ def test_momentum_zero_and_one(world):
 
 def test_aggregation_and_deviations():
     assert MAP.aggregation == "uniform"
-    assert MAP().deviations() == []
-    assert "eq. 8" in MAP(MAP.Params(scaling="proportional")).deviations()[0]
+    assert MAP(MAP.Params(mu0=0.0)).deviations() == []
+    assert "eq. 8" in MAP(MAP.Params(scaling="proportional")).deviations()[1]
+
+
+@pytest.mark.parametrize("method", [MAP, FedPHP])
+@pytest.mark.parametrize(("count", "verb"), [("text", "counts"), ("algorithm", "leaves")])
+def test_it_says_which_count_is_in_force(method, count, verb):
+    (sentence,) = method(method.Params(hpm_count=count)).deviations()
+    assert sentence.startswith(f"hpm_count: {count} {verb} this round")
 
 
 @pytest.mark.parametrize(
@@ -169,6 +179,7 @@ def test_aggregation_and_deviations():
         ({"lam": 1.5}, "less than or equal to 1"),
         ({"transfer": "fitnet"}, "'kd' or 'mmd'"),
         ({"temperature": 0.0}, "greater than 0"),
+        ({"hpm_count": "code"}, "'text' or 'algorithm'"),
         ({"mu0": -0.1}, "greater than or equal to 0"),
         ({"mu": 0.9}, "Extra inputs"),
     ],

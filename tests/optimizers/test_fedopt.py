@@ -15,6 +15,14 @@ def make(**options):
     return FedOpt(FedOpt.Params(**options))
 
 
+def test_what_it_says_of_algorithm_2():
+    assert make().deviations() == ["uploads are weighed as the method has it; algorithm 2 prints 1/|S|"]
+    assert [line[:11] for line in make(server_optimizer="adam", server_lr=0.1).deviations()] == [
+        "uploads are",
+        "server_form",
+    ]
+
+
 def changes(world, rounds):
     """What clients would have changed from where ``world`` stands, round by round."""
     for _ in range(rounds):

@@ -14,34 +14,43 @@ def make(**options):
 
 def test_two_rounds_by_hand(world):
     two = world(make(server_momentum=0.5))
-    assert two.play() == pytest.approx(0.905)  # no c yet: plain SGD, 0.81 and 1
+    # no c yet, and s = 0. Client 0: 1 - 0.1 * 0.5 * 1 = 0.95, 0.95 - 0.1 * 0.5 * 0.95 = 0.9025; client 1 stays
+    assert two.play() == pytest.approx((0.9025 + 1) / 2)
     # c is the mean of the gradients 1 and 0 at w = 1, s half of it, and what is sent the mean of both
     assert float(two.server.memory["w"]) == pytest.approx(0.25)
     assert two.shared() == pytest.approx(0.375)
-    # from 0.905, c = 0.5, s = 0.25. Client 0: at the server g = c, so 0.905 - 0.1 (0.5 * 0.5 + 0.5 * 0.25) = 0.8675;
-    # then g = 0.8675 - 0.905 + 0.5 = 0.4625: 0.8675 - 0.1 (0.5 * 0.4625 + 0.125) = 0.831875
-    # Client 1: 0.8675, then g = 3 (0.8675 - 0.905) + 0.5 = 0.3875: 0.8675 - 0.1 (0.5 * 0.3875 + 0.125) = 0.835625
-    assert two.play() == pytest.approx((0.831875 + 0.835625) / 2)
-    assert float(two.server.memory["w"]) == pytest.approx(0.5 * 0.31 + 0.5 * 0.25)
-    assert two.shared() == pytest.approx(0.5 * 0.31 + 0.5 * (0.5 * 0.31 + 0.5 * 0.25))
+    # from 0.95125, c = 0.5, s = 0.25. Client 0: at the server g = c, so 0.95125 - 0.1 (0.5 * 0.5 + 0.5 * 0.25), which
+    # is 0.91375; then g = 0.91375 - 0.95125 + 0.5 = 0.4625: 0.91375 - 0.1 (0.5 * 0.4625 + 0.125) = 0.878125
+    # Client 1: 0.91375, then g = 3 (0.91375 - 0.95125) + 0.5 = 0.3875: 0.91375 - 0.1 (0.5 * 0.3875 + 0.125) = 0.881875
+    assert two.play() == pytest.approx((0.878125 + 0.881875) / 2)
+    c = (0.95125 + 3 * (0.95125 - 1)) / 2
+    assert float(two.server.memory["w"]) == pytest.approx(0.5 * c + 0.5 * 0.25)
+    assert two.shared() == pytest.approx(0.5 * c + 0.5 * (0.5 * c + 0.5 * 0.25))
     assert list(two.server.shared) == ["optimizer/w"]
 
 
 def test_mimelite_leaves_gradients_as_they_are(world):
     two = world(make(server_momentum=0.5, mimelite=True))
-    assert two.play() == pytest.approx(0.905)
-    # client 0: 0.905 - 0.1 (0.4525 + 0.125) = 0.84725, then 0.84725 - 0.1 (0.423625 + 0.125) = 0.7923875
-    # client 1: 0.905 - 0.1 (-0.1425 + 0.125) = 0.90675, then 0.90675 - 0.1 (-0.139875 + 0.125) = 0.9082375
-    assert two.play() == pytest.approx((0.7923875 + 0.9082375) / 2)
+    assert two.play() == pytest.approx((0.9025 + 1) / 2)  # s = 0, as above
+    # client 0: 0.95125 - 0.1 (0.475625 + 0.125) = 0.8911875, - 0.1 (0.44559375 + 0.125) = 0.834128125
+    # client 1: 0.95125 - 0.1 (-0.073125 + 0.125) = 0.9460625, - 0.1 (-0.08090625 + 0.125) = 0.941653125
+    assert two.play() == pytest.approx((0.834128125 + 0.941653125) / 2)
 
 
 def test_server_lr_scales_the_mean_change(world):
-    assert world(make(server_lr=0.5)).play() == pytest.approx(1 - 0.5 * 0.095)
+    # beta is 0.9: client 0 goes to 0.99 and 0.9801
+    assert world(make(server_lr=0.5)).play() == pytest.approx(1 - 0.5 * 0.00995)
 
 
 def test_mimelite_without_momentum_is_fedavg(world):
     ours, plain = world(make(server_momentum=0.0, mimelite=True)), world(FedAvg())
     assert [ours.play() for _ in range(3)] == [plain.play() for _ in range(3)]
+
+
+def test_what_it_says_of_algorithm_1():
+    (line,) = make().deviations()
+    assert "in the first round there is none" in line
+    assert make(mimelite=True).deviations() == []
 
 
 def test_it_finds_the_minimum_of_the_sum(world):

@@ -88,6 +88,7 @@ class ClientView:
         model: the local network, with ``features(x)`` and ``classifier``.
         frozen: makes a frozen copy of the network, in eval mode, from a state dict; another one at each call, good for
             the rest of the round.
+        fresh: state dict of another network, freshly initialised: the same one at each call, round and client.
         features: all training features and labels of this client under the current weights, in eval mode;
             ``features() -> (N_k, d), (N_k,)``, one pass over the client's data.
         scratch: anything the method wants to keep for the rest of this round.
@@ -105,6 +106,7 @@ class ClientView:
     model: nn.Module | None = None
     noise: Generator | None = None
     frozen: Callable[[Tensors], nn.Module] | None = None
+    fresh: Callable[[], Tensors] | None = None
     features: Callable[[], tuple[Tensor, Tensor]] | None = None
     scratch: dict[str, Any] = field(default_factory=dict)
 
@@ -286,10 +288,12 @@ class LocalWork:
         momentum: of local SGD.
         dampening: of that momentum.
         nesterov: whether that momentum is Nesterov's.
+        weight_decay: of the local optimiser, which adds ``weight_decay`` times the weights to each gradient itself.
         loss: the method's loss of the batch in training in a copy of the network that ``client.frozen`` made, with
             its gradient; dropout, batch norm's mode and the method's draws are those of the step.
-        gradient: mean gradient of the method's loss over all of the client's samples under the current weights, by
-            name; one pass over its data.
+        gradient: gradient of the objective, which is the method's loss and weight decay, under the current weights, by
+            name: the mean over the batches of the round's first epoch, each weighed by its samples; one pass over the
+            client's data, in eval mode.
         steps: steps of local SGD made so far.
     """
 
@@ -299,6 +303,7 @@ class LocalWork:
     momentum: float
     dampening: float
     nesterov: bool
+    weight_decay: float
     loss: Callable[[nn.Module], Tensor]
     gradient: Callable[[], dict[str, Tensor]]
     steps: int = 0
@@ -321,13 +326,15 @@ class Aggregated:
 
     Args:
         old: the state dict that the round started from.
-        mean: weighted mean of the uploads, a state dict.
+        mean: weighted mean of the uploads, a state dict; with ``Optimizer.sends_change``, changes where there are
+            parameters.
         contributions: mean of what came with the uploads, by name, with the uploads' weights scaled to sum to 1.
         clients: how many uploads came.
         parameters: names of the trained parameters; all others are buffers.
         shared: what goes to the clients with the next model; entries may be replaced.
         memory: what stays on the server; entries may be replaced.
         federation: the run as a whole.
+        whole: where ``mean`` weighs the classifier's rows by class, its tensors with the weights of whole uploads.
     """
 
     old: Tensors
@@ -338,6 +345,14 @@ class Aggregated:
     shared: dict[str, Tensor]
     memory: dict[str, Tensor]
     federation: Federation
+    whole: Tensors = field(default_factory=dict)
+
+    def change(self, name: str) -> Tensor:
+        """Mean of the clients' changes of a parameter, with the weights of whole uploads, where these hold weights.
+
+        What an optimiser adds up over the rounds is made of it: there, weights by class would not belong.
+        """
+        return self.whole.get(name, self.mean[name]) - self.old[name]
 
 
 class Optimizer:
@@ -346,7 +361,8 @@ class Optimizer:
     Every hook has a neutral default: as it stands, this class is FedAvg. Tensors that it sends, shares or keeps are
     its own; the method never sees them. ``aggregation`` is the weights of the uploads, None: the method's.
     ``client_optimizers`` are the local optimisers that it goes with, ``local_momentum`` says whether these may have
-    momentum, and ``changes_upload`` that what is uploaded is no trained model.
+    momentum, ``changes_upload`` that what is uploaded is no trained model, and ``sends_change`` that an upload holds
+    changes since the round's start in place of the trained parameters, where float32 weights would round them.
     """
 
     Params: ClassVar[type[Any]]
@@ -356,6 +372,7 @@ class Optimizer:
     client_optimizers: ClassVar[tuple[str, ...]] = ("sgd", "adam")
     local_momentum: ClassVar[bool] = True
     changes_upload: ClassVar[bool] = False
+    sends_change: ClassVar[bool] = False
 
     def __init__(self, params: Any = None) -> None:
         self.params = type(self).Params() if params is None else params
