@@ -189,9 +189,8 @@ def assemble(
         secret=secret,
         optimizer=recipe.optimizer,
     )
-    return Session(
-        recipe, None, data.class_names, federation, trainer, snapshot(trainer.model), list(sizes), None, data.notes
-    )
+    start = snapshot(trainer.model) if train else trainer.hand_back()
+    return Session(recipe, None, data.class_names, federation, trainer, start, list(sizes), None, data.notes)
 
 
 def local_settings(recipe: Recipe) -> LocalSettings:

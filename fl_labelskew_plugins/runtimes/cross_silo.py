@@ -74,6 +74,7 @@ class CrossSilo(Runtime):
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
         args = host.start(self.recipe, self.folder.path / "fedml.yaml", rank=0)
         self._server = SiloServer(args, transport, self.recipe, checkpoint, self.show.note)
+        del checkpoint  # the record reads it again, once everybody is here
         return self._server.gather()
 
     def run(self, session: Session, record: Record) -> None:
@@ -99,6 +100,7 @@ class CrossSilo(Runtime):
             self.call.server or comm.address(),
             rank,
             tls=certificate(comm.certs, certs.silo_name(rank)),
+            spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
             say=say,
         )
         self._transport = transport

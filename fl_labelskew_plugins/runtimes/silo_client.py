@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins import silos
 from fl_labelskew_plugins.aggregate import check_upload, num_bytes
-from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.local import LocalResult, forms
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.runtimes.grpc_transport import SiloTransport
@@ -119,6 +119,7 @@ class SiloClient(Manager):
                 federation=federation,
                 secret=self._seed,
             )
+            self.session.start = forms(self.session.start)  # every round begins with the server's
             hooks = bool(host_switches(self.recipe))
             self.trainer = LabelSkewTrainer(self.session.trainer, self.args, hooks=hooks)
             self.transport.limits[Kind.TRAIN] = self.transport.limits[Kind.FINISH] = _limit(self.session)

@@ -18,7 +18,7 @@ from fl_labelskew_registry import Arrays, Contribution, Data, Federation, Method
 
 from fl_labelskew_plugins import silos
 from fl_labelskew_plugins.aggregate import check_extra, num_bytes
-from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.local import LocalResult, forms
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import Checkpoint
@@ -125,6 +125,7 @@ class SiloServer(Manager):
         assert self.session is not None  # gather() comes first
         self.record = record
         self.rounds = Rounds(self.args, self.session, record)
+        self.session.start = forms(self.session.start)  # the weights are the record's, and will be others
         weights = num_bytes(self.rounds.server.weights.values())
         shapes = self.rounds.server.contribution_shapes()
         extra = sum(8 * int(np.prod(shape)) for shape in shapes.values())
@@ -220,7 +221,7 @@ class SiloServer(Manager):
                 self.record.states.note(client, round)
                 yield client, result
                 del result
-        self._asked = set()
+        self._asked, self._news = set(), {}
 
     def _waited_for(self, clients: Sequence[int]) -> bool:
         return any(self._awaited(client) for client in clients if client not in self._arrived)
