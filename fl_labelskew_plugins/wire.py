@@ -9,6 +9,7 @@ of the received buffer. Whatever bytes arrive, :func:`decode` returns tensors or
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import math
 import mmap
@@ -399,6 +400,12 @@ def pieces(tensor: Tensor) -> Iterator[Tensor]:
     for part in flat.reshape(-1).split(PIECE) if flat.is_contiguous() else [tensor]:  # type: ignore[no-untyped-call]
         yield part
         evict(tensor)
+
+
+def trim() -> None:
+    """Give the system back what was freed; glibc keeps it for later, for each thread apart."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Spool:

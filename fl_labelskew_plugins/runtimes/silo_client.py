@@ -18,7 +18,7 @@ from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Federation, Images, LabelSkewError, Method, Optimizer, RunError
 from torch import Tensor
 
-from fl_labelskew_plugins import silos
+from fl_labelskew_plugins import silos, wire
 from fl_labelskew_plugins.aggregate import check_upload, num_bytes
 from fl_labelskew_plugins.local import LocalResult, forms
 from fl_labelskew_plugins.recipe import Recipe
@@ -143,6 +143,8 @@ class SiloClient(Manager):
             self._send_upload()
             return
         begun = time.perf_counter()
+        if num_bytes(session.start.values()) > self.recipe.comm.upload_memory_mb * 2**20:
+            wire.trim()
         device = session.trainer.device
         weights = {k: v.to(device) for k, v in group(message.get("tensors"), "model").items()}
         shared = {k: v.to(device) for k, v in group(message.get("tensors"), "shared").items()}

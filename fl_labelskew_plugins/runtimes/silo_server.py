@@ -16,7 +16,7 @@ import torch
 from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Arrays, Contribution, Data, Federation, Method, RunError
 
-from fl_labelskew_plugins import silos
+from fl_labelskew_plugins import silos, wire
 from fl_labelskew_plugins.aggregate import check_extra, num_bytes
 from fl_labelskew_plugins.local import LocalResult, forms
 from fl_labelskew_plugins.recipe import Recipe
@@ -207,6 +207,8 @@ class SiloServer(Manager):
                 f"round {round + 1}: {len(self._arrived)} of at least {needed} uploads came (comm_args.min_clients, "
                 f"round_deadline_s, quorum_timeout_s); to go on: fedml run --resume {self.record.folder.path}"
             )
+        if num_bytes(self._news.values()) > comm.upload_memory_mb * 2**20:
+            wire.trim()
         for number, client in enumerate(clients, 1):
             while client not in self._arrived and self._awaited(client):
                 if (left := begun + comm.round_deadline_s - time.monotonic()) <= 0:
