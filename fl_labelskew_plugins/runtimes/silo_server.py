@@ -207,8 +207,7 @@ class SiloServer(Manager):
                 f"round {round + 1}: {len(self._arrived)} of at least {needed} uploads came (comm_args.min_clients, "
                 f"round_deadline_s, quorum_timeout_s); to go on: fedml run --resume {self.record.folder.path}"
             )
-        if num_bytes(self._news.values()) > comm.upload_memory_mb * 2**20:
-            wire.trim()
+        large = num_bytes(self._news.values()) > comm.upload_memory_mb * 2**20
         for number, client in enumerate(clients, 1):
             while client not in self._arrived and self._awaited(client):
                 if (left := begun + comm.round_deadline_s - time.monotonic()) <= 0:
@@ -217,6 +216,8 @@ class SiloServer(Manager):
                     self.transport.receive(min(left, 1.0))
             if client in self._arrived:
                 self.record.progress.client(round, number, len(clients))
+                if large:
+                    wire.trim()  # of what messages took on their way
                 result = self._arrived.pop(client)
                 self._settled.add(client)
                 self.record.states.select(client)
