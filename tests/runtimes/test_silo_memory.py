@@ -7,17 +7,18 @@ from pathlib import Path
 import psutil
 
 BIG = [
-    "model_args.hidden=[5000,5000]",
+    "model_args.hidden=[7000,7000]",
     "train_args.comm_round=2",
     "train_args.epochs=1",
-    "train_args.batch_size=400",
+    "train_args.batch_size=1000",
+    "train_args.client_num_in_total=2",
     "train_args.learning_rate=0.001",
     "partition_args.partition_method=iid",
     "validation_args.personalised=false",
     "comm_args.upload_memory_mb=0",
     "tracking_args.checkpoint_every=1",
 ]
-MODEL = 4 * (64 * 5000 + 5000 + 5000 * 5000 + 5000 + 5000 * 10 + 10)
+MODEL = 4 * (64 * 7000 + 7000 + 7000 * 7000 + 7000 + 7000 * 10 + 10)
 
 
 class Watch:
@@ -49,7 +50,7 @@ class Watch:
 
 def test_a_large_model_is_held_twice(federation):
     federation.overrides = BIG
-    silos = federation.silos()
+    silos = federation.silos(1, 2)
     for silo in silos:
         silo.says("waiting for the server")
     first = Watch(silos)
@@ -58,7 +59,8 @@ def test_a_large_model_is_held_twice(federation):
     second = Watch([server])
     for process in (server, *silos):
         assert process.wait() == 0, process.text
-    # the network with its gradients or its upload; the round's model and the sum of the uploads; and small things
+    # the network with its gradients or its upload; the round's model and the sum of the uploads; and what does not
+    # grow with the model: buffers of gRPC's, activations, libraries; it was 6.6 and 4.4 when each step kept a copy
     models = {"silo": max(first.end()), "server": max(second.end())}
-    assert models["silo"] < 3.4
-    assert models["server"] < 2.9
+    assert models["silo"] < 3.8
+    assert models["server"] < 3.4
