@@ -9,6 +9,8 @@ import torch
 from fl_labelskew_registry import Aggregation, Method, Optimizer, RunError
 from torch import Tensor
 
+from fl_labelskew_plugins import wire
+
 Weights = dict[str, Tensor]
 PROXIES = ("classifier.weight", "classifier.bias")
 
@@ -80,9 +82,12 @@ class WeightedMean:
                 term = term * _rows(proxy_weight, term)
                 self.sums[key] = self.sums[key] + term if key in self.sums else term
             elif key in self.sums:
-                self.sums[key].add_(term, alpha=weight)
+                for into, part in _pieces(self.sums[key], term):
+                    into.add_(part, alpha=weight)
             else:
-                self.sums[key] = term * weight
+                self.sums[key] = torch.empty_like(term)
+                for into, part in _pieces(self.sums[key], term):
+                    torch.mul(part, weight, out=into)
 
     @torch.no_grad()
     def scale(self, factor: float, proxy_factor: Tensor | None = None) -> None:
@@ -106,6 +111,11 @@ class WeightedMean:
             key: value if self._old[key].is_floating_point() else value.round().to(self._old[key].dtype)
             for key, value in self.sums.items()
         }
+
+
+def _pieces(into: Tensor, term: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+    """Parts of two tensors that belong together; of what is on disk one at a time is in memory."""
+    return zip(wire.pieces(into), wire.pieces(term), strict=True) if into.stride() == term.stride() else [(into, term)]
 
 
 def _rows(per_class: Tensor, like: Tensor) -> Tensor:
@@ -227,7 +237,9 @@ def numbers(plugin: Method | Optimizer) -> list[str]:
 
 def _finite(value: Tensor) -> bool:
     """Whether every entry is. One reduction tells: a sum with an inf or a nan in it is not finite."""
-    return not value.is_floating_point() or bool(torch.isfinite(value.sum()) or torch.isfinite(value).all())
+    return not value.is_floating_point() or all(
+        bool(torch.isfinite(part.sum()) or torch.isfinite(part).all()) for part in wire.pieces(value)
+    )
 
 
 def _shown(names: Sequence[str]) -> str:

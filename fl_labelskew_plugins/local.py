@@ -16,7 +16,7 @@ from fl_labelskew_registry import Batch, ClientView, Federation, LocalWork, Meth
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins import seeds, wire
 from fl_labelskew_plugins.aggregate import Weights, check_terms
 from fl_labelskew_plugins.checked import backward
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
@@ -252,8 +252,10 @@ class LocalTrainer:
 
         With ``view``, those of that client's own model, whatever the method makes of it.
         """
-        if weights is not None:
+        if weights is not None and self.indices:
             load(self.model, weights)
+        elif weights is not None:
+            lend(self.model, {name: self._formatted(value) for name, value in weights.items()})
         labels = self.test.y if index is None else self.test.y[index]
         self.model.eval()
         parts = []
@@ -261,7 +263,15 @@ class LocalTrainer:
             with self._autocast():
                 x = self._formatted(inputs)
                 parts.append((self.model(x) if view is None else self.method.private_logits(x, view)).float())
+        if not self.indices:
+            self.hand_back()
         return torch.cat(parts), labels
+
+    def hand_back(self) -> Weights:
+        """Take the model's weights out of it and return them; who trains no client needs them for tests alone."""
+        weights = {name: value.detach() for name, value in self.model.state_dict().items()}
+        lend(self.model, forms(weights))
+        return weights
 
     def _train(self, view: ClientView, work: LocalWork) -> tuple[Weights, dict[str, float]]:
         settings, model, method = self.settings, self.model, self.method
@@ -307,6 +317,7 @@ class LocalTrainer:
                     sums[name] = sums[name] + term.detach() if name in sums else term.detach()
                 step += 1
             if stage.upload:
+                optimizer.zero_grad(set_to_none=True)  # the gradients make room for it
                 upload = snapshot(model)
         assert upload is not None  # the recipe's check has looked at the stages
         model.eval()
@@ -465,6 +476,18 @@ def snapshot(model: nn.Module) -> Weights:
 def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy a state dict into the model."""
     model.load_state_dict(dict(weights))
+    for value in weights.values():
+        wire.evict(value)
+
+
+def lend(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Let the model compute with these very tensors; it must not be trained."""
+    model.load_state_dict(dict(weights), assign=True)
+
+
+def forms(weights: Mapping[str, Tensor]) -> Weights:
+    """Shapes and dtypes of a state dict, as tensors that take no memory."""
+    return {name: value.to("meta") for name, value in weights.items()}
 
 
 def mean_loss(logits: Tensor, labels: Tensor) -> float:

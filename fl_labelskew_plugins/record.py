@@ -77,6 +77,8 @@ class Record:
         self.shared: Mapping[str, Tensor] = self.checkpoint.shared if self.checkpoint else {}
         self.memory: Mapping[str, Tensor] = self.checkpoint.memory if self.checkpoint else {}
         self.opened: list[int] = self.checkpoint.opened if self.checkpoint else []
+        if self.checkpoint is not None:  # or what the run goes on from would be kept to its end
+            self.checkpoint.weights, self.checkpoint.shared, self.checkpoint.memory = {}, {}, {}
         self.run = folder.run_id() if resume else secrets.token_hex(8)
         self.personalised = recipe.validation.personalised
         self.states = StateStore(

@@ -226,9 +226,8 @@ def assemble(
         optimizer=recipe.optimizer,
         fresh=lambda: snapshot(network("another model")),
     )
-    return Session(
-        recipe, None, data.class_names, federation, trainer, snapshot(trainer.model), list(sizes), None, data.notes
-    )
+    start = snapshot(trainer.model) if train else trainer.hand_back()
+    return Session(recipe, None, data.class_names, federation, trainer, start, list(sizes), None, data.notes)
 
 
 def local_settings(recipe: Recipe) -> LocalSettings:

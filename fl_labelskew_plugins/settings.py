@@ -186,7 +186,7 @@ class CommArgs(Params):
         True, description="cross_silo; false: no prototypes or other contributions leave a silo, weights alone do"
     )
     upload_memory_mb: int = Field(
-        256, ge=0, description="uploads that wait for their turn held in memory; the rest is on disk"
+        256, ge=0, description="messages that arrive or wait for their turn held in memory; the rest is on disk"
     )
 
     def quorum(self, clients_per_round: int) -> int:

@@ -123,6 +123,7 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         self.on_after_local_training(data, local.device, self.args)
         assert turn.result is not None  # train() has set it
         turn.result.upload = self.get_model_params()
+        self.turn, self._params = None, {}  # or a model would be kept until the next turn
         return turn.result
 
     @property

@@ -9,6 +9,7 @@ of the received buffer. Whatever bytes arrive, :func:`decode` returns tensors or
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import math
 import mmap
@@ -35,6 +36,8 @@ MOST_JSON = 2**20
 MOST_TENSORS = 8192
 MOST_NAME = 255
 MOST_DIMS = 16
+PIECE = 2**22
+"""Entries of a large tensor, or bytes of a message on its way to disk, that are in memory at a time."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -209,13 +212,17 @@ def assemble(
     admit(header)
     buffer = spool.buffer(header.length)
     rest = memoryview(first)[Header.SIZE :]
-    at = 0
+    at = resident = 0
     with memoryview(buffer) as view:
         while True:
             if at + len(rest) > header.length:
                 raise WireError("more bytes than its header tells")
             view[at : at + len(rest)] = rest
             at += len(rest)
+            resident += len(rest)
+            if isinstance(buffer, OnDisk) and (resident > PIECE or at == header.length):
+                buffer.evict()
+                resident = 0
             if at == header.length:
                 return header, buffer
             chunk = next(chunks, None)
@@ -260,6 +267,8 @@ def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if end != len(view) - start:
         raise WireError(f"tensors of {end} bytes in {len(view) - start} bytes")
     data = torch.frombuffer(view, dtype=torch.uint8, offset=start) if end else torch.empty(0, dtype=torch.uint8)
+    if isinstance(payload, OnDisk) and end:
+        _ON_DISK[data.untyped_storage().data_ptr()] = payload
     tensors = {name: _tensor(data, name, *entry) for name, entry in entries.items()}
     for name in last:
         if name not in tensors or tensors[name].dim() != 4:
@@ -362,6 +371,43 @@ def _float(text: str) -> float:
     return number
 
 
+class OnDisk(mmap.mmap):
+    """A buffer that is a file; what is written to it is in the kernel's page cache and on its way to the disk."""
+
+    def evict(self) -> None:
+        """Take its pages out of this process's memory; the next access brings them back."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.madvise(mmap.MADV_DONTNEED)
+
+
+_ON_DISK: weakref.WeakValueDictionary[int, OnDisk] = weakref.WeakValueDictionary()
+"""Buffers of decoded messages, by the address of their tensors' storage."""
+
+
+def evict(tensor: Tensor) -> None:
+    """Take a tensor's message out of memory where it lies on disk (see :class:`Spool`); nothing for others."""
+    buffer = _ON_DISK.get(tensor.untyped_storage().data_ptr())
+    if buffer is not None:
+        buffer.evict()
+
+
+def pieces(tensor: Tensor) -> Iterator[Tensor]:
+    """A tensor's entries as flat parts of at most :data:`PIECE`, in the order in which they lie in memory.
+
+    Of a tensor whose message is on disk one part at a time is in memory. One with gaps comes as it is.
+    """
+    flat = tensor.permute(0, 2, 3, 1) if _channels_last(tensor) else tensor
+    for part in flat.reshape(-1).split(PIECE) if flat.is_contiguous() else [tensor]:  # type: ignore[no-untyped-call]
+        yield part
+        evict(tensor)
+
+
+def trim() -> None:
+    """Give the system back what was freed; glibc keeps it for later, for each thread apart."""
+    with contextlib.suppress(AttributeError, OSError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 class Spool:
     """Buffers for payloads that are being received or wait for their turn; beyond a bound they are on disk.
 
@@ -405,4 +451,4 @@ class Spool:
             file.truncate(size)
             if hasattr(os, "posix_fallocate"):  # room that is missing only when a page is written ends the process
                 os.posix_fallocate(file.fileno(), 0, size)
-            return mmap.mmap(file.fileno(), size)
+            return OnDisk(file.fileno(), size)

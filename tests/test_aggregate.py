@@ -2,6 +2,7 @@ import pytest
 import torch
 from fl_labelskew_registry import RunError
 
+from fl_labelskew_plugins import wire
 from fl_labelskew_plugins.aggregate import (
     WeightedMean,
     check_extra,
@@ -51,6 +52,24 @@ def test_mean_equals_a_loop_and_changes_no_upload():
         torch.testing.assert_close(mean[key], naive)
         for upload, copy in zip(uploads, copies, strict=True):
             assert torch.equal(upload[key], copy[key])
+
+
+def test_the_mean_is_the_same_in_pieces(monkeypatch):
+    torch.manual_seed(3)
+    images = torch.randn(2, 5, 3, 3)
+    uploads = [{"a": torch.randn(300), "b": images * i, "steps": torch.tensor(i)} for i in range(1, 4)]
+    uploads[1]["b"] = uploads[1]["b"].contiguous(memory_format=torch.channels_last)  # of another writer
+    shares = [(0.2, uploads[0]), (0.3, uploads[1]), (0.5, uploads[2])]
+    whole = weighted_mean(shares, uploads[0])
+    monkeypatch.setattr(wire, "PIECE", 64)
+    pieces = weighted_mean(shares, uploads[0])
+    for key, value in whole.items():
+        assert torch.equal(value, pieces[key])
+    assert pieces["b"].stride() == uploads[0]["b"].stride()
+    check_upload(uploads[2], uploads[0], where="x")
+    uploads[2]["a"][-1] = float("nan")
+    with pytest.raises(RunError, match="a is not finite"):
+        check_upload(uploads[2], uploads[0], where="x")
 
 
 def test_integers_stay_integers():

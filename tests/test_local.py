@@ -7,6 +7,7 @@ from fl_labelskew_registry import Arrays, Data, Federation, Method, Optimizer, S
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from fl_labelskew_plugins import local
 from fl_labelskew_plugins.local import TEST_BATCH, LocalSettings, LocalTrainer, learning_rate, snapshot
 from fl_labelskew_plugins.methods.flda import FLDA
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
@@ -518,3 +519,33 @@ def test_the_whole_gradients_batches_are_those_of_training_with_batch_norm_too()
     before, after = trainer.method.batches[:2], trainer.method.batches[2:]
     assert [len(labels) for labels in before] == [4, 5]  # a last batch of one joins the one before it
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_who_trains_nobody_tests_with_the_weights_themselves():
+    trainer, tester = make(norm=True), make(norm=True)
+    tester.indices = {}
+    weights = {
+        name: value + 1 if value.is_floating_point() else value for name, value in snapshot(trainer.model).items()
+    }
+    start = tester.hand_back()
+    assert all(torch.equal(value, start[name]) for name, value in snapshot(trainer.model).items())
+    copies = {name: value.clone() for name, value in weights.items()}
+    for _ in range(2):
+        for expected, got in zip(trainer.predict(weights=copies), tester.predict(weights=weights), strict=True):
+            assert torch.equal(expected, got)
+        assert all(value.is_meta for value in tester.model.state_dict().values())
+    assert all(torch.equal(value, weights[name]) for name, value in copies.items())
+    assert all(parameter.requires_grad for parameter in tester.model.parameters())
+    assert not any(value.requires_grad for value in weights.values())
+
+
+def test_gradients_are_gone_when_the_upload_is_made(monkeypatch):
+    trainer, seen = make(), []
+
+    def watched(model):
+        seen.append([parameter.grad for parameter in model.parameters()])
+        return snapshot(model)
+
+    monkeypatch.setattr(local, "snapshot", watched)
+    fit(trainer)
+    assert seen == [[None] * 4]

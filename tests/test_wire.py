@@ -353,6 +353,45 @@ def test_tensors_hold_their_buffer(tmp_path):
     assert spool.held == 0
 
 
+def resident(kind):
+    """MB of this process in memory that are files', or its own."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(f"Rss{kind}:")) / 1000
+
+
+def test_of_a_tensor_on_disk_one_piece_is_in_memory(tmp_path):
+    count = 20 * wire.PIECE  # 80 MB
+    sent = {"bytes": torch.randint(256, (count,), dtype=torch.uint8), "one": torch.ones(1)}
+    before = resident("File")
+    _, buffer = wire.assemble(
+        wire.cut(wire.encode(1, 1, 0, 0, {}, sent), 2**20), lambda header: None, Spool(0, tmp_path)
+    )
+    arrived = wire.decode(buffer)[1]
+    assert resident("File") - before < 8
+    at = 0
+    for piece in wire.pieces(arrived["bytes"]):
+        assert torch.equal(piece, sent["bytes"][at : at + len(piece)])
+        at += len(piece)
+        assert resident("File") - before < 16
+    assert at == count
+    assert torch.equal(arrived["bytes"], sent["bytes"])
+    assert resident("File") - before > 60
+    wire.evict(arrived["one"])
+    assert resident("File") - before < 8
+    assert arrived["one"].item() == 1
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_pieces_are_all_there_is(name, monkeypatch):
+    monkeypatch.setattr(wire, "PIECE", 5)
+    pieces = list(wire.pieces(EVERY[name]))
+    whole = EVERY[name].is_contiguous()
+    assert all(len(piece) <= 5 for piece in pieces) or not whole
+    assert torch.equal(torch.cat([piece.reshape(-1) for piece in pieces]), EVERY[name].reshape(-1))
+    images = torch.randn(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
+    assert torch.equal(torch.cat(list(wire.pieces(images))), images.permute(0, 2, 3, 1).reshape(-1))
+
+
 def test_a_full_disk_is_an_error(tmp_path):
     with pytest.raises(OSError, match=r"File too large|No space left"):
         Spool(0, tmp_path).buffer(2**60)

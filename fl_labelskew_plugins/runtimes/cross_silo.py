@@ -86,6 +86,7 @@ class CrossSilo(Runtime):
         self._server = SiloServer(
             args, transport, self.recipe, checkpoint, self.show.note, self.call.go_on(self.folder.path)
         )
+        del checkpoint  # the record reads it again, once everybody is here
         return self._server.gather()
 
     def run(self, session: Session, record: Record) -> None:
@@ -113,6 +114,7 @@ class CrossSilo(Runtime):
             self.call.server or comm.address(),
             rank,
             tls=certificate(comm.certs, certs.silo_name(rank)),
+            spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
             say=say,
         )
         self._transport = transport

@@ -23,6 +23,7 @@ from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
 
 from fl_labelskew_plugins import addresses, certs, wire
+from fl_labelskew_plugins.runtimes.door import Door, places
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
 from fl_labelskew_plugins.wire import CutShortError, Header, Spool, WireError
 
@@ -34,6 +35,8 @@ QUEUED = 8
 UNREAD = 4
 """Messages of one silo that wait for their turn; after that, nothing more is read from it."""
 HELLO_S = 10.0
+SILENT = 2
+"""Streams that one certificate may hold before HELLO; a further one takes the place of the oldest."""
 PATIENCE_S = 2.0
 """How long the end waits for a peer that takes nothing of what is left to send."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
@@ -184,6 +187,8 @@ class _Connection:
         self.outbox = Outbox()
         self.slots = threading.Semaphore(UNREAD)
         self.greeted = self.closed = self.gone = False
+        self.peer = ""
+        """What the door knows it by, once its certificate is one of the federation's."""
 
     def close(self, code: Any, reason: str) -> None:
         """End the stream with a reason for the peer."""
@@ -224,10 +229,12 @@ class ServerTransport(Transport):
         self._tls = tls
         self._spool = spool or Spool()
         self._lock = threading.Lock()
-        self._connections: set[_Connection] = set()
+        self._connections: dict[_Connection, None] = {}  # the oldest first
         self._present: dict[int, _Connection] = {}
         self._open: dict[int, _Connection] = {}
         self._copies: tuple[list[tuple[str, Tensor, int]], dict[str, Tensor]] = ([], {})
+        most = places()
+        self._door = Door(most, self._turned_out)
         self._server = self._grpc.server(
             _DaemonThreads(),
             options=[
@@ -235,19 +242,20 @@ class ServerTransport(Transport):
                 ("grpc.so_reuseport", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-                # Strangers have no stream, or soon none: they are gone after 10 s.
+                # Strangers have no stream, or soon none: they are gone after 10 s, or earlier; see Door.
                 ("grpc.max_connection_idle_ms", 10_000),
                 ("grpc.server_handshake_timeout_ms", 10_000),
                 ("grpc.max_concurrent_streams", 2),
-                ("grpc.max_allowed_incoming_connections", 4 * silos + 64),
+                ("grpc.max_allowed_incoming_connections", most),
             ],
-            maximum_concurrent_rpcs=2 * silos + 16,
+            maximum_concurrent_rpcs=(2 + SILENT) * silos + 256,  # a thread each; who has more than a share loses them
         )
         handler = self._grpc.stream_stream_rpc_method_handler(self._stream)
         self._server.add_generic_rpc_handlers((self._grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
         self.address = _join(host, self._listen(host, port))
         """Where it listens."""
         self._server.start()
+        self._door.open(addresses.split(self.address)[1])
 
     def send_message(self, msg: Message) -> None:
         """Queue a message for its receiver; quietly nothing where that silo is not there.
@@ -263,6 +271,7 @@ class ServerTransport(Transport):
     def stop_receive_message(self) -> None:
         """Send what is queued, then close all connections."""
         super().stop_receive_message()
+        self._door.close()
         ended = self._server.stop(3600)
         with self._lock:
             outboxes = [connection.outbox for connection in self._connections]
@@ -335,7 +344,14 @@ class ServerTransport(Transport):
                 refusal = RefusedError(text, "PERMISSION_DENIED")
         connection = _Connection(context, rank)
         with self._lock:
-            self._connections.add(connection)
+            self._connections[connection] = None
+            silent = [c for c in self._connections if c.rank == rank and not (c.greeted or c.closed)]
+        if refusal is None:
+            connection.peer = context.peer()
+            self._door.enter(connection.peer)
+        for oldest in silent[: -SILENT if rank else -2 * self.silos - 16]:
+            text = "has opened others with this certificate and not said HELLO" if rank else "is one of too many"
+            self._refuse(oldest, RefusedError(text, "RESOURCE_EXHAUSTED"))
         if not context.add_callback(lambda: self._ended(connection)):
             self._ended(connection)
             return
@@ -421,10 +437,16 @@ class ServerTransport(Transport):
         """GRPC calls this at the end of every stream."""
         with self._lock:
             connection.gone = True
-            self._connections.discard(connection)
+            self._connections.pop(connection, None)
             self._leave(connection)
+        if connection.peer:
+            self._door.leave(connection.peer)
         connection.outbox.close(flush=False)
         connection.slots.release()
+
+    def _turned_out(self, count: int) -> None:
+        text = f"held {count} connections without a stream, which are closed"
+        self.arrived.put(message(Kind.REFUSED, -1, 0, meta={"reason": text}))
 
     def _too_late(self, connection: _Connection) -> None:
         if not connection.greeted:

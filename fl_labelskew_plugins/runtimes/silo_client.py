@@ -18,10 +18,10 @@ from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Federation, Images, LabelSkewError, Method, Optimizer, RunError
 from torch import Tensor
 
-from fl_labelskew_plugins import silos
+from fl_labelskew_plugins import silos, wire
 from fl_labelskew_plugins.aggregate import check_upload, num_bytes
 from fl_labelskew_plugins.data.fingerprint import add_array
-from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.local import LocalResult, forms
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.runtimes.grpc_transport import SiloTransport
@@ -123,6 +123,7 @@ class SiloClient(Manager):
                 federation=federation,
                 secret=self._seed,
             )
+            self.session.start = forms(self.session.start)  # every round begins with the server's
             hooks = bool(host_switches(self.recipe))
             self.trainer = LabelSkewTrainer(self.session.trainer, self.args, hooks=hooks)
             self.transport.limits[Kind.TRAIN] = self.transport.limits[Kind.FINISH] = _limit(self.session)
@@ -147,6 +148,8 @@ class SiloClient(Manager):
             self._send_upload()
             return
         begun = time.perf_counter()
+        if num_bytes(session.start.values()) > self.recipe.comm.upload_memory_mb * 2**20:
+            wire.trim()
         device = session.trainer.device
         weights = {k: v.to(device) for k, v in group(message.get("tensors"), "model").items()}
         shared = {k: v.to(device) for k, v in group(message.get("tensors"), "shared").items()}

@@ -16,10 +16,10 @@ import torch
 from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Arrays, Contribution, Data, Federation, Method, RunError
 
-from fl_labelskew_plugins import silos
+from fl_labelskew_plugins import silos, wire
 from fl_labelskew_plugins.aggregate import check_extra, num_bytes
 from fl_labelskew_plugins.data.fingerprint import fingerprint
-from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.local import LocalResult, forms
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import Checkpoint
@@ -135,6 +135,7 @@ class SiloServer(Manager):
         assert self.session is not None  # gather() comes first
         self.record = record
         self.rounds = Rounds(self.args, self.session, record)
+        self.session.start = forms(self.session.start)  # the weights are the record's, and will be others
         weights = num_bytes(self.rounds.server.weights.values())
         shapes = self.rounds.server.contribution_shapes()
         extra = sum(8 * int(np.prod(shape)) for shape in shapes.values())
@@ -202,14 +203,17 @@ class SiloServer(Manager):
         self._news = joined(model=server.weights, shared=server.shared)
         for client in clients:
             self._ask(client)
+        large = num_bytes(self._news.values()) > self.recipe.comm.upload_memory_mb * 2**20
         for client in self._answers(clients, self._arrived, "uploads"):
             self.record.progress.client(round, clients.index(client) + 1, len(clients))
+            if large:
+                wire.trim()  # of what messages took on their way
             result = self._arrived.pop(client)
             self.record.states.select(client)
             self.record.states.note(client, round)
             yield client, result
             del result
-        self._asked = set()
+        self._asked, self._news = set(), {}
 
     def _answers(self, clients: Sequence[int], arrived: Mapping[int, object], what: str) -> Iterator[int]:
         """Wait for what these silos were asked for; who sent it, in ascending order, once it is a quorum.

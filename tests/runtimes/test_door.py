@@ -1,0 +1,205 @@
+"""Crowds at the server's port: connections that say nothing, and streams that do; a silo gets in all the same."""
+
+import contextlib
+import resource
+import select
+import socket
+import threading
+import time
+
+import grpc
+import pytest
+
+from fl_labelskew_plugins import certs
+from fl_labelskew_plugins.runtimes import door, grpc_transport
+from fl_labelskew_plugins.runtimes.door import Door, Stranger
+from fl_labelskew_plugins.runtimes.grpc_transport import METHOD, SERVICE, ServerTransport, SiloTransport
+from fl_labelskew_plugins.runtimes.transport import Kind
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("certs")
+    certs.new(made, 3)
+    return made
+
+
+@pytest.fixture
+def start(folder):
+    """Makes servers and silos; stops them in the end."""
+    made = []
+
+    def server(silos=3):
+        made.append(ServerTransport("127.0.0.1:0", silos=silos, tls=certs.read(folder, "server")))
+        return made[-1]
+
+    def silo(address, rank):
+        made.append(SiloTransport(address, rank, tls=certs.read(folder, f"silo-{rank}")))
+        made[-1].start()
+        assert made[-1]._next(20).get_type() == Kind.JOINED
+        return made[-1]
+
+    server.silo = silo
+    yield server
+    for transport in reversed(made):
+        transport.stop_receive_message()
+
+
+class Crowd:
+    """Connections that say nothing; each that is closed is opened again."""
+
+    def __init__(self, address, count):
+        host, port = address.split(":")
+        self.place, self.count, self.closed = (host, int(port)), count, 0
+        self.complete, self.over = threading.Event(), threading.Event()
+        threading.Thread(target=self._stand, daemon=True).start()
+        assert self.complete.wait(20)
+
+    def _stand(self):
+        there, poll = {}, select.epoll()
+        while not self.over.is_set():
+            while len(there) < self.count:
+                with contextlib.suppress(OSError):
+                    one = socket.create_connection(self.place, 5)
+                    there[one.fileno()] = one
+                    poll.register(one.fileno(), select.EPOLLIN | select.EPOLLHUP)
+            self.complete.set()
+            for descriptor, _ in poll.poll(0.05):
+                there.pop(descriptor).close()
+                self.closed += 1
+        for one in there.values():
+            one.close()
+
+
+@pytest.fixture
+def crowd():
+    made = []
+
+    def make(address, count):
+        made.append(Crowd(address, count))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.over.set()
+
+
+def wait_until(true):
+    until = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_silent_connections_keep_no_silo_out(start, crowd):
+    server = start()
+    crowd(server.address, 300)
+    for rank in (1, 2, 3, 1):
+        start.silo(server.address, rank)
+
+
+def test_of_too_many_connections_those_without_a_stream_go(start, crowd, monkeypatch):
+    monkeypatch.setattr(door, "PLACES", 80)
+    monkeypatch.setattr(door, "GRACE_S", 0.3)
+    monkeypatch.setattr(door, "LOOK_S", 0.05)
+    server = start()
+    silo = start.silo(server.address, 1)
+    strangers = crowd(server.address, 60)  # of one address 20 may stay
+    wait_until(lambda: strangers.closed > 100)
+    start.silo(server.address, 2)
+    assert silo.arrived.empty()
+    kinds = []
+    while "REFUSED" not in kinds:
+        arrived = server._next(20)
+        kinds.append(Kind(arrived.get_type()).name)
+    assert arrived.get_sender_id() == -1
+    assert arrived.get("meta")["reason"].startswith("held ")
+    assert arrived.get("meta")["reason"].endswith(" connections without a stream, which are closed")
+    assert "LEFT" not in kinds
+
+
+def test_a_connection_without_a_stream_is_closed_after_a_while(start, monkeypatch):
+    monkeypatch.setattr(door, "WAIT_S", 0.3)
+    monkeypatch.setattr(door, "LOOK_S", 0.05)
+    server = start()
+    silo = start.silo(server.address, 1)
+    host, port = server.address.split(":")
+    with socket.create_server((host, 0)) as other:
+        bystander = socket.create_connection(other.getsockname())
+        begun = time.monotonic()
+        with socket.create_connection((host, int(port)), 20) as stranger:
+            assert stranger.recv(1) == b""
+        assert time.monotonic() - begun < 8  # gRPC alone would take 10 s
+        bystander.sendall(b"still here")
+        bystander.close()
+    assert silo.arrived.empty()
+
+
+def strangers(**hosts):
+    made = [(since, host) for host, times in hosts.items() for since in times]
+    return [Stranger(since, i, host, i) for i, (since, host) in enumerate(sorted(made))]
+
+
+def test_the_fullest_address_loses_its_oldest_first():
+    crowd = Door(16, print)._crowd  # 4 of one address, 8 in all
+    gone = lambda **hosts: [(s.host, s.since) for s in crowd(strangers(**hosts))]  # noqa: E731
+    assert gone(a=range(4), b=range(4)) == []
+    assert gone(a=range(6), b=[7]) == [("a", 0), ("a", 1)]
+    assert gone(a=range(4), b=range(3), c=[9], d=[10]) == [("a", 0)]
+    assert gone(a=range(20), b=range(4), c=[0]) == [("a", n) for n in range(17)]
+    assert gone() == []
+
+
+@pytest.mark.parametrize(
+    ("peer", "parsed"),
+    [
+        ("ipv4:10.0.0.1:4711", ("10.0.0.1", 4711)),
+        ("ipv6:%5B::1%5D:4711", ("::1", 4711)),
+        ("ipv6:[::ffff:10.0.0.1]:4711", ("10.0.0.1", 4711)),
+        ("ipv6:%5Bfe80::1%25eth0%5D:4711", ("fe80::1", 4711)),
+    ],
+)
+def test_grpcs_names_of_peers_are_understood(peer, parsed):
+    assert door._parsed(peer) == parsed
+
+
+def test_there_are_as_many_places_as_files_may_be_open():
+    old = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, old[1]))
+        assert door.places() == min(door.PLACES, max(old[1] - door.OTHER_FILES, old[1] // 2))
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(old[1], door.PLACES + door.OTHER_FILES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, old)
+
+
+def test_silent_streams_of_a_member_keep_no_silo_out(start, folder, monkeypatch):
+    monkeypatch.setattr(grpc_transport, "HELLO_S", 60.0)
+    server = start()
+    third = start.silo(server.address, 3)
+    files, over, said = certs.read(folder, "silo-3"), threading.Event(), []
+
+    def silent():
+        over.wait(60)
+        yield from ()
+
+    def stream():
+        credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.certificate)
+        with grpc.secure_channel(server.address, credentials, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+            try:
+                list(channel.stream_stream(f"/{SERVICE}/{METHOD}")(silent()))
+            except grpc.RpcError as error:
+                said.append((error.code().name, error.details()))
+
+    crowd = [threading.Thread(target=stream, daemon=True) for _ in range(60)]
+    for one in crowd:
+        one.start()
+    wait_until(lambda: len(said) == len(crowd) - grpc_transport.SILENT)
+    assert set(said) == {("RESOURCE_EXHAUSTED", "has opened others with this certificate and not said HELLO")}
+    for rank in (1, 2, 1):
+        start.silo(server.address, rank)
+    assert third.arrived.empty()  # who has said HELLO stays
+    start.silo(server.address, 3)
+    over.set()
+    for one in crowd:
+        one.join(20)
