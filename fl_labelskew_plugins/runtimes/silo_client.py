@@ -113,6 +113,7 @@ class SiloClient(Manager):
         federation = Federation(**meta["federation"])
         if self._run != meta["run"]:
             self._run, self._round, self._upload = str(meta["run"]), -1, None
+            self.transport.audit.note("run", run=self._run)
             data = self.data
             self.session = assemble(
                 self.recipe,
@@ -172,6 +173,7 @@ class SiloClient(Manager):
         self._upload = (round, result)
         self._send_upload()
         sent = num_bytes(result.upload.values()) + num_bytes(result.contributions.values())
+        self.transport.audit.sync()
         self.say(f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send")
 
     @property

@@ -134,6 +134,7 @@ class SiloServer(Manager):
         """All rounds that are left, then the end for everybody."""
         assert self.session is not None  # gather() comes first
         self.record = record
+        self.transport.audit.note("run", run=record.run)
         self.rounds = Rounds(self.args, self.session, record)
         weights = num_bytes(self.rounds.server.weights.values())
         shapes = self.rounds.server.contribution_shapes()
@@ -210,6 +211,7 @@ class SiloServer(Manager):
             yield client, result
             del result
         self._asked = set()
+        self.transport.audit.sync()
 
     def _answers(self, clients: Sequence[int], arrived: Mapping[int, object], what: str) -> Iterator[int]:
         """Wait for what these silos were asked for; who sent it, in ascending order, once it is a quorum.
