@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import certs, silos
+from fl_labelskew_plugins import certs, policy, silos
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.audit import Audit
 from fl_labelskew_plugins.processes import Part, threads_each, together
@@ -111,6 +111,7 @@ class CrossSilo(Runtime):
         recipe = recipes.silo(self.recipe, rank)
         refuse_host_switches(recipe)
         data = silos.load(recipe, rank - 1)
+        guard = policy.guard(recipe, rank, self.folder.path)
         self.folder.hold()
         comm = recipe.comm
         say = self.show.note
@@ -124,10 +125,11 @@ class CrossSilo(Runtime):
             tls=certificate(comm.certs, certs.silo_name(rank)),
             say=say,
             audit=self._audit,
+            pin=guard.server if guard is not None and guard.policy.server_fingerprint else None,
         )
         self._transport = transport
         args = host.start(recipe, self.folder.path / "fedml.yaml", rank=rank)
-        client = SiloClient(args, transport, rank, recipe, data, self.folder.path, say)
+        client = SiloClient(args, transport, rank, recipe, data, self.folder.path, say, guard)
         transport.start()
         client.run()
         if client.failure is not None:

@@ -14,6 +14,7 @@ import queue
 import re
 import secrets
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins import addresses, certs, wire
 from fl_labelskew_plugins.audit import Audit, Hashing, peer
+from fl_labelskew_plugins.runtimes import pin
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
 from fl_labelskew_plugins.wire import CutShortError, Header, Spool, WireError
 
@@ -509,6 +511,7 @@ class SiloTransport(Transport):
         spool: where messages wait for their turn.
         say: told in a line, in another thread, that the server is waited for and that it is there.
         audit: where connections and messages are noted.
+        pin: raises where the server's certificate, by its SHA-256 fingerprint, is not the one to connect to.
 
     Raises:
         LabelSkewError: the address is none, or must not be used without certificates.
@@ -523,11 +526,14 @@ class SiloTransport(Transport):
         spool: Spool | None = None,
         say: Callable[[str], None] = lambda line: None,
         audit: Audit | None = None,
+        pin: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__()
         _checked(address, tls)
+        self._pin = pin
         self.audit = audit or Audit()
         self._known = {"peer": address}
+        self._roots = b""
         self._grpc = _grpc()
         self._codes = self._grpc.StatusCode
         self.address, self.rank = address, rank
@@ -592,7 +598,8 @@ class SiloTransport(Transport):
         jitter = secrets.SystemRandom()
         try:
             while not self._stopping.is_set():
-                joined, heard, why = self._connect()
+                why = self._pinned()
+                joined, heard, why = (False, False, why) if why else self._connect()
                 if joined:
                     told.clear()
                 if heard:
@@ -662,6 +669,30 @@ class SiloTransport(Transport):
                 self.audit.note("left", rank=0, **self._known)
         return joined, heard, why
 
+    def _pinned(self) -> str:
+        """Look at the server's certificate, to connect to that one alone; why that cannot be done now.
+
+        Raises:
+            LabelSkewError: it is not the one to connect to.
+        """
+        if self._tls is None or self._pin is None:
+            return ""
+        try:
+            fingerprint, self._roots = pin.shown(self.address, self._tls)
+        except ssl.SSLError as error:
+            if final := self._hopeless(None, str(error)):
+                raise LabelSkewError(f"the server at {self.address}: {final}") from None
+            return "it closes connections"
+        except OSError as error:
+            return error.strerror or str(error)
+        self._known["fingerprint"] = fingerprint
+        try:
+            self._pin(fingerprint)
+        except LabelSkewError as error:
+            self.audit.note("refused", rank=0, **self._known, why=str(error))
+            raise
+        return ""
+
     def _channel(self) -> Any:
         options = [
             *_OPTIONS,
@@ -671,7 +702,8 @@ class SiloTransport(Transport):
         ]
         if self._tls is None:
             return self._grpc.insecure_channel(self.address, options)
-        credentials = self._grpc.ssl_channel_credentials(self._tls.ca, self._tls.key, self._tls.certificate)
+        roots = self._roots or self._tls.ca
+        credentials = self._grpc.ssl_channel_credentials(roots, self._tls.key, self._tls.certificate)
         return self._grpc.secure_channel(self.address, credentials, options)
 
     def _read(self, call: Hashing) -> bool:

@@ -384,6 +384,7 @@ class SiloServer(Manager):
                 "run": self.record.run,
                 "federation": asdict(self._federation()),
                 "settings": silos.agreed(self.recipe),
+                "quorum": self.quorum,
             },
         )
 
