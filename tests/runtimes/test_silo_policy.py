@@ -144,12 +144,11 @@ def test_a_recipe_beyond_the_policy_starts_nothing(federation):
     (federation.folder / "one.yaml").write_text("policy: {methods: [fedmr], max_rounds: 2}")
     silo = federation.silo(1, "--set", "train_args.comm_round=9")
     assert silo.wait() == 2
-    file = federation.folder / "one.yaml"
+    end = "; use a recipe that keeps to it, or change this policy"
+    start = f"error: {federation.folder / 'one.yaml'}: policy."
     assert silo.text.splitlines() == [
-        f'error: {file}: policy.methods: ["fedmr"] does not allow method_args.method fedavg; use a recipe that keeps to '
-        "it, or change this policy",
-        f"error: {file}: policy.max_rounds: 2 does not allow train_args.comm_round 9; use a recipe that keeps to it, or "
-        "change this policy",
+        f'{start}methods: ["fedmr"] does not allow method_args.method fedavg{end}',
+        f"{start}max_rounds: 2 does not allow train_args.comm_round 9{end}",
     ]
     assert not (federation.folder / "silo-1").exists()
 
@@ -171,9 +170,6 @@ def test_a_silo_joins_the_server_of_its_fingerprint_and_no_other(scene, federati
     other = next(each.fingerprint for each in certs.show(folder)[0] if each.who == "server")
     server, process, code = scene({"server_fingerprint": right}, tls=certs.read(folder, "server"))
     assert code == 1
-    assert process.text.endswith(
-        refusal(
-            federation, "server_fingerprint", f"'{right[:56]}... does not allow a server whose certificate has {other}"
-        )
-    )
+    line = f"{right} does not allow a server whose certificate has {other}"
+    assert process.text.endswith(refusal(federation, "server_fingerprint", line))
     assert server.kinds == []
