@@ -62,8 +62,6 @@ class Audit:
     def __init__(self, warn: Callable[[str], None] | None = None, *, most: int = MOST) -> None:
         self.last = ""
         """SHA-256 of the last line that is written; empty where there is none."""
-        self.lines = 0
-        """How many this process has written."""
         self._warn = warn or (lambda line: print(f"warning: {line}", file=sys.stderr))
         self._most = most
         self._folder: Path | None = None
@@ -74,7 +72,7 @@ class Audit:
         self._cut: dict[str, Any] = {}
         self._seen: dict[tuple[Any, ...], list[Any]] = {}
         self._seen_since = time.monotonic()
-        self._lock = threading.Lock()
+        self._lock, self._busy = threading.RLock(), False
 
     def open(self, folder: Path, who: str) -> None:
         """Begin the log of a folder, or go on with it; what was noted before is written first.
@@ -85,9 +83,8 @@ class Audit:
         """
         with self._lock:
             self._folder = folder
-            self._append({"event": "opened", "who": who, "process": os.getpid()})
-            while self._waiting:
-                self._append(self._waiting.popleft())
+            self._waiting.appendleft({"event": "opened", "who": who, "process": os.getpid()})
+            self._write_waiting()
 
     def note(self, event: str, **facts: Any) -> None:
         """Add a line.
@@ -99,17 +96,9 @@ class Audit:
         """
         line: dict[str, Any] = {"time": _now(), "event": event}
         line |= {k: clean(v) if isinstance(v, str) else v for k, v in facts.items() if v is not None}
+        self._waiting.append(line)
         with self._lock:
-            self._tell_repeated()
-            key = (event, line.get("rank"), line.get("fingerprint"))
-            seen = self._seen.setdefault(key, [0, line])
-            seen[0] += 1
-            if seen[0] > FEW.get(event, MANY):
-                return
-            if self._folder is None:
-                self._waiting.append(line)
-            else:
-                self._append(line)
+            self._write_waiting()
 
     def sync(self) -> None:
         """Have the disk keep all lines so far."""
@@ -121,24 +110,41 @@ class Audit:
         with self._lock:
             if self._folder is None:
                 return ""
+            self._write_waiting()
+            self._busy = True
             self._tell_repeated(now=True)
             self._append({"event": "closed"})
             self._sync()
-            if self._file >= 0:
-                os.close(self._file)
-            folder, self._folder, self._file = self._folder, None, -1
+            self._let_go()
+            folder, self._folder, self._busy = self._folder, None, False
             return (
                 f"audit log: {folder / NAME}, last line's SHA-256 {self.last}; keep that elsewhere" if self.last else ""
             )
 
     # -- the lock is held
 
+    def _write_waiting(self) -> None:
+        if self._folder is None or self._busy:  # a finaliser may note something in the middle of a line
+            return
+        self._busy = True
+        try:
+            self._tell_repeated()
+            while self._waiting:
+                line = self._waiting.popleft()
+                key = (line["event"], line.get("rank"), line.get("fingerprint"))
+                seen = self._seen.setdefault(key, [0, line])
+                seen[0] += 1
+                if seen[0] <= FEW.get(line["event"], MANY):
+                    self._append(line)
+        finally:
+            self._busy = False
+
     def _tell_repeated(self, *, now: bool = False) -> None:
         """Once a minute is over, write how often what was not written any more has happened."""
         if not now and time.monotonic() - self._seen_since < MINUTE:
             return
         for (event, *_), (times, line) in self._seen.items():
-            if self._folder is not None and (more := times - FEW.get(event, MANY)) > 0:
+            if (more := times - FEW.get(event, MANY)) > 0:
                 known = {key: line[key] for key in ("rank", "peer", "fingerprint") if key in line}
                 self._append({"event": "repeated", **known, "times": more, "why": event})
         self._seen, self._seen_since = {}, time.monotonic()
@@ -162,6 +168,9 @@ class Audit:
                 self._warned = True
                 text = f"cannot be written: {error.strerror}; the run goes on, and the log will say what is missing"
                 self._warn(f"{self._folder}/{NAME}: {text}")
+        except BaseException:  # Ctrl-C in the middle of a line: what stands in the file is looked at again
+            self._let_go()
+            raise
 
     def _let_go(self) -> None:
         if self._file >= 0:
@@ -177,7 +186,6 @@ class Audit:
         while rest:
             rest = rest[os.write(self._file, rest) :]
         self._size += len(text) + 1
-        self.lines += 1
         self.last = hashlib.sha256(text).hexdigest()
 
     def _turn(self) -> None:

@@ -237,6 +237,39 @@ def test_lines_of_many_threads_are_one_chain(tmp_path):
     assert audit.verify(tmp_path).lines == 403
 
 
+def test_what_a_finaliser_notes_in_the_middle_of_a_line_comes_after_it(tmp_path, monkeypatch):
+    log, real = Audit(), os.write
+    log.open(tmp_path, "server")
+
+    def interrupted(file, data):
+        monkeypatch.setattr(audit.os, "write", real)
+        log.note("sent in part", rank=2)
+        return real(file, data)
+
+    monkeypatch.setattr(audit.os, "write", interrupted)
+    log.note("sent", rank=1)
+    log.close()
+    assert events(tmp_path) == ["began", "opened", "sent", "sent in part", "closed"]
+    audit.verify(tmp_path)
+
+
+def test_an_interruption_in_the_middle_of_a_line_leaves_the_chain_whole(tmp_path, monkeypatch):
+    log, real = Audit(), os.write
+    log.open(tmp_path, "server")
+
+    def interrupted(file, data):
+        monkeypatch.setattr(audit.os, "write", real)
+        real(file, data)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(audit.os, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        log.note("sent", rank=1)
+    log.close()
+    assert events(tmp_path) == ["began", "opened", "sent", "closed"]
+    audit.verify(tmp_path)
+
+
 def test_a_server_that_nobody_came_to_starts_again_in_its_folder(tmp_path):
     write(tmp_path, 30, most=2000)
     RunFolder(tmp_path).check_new()
