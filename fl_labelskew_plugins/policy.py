@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,6 +19,7 @@ from fl_labelskew_registry import Federation, LabelSkewError, Method, RunError
 from pydantic import Field, field_validator
 
 from fl_labelskew_plugins.atomic import replacing
+from fl_labelskew_plugins.audit import clean
 from fl_labelskew_plugins.mistakes import show
 from fl_labelskew_plugins.params import Params
 
@@ -84,7 +85,7 @@ class Policy(Params):
 
 
 class PolicyError(RunError):
-    """What a server asked for and a silo's policy does not allow."""
+    """What a server asked for, or a method was about to send, and a silo's policy does not allow."""
 
 
 def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -237,10 +238,22 @@ class Guard:
                 "answers nothing"
             ) from None
 
-    def _refuse(self, key: str, asked: str) -> None:
+    def leaving(self, names: Iterable[str], kinds: Mapping[str, str]) -> None:
+        """Raise PolicyError unless tensors of these names may leave beside weights.
+
+        Args:
+            names: of what a client has made, announced or not.
+            kinds: a method's ``sends``.
+        """
+        for name in names:
+            kind = OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else kinds.get(name, OTHER)
+            if self.policy.send is not None and kind not in self.policy.send:
+                self._refuse("send", f"{kind}: {clean(name)}", "which the method would send")
+
+    def _refuse(self, key: str, asked: str, whose: str = "which the server asks for") -> None:
         value = getattr(self.policy, key)
         limit = value if isinstance(value, str) else show(value)
-        raise PolicyError(f"{self.file}: {SECTION}.{key}: {limit} does not allow {asked}, which the server asks for")
+        raise PolicyError(f"{self.file}: {SECTION}.{key}: {limit} does not allow {asked}, {whose}")
 
     def _runs(self) -> dict[str, dict[str, list[str]]]:
         """Questions answered, by run and round; read each time, for another process may have written them."""

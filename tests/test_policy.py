@@ -238,6 +238,18 @@ def test_a_run_beyond_the_policy_is_not_joined(tmp_path, limits, federation, quo
     guard(tmp_path, max_rounds=5, min_clients=3).join(RUN, 3)
 
 
+def test_what_a_method_has_not_announced_does_not_leave_either(tmp_path):
+    kinds = {"prototypes": "prototypes", "counts": "counts"}
+    keeper = guard(tmp_path, send=["weights", "prototypes"])
+    keeper.leaving(["prototypes"], kinds)
+    guard(tmp_path).leaving(["anything"], {})
+    for name, kind in (("counts", "counts"), ("samples", "other"), ("optimizer/step", "optimizer")):
+        with pytest.raises(PolicyError) as refused:
+            keeper.leaving(["prototypes", name], kinds)
+        line = f'["weights", "prototypes"] does not allow {kind}: {name}, which the method would send'
+        assert str(refused.value) == f"north.yaml: policy.send: {line}"
+
+
 def test_a_question_is_another_one_where_anything_differs_that_its_answer_rests_on():
     asked = (RUN, 3, {"state_round": 2}, {"model/w": torch.zeros(2)}, {"p": torch.ones(2)})
     same = question(*asked)

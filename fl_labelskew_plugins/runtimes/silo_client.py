@@ -179,6 +179,8 @@ class SiloClient(Manager):
         self._note(round, result)
         if not self.recipe.comm.send_contributions:
             result.contributions = {}
+        if self.guard is not None:
+            self.guard.leaving(result.contributions, session.method.sends)
         self._upload = (round, result)
         self._send_upload()
         sent = num_bytes(result.upload.values()) + num_bytes(result.contributions.values())

@@ -6,10 +6,11 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins import audit, certs, session, silos
 from fl_labelskew_plugins import recipe as recipes
-from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport
+from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 
 OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"
@@ -173,3 +174,21 @@ def test_a_silo_joins_the_server_of_its_fingerprint_and_no_other(scene, federati
     line = f"{right} does not allow a server whose certificate has {other}"
     assert process.text.endswith(refusal(federation, "server_fingerprint", line))
     assert server.kinds == []
+
+
+def test_a_server_that_is_not_there_or_another_authoritys_is_told_apart_before_anything_is_sent(federation, tmp_path):
+    certs.new(tmp_path / "mine", 1)
+    certs.new(tmp_path / "others", 1)
+    said, checked = [], []
+    tls = certs.read(tmp_path / "mine", "silo-1")
+    silo = SiloTransport(federation.address, 1, tls=tls, say=said.append, pin=checked.append)
+    silo.start()
+    while not said:
+        silo.receive(0.1)
+    assert said == [f"waiting for the server at {federation.address}: Connection refused"]
+    server = ServerTransport(federation.address, silos=1, tls=certs.read(tmp_path / "others", "server"))
+    with pytest.raises(LabelSkewError, match=r"is not one that this silo's ca.pem vouches for"):
+        silo.receive(30)
+    silo.stop_receive_message()
+    server.stop_receive_message()
+    assert checked == []
