@@ -7,6 +7,7 @@ anything starts, what a server asks for when it does; the account of answers out
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -147,9 +148,10 @@ def _noise(recipe: Recipe, name: str, counts: list[str]) -> float:
     strengths = [float(getattr(method.params, name, None) or 0) for method in methods]
     if name == "upload_sigma":
         return max(strengths)
-    noisy = [strength for method, strength in zip(methods, strengths, strict=True) if hasattr(method.params, name)]
+    # only an opening's counts may have noise; those of an upload or of HELLO are exact
     exact = [what for what in counts if " in the opening exchange " not in what]
-    return 0.0 if exact or (counts and not noisy) else min(noisy, default=math.inf)
+    opens = [type(method).opening is not Method.opening and "counts" in method.sends.values() for method in methods]
+    return 0.0 if exact else min(itertools.compress(strengths, opens), default=math.inf)
 
 
 def _host_noise(recipe: Recipe) -> float:
