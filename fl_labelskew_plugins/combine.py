@@ -124,6 +124,7 @@ def combine(parts: Mapping[str, Method]) -> Method:
         "paper": "; ".join(part.paper for part in parts.values() if part.paper),
         "runtimes": tuple(name for name in Method.runtimes if all(name in part.runtimes for part in parts.values())),
     }
+    body["sends"] = {name: kind for part in parts.values() for name, kind in part.sends.items()}
     if carrier is not None:
         body |= {hook: _carried(hook) for hook in CARRIED if _overrides(carrier, hook)}
     if opening := [part for part in parts.values() if _overrides(part, "opening")]:

@@ -23,7 +23,7 @@ from fl_labelskew_registry import (
 )
 from pydantic import BaseModel
 
-from fl_labelskew_plugins import combine, mistakes, mixing, plain_yaml, settings
+from fl_labelskew_plugins import combine, mistakes, mixing, plain_yaml, policy, settings
 from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.settings import EXPECTED, PLAIN, PLUGGED, SECTIONS, Expected, PluginSection
 
@@ -60,6 +60,7 @@ class Recipe:
         optimizer: how the federation optimises, with its parameters.
         method: the method, with its parameters.
         expected: a paper's numbers, to compare the outcome with; no part of what is run.
+        policy: what this silo takes part in, from its own file alone; no part of what is run.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Recipe:
     optimizer: Optimizer
     method: Method
     expected: tuple[Expected, ...] = ()
+    policy: policy.Policy | None = None
 
     @property
     def own_data(self) -> bool:
@@ -273,6 +275,8 @@ def _silo_schema(section: str, keys: Sequence[str] | None) -> dict[str, Any]:
     """A section of a silo's own file; which parameters a method leaves to silos depends on the recipe's method."""
     if section == "method_args":
         return {"type": "object"}
+    if section == policy.SECTION:
+        return policy.Policy.model_json_schema()
     whole = f"#/$defs/recipe/properties/{section}"
     if keys is None:
         return {"$ref": whole}
@@ -397,6 +401,8 @@ class _Check:
                 changed |= {"data": args, "dataset": dataset}
             elif section == "method_args":
                 changed["method"] = base and self._own_method(section, base.method, keys)
+            elif section == policy.SECTION:
+                changed["policy"] = self._policy(keys)
             else:
                 known = settings.SILO[section] or tuple(mistakes.keys_of(PLAIN[section]))
                 plain[section] = self._plain(section, keys, known, resolved.get(section))
@@ -407,7 +413,20 @@ class _Check:
         if base is None:
             return None
         changed |= {section.removesuffix("_args"): args for section, args in plain.items() if section in raw}
-        return replace(base, **changed)
+        made = replace(base, **changed)
+        for key, line in policy.refused(made.policy, made) if made.policy is not None else ():
+            self._say(f"{policy.SECTION}.{key}", line)
+        if self.mistakes:
+            raise RecipeError(self.mistakes)
+        return made
+
+    def _policy(self, raw: dict[str, Any]) -> BaseModel | None:
+        self._unknown_keys(policy.SECTION, raw, list(mistakes.keys_of(policy.Policy)))
+        args = self._validated(policy.SECTION, policy.Policy, raw)
+        for name in (isinstance(args, policy.Policy) and args.methods) or ():
+            if name not in _names("methods"):
+                self._say(f"{policy.SECTION}.methods", _unknown("methods", name))
+        return args and self._located(policy.SECTION, args)
 
     def _own_method(self, place: str, method: Method, own: Any) -> Method | None:
         """``method`` with what a silo chooses for itself; of a combination, under the name of each part."""

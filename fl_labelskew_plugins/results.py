@@ -19,7 +19,7 @@ import torch
 from fl_labelskew_registry import LabelSkewError
 from safetensors import SafetensorError, safe_open
 
-from fl_labelskew_plugins import locks
+from fl_labelskew_plugins import audit, locks
 from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.atomic import replacing
 from fl_labelskew_plugins.state import State, StateStore, group, save_atomic
@@ -54,8 +54,9 @@ class RunFolder:
         """Raise LabelSkewError unless a new run may be written here; makes nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise LabelSkewError(f"run directory {self.path} is a file; a new or empty folder would be right")
-        # the host's configuration alone is what a server leaves behind that no silo came to
-        if self.path.is_dir() and any(file.name not in ("fedml.yaml", locks.NAME) for file in self.path.iterdir()):
+        # the host's configuration and the audit log are what a server leaves behind that no silo came to
+        names = [file.name for file in self.path.iterdir()] if self.path.is_dir() else []
+        if any(name not in ("fedml.yaml", locks.NAME) and not audit.belongs(name) for name in names):
             raise LabelSkewError(
                 f"run directory {self.path} is not empty; a new or empty folder would be right, or --resume {self.path}"
             )

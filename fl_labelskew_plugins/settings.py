@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fl_labelskew_plugins import addresses
+from fl_labelskew_plugins import addresses, policy
 from fl_labelskew_plugins.diagnostics import BESIDE_TRAINING, IN_TRAINING, Name
 from fl_labelskew_plugins.mistakes import show
 from fl_labelskew_plugins.params import Params
@@ -430,6 +430,7 @@ SECTIONS = (
 PATHS: dict[str, tuple[str, ...]] = {
     "comm_args": ("grpc_ipconfig_path", "certs"),
     "client_specific_args": ("data_silo_config",),
+    policy.SECTION: ("account",),
 }
 """Keys that hold paths relative to the file that names them."""
 
@@ -440,6 +441,7 @@ SILO: dict[str, tuple[str, ...] | None] = {
     "device_args": None,
     "comm_args": ("certs", "send_measures", "send_contributions"),
     "tracking_args": None,
+    policy.SECTION: None,
 }
 """Sections of a silo's own file, with the keys that it may set; None: all keys, or those that the method names."""
 

@@ -284,7 +284,7 @@ def test_a_recipe_comes_back_as_it_was():
 
 
 def test_the_schema_knows_lists():
-    key = recipe.json_schema()["properties"]["method_args"]["properties"]["method"]
+    key = recipe.json_schema()["$defs"]["recipe"]["properties"]["method_args"]["properties"]["method"]
     assert key["anyOf"][2]["minItems"] == 2
     assert "fedmr" in json.dumps(key)
 

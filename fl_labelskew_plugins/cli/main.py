@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from fl_labelskew_plugins import __version__
+from fl_labelskew_plugins.cli.audit import audit_group
 from fl_labelskew_plugins.cli.certs import certs_group
 from fl_labelskew_plugins.cli.data import data_group
 from fl_labelskew_plugins.cli.exits import CONTEXT
@@ -36,6 +37,7 @@ for _command in (
     sweep_command,
     data_group,
     certs_group,
+    audit_group,
     schema_command,
 ):
     main.add_command(_command)

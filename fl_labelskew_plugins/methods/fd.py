@@ -20,7 +20,7 @@ a class they teach each other; a class without another holder has no teacher.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Contribution, Federation, Method
@@ -116,6 +116,7 @@ class FD(Method):
         distance: Distance = Field("cross_entropy", description="from the mean output of a sample's label")
         exclude_own: bool = Field(True, description="whether a client's own mean is left out of its teacher's")
 
+    sends: ClassVar[Mapping[str, str]] = {"outputs": "prototypes", "held": "prototypes", "number": "prototypes"}
     paper = (
         "Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation under Non-IID "
         "Private Data, NeurIPS workshop 2018, https://arxiv.org/abs/1811.11479"

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Contribution, Federation, Method
@@ -193,6 +193,7 @@ class FedMR(Method):
         "Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping, TMLR 2024, "
         "https://arxiv.org/abs/2405.18983"
     )
+    sends: ClassVar[Mapping[str, str]] = {"prototypes": "prototypes", "counts": "counts"}
     runtimes = ("sp", "MPI", "GRPC")
 
     @property

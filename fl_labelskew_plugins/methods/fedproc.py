@@ -16,7 +16,7 @@ FedMR (tables 9 and 10) searches a constant weight from 1e-6 to 1, best between 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Contribution, Federation, Method
@@ -102,6 +102,7 @@ class FedProc(Method):
         "FedProc: Prototypical Contrastive Federated Learning on Non-IID Data, FGCS 2023, "
         "https://arxiv.org/abs/2109.12273"
     )
+    sends: ClassVar[Mapping[str, str]] = {"prototypes": "prototypes", "counts": "counts"}
     runtimes = ("sp", "MPI", "GRPC")
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:

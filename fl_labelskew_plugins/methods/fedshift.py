@@ -16,7 +16,7 @@ that exact, distributions are computed in float64 and rounded once.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from fl_labelskew_registry.contracts import ClientView, Contribution, Federation, Method
@@ -26,7 +26,7 @@ from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import check_choice, check_per_class, full, noise_of, on_device
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fl_labelskew_registry.contracts import Aggregation
     from torch import Tensor
@@ -167,6 +167,7 @@ class KnownPrior(Method):
     runtimes = ("sp", "MPI", "GRPC")
     corrects = "class counts"
     silo_choices = ("count_noise", "count_noise_type")
+    sends: ClassVar[Mapping[str, str]] = {"counts": "counts"}
 
     def smoothing_of(self, counts: Tensor) -> float | Tensor:
         """``a`` of each client: a number, or ``(..., 1)``."""

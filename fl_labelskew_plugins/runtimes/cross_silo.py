@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import certs, silos
+from fl_labelskew_plugins import certs, policy, silos
 from fl_labelskew_plugins import recipe as recipes
+from fl_labelskew_plugins.audit import Audit
 from fl_labelskew_plugins.processes import Part, threads_each, together
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.runtime import Runtime
@@ -30,6 +31,7 @@ class CrossSilo(Runtime):
 
     roles = ("server", "client")
     _transport: ServerTransport | SiloTransport | None = None
+    _audit: Audit | None = None
 
     def delegated(self) -> bool:
         """Start the server and all silos, or be a silo."""
@@ -73,14 +75,17 @@ class CrossSilo(Runtime):
         refuse_host_switches(self.recipe)
         comm = self.recipe.comm
         checkpoint = self.folder.load_checkpoint() if self.call.resume else None
+        self._audit = Audit()
         transport = ServerTransport(
             self.call.server or comm.listen_address or comm.address(),
             silos=self.recipe.train.client_num_in_total,
             tls=certificate(comm.certs, "server"),
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
+            audit=self._audit,
         )
         self._transport = transport
         self.folder.hold()  # only now: whoever cannot listen leaves no folder behind
+        self._audit.open(self.folder.path, "server")
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
         args = host.start(self.recipe, self.folder.path / "fedml.yaml", rank=0)
         self._server = SiloServer(
@@ -97,6 +102,8 @@ class CrossSilo(Runtime):
         """Let the silos go."""
         if self._transport is not None:
             self._transport.stop_receive_message()
+        if self._audit is not None and (told := self._audit.close()):
+            self.show.note(told)
 
     def _silo(self) -> None:
         """Be one silo until the server says that the run is over."""
@@ -105,21 +112,26 @@ class CrossSilo(Runtime):
         recipe = recipes.silo(self.recipe, rank)
         refuse_host_switches(recipe)
         data = silos.load(recipe, rank - 1)
+        guard = policy.guard(recipe, rank, self.folder.path)
         self.folder.hold()
         comm = recipe.comm
         say = self.show.note
         held = of_classes(data.data.class_names, torch.from_numpy(data.counts)[None], data.facts.samples)
         say(f"data: {recipe.data.dataset}, {held}")
+        self._audit = Audit()
+        self._audit.open(self.folder.path, certs.silo_name(rank))
         transport = SiloTransport(
             self.call.server or comm.address(),
             rank,
             tls=certificate(comm.certs, certs.silo_name(rank)),
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
             say=say,
+            audit=self._audit,
+            pin=guard.server if guard is not None and guard.policy.server_fingerprint else None,
         )
         self._transport = transport
         args = host.start(recipe, self.folder.path / "fedml.yaml", rank=rank)
-        client = SiloClient(args, transport, rank, recipe, data, self.folder.path, say)
+        client = SiloClient(args, transport, rank, recipe, data, self.folder.path, say, guard)
         transport.start()
         client.run()
         if client.failure is not None:

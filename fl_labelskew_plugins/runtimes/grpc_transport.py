@@ -8,11 +8,13 @@ connect. What a peer sends is checked before room is made for it, and never unpi
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import queue
 import re
 import secrets
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
@@ -23,6 +25,8 @@ from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
 
 from fl_labelskew_plugins import addresses, certs, wire
+from fl_labelskew_plugins.audit import Audit, Hashing, peer
+from fl_labelskew_plugins.runtimes import pin
 from fl_labelskew_plugins.runtimes.door import Door, places
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
 from fl_labelskew_plugins.wire import CutShortError, Header, Spool, WireError
@@ -113,20 +117,37 @@ def _decoded(header: Header, payload: wire.Buffer) -> Message:
     return message(Kind(header.kind), header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)
 
 
-class Outbox:
-    """Messages on their way to one peer; copied out of the tensors' memory chunk by chunk, as the peer takes them."""
+def _described(header: Header) -> dict[str, Any]:
+    """A message as the audit log has it."""
+    return {"kind": Kind(header.kind).name, "round": header.round if header.round >= 0 else None}
 
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[list[bytes | memoryview] | None] = queue.SimpleQueue()
+
+def _reason(msg: Message) -> str | None:
+    reason = msg.get("meta").get("reason")
+    return None if reason is None else str(reason)
+
+
+class Outbox:
+    """Messages on their way to one peer; copied out of the tensors' memory chunk by chunk, as the peer takes them.
+
+    Args:
+        audit: where it is noted what has been sent.
+        to: the receiver's rank, as the log has it.
+        of: what the log has of the receiver beside that, once something is sent.
+    """
+
+    def __init__(self, audit: Audit, to: Callable[[], int], of: Callable[[], Mapping[str, str]]) -> None:
+        self._audit, self._to, self._of = audit, to, of
+        self._queue: queue.SimpleQueue[tuple[list[bytes | memoryview], str | None] | None] = queue.SimpleQueue()
         self._dropping = False
         self.moved = 0
         """Chunks that the peer has taken so far."""
 
-    def put(self, parts: list[bytes | memoryview]) -> bool:
-        """Queue a message; False where too many wait already."""
+    def put(self, parts: list[bytes | memoryview], why: str | None = None) -> bool:
+        """Queue a message, and the reason that is in it; False where too many wait already."""
         if self._queue.qsize() >= QUEUED:
             return False
-        self._queue.put(parts)
+        self._queue.put((parts, why))
         return True
 
     def close(self, *, flush: bool) -> None:
@@ -136,13 +157,30 @@ class Outbox:
 
     def chunks(self) -> Iterator[bytes]:
         """What gRPC sends; waits for messages until :meth:`close`."""
-        while (parts := self._queue.get()) is not None:
+        while (queued := self._queue.get()) is not None:
+            yield from self._chunks(*queued)
+            del queued  # or the last message would be kept until the next
+
+    def _chunks(self, parts: list[bytes | memoryview], why: str | None) -> Iterator[bytes]:
+        header = Header.unpack(parts[0])
+        digest, size, sent = hashlib.sha256(), Header.SIZE + header.length, 0
+        try:
             for chunk in wire.cut(parts, CHUNK):
                 if self._dropping:
                     return
+                digest.update(chunk)
+                sent += len(chunk)
+                if sent == size:  # what follows a yield may never be reached
+                    self._note("sent", header, size, digest.hexdigest(), why)
                 yield chunk
                 self.moved += 1
-            del parts  # or the last message would be kept until the next
+        finally:
+            if 0 < sent < size:
+                self._note("sent in part", header, sent, None, why)
+
+    def _note(self, event: str, header: Header, size: int, digest: str | None, why: str | None) -> None:
+        where = {"rank": self._to(), **self._of()}
+        self._audit.note(event, **where, **_described(header), bytes=size, sha256=digest, why=why)
 
 
 def _wait_while_moving(ended: threading.Event, outboxes: Iterable[Outbox]) -> None:
@@ -179,12 +217,15 @@ class _Connection:
     Args:
         context: gRPC's.
         rank: from the peer's certificate; 0 until HELLO claims one.
+        audit: where it is noted what is sent.
     """
 
-    def __init__(self, context: Any, rank: int) -> None:
+    def __init__(self, context: Any, rank: int, audit: Audit) -> None:
         self.context = context
         self.rank = rank
-        self.outbox = Outbox()
+        self.known = peer(context)
+        """What the audit log has of it: its address, and its certificate's fingerprint."""
+        self.outbox = Outbox(audit, lambda: self.rank, lambda: self.known)
         self.slots = threading.Semaphore(UNREAD)
         self.greeted = self.closed = self.gone = False
         self.peer = ""
@@ -214,13 +255,23 @@ class ServerTransport(Transport):
         silos: their number; ranks are 1 to ``silos``.
         tls: the server's certificate; without it, the address must be this machine's own.
         spool: where messages wait for their turn.
+        audit: where connections and messages are noted.
 
     Raises:
         LabelSkewError: the address cannot be listened at, or must not be.
     """
 
-    def __init__(self, address: str, *, silos: int, tls: certs.Files | None = None, spool: Spool | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        silos: int,
+        tls: certs.Files | None = None,
+        spool: Spool | None = None,
+        audit: Audit | None = None,
+    ) -> None:
         super().__init__()
+        self.audit = audit or Audit()
         host, port = _checked(address, tls)
         self._grpc = _grpc()
         self.silos = silos
@@ -265,7 +316,7 @@ class ServerTransport(Transport):
         connection = self._open.get(msg.get_receiver_id())
         if connection is None or connection.closed:
             return
-        if not connection.outbox.put(_encoded(msg, self._plain(msg.get("tensors")))):
+        if not connection.outbox.put(_encoded(msg, self._plain(msg.get("tensors"))), _reason(msg)):
             self._refuse(connection, RefusedError("does not take what is sent to it", "UNAVAILABLE"))
 
     def stop_receive_message(self) -> None:
@@ -342,7 +393,7 @@ class ServerTransport(Transport):
                 rank = 0
                 text = f"its certificate is not one of silo-1 to silo-{self.silos}"
                 refusal = RefusedError(text, "PERMISSION_DENIED")
-        connection = _Connection(context, rank)
+        connection = _Connection(context, rank, self.audit)
         with self._lock:
             self._connections[connection] = None
             silent = [c for c in self._connections if c.rank == rank and not (c.greeted or c.closed)]
@@ -368,7 +419,8 @@ class ServerTransport(Transport):
         timer.daemon = True
         timer.start()
         try:
-            while self._read(connection, requests):
+            hashing = Hashing(requests)
+            while self._read(connection, hashing):
                 timer.cancel()
         except (CutShortError, self._grpc.RpcError):
             pass  # the connection is lost, which is told as LEFT
@@ -380,11 +432,13 @@ class ServerTransport(Transport):
             timer.cancel()
             connection.outbox.close(flush=False)
 
-    def _read(self, connection: _Connection, requests: Iterator[bytes]) -> bool:
+    def _read(self, connection: _Connection, requests: Hashing) -> bool:
         got = wire.assemble(requests, lambda header: self._admit(connection, header), self._spool)
         if got is None:
             return False
-        arrived = _decoded(*got)
+        header, digest, arrived = got[0], requests.digest(), _decoded(*got)
+        facts = {"bytes": Header.SIZE + header.length, "sha256": digest, "why": _reason(arrived)}
+        self.audit.note("received", rank=header.sender, **connection.known, **_described(header), **facts)
         arrived.connection = connection
         connection.slots.acquire()
         with self._lock:
@@ -424,6 +478,7 @@ class ServerTransport(Transport):
             self._leave(old)
             old.close(self._grpc.StatusCode.ABORTED, "another process with this certificate has connected")
         self._present[rank] = connection
+        self.audit.note("connected", rank=rank, **connection.known)
 
     def _leave(self, connection: _Connection) -> None:
         """Tell of a connection's end, once; the lock is held."""
@@ -432,6 +487,7 @@ class ServerTransport(Transport):
             left = message(Kind.LEFT, connection.rank, 0)
             left.connection = connection
             self.arrived.put(left)
+            self.audit.note("left", rank=connection.rank, **connection.known)
 
     def _ended(self, connection: _Connection) -> None:
         """GRPC calls this at the end of every stream."""
@@ -459,6 +515,7 @@ class ServerTransport(Transport):
             if connection.closed or connection.gone:
                 return
             connection.close(getattr(self._grpc.StatusCode, code), reason)
+            self.audit.note("refused", rank=connection.rank or None, **connection.known, why=reason)
             self.arrived.put(message(Kind.REFUSED, connection.rank or -1, 0, meta={"reason": reason}))
             self._leave(connection)
 
@@ -475,6 +532,8 @@ class SiloTransport(Transport):
         tls: this silo's certificate; without it, the server must be on this machine.
         spool: where messages wait for their turn.
         say: told in a line, in another thread, that the server is waited for and that it is there.
+        audit: where connections and messages are noted.
+        pin: raises where the server's certificate, by its SHA-256 fingerprint, is not the one to connect to.
 
     Raises:
         LabelSkewError: the address is none, or must not be used without certificates.
@@ -488,9 +547,15 @@ class SiloTransport(Transport):
         tls: certs.Files | None = None,
         spool: Spool | None = None,
         say: Callable[[str], None] = lambda line: None,
+        audit: Audit | None = None,
+        pin: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__()
         _checked(address, tls)
+        self._pin = pin
+        self.audit = audit or Audit()
+        self._known = {"peer": address}
+        self._roots = b""
         self._grpc = _grpc()
         self._codes = self._grpc.StatusCode
         self.address, self.rank = address, rank
@@ -518,7 +583,7 @@ class SiloTransport(Transport):
         Its tensors must not change any more: they are read while they are sent.
         """
         outbox = self._outbox
-        if outbox is not None and not outbox.put(_encoded(msg, msg.get("tensors"))):
+        if outbox is not None and not outbox.put(_encoded(msg, msg.get("tensors")), _reason(msg)):
             self._cancel()  # the server takes nothing any more: a new connection may
 
     def stop_receive_message(self) -> None:
@@ -555,7 +620,8 @@ class SiloTransport(Transport):
         jitter = secrets.SystemRandom()
         try:
             while not self._stopping.is_set():
-                joined, heard, why = self._connect()
+                why = self._pinned()
+                joined, heard, why = (False, False, why) if why else self._connect()
                 if joined:
                     told.clear()
                 if heard:
@@ -579,7 +645,7 @@ class SiloTransport(Transport):
             LabelSkewError: a further one would end in the same way.
         """
         joined = heard = False
-        outbox = Outbox()
+        outbox = Outbox(self.audit, lambda: 0, lambda: self._known)
         channel = self._channel()
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(outbox.chunks())
         try:
@@ -591,14 +657,17 @@ class SiloTransport(Transport):
             joined = any(key == TAKEN for key, _ in call.initial_metadata() or ())
             if joined:
                 self._say(f"connected to the server at {self.address}")
+                self.audit.note("connected", rank=0, **self._known)
                 self._outbox = outbox
                 self.arrived.put(message(Kind.JOINED, 0, self.rank))
-            while self._read(call):
+            hashing = Hashing(call)
+            while self._read(hashing):
                 heard = True
             why = "it has closed the connection"
         except self._grpc.RpcError:
             why = _why(call.details())
             if not self._stopping.is_set() and (final := self._hopeless(call.code(), why)):
+                self.audit.note("refused", rank=0, **self._known, why=final)
                 raise LabelSkewError(f"the server at {self.address}: {final}") from None
             if call.code() in (self._codes.RESOURCE_EXHAUSTED, self._codes.ALREADY_EXISTS):
                 why = f"it refused this silo, which {why}"
@@ -609,6 +678,7 @@ class SiloTransport(Transport):
         except WireError as error:
             why = str(error) if isinstance(error, RefusedError) else f"sent {error}"
             self.arrived.put(message(Kind.REFUSED, 0, self.rank, meta={"reason": why}))
+            self.audit.note("refused", rank=0, **self._known, why=why)
         except OSError as error:
             raise LabelSkewError(f"no room for a message of the server: {error.strerror}") from None
         finally:
@@ -618,7 +688,32 @@ class SiloTransport(Transport):
             channel.close()
             if joined:
                 self.arrived.put(message(Kind.LEFT, 0, self.rank))
+                self.audit.note("left", rank=0, **self._known)
         return joined, heard, why
+
+    def _pinned(self) -> str:
+        """Look at the server's certificate, to connect to that one alone; why that cannot be done now.
+
+        Raises:
+            LabelSkewError: it is not the one to connect to.
+        """
+        if self._tls is None or self._pin is None:
+            return ""
+        try:
+            fingerprint, self._roots = pin.shown(self.address, self._tls)
+        except ssl.SSLError as error:
+            if final := self._hopeless(None, str(error)):
+                raise LabelSkewError(f"the server at {self.address}: {final}") from None
+            return "it closes connections"
+        except OSError as error:
+            return error.strerror or str(error)
+        self._known["fingerprint"] = fingerprint
+        try:
+            self._pin(fingerprint)
+        except LabelSkewError as error:
+            self.audit.note("refused", rank=0, **self._known, why=str(error))
+            raise
+        return ""
 
     def _channel(self) -> Any:
         options = [
@@ -629,14 +724,18 @@ class SiloTransport(Transport):
         ]
         if self._tls is None:
             return self._grpc.insecure_channel(self.address, options)
-        credentials = self._grpc.ssl_channel_credentials(self._tls.ca, self._tls.key, self._tls.certificate)
+        roots = self._roots or self._tls.ca
+        credentials = self._grpc.ssl_channel_credentials(roots, self._tls.key, self._tls.certificate)
         return self._grpc.secure_channel(self.address, credentials, options)
 
-    def _read(self, call: Iterator[bytes]) -> bool:
+    def _read(self, call: Hashing) -> bool:
         got = wire.assemble(call, self._admit, self._spool)
         if got is None:
             return False
-        self.arrived.put(_decoded(*got))
+        header, digest, arrived = got[0], call.digest(), _decoded(*got)
+        facts = {"bytes": Header.SIZE + header.length, "sha256": digest, "why": _reason(arrived)}
+        self.audit.note("received", rank=0, **self._known, **_described(header), **facts)
+        self.arrived.put(arrived)
         return True
 
     def _admit(self, header: Header) -> None:

@@ -22,6 +22,7 @@ from fl_labelskew_plugins import silos, wire
 from fl_labelskew_plugins.aggregate import check_upload, num_bytes
 from fl_labelskew_plugins.data.fingerprint import add_array
 from fl_labelskew_plugins.local import LocalResult, forms
+from fl_labelskew_plugins.policy import Guard, question
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.runtimes.grpc_transport import SiloTransport
@@ -45,6 +46,7 @@ class SiloClient(Manager):
         data: its samples.
         folder: where its secret and, run by run, its states and measures are.
         say: told in a line what happens.
+        guard: keeps this silo to its policy, if it has one.
     """
 
     def __init__(
@@ -56,8 +58,10 @@ class SiloClient(Manager):
         data: SiloData,
         folder: Path,
         say: Callable[[str], None],
+        guard: Guard | None = None,
     ) -> None:
         super().__init__(args, transport, rank, recipe.train.client_num_in_total + 1)
+        self.guard = guard
         self.recipe, self.data, self.folder, self.say = recipe, data, folder, say
         self.client = rank - 1
         self.failure: LabelSkewError | None = None
@@ -111,8 +115,11 @@ class SiloClient(Manager):
             raise LabelSkewError("the server's name of the run is not one of ours")
         silos.check_agreement(meta["settings"], self.recipe)
         federation = Federation(**meta["federation"])
+        if self.guard is not None:
+            self.guard.join(federation, meta.get("quorum"))
         if self._run != meta["run"]:
             self._run, self._round, self._upload = str(meta["run"]), -1, None
+            self.transport.audit.note("run", run=self._run)
             data = self.data
             self.session = assemble(
                 self.recipe,
@@ -154,8 +161,11 @@ class SiloClient(Manager):
         weights = {k: v.to(device) for k, v in group(message.get("tensors"), "model").items()}
         shared = {k: v.to(device) for k, v in group(message.get("tensors"), "shared").items()}
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
-        self._round = self.args.round_idx = round
         before, kept = int(meta["state_round"]), int(meta["kept_round"])
+        if self.guard is not None:
+            asked = question(session.federation, round, meta, message.get("tensors"), self.states.get(before))
+            self.guard.answer(self._run, round, asked)
+        self._round = self.args.round_idx = round
         self.states.keep({before, kept})
         if self._may_add_noise:
             session.trainer.secret = noise_seed(self._secret, self._about, joined(model=weights, shared=shared))
@@ -172,9 +182,12 @@ class SiloClient(Manager):
         self._note(round, result)
         if not self.recipe.comm.send_contributions:
             result.contributions = {}
+        if self.guard is not None:
+            self.guard.leaving(result.contributions, session.method.sends)
         self._upload = (round, result)
         self._send_upload()
         sent = num_bytes(result.upload.values()) + num_bytes(result.contributions.values())
+        self.transport.audit.sync()
         self.say(f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send")
 
     @property

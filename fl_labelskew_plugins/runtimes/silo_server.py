@@ -134,6 +134,7 @@ class SiloServer(Manager):
         """All rounds that are left, then the end for everybody."""
         assert self.session is not None  # gather() comes first
         self.record = record
+        self.transport.audit.note("run", run=record.run)
         self.rounds = Rounds(self.args, self.session, record)
         self.session.start = forms(self.session.start)  # the weights are the record's, and will be others
         weights = num_bytes(self.rounds.server.weights.values())
@@ -214,6 +215,7 @@ class SiloServer(Manager):
             yield client, result
             del result
         self._asked, self._news = set(), {}
+        self.transport.audit.sync()
 
     def _answers(self, clients: Sequence[int], arrived: Mapping[int, object], what: str) -> Iterator[int]:
         """Wait for what these silos were asked for; who sent it, in ascending order, once it is a quorum.
@@ -386,6 +388,7 @@ class SiloServer(Manager):
                 "run": self.record.run,
                 "federation": asdict(self._federation()),
                 "settings": silos.agreed(self.recipe),
+                "quorum": self.quorum,
             },
         )
 

@@ -148,8 +148,10 @@ class Method:
 
     Subclasses name their ``Params`` (a frozen pydantic model with ranges, defaults and help texts), their ``paper``
     and, where it is not sample-weighted, their ``aggregation``, with ``aggregation_key`` the parameter that chooses it,
-    if one does. ``silo_choices`` are parameters that a silo may set for itself, such as the noise on what it reveals. A
-    method that only changes logits overrides :meth:`calibrate` alone. One object serves all clients, so whatever
+    if one does. ``silo_choices`` are parameters that a silo may set for itself, such as the noise on what it reveals.
+    ``sends`` says of each tensor of an opening or a contribution, by name, whether it is ``prototypes`` (means of a
+    class) or ``counts`` (samples of a class); silos' policies go by it, and what it does not name is ``other`` to them.
+    A method that only changes logits overrides :meth:`calibrate` alone. One object serves all clients, so whatever
     belongs to a client lives in its view.
 
     For combinations: ``combines`` says whether other methods' calibrated logits may stand in its loss, ``corrects``
@@ -160,6 +162,7 @@ class Method:
     paper: ClassVar[str] = ""
     runtimes: ClassVar[tuple[str, ...]] = ("sp", "MPI", "GRPC")
     silo_choices: ClassVar[tuple[str, ...]] = ()
+    sends: ClassVar[Mapping[str, str]] = {}
     combines: bool = True
     corrects: ClassVar[str] = ""
     aggregation: Aggregation = "samples"

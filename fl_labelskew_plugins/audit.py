@@ -1,0 +1,361 @@
+"""A log of who connected, who was refused and what was sent, in which no line can be changed, left out or moved unseen.
+
+``audit.jsonl`` lies in the server's run folder and in each silo's. Each line names the SHA-256 of the line before it
+(``before``); the first one begins the log. Full files are renamed ``audit-000001.jsonl`` and so on, and the chain goes
+on from file to file. Lines that are missing at the end leave a chain that is whole: only who has kept the SHA-256 of
+the last line elsewhere sees that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import ssl
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from fl_labelskew_registry import LabelSkewError, RunError
+
+NAME = "audit.jsonl"
+MOST = 64 * 2**20
+"""Bytes of a file, about; then another one is begun."""
+LETTERS = 300
+"""Of a text, at most."""
+WAITING = 1000
+"""Lines that wait for :meth:`Audit.open`, at most."""
+MINUTE = 60.0
+FEW = dict.fromkeys(("connected", "left", "refused"), 60)
+"""Lines a minute of one event of one peer; further ones are counted, so that nobody fills a disk by knocking."""
+MANY = 6000
+"""The same for messages."""
+
+
+def clean(value: object) -> str:
+    r"""A text that a stranger may have sent, on one line and cut to length.
+
+    >>> clean("line\nESC \x1b[31m")
+    'line?ESC ?[31m'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in str(value)[:LETTERS])
+
+
+class Audit:
+    """A process's audit log; usable from any thread, and never an error.
+
+    Args:
+        warn: told in a line, once, that nothing can be written.
+        most: bytes of a file, about.
+    """
+
+    def __init__(self, warn: Callable[[str], None] | None = None, *, most: int = MOST) -> None:
+        self.last = ""
+        """SHA-256 of the last line that is written; empty where there is none."""
+        self._warn = warn or (lambda line: print(f"warning: {line}", file=sys.stderr))
+        self._most = most
+        self._folder: Path | None = None
+        self._file = -1
+        self._size = 0
+        self._waiting: deque[dict[str, Any]] = deque(maxlen=WAITING)
+        self._lost, self._lost_since, self._warned = 0, "", False
+        self._cut: dict[str, Any] = {}
+        self._seen: dict[tuple[Any, ...], list[Any]] = {}
+        self._seen_since = time.monotonic()
+        self._lock, self._busy = threading.RLock(), False
+
+    def open(self, folder: Path, who: str) -> None:
+        """Begin the log of a folder, or go on with it; what was noted before is written first.
+
+        Args:
+            folder: an existing one that nobody else writes to.
+            who: whose log it is: ``server`` or ``silo-2``.
+        """
+        with self._lock:
+            self._folder = folder
+            self._waiting.appendleft({"event": "opened", "who": who, "process": os.getpid()})
+            self._write_waiting()
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Add a line.
+
+        Args:
+            event: what happened.
+            facts: ``rank``, ``peer``, ``fingerprint``, ``kind``, ``round``, ``bytes``, ``sha256``, ``why``, ``run``;
+                those that are None are left out, texts are cleaned.
+        """
+        line: dict[str, Any] = {"time": _now(), "event": event}
+        line |= {k: clean(v) if isinstance(v, str) else v for k, v in facts.items() if v is not None}
+        self._waiting.append(line)
+        with self._lock:
+            self._write_waiting()
+
+    def sync(self) -> None:
+        """Have the disk keep all lines so far."""
+        with self._lock:
+            self._sync()
+
+    def close(self) -> str:
+        """The last line; what to tell about the log, empty where there is none."""
+        with self._lock:
+            if self._folder is None:
+                return ""
+            self._write_waiting()
+            self._busy = True
+            self._tell_repeated(now=True)
+            self._append({"event": "closed"})
+            self._sync()
+            self._let_go()
+            folder, self._folder, self._busy = self._folder, None, False
+            return (
+                f"audit log: {folder / NAME}, last line's SHA-256 {self.last}; keep that elsewhere" if self.last else ""
+            )
+
+    # -- the lock is held
+
+    def _write_waiting(self) -> None:
+        if self._folder is None or self._busy:  # a finaliser may note something in the middle of a line
+            return
+        self._busy = True
+        try:
+            self._tell_repeated()
+            while self._waiting:
+                line = self._waiting.popleft()
+                key = (line["event"], line.get("rank"), line.get("fingerprint"))
+                seen = self._seen.setdefault(key, [0, line])
+                seen[0] += 1
+                if seen[0] <= FEW.get(line["event"], MANY):
+                    self._append(line)
+        finally:
+            self._busy = False
+
+    def _tell_repeated(self, *, now: bool = False) -> None:
+        """Once a minute is over, write how often what was not written any more has happened."""
+        if not now and time.monotonic() - self._seen_since < MINUTE:
+            return
+        for (event, *_), (times, line) in self._seen.items():
+            if (more := times - FEW.get(event, MANY)) > 0:
+                known = {key: line[key] for key in ("rank", "peer", "fingerprint") if key in line}
+                self._append({"event": "repeated", **known, "times": more, "why": event})
+        self._seen, self._seen_since = {}, time.monotonic()
+
+    def _append(self, facts: Mapping[str, Any]) -> None:
+        try:
+            if self._file < 0:
+                self._reopen()
+            if self._cut:
+                self._write(self._cut)
+                self._cut = {}
+            if self._lost:
+                self._write({"event": "gap", "times": self._lost, "since": self._lost_since})
+                self._lost = 0
+            self._write(facts)
+        except OSError as error:
+            self._lost_since = self._lost_since if self._lost else _now()
+            self._lost += 1
+            self._let_go()
+            if not self._warned:
+                self._warned = True
+                text = f"cannot be written: {error.strerror}; the run goes on, and the log will say what is missing"
+                self._warn(f"{self._folder}/{NAME}: {text}")
+        except BaseException:  # Ctrl-C in the middle of a line: what stands in the file is looked at again
+            self._let_go()
+            raise
+
+    def _let_go(self) -> None:
+        if self._file >= 0:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+        self._file = -1
+
+    def _write(self, facts: Mapping[str, Any]) -> None:
+        text = json.dumps({"time": _now(), **facts, "before": self.last}).encode()
+        if self._size and self._size + len(text) >= self._most:
+            self._turn()
+        rest = memoryview(text + b"\n")
+        while rest:
+            rest = rest[os.write(self._file, rest) :]
+        self._size += len(text) + 1
+        self.last = hashlib.sha256(text).hexdigest()
+
+    def _turn(self) -> None:
+        """Put the full file aside and begin another."""
+        assert self._folder is not None
+        self._sync()
+        old = [int(path.stem.partition("-")[2]) for path in files(self._folder) if path.name != NAME]
+        os.rename(self._folder / NAME, self._folder / f"audit-{max(old, default=0) + 1:06d}.jsonl")
+        self._let_go()
+        self._reopen()
+
+    def _reopen(self) -> None:
+        """Open the file where it ends; a line cut in half, by a kill or a full disk, is taken out, which is noted."""
+        assert self._folder is not None
+        self._file = os.open(self._folder / NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._size = os.fstat(self._file).st_size
+        tail, self.last = b"", ""
+        for path in reversed(files(self._folder)):
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - 2**16))
+                tail = file.read()
+            if tail:
+                break
+        whole, _, half = tail.rpartition(b"\n")
+        if whole:
+            self.last = hashlib.sha256(whole.rpartition(b"\n")[2]).hexdigest()
+        if half and self._size >= len(half):
+            self._size -= len(half)
+            os.ftruncate(self._file, self._size)
+            self._cut = {"event": "repaired", "bytes": len(half), "why": clean(half.decode(errors="replace"))}
+        if not self.last:
+            self._write({"event": "began", "log": secrets.token_hex(16)})
+
+    def _sync(self) -> None:
+        if self._file >= 0:
+            with contextlib.suppress(OSError):  # the next line that cannot be written is told
+                os.fsync(self._file)
+
+
+class Hashing:
+    """Chunks of messages on their way through.
+
+    Args:
+        chunks: of a stream.
+    """
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._sha256 = hashlib.sha256()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        chunk = next(self._chunks)
+        self._sha256.update(chunk)
+        return chunk
+
+    def digest(self) -> str:
+        """SHA-256 of all that came since this was asked for."""
+        found, self._sha256 = self._sha256.hexdigest(), hashlib.sha256()
+        return found
+
+
+def peer(context: Any) -> dict[str, str]:
+    """Address and certificate's SHA-256 fingerprint of a gRPC peer, as far as they are known."""
+    pem = b"".join(context.auth_context().get("x509_pem_cert", ())).decode(errors="replace")
+    found = {"peer": address(context.peer())}
+    return {**found, "fingerprint": hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()} if pem else found
+
+
+def address(peer: str) -> str:
+    """A peer as gRPC writes it, as people do.
+
+    >>> address("ipv4:192.0.2.1:4711"), address("ipv6:%5B::1%5D:4711")
+    ('192.0.2.1:4711', '[::1]:4711')
+    """
+    return unquote(re.sub("^ipv[46]:", "", peer))
+
+
+def files(folder: Path) -> list[Path]:
+    """The files of a folder's log, the oldest first."""
+    old = [path for path in folder.glob("audit-*.jsonl") if re.fullmatch(r"audit-\d{6,9}", path.stem)]
+    current = folder / NAME
+    return [*sorted(old, key=lambda path: int(path.stem[6:])), *([current] if current.exists() else [])]
+
+
+def belongs(name: str) -> bool:
+    """Whether a file of this name is a log's."""
+    return re.fullmatch(r"audit(-\d{6,9})?\.jsonl", name) is not None
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What a log that is whole comes to.
+
+    Args:
+        lines: their number.
+        files: their number.
+        missing: lines that could not be written, as the log itself says.
+        repaired: lines that were cut in half and taken out.
+        last: SHA-256 of the last line.
+    """
+
+    lines: int
+    files: int
+    missing: int
+    repaired: int
+    last: str
+
+
+def read(folder: Path) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
+    """Each line of a folder's log: where it stands, its bytes, and what it holds.
+
+    Raises:
+        LabelSkewError: there is no log, or it cannot be read.
+        RunError: a line is no line of a log.
+    """
+    there = files(folder)
+    if not there:
+        raise LabelSkewError(f"{folder}: no {NAME} in it; use the folder of a server's run, or a silo's own folder")
+    for path in there:
+        try:
+            with path.open("rb") as file:
+                for number, line in enumerate(file, 1):
+                    yield f"{path.name} line {number}", line, _content(f"{path.name} line {number}", line)
+        except OSError as error:
+            raise LabelSkewError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def verify(folder: Path, last: str = "") -> Verified:
+    """Check a folder's log from its first line to its last.
+
+    Args:
+        folder: a run's, or a silo's.
+        last: SHA-256 of a line that has to be there, as printed at the end of a run.
+
+    Raises:
+        LabelSkewError: there is no log.
+        RunError: it is broken; names the first line that does not fit.
+    """
+    before, previous, count, missing, repaired, found = "", "", 0, 0, 0, not last
+    for where, line, content in read(folder):
+        if not line.endswith(b"\n"):
+            raise RunError(f"{where}: is cut in half, by a kill or by hand; it is repaired when the run goes on")
+        if count == 0 and (content.get("event") != "began" or content["before"] != ""):
+            raise RunError(f"{where}: does not begin a log; what came before it is missing")
+        if content["before"] != before:
+            what = f"this line does not follow {previous}" if count else "this line names one before it"
+            raise RunError(f"{where}: {what}; one of them was changed, or lines were left out or moved")
+        before, previous, count = hashlib.sha256(line[:-1]).hexdigest(), where, count + 1
+        found = found or before == last
+        missing += content["times"] if content.get("event") == "gap" and type(content.get("times")) is int else 0
+        repaired += content.get("event") == "repaired"
+    if not count:
+        raise RunError(f"{folder}: the log is empty; its first line is missing")
+    if not found:
+        raise RunError(f"{folder}: no line has the SHA-256 {clean(last)}; the log was cut short, or changed at its end")
+    return Verified(count, len(files(folder)), missing, repaired, before)
+
+
+def _content(where: str, line: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError):
+        content = None
+    if not isinstance(content, dict) or not isinstance(content.get("before"), str):
+        raise RunError(f"{where}: is no line of an audit log; it was changed or damaged")
+    return content
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

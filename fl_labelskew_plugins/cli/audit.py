@@ -1,0 +1,74 @@
+"""``labelskew audit``: what a server or a silo has logged of its connections and messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli.exits import guarded
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+@click.group("audit")
+def audit_group() -> None:
+    """The audit log of a server's run or of a silo: who connected, what was sent."""
+
+
+@audit_group.command("show")
+@click.argument("folder", metavar="RUN", type=FOLDER)
+@click.option("--rank", type=click.IntRange(0), help="Lines about this silo alone; 0: about the server.")
+@click.option("--event", help="Lines of this event alone, such as sent, received or refused.")
+@guarded
+def show(folder: Path, rank: int | None, event: str | None) -> None:
+    """Show the log in RUN, the folder of a server's run or a silo's own."""
+    from fl_labelskew_plugins import audit
+
+    shown = [
+        content
+        for _, _, content in audit.read(folder)
+        if rank in (None, content.get("rank")) and event in (None, content.get("event"))
+    ]
+    keys = ("time", "event", "rank", "kind", "round", "bytes", "times", "peer", "sha256")
+    used = [key for key in keys if any(key in content for content in shown)]
+    cells = {"sha256": 12}
+    rows = [
+        [*(audit.clean(content.get(key, ""))[: cells.get(key)] for key in used), _more(content)] for content in shown
+    ]
+    click.echo(table.plain([*used, "more"], rows))
+
+
+def _more(content: dict[str, object]) -> str:
+    from fl_labelskew_plugins import audit
+
+    names = ("why", "who", "run", "log", "since")
+    return "; ".join(
+        audit.clean(content[key]) if key == "why" else f"{key} {audit.clean(content[key])}"
+        for key in names
+        if key in content
+    )
+
+
+@audit_group.command("verify")
+@click.argument("folder", metavar="RUN", type=FOLDER)
+@click.option(
+    "--last", default="", metavar="SHA256", help="A line's SHA-256 that has to be there, as a run's end says."
+)
+@guarded
+def verify(folder: Path, last: str) -> None:
+    """Check that no line of the log in RUN was changed, left out or moved; exit code 1 names the first that was.
+
+    Lines that are missing at the end are seen with --last alone.
+    """
+    from fl_labelskew_plugins import audit
+    from fl_labelskew_plugins.words import counted
+
+    found = audit.verify(folder, last.strip().lower())
+    click.echo(
+        f"ok: {counted(found.lines, 'line')} in {counted(found.files, 'file')}, last line's SHA-256 {found.last}"
+    )
+    if found.missing or found.repaired:
+        text = f"{counted(found.missing, 'line')} could not be written, {counted(found.repaired, 'line')} cut in half"
+        click.echo(f"the log itself says: {text}")

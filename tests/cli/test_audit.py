@@ -1,0 +1,65 @@
+"""``labelskew audit``."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from fl_labelskew_plugins.audit import NAME, Audit
+from fl_labelskew_plugins.cli.main import main
+
+
+@pytest.fixture
+def folder(tmp_path):
+    log = Audit()
+    log.open(tmp_path, "server")
+    log.note("connected", rank=1, peer="192.0.2.1:4711", fingerprint="ab" * 32)
+    log.note("received", rank=1, kind="UPLOAD", round=0, bytes=450, sha256="cd" * 32)
+    log.note("refused", rank=2, why="sent a pickle")
+    log.close()
+    return tmp_path
+
+
+def call(*args, code=0):
+    result = CliRunner().invoke(main, ["audit", *map(str, args)], env={"COLUMNS": "300"})
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_the_log_is_shown(folder):
+    shown = call("show", folder).stdout.splitlines()
+    assert shown[0].split() == ["time", "event", "rank", "kind", "round", "bytes", "peer", "sha256", "more"]
+    assert [line.split()[1] for line in shown[1:]] == ["began", "opened", "connected", "received", "refused", "closed"]
+    assert "UPLOAD  0      450    " in shown[4]
+    assert "cdcdcdcdcdcd" in shown[4]
+    assert shown[5].endswith("sent a pickle")
+
+
+def test_it_is_shown_of_one_silo_or_event(folder):
+    assert len(call("show", folder, "--rank", 1).stdout.splitlines()) == 3
+    assert "sent a pickle" in call("show", folder, "--event", "refused").stdout.splitlines()[1]
+
+
+def test_a_whole_log_is_ok_and_a_changed_one_is_exit_code_1(folder):
+    file = folder / NAME
+    told = call("verify", folder).stdout
+    assert told.startswith("ok: 6 lines in 1 file, last line's SHA-256 ")
+    call("verify", folder, "--last", told.split()[-1].upper())
+    assert "no line has" in call("verify", folder, "--last", "00", code=1).stderr
+    file.write_text(file.read_text().replace("450", "451"))
+    assert call("verify", folder, code=1).stderr == (
+        f"error: {NAME} line 5: this line does not follow {NAME} line 4; one of them was changed, or lines were left "
+        "out or moved\n"
+    )
+
+
+def test_what_stands_in_a_file_by_hand_is_shown_without_control_characters(folder):
+    lines = (folder / NAME).read_text().splitlines()
+    forged = json.loads(lines[3]) | {"why": "\x1b[31m", "kind": ["\x1b"], "peer": {"a": "\n"}}
+    (folder / NAME).write_text("\n".join([*lines[:3], json.dumps(forged)]) + "\n")
+    assert "\x1b" not in call("show", folder).stdout
+
+
+def test_a_folder_without_a_log_is_a_mistake(tmp_path):
+    assert "use the folder of a server's run" in call("verify", tmp_path, code=2).stderr
+    assert "use the folder of a server's run" in call("show", tmp_path / "none", code=2).stderr

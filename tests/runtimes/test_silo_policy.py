@@ -1,0 +1,194 @@
+"""Servers that ask for more than a silo's policy allows: silos are processes, the server is this one."""
+
+import json
+import threading
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins import audit, certs, session, silos
+from fl_labelskew_plugins import recipe as recipes
+from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport
+from fl_labelskew_plugins.runtimes.transport import Kind, message
+
+OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"
+ASKED = {"times_selected": 1, "state_round": -1, "kept_round": -1, "personalised": False}
+
+
+class FakeServer:
+    """Welcomes silo 1 to a run and asks for one answer after the other; then it says that the run is over."""
+
+    def __init__(self, address, recipe, questions, *, run="a" * 16, tls=None, quorum=2, **federation):
+        self.session = recipe
+        self.questions, self.run, self.quorum = list(questions), run, quorum
+        self.federation = replace(recipe.federation, **federation)
+        self.uploads, self.failed, self.kinds = [], None, []
+        self.transport = ServerTransport(address, silos=3, tls=tls)
+        self.transport.limits = dict.fromkeys(self.transport.limits, 2**30)
+        self.transport.add_observer(self)
+        threading.Thread(target=self.transport.handle_receive_message, daemon=True).start()
+
+    def receive_message(self, kind, arrived):
+        self.kinds.append(Kind(kind).name)
+        if kind == Kind.HELLO:
+            settings = silos.agreed(self.session.recipe)
+            told = {"run": self.run, "federation": asdict(self.federation), "settings": settings}
+            self.send(Kind.WELCOME, meta=told if self.quorum is None else told | {"quorum": self.quorum})
+            self.ask()
+        elif kind == Kind.UPLOAD:
+            self.uploads.append(arrived.get("tensors"))
+            self.send(Kind.VERDICT, round=arrived.get("round"), meta={"taken": True})
+            self.ask()
+        elif kind == Kind.FAILED:
+            self.failed = arrived.get("meta")["reason"]
+
+    def ask(self):
+        weights = {f"model/{name}": value for name, value in self.session.start.items()}
+        if not self.questions:
+            self.send(Kind.FINISH, meta={"done": True, "state_round": -1}, tensors=weights)
+            return
+        round, factor = self.questions.pop(0)
+        self.send(Kind.TRAIN, round=round, meta=ASKED, tensors={k: v * factor for k, v in weights.items()})
+
+    def send(self, kind, **content):
+        self.transport.send_message(message(kind, 0, 1, **content))
+
+
+@pytest.fixture
+def scene(federation):
+    """A silo of this policy meets a server; the server, the silo's process and its exit code."""
+    federation.recipe.write_text(federation.recipe.read_text() + OWN)
+    servers = []
+
+    def play(policy, questions=(), **options):
+        (federation.folder / "one.yaml").write_text(f"policy: {json.dumps(policy)}")
+        own = recipes.silo(recipes.load(federation.recipe, federation.overrides), 1)
+        data = silos.load(own, 0)
+        made = session.assemble(own, data.data, {0: data.train}, {0: data.test}, [data.facts.samples] * 3)
+        server = FakeServer(federation.address, made, questions, **options)
+        servers.append(server)
+        process = federation.silo(1)
+        code = process.wait()
+        server.transport.stop_receive_message()
+        return server, process, code
+
+    yield play
+    for server in servers:
+        server.transport.stop_receive_message()
+
+
+def refusal(federation, key, text):
+    return f"error: {federation.folder / 'one.yaml'}: policy.{key}: {text}, which the server asks for\n"
+
+
+def test_a_server_gets_no_more_answers_than_the_policy_allows_however_it_asks(scene, federation):
+    limits = {"max_rounds": 3, "max_answers_per_round": 1}
+    # the same question again, and again after the verdict: the same answer, which is one
+    server, process, code = scene(limits, [(0, 1.0), (0, 1.0), (1, 1.0)])
+    assert code == 0, process.text
+    first, again, other = server.uploads
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+    # a restarted silo, and other weights in a round that is answered
+    server, process, code = scene(limits, [(0, 1.0), (0, 2.0)])
+    assert code == 1
+    assert all(torch.equal(first[name], server.uploads[0][name]) for name in first)
+    assert len(server.uploads) == 1
+    line = "1 does not allow another answer to round 1 of run aaaaaaaaaaaaaaaa"
+    assert process.text.endswith(refusal(federation, "max_answers_per_round", line))
+    assert server.failed == f"(path): policy.max_answers_per_round: {line}, which the server asks for"
+    # another run: the rounds of both count
+    server, process, code = scene(limits, [(0, 1.0), (1, 1.0)], run="b" * 16)
+    assert (code, len(server.uploads)) == (1, 1)
+    account = federation.folder / "silo-1" / "account.json"
+    line = f"3 does not allow an answer to round 2 of run bbbbbbbbbbbbbbbb: 3 are given ({account})"
+    assert process.text.endswith(refusal(federation, "max_rounds", line))
+    answers = json.loads(account.read_text())["runs"]
+    assert {run: {round: len(given) for round, given in rounds.items()} for run, rounds in answers.items()} == {
+        "a" * 16: {"0": 1, "1": 1},
+        "b" * 16: {"0": 1},
+    }
+    told = [line["why"] for _, _, line in audit.read(account.parent) if line.get("kind") == "FAILED"]
+    assert len(told) == 2
+    assert "policy.max_rounds: 3 does not allow" in told[1]
+    # and a recipe that names no file with a policy changes nothing
+    federation.recipe.write_text(federation.recipe.read_text().replace(OWN, ""))
+    alone = federation.silo(1)
+    assert alone.wait() == 2
+    assert "this silo has answered under a policy, and this recipe names no file with one" in alone.text
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "key", "line"),
+    [
+        ({"max_rounds": 3}, {"rounds": 4}, "max_rounds", "3 does not allow a run of 4 rounds"),
+        ({"min_clients": 2}, {"quorum": 1}, "min_clients", "2 does not allow rounds of 1 uploads"),
+        (
+            {"min_clients": 2},
+            {"quorum": None},
+            "min_clients",
+            "2 does not allow a server that does not say how many uploads a round needs",
+        ),
+    ],
+)
+def test_a_run_beyond_the_policy_is_not_joined(policy, options, key, line, scene, federation):
+    server, process, code = scene(policy, [(0, 1.0)], **options)
+    assert code == 1
+    assert process.text.endswith(refusal(federation, key, line))
+    assert "UPLOAD" not in server.kinds
+
+
+def test_a_recipe_beyond_the_policy_starts_nothing(federation):
+    federation.recipe.write_text(federation.recipe.read_text() + OWN)
+    (federation.folder / "one.yaml").write_text("policy: {methods: [fedmr], max_rounds: 2}")
+    silo = federation.silo(1, "--set", "train_args.comm_round=9")
+    assert silo.wait() == 2
+    end = "; use a recipe that keeps to it, or change this policy"
+    start = f"error: {federation.folder / 'one.yaml'}: policy."
+    assert silo.text.splitlines() == [
+        f'{start}methods: ["fedmr"] does not allow method_args.method fedavg{end}',
+        f"{start}max_rounds: 2 does not allow train_args.comm_round 9{end}",
+    ]
+    assert not (federation.folder / "silo-1").exists()
+
+
+def test_a_silo_joins_the_server_of_its_fingerprint_and_no_other(scene, federation, tmp_path):
+    folder = tmp_path / "certs"
+    certs.new(folder, 3)
+    federation.overrides = [f"comm_args.certs={folder}"]
+    files = certs.read(folder, "server")
+    right = next(each.fingerprint for each in certs.show(folder)[0] if each.who == "server")
+    server, process, code = scene({"server_fingerprint": right}, [(0, 1.0)], tls=files)
+    assert (code, len(server.uploads)) == (0, 1), process.text
+    (connected,) = (line for _, _, line in audit.read(federation.folder / "silo-1") if line["event"] == "connected")
+    assert connected["fingerprint"] == right
+    # another certificate of the same authority
+    for name in ("server.pem", "server.key"):
+        (folder / name).unlink()
+    certs.new(folder, 3, add=True)
+    other = next(each.fingerprint for each in certs.show(folder)[0] if each.who == "server")
+    server, process, code = scene({"server_fingerprint": right}, tls=certs.read(folder, "server"))
+    assert code == 1
+    line = f"{right} does not allow a server whose certificate has {other}"
+    assert process.text.endswith(refusal(federation, "server_fingerprint", line))
+    assert server.kinds == []
+
+
+def test_a_server_that_is_not_there_or_another_authoritys_is_told_apart_before_anything_is_sent(federation, tmp_path):
+    certs.new(tmp_path / "mine", 1)
+    certs.new(tmp_path / "others", 1)
+    said, checked = [], []
+    tls = certs.read(tmp_path / "mine", "silo-1")
+    silo = SiloTransport(federation.address, 1, tls=tls, say=said.append, pin=checked.append)
+    silo.start()
+    while not said:
+        silo.receive(0.1)
+    assert said == [f"waiting for the server at {federation.address}: Connection refused"]
+    server = ServerTransport(federation.address, silos=1, tls=certs.read(tmp_path / "others", "server"))
+    with pytest.raises(LabelSkewError, match=r"is not one that this silo's ca.pem vouches for"):
+        silo.receive(30)
+    silo.stop_receive_message()
+    server.stop_receive_message()
+    assert checked == []

@@ -1,0 +1,278 @@
+import hashlib
+import json
+import os
+import shutil
+import threading
+
+import pytest
+from fl_labelskew_registry import LabelSkewError, RunError
+
+from fl_labelskew_plugins import audit
+from fl_labelskew_plugins.audit import NAME, Audit
+from fl_labelskew_plugins.results import RunFolder
+
+
+def write(folder, count=5, **options):
+    """A log of so many messages; what its end says."""
+    log = Audit(**options)
+    log.open(folder, "server")
+    for number in range(count):
+        log.note("sent", rank=1, kind="TRAIN", round=number, bytes=100)
+    return log.close()
+
+
+def lines(folder, name=NAME):
+    return (folder / name).read_bytes().splitlines()
+
+
+def events(folder):
+    return [content["event"] for _, _, content in audit.read(folder)]
+
+
+def test_each_line_has_the_digest_of_the_line_before_it(tmp_path):
+    told = write(tmp_path)
+    before = ""
+    for line in lines(tmp_path):
+        assert json.loads(line)["before"] == before
+        before = hashlib.sha256(line).hexdigest()
+    assert told == f"audit log: {tmp_path / NAME}, last line's SHA-256 {before}; keep that elsewhere"
+    assert events(tmp_path) == ["began", "opened", *["sent"] * 5, "closed"]
+    assert audit.verify(tmp_path) == audit.Verified(8, 1, 0, 0, before)
+    assert audit.verify(tmp_path, before).last == before
+
+
+def test_what_happened_before_the_folder_is_there_is_written_once_it_is(tmp_path):
+    log = Audit()
+    log.note("connected", rank=2)
+    log.open(tmp_path, "server")
+    assert events(tmp_path) == ["began", "opened", "connected"]
+
+
+def changed(number, old=b'"round": 2', new=b'"round": 3'):
+    def change(file):
+        all_lines = file.read_bytes().splitlines(keepends=True)
+        assert old in all_lines[number]
+        all_lines[number] = all_lines[number].replace(old, new)
+        file.write_bytes(b"".join(all_lines))
+
+    return change
+
+
+def ordered(*numbers):
+    def order(file):
+        all_lines = file.read_bytes().splitlines(keepends=True)
+        file.write_bytes(b"".join(all_lines[number] for number in numbers))
+
+    return order
+
+
+@pytest.mark.parametrize(
+    ("harm", "where"),
+    [
+        (changed(4), f"{NAME} line 6: this line does not follow {NAME} line 5;"),
+        (changed(0, b"began", b"begun"), f"{NAME} line 1: does not begin a log;"),
+        (changed(0, b'"log": "', b'"log": "0'), f"{NAME} line 2: this line does not follow {NAME} line 1;"),
+        (ordered(0, 1, 2, 4, 5, 6, 7), f"{NAME} line 4: this line does not follow"),
+        (ordered(0, 1, 3, 2, 4, 5, 6, 7), f"{NAME} line 3: this line does not follow"),
+        (ordered(0, 1, 2, 2, 3, 4, 5, 6, 7), f"{NAME} line 4: this line does not follow"),
+        (ordered(1, 2, 3), f"{NAME} line 1: does not begin a log;"),
+        (changed(4, b'"round": 2', b"\x1b[31m"), f"{NAME} line 5: is no line of an audit log;"),
+        (changed(4, b'"before"', b'"after"'), f"{NAME} line 5: is no line of an audit log;"),
+        (lambda file: file.write_bytes(b"[" * 100_000), f"{NAME} line 1: is no line of an audit log;"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), f"{NAME} line 8: is cut in half"),
+        (lambda file: file.write_bytes(b""), "the log is empty"),
+    ],
+)
+def test_whatever_is_changed_left_out_or_moved_is_named(tmp_path, harm, where):
+    write(tmp_path)
+    harm(tmp_path / NAME)
+    with pytest.raises(RunError) as broken:
+        audit.verify(tmp_path)
+    assert where in str(broken.value)
+    assert str(broken.value).isprintable()
+
+
+def test_a_missing_end_is_seen_by_who_has_kept_the_last_digest(tmp_path):
+    last = write(tmp_path).partition("SHA-256 ")[2][:64]
+    file = tmp_path / NAME
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
+    assert audit.verify(tmp_path).lines == 7
+    with pytest.raises(RunError, match="no line has the SHA-256"):
+        audit.verify(tmp_path, last)
+
+
+def test_no_log_is_a_mistake(tmp_path):
+    with pytest.raises(LabelSkewError, match=f"no {NAME} in it; use the folder of"):
+        audit.verify(tmp_path)
+
+
+def test_it_goes_on_after_a_restart_and_over_files(tmp_path):
+    for _ in range(3):
+        write(tmp_path, 20, most=2000)
+    names = [path.name for path in audit.files(tmp_path)]
+    assert names[:2] == ["audit-000001.jsonl", "audit-000002.jsonl"]
+    assert names[-1] == NAME
+    assert all(path.stat().st_size <= 2000 for path in audit.files(tmp_path))
+    assert events(tmp_path) == ["began", *["opened", *["sent"] * 20, "closed"] * 3]
+    assert audit.verify(tmp_path).lines == 67
+    last = json.loads(lines(tmp_path, names[1])[0])
+    assert last["before"] == hashlib.sha256(lines(tmp_path, names[0])[-1]).hexdigest()
+    (tmp_path / names[1]).unlink()
+    with pytest.raises(RunError, match=rf"{names[2]} line 1: this line does not follow {names[0]} line"):
+        audit.verify(tmp_path)
+    (tmp_path / names[0]).unlink()
+    with pytest.raises(RunError, match=f"{names[2]} line 1: does not begin a log"):
+        audit.verify(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [1, 60, -30, -1])
+def test_a_line_that_a_kill_cut_in_half_is_repaired_and_that_is_seen(tmp_path, kept):
+    write(tmp_path)
+    file = tmp_path / NAME
+    *whole, last = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join(whole) + last[:kept])
+    write(tmp_path, 1)
+    assert events(tmp_path)[6:] == ["sent", "repaired", "opened", "sent", "closed"]
+    cut = json.loads(lines(tmp_path)[7])
+    assert cut["bytes"] == len(last[:kept])
+    assert cut["why"] == last[:kept].decode().strip()
+    assert audit.verify(tmp_path).repaired == 1
+
+
+def test_a_log_that_was_cut_in_half_in_its_first_line_begins_again(tmp_path):
+    (tmp_path / NAME).write_bytes(b'{"time": "20')
+    write(tmp_path, 1)
+    assert events(tmp_path) == ["began", "repaired", "opened", "sent", "closed"]
+    audit.verify(tmp_path)
+
+
+def test_a_disk_that_is_full_is_one_warning_and_the_log_says_what_is_missing(tmp_path, monkeypatch):
+    said, real, room = [], os.write, [10**6]
+
+    def write_what_fits(file, data):
+        if room[0] <= 0:
+            raise OSError(28, "No space left on device")
+        written = real(file, bytes(data)[: room[0]])
+        room[0] -= written
+        return written
+
+    monkeypatch.setattr(audit.os, "write", write_what_fits)
+    log = Audit(said.append)
+    log.open(tmp_path, "server")
+    room[0] = 30  # the next line is cut in half
+    for number in range(4):
+        log.note("sent", round=number)
+    assert lines(tmp_path)[-1].startswith(b'{"time"')
+    room[0] = 10**6
+    log.note("sent", round=4)
+    log.close()
+    assert said == [
+        f"{tmp_path / NAME}: cannot be written: No space left on device; the run goes on, and the log will say what is "
+        "missing"
+    ]
+    assert events(tmp_path) == ["began", "opened", "repaired", "gap", "sent", "closed"]
+    assert json.loads(lines(tmp_path)[3])["times"] == 4
+    assert audit.verify(tmp_path).missing == 4
+
+
+def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path):
+    said, gone = [], tmp_path / "gone"
+    log = Audit(said.append)
+    log.open(gone, "silo-1")
+    log.note("connected")
+    assert len(said) == 1
+    gone.mkdir()
+    log.note("left")
+    assert "last line's SHA-256" in log.close()
+    assert events(gone) == ["began", "gap", "left", "closed"]
+    assert json.loads(lines(gone)[1])["times"] == 2
+    shutil.rmtree(gone)
+    log.open(gone, "silo-1")
+    assert log.close().startswith("audit log: ")
+    assert len(said) == 1
+
+
+def test_who_knocks_without_end_fills_no_disk(tmp_path, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(audit.time, "monotonic", lambda: clock[0])
+    log = Audit()
+    log.open(tmp_path, "server")
+    for _ in range(1000):
+        log.note("refused", rank=3, why="a bad message")
+        log.note("refused", rank=2, why="x") if _ < 3 else None
+    clock[0] = 61.0
+    log.note("connected", rank=3)
+    log.close()
+    assert events(tmp_path).count("refused") == audit.FEW["refused"] + 3
+    told = [content for _, _, content in audit.read(tmp_path) if content["event"] == "repeated"]
+    assert [(line["rank"], line["times"], line["why"]) for line in told] == [(3, 940, "refused")]
+    audit.verify(tmp_path)
+
+
+def test_a_strangers_words_are_written_cleaned_and_cut(tmp_path):
+    log = Audit()
+    log.open(tmp_path, "server")
+    log.note("refused", why="\x1b[31m\nround 9/9  accuracy 99.99 %" + "x" * 10**6, peer="a\u2028b", rank=None)
+    line = json.loads(lines(tmp_path)[-1])
+    assert len(lines(tmp_path)[-1]) < 600
+    assert line["why"].startswith("?[31m?round 9/9")
+    assert line["peer"] == "a?b"
+    assert "rank" not in line
+
+
+def test_lines_of_many_threads_are_one_chain(tmp_path):
+    log = Audit(most=20_000)
+    log.open(tmp_path, "server")
+
+    def work(rank):
+        for number in range(100):
+            log.note("sent", rank=rank, round=number)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.close()
+    assert audit.verify(tmp_path).lines == 403
+
+
+def test_what_a_finaliser_notes_in_the_middle_of_a_line_comes_after_it(tmp_path, monkeypatch):
+    log, real = Audit(), os.write
+    log.open(tmp_path, "server")
+
+    def interrupted(file, data):
+        monkeypatch.setattr(audit.os, "write", real)
+        log.note("sent in part", rank=2)
+        return real(file, data)
+
+    monkeypatch.setattr(audit.os, "write", interrupted)
+    log.note("sent", rank=1)
+    log.close()
+    assert events(tmp_path) == ["began", "opened", "sent", "sent in part", "closed"]
+    audit.verify(tmp_path)
+
+
+def test_an_interruption_in_the_middle_of_a_line_leaves_the_chain_whole(tmp_path, monkeypatch):
+    log, real = Audit(), os.write
+    log.open(tmp_path, "server")
+
+    def interrupted(file, data):
+        monkeypatch.setattr(audit.os, "write", real)
+        real(file, data)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(audit.os, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        log.note("sent", rank=1)
+    log.close()
+    assert events(tmp_path) == ["began", "opened", "sent", "closed"]
+    audit.verify(tmp_path)
+
+
+def test_a_server_that_nobody_came_to_starts_again_in_its_folder(tmp_path):
+    write(tmp_path, 30, most=2000)
+    RunFolder(tmp_path).check_new()
+    (tmp_path / "audit.txt").touch()
+    with pytest.raises(LabelSkewError, match="is not empty"):
+        RunFolder(tmp_path).check_new()

@@ -1,0 +1,265 @@
+"""What a silo's policy refuses of recipes, and its account of answers; of servers: runtimes/test_silo_policy.py."""
+
+import json
+
+import pytest
+import torch
+from fedml.core.dp.mechanisms.gaussian import Gaussian
+from fedml.core.dp.mechanisms.laplace import Laplace
+from fl_labelskew_registry import Federation, LabelSkewError, RunError
+
+from fl_labelskew_plugins import policy, recipe
+from fl_labelskew_plugins.policy import Guard, Policy, PolicyError, question
+from fl_labelskew_plugins.recipe import RecipeError
+
+RECIPE = """\
+common_args: {{training_type: cross_silo}}
+data_args: {{dataset: digits}}
+model_args: {{model: mlp}}
+train_args: {{client_num_in_total: 3, comm_round: 5{train}}}
+method_args: {{{method}}}
+comm_args: {{backend: GRPC{comm}}}
+client_specific_args: {{data_silo_config: [north.yaml, b.yaml, c.yaml]}}
+{more}
+"""
+LDP = "dp_args: {enable_dp: true, dp_solution_type: ldp, epsilon: 0.5, sensitivity: 2, "
+RUN = Federation(3, 3, 5, 1, 10, 16, 900, 200, 0)
+
+
+def lines(tmp_path, text, method="method: fedavg", train="", comm="", more="", own="", overrides=()):
+    """The mistakes of a silo's recipe under a policy."""
+    (tmp_path / "north.yaml").write_text(f"policy: {{{text}}}\n{own}")
+    source = RECIPE.format(method=method, train=train, comm=comm, more=more)
+    try:
+        recipe.silo(recipe.parse(source, source=tmp_path / "r.yaml", overrides=overrides), 1)
+    except RecipeError as error:
+        return [line.removeprefix(f"{tmp_path / 'north.yaml'}: policy.") for line in error.mistakes]
+    return []
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "said"),
+    [
+        ("methods: [fedmr]", {}, 'methods: ["fedmr"] does not allow method_args.method fedavg; use a recipe that'),
+        ("methods: [fedmr]", {"method": "method: fedshift + fedrs"}, 'methods: ["fedmr"] does not allow method_args'),
+        ("max_rounds: 4", {}, "max_rounds: 4 does not allow train_args.comm_round 5;"),
+        ("min_clients: 3", {}, "min_clients: 3 does not allow comm_args.min_clients 2;"),
+        ("send: [weights]", {"comm": ", send_measures: true"}, "measures: comm_args.send_measures true;"),
+        ("send: [weights]", {"train": ", proxy_aggregation: class"}, "counts: train_args.proxy_aggregation class;"),
+        ("send: [weights]", {"method": "method: fedshift"}, "counts: counts in the opening exchange of fedshift;"),
+        ("send: [weights, counts]", {"method": "method: fedmr"}, "prototypes: prototypes in the uploads of fedmr;"),
+        ("send: [weights, prototypes]", {"method": "method: fedproc"}, "counts: counts in the uploads of fedproc;"),
+        ("send: [weights]", {"method": "method: reweighting"}, "counts in the opening exchange of rew"),
+        ("send: [weights]", {"train": ", federated_optimizer: SCAFFOLD"}, "optimizer: what SCAFFOLD sends beside wei"),
+        ("send: [counts]", {}, 'send: ["counts"] does not allow weights: every upload;'),
+        (
+            f"server_fingerprint: {'ab' * 32}",
+            {},
+            "does not allow a connection without certificates (comm_args.certs);",
+        ),
+        ("noise_at_least: {upload_sigma: 0.1}", {}, "noise_at_least.upload_sigma: 0.1 does not allow noise of 0;"),
+        (
+            "noise_at_least: {upload_sigma: 0.1}",
+            {"method": "method: fedrs, upload_clip: 1, upload_sigma: 0.05"},
+            "noise_at_least.upload_sigma: 0.1 does not allow noise of 0.05; set more noise, or change this policy",
+        ),
+        (
+            "noise_at_least: {count_noise: 4}",
+            {"method": "method: fedshift"},
+            "count_noise: 4 does not allow noise of 0",
+        ),
+        ("noise_at_least: {count_noise: 4}", {"method": "method: fedmr"}, "count_noise: 4 does not allow noise of 0;"),
+        (
+            "noise_at_least: {count_noise: 4}",
+            {"method": "method: fedshift", "own": "method_args: {count_noise: 3}"},
+            "count_noise: 4 does not allow noise of 3;",
+        ),
+        ("noise_at_least: {dp: 1}", {}, "noise_at_least.dp: 1 does not allow noise of 0;"),
+        ("noise_at_least: {dp: 5}", {"more": LDP + "mechanism_type: laplace, delta: 0}"}, "allow noise of 4;"),
+    ],
+)
+def test_what_a_recipe_asks_for_beyond_the_policy_is_refused_with_its_line(tmp_path, text, more, said):
+    found = lines(tmp_path, text, **more)
+    assert found
+    assert said in found[0] or said in found[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "more"),
+    [
+        ("methods: [fedrs, fedshift]", {"method": "method: fedshift + fedrs"}),
+        ("max_rounds: 4", {"train": ", client_num_per_round: 1"}),  # asked in some of them
+        ("max_rounds: 5, min_clients: 3", {"comm": ", min_clients: 3"}),
+        ("send: [weights]", {"method": "method: fedmr, mu2: 0"}),
+        ("send: [weights]", {"method": "method: fedmr", "own": "comm_args: {send_contributions: false}"}),
+        ("send: [weights, prototypes, counts]", {"method": "method: fedmr"}),
+        ("send: [weights, prototypes]", {"method": "method: fd"}),
+        (f"server_fingerprint: {'ab' * 32}", {"comm": ", certs: certs"}),
+        ("noise_at_least: {count_noise: 4}", {"method": "method: fedavg"}),  # no counts leave
+        (
+            "noise_at_least: {count_noise: 4, upload_sigma: 0.1}",
+            {
+                "method": "method: fedshift + fedrs, fedrs: {upload_clip: 1, upload_sigma: 0.1}",
+                "own": "method_args: {fedshift: {count_noise: 4}}",
+            },
+        ),
+        ("noise_at_least: {dp: 4}", {"more": LDP + "mechanism_type: laplace, delta: 0}"}),
+        ("", {}),
+    ],
+)
+def test_what_keeps_to_it_is_taken(tmp_path, text, more):
+    assert lines(tmp_path, text, **more) == []
+
+
+@pytest.mark.parametrize(("mechanism", "made"), [("gaussian", Gaussian), ("laplace", Laplace)])
+def test_the_hosts_noise_is_what_the_host_computes(tmp_path, mechanism, made):
+    own = recipe.parse(
+        RECIPE.format(
+            method="method: fedavg", train="", comm="", more=LDP + f"mechanism_type: {mechanism}, delta: 0.1}}"
+        )
+    )
+    assert policy._host_noise(own) == pytest.approx(made(0.5, 0.1, 2).scale)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max_round: 3", "max_round: unknown key; allowed: methods, max_rounds, "),
+        ("max_rounds: 0", "max_rounds: 0 is out of range; allowed: an integer of at least 1, or null"),
+        ("methods: [fedmrr]", "methods: 'fedmrr' is unknown; allowed: "),
+        ("send: [weight]", "send: item 1: 'weight' is unknown; allowed: a list, each weights, prototypes, "),
+        ("server_fingerprint: AB", "server_fingerprint: 'AB' has the wrong form; allowed: text, or null"),
+        ("noise_at_least: {sigma: 3}", 'noise_at_least: {"sigma": 3} is no mapping of noise; allowed: count_noise, up'),
+        ("noise_at_least: {dp: 0}", 'noise_at_least: {"dp": 0} is no mapping of noise;'),
+        ("noise_at_least: 3", "noise_at_least: 3 is no mapping of noise;"),
+    ],
+)
+def test_a_policy_is_checked_like_every_section(tmp_path, text, said):
+    (line,) = lines(tmp_path, text)
+    assert line.startswith(said)
+    assert lines(tmp_path, "1") != []
+
+
+def test_no_recipe_and_no_set_has_a_word_in_it(tmp_path):
+    plain = RECIPE.format(method="method: fedavg", train="", comm="", more="")
+    with pytest.raises(RecipeError, match="policy: unknown section; allowed: common_args"):
+        recipe.parse(plain + "policy: {max_rounds: 9}")
+    with pytest.raises(RecipeError, match=r"--set policy.max_rounds: unknown section"):
+        recipe.parse(plain, overrides=["policy.max_rounds=9"])
+    assert lines(tmp_path, "max_rounds: 5", overrides=["train_args.comm_round=6"])[0].startswith(
+        "max_rounds: 5 does no"
+    )
+
+
+def test_a_policy_is_part_of_no_record_and_of_the_silos_own_file(tmp_path):
+    (tmp_path / "north.yaml").write_text("policy: {max_rounds: 5, account: answers.json}")
+    (tmp_path / "r.yaml").write_text(RECIPE.format(method="method: fedavg", train="", comm="", more=""))
+    assert recipe.check(tmp_path / "north.yaml") == "ok, silo 1 of r.yaml"
+    own = recipe.silo(recipe.load(tmp_path / "r.yaml"), 1)
+    assert own.policy.account == str(tmp_path / "answers.json")
+    assert "policy" not in own.resolved()
+    (tmp_path / "north.yaml").write_text("policy: {max_rounds: 1}")
+    with pytest.raises(RecipeError, match="max_rounds: 1 does not allow"):
+        recipe.check(tmp_path / "north.yaml")
+
+
+# The account
+
+
+def guard(folder, **limits):
+    return Guard(Policy(**limits), "north.yaml", folder)
+
+
+def test_as_many_rounds_as_allowed_over_runs_and_restarts(tmp_path):
+    for run, round in (("a", 0), ("a", 1), ("b", 0)):
+        guard(tmp_path, max_rounds=3).answer(run, round, "q")
+    with pytest.raises(PolicyError) as refused:
+        guard(tmp_path, max_rounds=3).answer("c", 0, "q")
+    assert str(refused.value) == (
+        "north.yaml: policy.max_rounds: 3 does not allow an answer to round 1 of run c: 3 are given "
+        f"({tmp_path / 'account.json'}), which the server asks for"
+    )
+    guard(tmp_path, max_rounds=3).answer("a", 1, "q")  # the same question, the same answer
+    guard(tmp_path, max_rounds=4).answer("c", 0, "q")  # the policy was changed
+    assert json.loads((tmp_path / "account.json").read_text()) == {
+        "policy": "north.yaml",
+        "runs": {"a": {"0": ["q"], "1": ["q"]}, "b": {"0": ["q"]}, "c": {"0": ["q"]}},
+    }
+
+
+def test_as_many_answers_to_a_round_as_allowed(tmp_path):
+    keeper = guard(tmp_path, max_answers_per_round=2)
+    for asked in ("p", "q", "p", "q"):
+        keeper.answer("a", 4, asked)
+    with pytest.raises(
+        PolicyError, match=r"max_answers_per_round: 2 does not allow another answer to round 5 of run a"
+    ):
+        keeper.answer("a", 4, "r")
+    keeper.answer("a", 5, "r")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"runs": 3}', '{"runs": {"a": {"0": [1]}}}', '{"runs": {"a": {"0": 1}}}']
+)
+def test_an_account_that_is_none_is_a_mistake_and_not_an_empty_one(tmp_path, content):
+    (tmp_path / "account.json").write_text(content)
+    with pytest.raises(LabelSkewError, match="is no account of a silo's answers; put back what was there, or remove"):
+        guard(tmp_path)
+
+
+def test_without_its_account_a_silo_answers_nothing(tmp_path):
+    keeper = guard(tmp_path / "gone", max_rounds=9)
+    with pytest.raises(RunError, match="cannot be written: No such file or directory; without the account"):
+        keeper.answer("a", 0, "q")
+
+
+def test_who_has_answered_under_a_policy_does_not_begin_without_one(tmp_path):
+    own = recipe.parse(RECIPE.format(method="method: fedavg", train="", comm="", more=""))
+    assert policy.guard(own, 1, tmp_path) is None
+    guard(tmp_path).answer("a", 0, "q")
+    with pytest.raises(LabelSkewError, match="has answered under a policy, and this recipe names no file with one"):
+        policy.guard(own, 1, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("limits", "federation", "quorum", "said"),
+    [
+        ({"max_rounds": 4}, RUN, 2, "max_rounds: 4 does not allow a run of 5 rounds, which the server asks for"),
+        ({"min_clients": 3}, RUN, 2, "min_clients: 3 does not allow rounds of 2 uploads, which"),
+        ({"min_clients": 3}, RUN, None, "min_clients: 3 does not allow a server that does not say how many"),
+        ({"min_clients": 3}, RUN, True, "does not say how many"),
+        ({"min_clients": 4}, RUN, 9, "min_clients: 4 does not allow rounds of 3 uploads"),
+    ],
+)
+def test_a_run_beyond_the_policy_is_not_joined(tmp_path, limits, federation, quorum, said):
+    with pytest.raises(PolicyError) as refused:
+        guard(tmp_path, **limits).join(federation, quorum)
+    assert f"north.yaml: policy.{said}" in str(refused.value) or said in str(refused.value)
+    guard(tmp_path, max_rounds=5, min_clients=3).join(RUN, 3)
+
+
+def test_what_a_method_has_not_announced_does_not_leave_either(tmp_path):
+    kinds = {"prototypes": "prototypes", "counts": "counts"}
+    keeper = guard(tmp_path, send=["weights", "prototypes"])
+    keeper.leaving(["prototypes"], kinds)
+    guard(tmp_path).leaving(["anything"], {})
+    for name, kind in (("counts", "counts"), ("samples", "other"), ("optimizer/step", "optimizer")):
+        with pytest.raises(PolicyError) as refused:
+            keeper.leaving(["prototypes", name], kinds)
+        line = f'["weights", "prototypes"] does not allow {kind}: {name}, which the method would send'
+        assert str(refused.value) == f"north.yaml: policy.send: {line}"
+
+
+def test_a_question_is_another_one_where_anything_differs_that_its_answer_rests_on():
+    asked = (RUN, 3, {"state_round": 2}, {"model/w": torch.zeros(2)}, {"p": torch.ones(2)})
+    same = question(*asked)
+    assert question(RUN, 3, {"state_round": 2}, {"model/w": torch.zeros(2)}, {"p": torch.ones(2)}) == same
+    others = (
+        Federation(3, 3, 5, 1, 10, 16, 901, 200, 0),
+        4,
+        {"state_round": 1},
+        {"model/w": torch.tensor([0.0, 1e-30])},
+        {},
+    )
+    for place, other in enumerate(others):
+        assert question(*asked[:place], other, *asked[place + 1 :]) != same
