@@ -89,7 +89,7 @@ def start(
         if dry_run:
             show.note(describe(_warned(runtime.preview())))
             show.note("dry run: nothing was trained or written")
-        elif resume is not None and folder.summary.exists():  # which is written last of all
+        elif resume is not None and folder.is_whole():
             show.note(f"{folder.path}: all {recipe.train.comm_round} rounds are done already")
         elif not runtime.delegated():
             _run(runtime)
@@ -136,6 +136,8 @@ def _run(runtime: Runtime) -> None:
     try:
         with interrupting():
             runtime.run(session, record)
+            if record.next_round == federation.rounds:
+                record.finish()
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"interrupted after {record.next_round} of {federation.rounds} rounds; {runtime.call.go_on(folder.path)}"

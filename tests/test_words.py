@@ -27,13 +27,20 @@ def test_a_range_of_one_number_is_that_number(numbers, says):
 
 
 def test_the_examples_in_the_docstrings():
-    assert doctest.testmod(words) == (0, 3)
+    assert doctest.testmod(words) == (0, 4)
 
 
 def test_names_are_cut_and_clean():
     assert words.few([]) == ""
-    assert words.few(["a\x1b[31m\n", "b" * 100]) == f"a?[31m?, {'b' * 40}"
+    assert words.few(["a\x1b[31m\n", "b" * 100]) == f"a?[31m?, {'b' * 37}..."
     assert words.few([str(n) for n in range(1000)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, ... 999"
+
+
+def test_somebody_elses_words_are_fit_for_a_line():
+    assert words.clean("ä b", 3) == "ä b"
+    assert words.clean("two\nlines\u2028\u202e\x9b") == "two?lines???"
+    assert words.clean("x" * 300_000) == "x" * 197 + "..."
+    assert words.clean({"a": None}) == "{'a': None}"
 
 
 def described(*overrides):

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 from fedml.core.distributed.communication.message import Message
-from fl_labelskew_registry import Federation, Images, LabelSkewError, Method, Optimizer, RunError
+from fl_labelskew_registry import Images, LabelSkewError, Method, Optimizer, RunError
 from torch import Tensor
 
-from fl_labelskew_plugins import silos
+from fl_labelskew_plugins import silos, wire
 from fl_labelskew_plugins.aggregate import check_upload, num_bytes
 from fl_labelskew_plugins.data.fingerprint import add_array
 from fl_labelskew_plugins.local import LocalResult
@@ -31,7 +31,7 @@ from fl_labelskew_plugins.session import Session, assemble, host_switches
 from fl_labelskew_plugins.silos import SiloData
 from fl_labelskew_plugins.state import OPTIMIZER, State, Versions, group, joined, rest, save_atomic
 from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn
-from fl_labelskew_plugins.words import counted
+from fl_labelskew_plugins.words import clean, counted
 
 
 class SiloClient(Manager):
@@ -94,7 +94,7 @@ class SiloClient(Manager):
             except LabelSkewError as error:
                 self._fail(error)
             except (KeyError, TypeError, ValueError) as error:  # a server of another version, or none of ours
-                self._fail(LabelSkewError(f"a message of the server makes no sense here: {error!r}"))
+                self._fail(LabelSkewError(f"a message of the server makes no sense here: {clean(repr(error))}"))
 
         return guarded
 
@@ -110,7 +110,7 @@ class SiloClient(Manager):
         if not re.fullmatch("[0-9a-f]{16}", str(meta["run"])):  # it names a folder
             raise LabelSkewError("the server's name of the run is not one of ours")
         silos.check_agreement(meta["settings"], self.recipe)
-        federation = Federation(**meta["federation"])
+        federation = silos.federation(meta["federation"], self.recipe, self.data.facts)
         if self._run != meta["run"]:
             self._run, self._round, self._upload = str(meta["run"]), -1, None
             data = self.data
@@ -123,6 +123,7 @@ class SiloClient(Manager):
                 federation=federation,
                 secret=self._seed,
             )
+            silos.check_features(federation, self.session.trainer.model)
             hooks = bool(host_switches(self.recipe))
             self.trainer = LabelSkewTrainer(self.session.trainer, self.args, hooks=hooks)
             self.transport.limits[Kind.TRAIN] = self.transport.limits[Kind.FINISH] = _limit(self.session)
@@ -147,12 +148,15 @@ class SiloClient(Manager):
             self._send_upload()
             return
         begun = time.perf_counter()
+        rounds = session.federation.rounds
+        silos.number({"round": round}, "round", 0, rounds - 1, "TRAIN")
+        before, kept = (silos.number(meta, key, -1, rounds - 1, "TRAIN") for key in ("state_round", "kept_round"))
+        times = silos.number(meta, "times_selected", 1, rounds, "TRAIN")
         device = session.trainer.device
         weights = {k: v.to(device) for k, v in group(message.get("tensors"), "model").items()}
         shared = {k: v.to(device) for k, v in group(message.get("tensors"), "shared").items()}
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
         self._round = self.args.round_idx = round
-        before, kept = int(meta["state_round"]), int(meta["kept_round"])
         self.states.keep({before, kept})
         if self._may_add_noise:
             session.trainer.secret = noise_seed(self._secret, self._about, joined(model=weights, shared=shared))
@@ -161,8 +165,8 @@ class SiloClient(Manager):
             round,
             shared,
             self._state(before),
-            int(meta["times_selected"]),
-            bool(meta["personalised"]) and self.recipe.validation.personalised,
+            times,
+            meta["personalised"] is True and self.recipe.validation.personalised,
         )
         result = self.trainer.take(turn, weights)
         self.states.put(round, result.state)  # before the upload: what the server counts on has to be here
@@ -210,21 +214,25 @@ class SiloClient(Manager):
         if self._upload is not None and self._upload[0] == round:
             self._upload = None
         if not meta.get("taken"):
-            self.say(f"round {round + 1}: the server left this silo's upload out: {meta.get('reason')}")
+            why = clean(meta.get("reason"), 500)
+            self.say(f"round {round + 1}: the server left this silo's upload out: {why}")
 
     def _finish(self, message: Message) -> None:
         meta = message.get("meta")
-        if not meta["done"]:
+        if meta["done"] is not True:
             # no failure that the server is told of: this silo's class names are nobody's business
-            names = silos.differing(self.data.data.class_names, meta.get("class_names"), "at the server")
-            self.failure = LabelSkewError(names or f"the server turned this silo away: {meta.get('reason')}")
+            names = wire.cleaned(list(self.data.data.class_names))  # as those of the server, which came over the wire
+            names = silos.differing(names, meta.get("class_names"), "at the server")
+            why = clean(meta.get("reason"), 500)
+            self.failure = LabelSkewError(names or f"the server turned this silo away: {why}")
             self.transport.stop_receive_message()
             return
         if self.session is not None:
             weights = group(message.get("tensors"), "model")
             check_upload(weights, self.session.start, where="the server's final model")
             save_atomic(weights, self.run_folder.path / "model.safetensors")
-            state = rest(self.states.get(int(meta["state_round"])), OPTIMIZER)
+            last = silos.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")
+            state = rest(self.states.get(last), OPTIMIZER)
             own = self.session.method.personalised(state)
             if own is not None:
                 save_atomic(own, self.run_folder.path / "personalised.safetensors")
