@@ -112,9 +112,8 @@ class SiloClient(Manager):
         silos.check_agreement(meta["settings"], self.recipe)
         federation = silos.federation(meta["federation"], self.recipe, self.data.facts)
         if self._run != meta["run"]:
-            self._run, self._round, self._upload = str(meta["run"]), -1, None
             data = self.data
-            self.session = assemble(
+            session = assemble(
                 self.recipe,
                 data.data,
                 {self.client: data.train},
@@ -123,7 +122,8 @@ class SiloClient(Manager):
                 federation=federation,
                 secret=self._seed,
             )
-            silos.check_features(federation, self.session.trainer.model)
+            silos.check_features(federation, session.trainer.model)
+            self.session, self._run, self._round, self._upload = session, str(meta["run"]), -1, None
             hooks = bool(host_switches(self.recipe))
             self.trainer = LabelSkewTrainer(self.session.trainer, self.args, hooks=hooks)
             self.transport.limits[Kind.TRAIN] = self.transport.limits[Kind.FINISH] = _limit(self.session)

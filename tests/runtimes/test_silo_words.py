@@ -124,7 +124,7 @@ def test_what_silos_send(recipe, tmp_path, capsys, monkeypatch):
     assert len(record.folder.metrics.read_text().splitlines()) == len(uploads)
     assert all(json.loads(line)["left_out"] == [2] for line in record.folder.metrics.read_text().splitlines())
     out = capsys.readouterr()
-    assert len(lines) > 100
+    assert len(lines) > 50
     assert "+ 92 more" in out.out
     for line in [*lines, *out.out.splitlines(), *out.err.splitlines()]:
         sound(line + "\n")
@@ -172,7 +172,7 @@ def test_what_the_server_sends(client):
     turned = {"done": False, "reason": "late", "class_names": ["a"] * 10}
     said += [failure(client, decoded(Kind.FINISH, 0, meta=meta)) for meta in variants(turned)]
     said += [failure(client, decoded(Kind.FINISH, 0, meta=meta)) for meta in variants({"done": True, "state_round": 0})]
-    assert len(client.lines) > 20
+    assert len(client.lines) > 10
     for line in [*client.lines, *filter(None, said)]:
         sound(line)
         assert "\n" not in line
