@@ -10,7 +10,7 @@ from fl_labelskew_plugins.runtimes.transport import Kind
 NAMES = ("angioma", "benign-keratosis", "carcinoma")
 RECIPE = """\
 common_args: {{training_type: cross_silo}}
-data_args: {{dataset: image_folder, data_cache_dir: {folder}/server, image_size: 8{server_names}, input_shape: [3, 8, 8]}}
+data_args: {{dataset: image_folder, data_cache_dir: {folder}/server, image_size: 8{server_names}}}
 model_args: {{model: logistic}}
 train_args: {{client_num_in_total: 3, comm_round: 2, batch_size: 4, learning_rate: 0.1}}
 method_args: {{method: fedavg}}
@@ -34,7 +34,8 @@ def of_pictures(make_federation, tmp_path):
                     Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / owner / part / name / f"{i}.png")
 
     def make(orders, *, tests=True, server_names=None):
-        names = "" if server_names is None else f", class_names: [{', '.join(server_names)}]"
+        form = ", input_shape: [3, 8, 8]"
+        names = form if server_names is None else f"{form}, class_names: [{', '.join(server_names)}]"
         text = RECIPE.format(folder=tmp_path, tests=str(tests).lower(), server_names=names)
         federation = make_federation("federation", text)
         for rank, order in enumerate(orders, 1):
