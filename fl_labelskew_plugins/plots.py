@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_labelskew_plugins.atomic import replacing
+from fl_labelskew_plugins.atomic import FULL, replacing
 from fl_labelskew_plugins.words import TERMS, clean
 
 
@@ -218,10 +218,16 @@ def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[
 
 @contextmanager
 def forgiving(path: Path) -> Iterator[None]:
-    """No run ends for a picture, whatever its labels and numbers are: one that cannot be drawn is a warning."""
+    """No run ends for a picture, whatever its labels and numbers are: one that cannot be drawn is a warning.
+
+    Raises:
+        OSError: the disk is full, as the run has to say.
+    """
     try:
         yield
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise
         print(f"warning: {path} cannot be drawn: {clean(f'{type(error).__name__}: {error}')}", file=sys.stderr)
 
 

@@ -39,10 +39,8 @@ class CrossSilo(Runtime):
             return False
         if self.call.role == "client":
             self._silo()
-        elif self.call.resume and self._over(
-            self.folder.load_checkpoint()
-        ):  # silos that this machine started are gone, and have nothing to do
-            return False
+        elif self.call.resume and self._over(self.folder.load_checkpoint()):
+            return False  # silos that this machine started are gone, and have nothing to do
         else:
             self._all_here()
         return True
