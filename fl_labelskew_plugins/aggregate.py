@@ -10,6 +10,7 @@ from fl_labelskew_registry import Aggregation, Method, Optimizer, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins import wire
+from fl_labelskew_plugins.words import clean
 
 Weights = dict[str, Tensor]
 PROXIES = ("classifier.weight", "classifier.bias")
@@ -244,7 +245,7 @@ def _finite(value: Tensor) -> bool:
 
 def _shown(names: Sequence[str]) -> str:
     """Names that a stranger may have chosen, fit for a line of a log."""
-    return ", ".join("".join(c if c.isprintable() else "?" for c in name[:80]) for name in names)
+    return ", ".join(clean(name, 80) for name in names)
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:

@@ -28,6 +28,8 @@ from urllib.parse import unquote
 
 from fl_labelskew_registry import LabelSkewError, RunError
 
+from fl_labelskew_plugins.words import clean
+
 NAME = "audit.jsonl"
 MOST = 64 * 2**20
 """Bytes of a file, about; then another one is begun."""
@@ -40,15 +42,6 @@ FEW = dict.fromkeys(("connected", "left", "refused"), 60)
 """Lines a minute of one event of one peer; further ones are counted, so that nobody fills a disk by knocking."""
 MANY = 6000
 """The same for messages."""
-
-
-def clean(value: object) -> str:
-    r"""A text that a stranger may have sent, on one line and cut to length.
-
-    >>> clean("line\nESC \x1b[31m")
-    'line?ESC ?[31m'
-    """
-    return "".join(letter if letter.isprintable() else "?" for letter in str(value)[:LETTERS])
 
 
 class Audit:
@@ -95,7 +88,7 @@ class Audit:
                 those that are None are left out, texts are cleaned.
         """
         line: dict[str, Any] = {"time": _now(), "event": event}
-        line |= {k: clean(v) if isinstance(v, str) else v for k, v in facts.items() if v is not None}
+        line |= {k: clean(v, LETTERS) if isinstance(v, str) else v for k, v in facts.items() if v is not None}
         self._waiting.append(line)
         with self._lock:
             self._write_waiting()
@@ -215,7 +208,7 @@ class Audit:
         if half and self._size >= len(half):
             self._size -= len(half)
             os.ftruncate(self._file, self._size)
-            self._cut = {"event": "repaired", "bytes": len(half), "why": clean(half.decode(errors="replace"))}
+            self._cut = {"event": "repaired", "bytes": len(half), "why": clean(half.decode(errors="replace"), LETTERS)}
         if not self.last:
             self._write({"event": "began", "log": secrets.token_hex(16)})
 

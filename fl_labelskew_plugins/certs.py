@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins import addresses
+from fl_labelskew_plugins.words import clean
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -360,7 +361,7 @@ def _who(certificate: x509.Certificate) -> str:
     from cryptography.x509.oid import NameOID
 
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    return "".join(c if c.isprintable() else "?" for c in str(names[0].value)) if len(names) == 1 else "nobody"
+    return clean(names[0].value) if len(names) == 1 else "nobody"
 
 
 def _expiring(path: Path, certificate: x509.Certificate) -> Iterator[str]:

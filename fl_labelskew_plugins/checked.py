@@ -28,6 +28,8 @@ from fl_labelskew_registry import (
 )
 from torch import Tensor, is_grad_enabled, nn
 
+from fl_labelskew_plugins.words import TERM, clean
+
 T = TypeVar("T")
 
 OURS = {"fl_labelskew_plugins", "fl_labelskew_registry"}
@@ -127,8 +129,7 @@ def _top(kind: type) -> str:
 
 
 def _said(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text if len(text) <= 300 else text[:297] + '...'}".removesuffix(": ")
+    return f"{type(error).__name__}: {clean(' '.join(str(error).split()), 300)}".removesuffix(": ")
 
 
 def _frames(error: Exception, kind: type) -> str:
@@ -261,6 +262,8 @@ def _loss(owner: object, answer: object, *_: Any) -> str:
     if not isinstance(answer, Mapping) or not answer:
         return f"returned {_what(answer)}; {form}"
     for name, term in answer.items():
+        if not isinstance(name, str) or not TERM.fullmatch(name):
+            return f"returned a term named {clean(repr(name), 60)}; use letters, digits and ._+-, 40 of them at most"
         if not isinstance(term, Tensor) or term.numel() != 1:
             return f"returned {_what(term)} as {name!r}; {form}"
     if is_grad_enabled() and not any(term.requires_grad for term in answer.values()):

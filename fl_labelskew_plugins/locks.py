@@ -14,6 +14,8 @@ from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins.words import clean
+
 NAME = ".lock"
 PATIENCE_S = 2.0
 """How long a lock is tried for: what a killed process has forked holds it until that has noticed."""
@@ -74,6 +76,6 @@ def _holder(file: Path) -> str:
     with suppress(OSError, ValueError, TypeError, KeyError):
         holder = json.loads(file.read_bytes()[:1000])
         machine = str(holder["machine"])
-        where = "" if machine == socket.gethostname() or not machine.isprintable() else f" on {machine[:100]}"
+        where = "" if machine == socket.gethostname() else f" on {clean(machine, 100)}"
         return f"process {int(holder['pid'])}{where}"
     return "another process"

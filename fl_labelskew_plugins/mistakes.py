@@ -12,6 +12,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from fl_labelskew_plugins.words import clean
+
 Schema = Mapping[str, Any]
 
 _RANGE = "{value} is out of range"
@@ -76,8 +78,7 @@ def show(value: object) -> str:
         text = f"'{' '.join(value.split())}'"
     else:
         text = json.dumps(value, ensure_ascii=False, default=str)
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return clean(text, 60)
 
 
 def closest(name: object, known: Iterable[str]) -> str | None:

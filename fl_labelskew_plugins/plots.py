@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fl_labelskew_plugins.atomic import replacing
+from fl_labelskew_plugins.atomic import FULL, replacing
+from fl_labelskew_plugins.words import TERMS, clean
 
 
 def heat_map(
@@ -56,7 +59,7 @@ def curves(lines: Sequence[dict[str, Any]], path: Path, *, title: str, own_model
     left.set(xlabel="round", ylabel="accuracy in %", title=title, ylim=PERCENT)
     left.legend(loc="lower right")
     right.plot([t["round"] + 1 for t in tests], [t["loss"] for t in tests], label="test cross-entropy")
-    for term in lines[-1]["loss_terms"] if lines else ():
+    for term in list(lines[-1]["loss_terms"])[:TERMS] if lines else ():
         values = [(line["round"] + 1, line["loss_terms"].get(term)) for line in lines]
         right.plot(*zip(*values, strict=True), linestyle="--", label=f"training: {term}")
     right.set(xlabel="round", ylabel="mean loss", title="loss")
@@ -104,6 +107,7 @@ def _legend_beside(picture: Any, lines: Sequence[Any], labels: Sequence[str]) ->
     labels = [textwrap.fill(label, WIDEST) for label in labels]
     columns = math.ceil(sum(label.count("\n") + 1 for label in labels) / HIGHEST)
     legend = picture.legend(lines, labels, loc="outside right upper", ncols=columns, fontsize=8, handlelength=3)
+    _literal(picture)
     taken = legend.get_window_extent(picture.canvas.get_renderer())
     width, height = picture.get_size_inches()
     picture.set_size_inches(width + taken.width / picture.dpi, max(height, taken.height / picture.dpi + 0.2))
@@ -212,7 +216,38 @@ def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[
     return made, axes
 
 
+@contextmanager
+def forgiving(path: Path) -> Iterator[None]:
+    """No run ends for a picture, whatever its labels and numbers are: one that cannot be drawn is a warning.
+
+    Raises:
+        OSError: the disk is full, as the run has to say.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise
+        print(f"warning: {path} cannot be drawn: {clean(f'{type(error).__name__}: {error}')}", file=sys.stderr)
+
+
+def _literal(picture: Any) -> None:
+    """Take what labels say as it stands, ``$`` and all; matplotlib reads formulas in them."""
+    from matplotlib.text import Text
+
+    ours = {
+        text
+        for axes in picture.axes
+        for axis in (axes.xaxis, axes.yaxis)
+        if axis.get_scale() == "log"
+        for text in axis.get_ticklabels(which="both")
+    }  # powers of ten
+    for text in picture.findobj(Text):
+        text.set_parse_math(text in ours)
+
+
 def save(picture: Any, path: Path) -> None:
     """Write a PNG file as a whole or not at all."""
+    _literal(picture)
     with replacing(path) as part:
         picture.savefig(part, dpi=110, format="png")

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fl_labelskew_plugins.words import counted
+from fl_labelskew_plugins.words import TERMS, counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -146,7 +146,9 @@ def told(line: dict[str, Any]) -> str:
         if line.get("personalised_accuracy") is not None:
             words.append(f"own test splits {100 * line['personalised_accuracy']:.2f} %")
     if line["loss_terms"]:
-        words.append("loss " + " + ".join(f"{name} {value:.4f}" for name, value in line["loss_terms"].items()))
+        terms = [f"{name} {value:{'.4f' if abs(value) < 1e6 else '.4g'}}" for name, value in line["loss_terms"].items()]
+        more = f" + {len(terms) - TERMS} more" if len(terms) > TERMS else ""
+        words.append("loss " + " + ".join(terms[:TERMS]) + more)
     if "left_out" in line:
         words.append(f"{len(line['left_out'])} left out")
     if "opening_left_out" in line:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from pydantic import BaseModel
 from fl_labelskew_plugins import combine, mistakes, mixing, plain_yaml, policy, settings
 from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.settings import EXPECTED, PLAIN, PLUGGED, SECTIONS, Expected, PluginSection
+from fl_labelskew_plugins.words import clean
 
 PARTS = (*SECTIONS, EXPECTED)
 
@@ -111,11 +112,10 @@ class Recipe:
 
     def dump(self) -> str:
         """The resolved recipe as YAML text; loading it gives the same recipe."""
-        name = "".join(letter if letter.isprintable() else "?" for letter in self.name)
         content: dict[str, Any] = {**self.resolved()}
         if self.expected:
             content[EXPECTED] = [each.model_dump(mode="json", exclude_none=True) for each in self.expected]
-        return f"# fedml run {name}.yaml\n{plain_yaml.write(content)}"
+        return f"# fedml run {clean(self.name)}.yaml\n{plain_yaml.write(content)}"
 
 
 def _merged(models: Sequence[BaseModel]) -> dict[str, Any]:
@@ -341,7 +341,7 @@ def _unknown(kind: catalog.Kind, name: str) -> str:
 
 
 def _shown(path: str | Path) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in str(path))
+    return clean(path, 4096)  # as long as a path may be
 
 
 @dataclass
@@ -366,6 +366,9 @@ class _Check:
             elif section not in self.wrong:
                 plain[section], plugins[section] = self._plugged(section, raw.get(section, {}))
         self._conflicts(plain, plugins.get("method_args"), plugins.get("train_args"))
+        if (dataset := plugins.get("data_args")) is not None:
+            args: list[Any] = [plain[section] for section in ("common_args", "data_args", "validation_args")]
+            self._say_conflicts(settings.form_conflicts(args[0], args[1], args[2], dataset.params))
         if self.mistakes:
             raise RecipeError(self.mistakes)
         try:
@@ -578,9 +581,10 @@ class _Check:
         plugin = self._plugin(section, plugged, args)
         if args is None or plugin is None:
             return args, None
-        own = {key: value for key, value in raw.items() if key not in common}
         try:
-            self._unknown_keys(section, own, [*common, *mistakes.keys_of(plugin.Params)])
+            keys = mistakes.keys_of(plugin.Params)  # where it repeats a common key, it gets that too
+            own = {key: value for key, value in raw.items() if key not in common or key in keys}
+            self._unknown_keys(section, own, [*common, *keys])
             params = self._validated(section, plugin.Params, own)
             clean = section not in self.wrong and not any(wrong.startswith(f"{section}.") for wrong in self.wrong)
             return args, checked(plugin(params)) if params is not None and clean else None
@@ -662,7 +666,10 @@ class _Check:
         found = list(settings.conflicts(*(args[name] for name in names)))
         if method is not None and optimizer is not None:
             found += mixing.conflicts(cast("Recipe", SimpleNamespace(**args)), method, optimizer)
-        for conflict in found:
+        self._say_conflicts(found)
+
+    def _say_conflicts(self, conflicts: Iterable[settings.Conflict]) -> None:
+        for conflict in conflicts:
             places = {conflict.key, *conflict.others}
             if not self.wrong & (places | {place.partition(".")[0] for place in places}):
                 section, _, key = conflict.key.partition(".")

@@ -129,7 +129,9 @@ class Record:
             self.states.commit()
             self.next_round, self.weights, self.shared, self.memory = line["round"] + 1, weights, shared, memory
             self.opened = opened
-            if self.next_round % self.session.recipe.tracking.checkpoint_every == 0:
+            # after the last one too: clients go home before results are written
+            every, last = self.session.recipe.tracking.checkpoint_every, self.session.federation.rounds
+            if self.next_round % every == 0 or self.next_round == last:
                 self._save()
         self.progress.round(line, seconds)
 
@@ -141,16 +143,17 @@ class Record:
                 self._save()
 
     def finish(self) -> None:
-        """All rounds are done: write models, pictures and summary."""
+        """All rounds are done, and every client knows: write models, pictures and summary."""
         folder, session = self.folder, self.session
-        if self.next_round != self._saved:
-            self._save()
         save_atomic(self.weights, folder.path / "model.safetensors")
         result = summary(read_lines(folder.metrics), session.recipe.validation.last_rounds)
         result |= self._personalised_models()
         result["seconds"] = round(self.seconds, 2)
         title = f"{session.recipe.method_name} on {session.recipe.data.dataset}"
-        plots.curves(read_lines(folder.metrics), folder.path / "curves.png", title=title, own_models=session.own_models)
+        lines, file = read_lines(folder.metrics), folder.path / "curves.png"
+        with plots.forgiving(file):
+            plots.curves(lines, file, title=title, own_models=session.own_models)
+        self._draw_partition()
         if self.watch is not None:
             self.watch.draw()
         folder.write_json("summary.json", result)
@@ -212,9 +215,15 @@ class Record:
             folder.write_text(name, text)
         if session.clients is not None:
             folder.write_json("partition.json", session.clients.record())
-            title = f"{recipe.data.dataset}, {recipe.partition.partition_method}"
-            plots.heat_map(session.clients.counts, session.class_names, folder.path / "partition.png", title=title)
+            self._draw_partition()
         folder.write_text("recipe.yaml", recipe.dump())  # last: a folder with a recipe is one that can be resumed
+
+    def _draw_partition(self) -> None:
+        session, file = self.session, self.folder.path / "partition.png"
+        if session.clients is not None and not file.exists():
+            title = f"{session.recipe.data.dataset}, {session.recipe.partition.partition_method}"
+            with plots.forgiving(file):
+                plots.heat_map(session.clients.counts, session.class_names, file, title=title)
 
     def _compare(self, now: dict[str, Any]) -> None:
         """Refuse to go on with other data; say where another machine may give other numbers."""

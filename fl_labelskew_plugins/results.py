@@ -71,6 +71,19 @@ class RunFolder:
         if not self.recipe.is_file():
             raise LabelSkewError(f"--resume {self.path}: no recipe.yaml in it, so it is not the folder of a run")
 
+    def is_whole(self) -> bool:
+        """Whether all that a run leaves behind at its end is there, and none of its pictures is missing."""
+        drawn = [
+            self.path / "partition.json",
+            *self.diagnostics.glob("*.jsonl"),
+            *self.diagnostics.glob("*.safetensors"),
+        ]
+        pictures = [file.with_suffix(".png") for file in drawn if file.exists()]
+        return all(
+            file.exists()
+            for file in (self.summary, self.path / "model.safetensors", self.path / "curves.png", *pictures)
+        )
+
     def create(self) -> None:
         """Make the folder."""
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import secrets
 import sys
@@ -17,6 +16,7 @@ from fl_labelskew_registry import LabelSkewError, RunError
 from fl_labelskew_plugins import mixing, mpirun
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.aggregate import num_bytes
+from fl_labelskew_plugins.atomic import FULL
 from fl_labelskew_plugins.progress import clock, progress
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Pause, Record
@@ -25,9 +25,6 @@ from fl_labelskew_plugins.runtime import Call, Runtime
 from fl_labelskew_plugins.session import Session, host_switches, made_up, of_classes
 from fl_labelskew_plugins.signals import interrupting
 from fl_labelskew_plugins.words import counted, ranged
-
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EFBIG)
-"""What a disk that is full or has gone away says."""
 
 WHOSE = {"own": "", "corrected": " (the host's, corrected)", "host": " (the host's as it is)"}
 """What follows an optimiser's name."""
@@ -89,7 +86,7 @@ def start(
         if dry_run:
             show.note(describe(_warned(runtime.preview())))
             show.note("dry run: nothing was trained or written")
-        elif resume is not None and folder.summary.exists():  # which is written last of all
+        elif resume is not None and folder.is_whole():
             show.note(f"{folder.path}: all {recipe.train.comm_round} rounds are done already")
         elif not runtime.delegated():
             _run(runtime)
@@ -136,6 +133,8 @@ def _run(runtime: Runtime) -> None:
     try:
         with interrupting():
             runtime.run(session, record)
+            if record.next_round == federation.rounds:
+                record.finish()
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"interrupted after {record.next_round} of {federation.rounds} rounds; {runtime.call.go_on(folder.path)}"

@@ -112,7 +112,20 @@ def loaded(recipe: Recipe) -> Data:
     """The recipe's data set."""
     path = data_folder(recipe)
     recipe.dataset.check(path, download=recipe.data.download)
-    return recipe.dataset.load(path, download=recipe.data.download, seed=recipe.common.random_seed)
+    data = recipe.dataset.load(path, download=recipe.data.download, seed=recipe.common.random_seed)
+    check_form(recipe, data)
+    return data
+
+
+def check_form(recipe: Recipe, data: Data) -> None:
+    """Raise LabelSkewError where the recipe says of what form the data are, and they are not."""
+    shape, classes = list(data.test.x.shape[1:]), len(data.class_names)
+    for key, told, there in (
+        ("input_shape", recipe.data.input_shape, shape),
+        ("classes", recipe.data.classes, classes),
+    ):
+        if told is not None and told != there:
+            raise LabelSkewError(f"data_args.{key}: {told} in the recipe and {there} in the data; use {key}: {there}")
 
 
 def data_folder(recipe: Recipe) -> Path | None:

@@ -7,6 +7,7 @@ rest belongs to the plugin's own ``Params``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -19,6 +20,9 @@ from fl_labelskew_plugins.mistakes import show
 from fl_labelskew_plugins.params import Params
 
 Positive = Annotated[int, Field(ge=1)]
+MOST_NUMBERS = 10**8
+"""Numbers of one sample."""
+MOST_CLASSES = 10**6
 
 
 class CommonArgs(Params):
@@ -36,6 +40,22 @@ class DataArgs(Params):
     dataset: str = Field(description="name of a data set: labelskew datasets")
     data_cache_dir: str | None = Field(None, description="folder of the data set's files; default: the data set's own")
     download: bool = Field(False, description="whether missing files may be fetched from the network")
+    input_shape: list[Positive] | None = Field(
+        None,
+        min_length=1,
+        max_length=5,
+        description="shape of one sample, to be checked; server_test_data: false needs it",
+    )
+    classes: int | None = Field(
+        None, ge=1, le=MOST_CLASSES, description="number of classes, to be checked; server_test_data: false needs it"
+    )
+
+    @field_validator("input_shape")
+    @classmethod
+    def _is_no_giant(cls, shape: list[int] | None) -> list[int] | None:
+        if shape is not None and math.prod(shape) > MOST_NUMBERS:
+            raise ValueError(f"{show(shape)} are too many numbers; allowed: {MOST_NUMBERS} at most")
+        return shape
 
 
 class PartitionArgs(Params):
@@ -599,6 +619,26 @@ def _silo_conflicts(common: CommonArgs, train: TrainArgs, silos: ClientSpecificA
             f"{len(files)} files for {train.client_num_in_total} clients; allowed: a file for each, or none",
             ("train_args.client_num_in_total",),
         )
+
+
+def classes_of(data: DataArgs, params: Any) -> int | None:
+    """Number of classes that ``data_args`` tell, of the data set's own parameters too; None where they tell none."""
+    names = getattr(params, "class_names", None)
+    return data.classes or getattr(params, "classes", None) or (None if names is None else len(names))
+
+
+def form_conflicts(common: CommonArgs, data: DataArgs, validation: ValidationArgs, params: Any) -> Iterator[Conflict]:
+    """What a server without test data has to be told, as no silo's word is taken for it; ``params``: the data set's."""
+    if common.training_type != "cross_silo" or validation.server_test_data:
+        return
+    why = "missing; validation_args.server_test_data: false leaves the server no sample that tells; write"
+    others = ("common_args.training_type", "validation_args.server_test_data", "data_args.dataset")
+    if data.input_shape is None:
+        yield Conflict("data_args.input_shape", f"{why} the shape of one sample, such as [1, 28, 28]", others)
+    if getattr(params, "class_names", ()) is None:
+        yield Conflict("data_args.class_names", f"{why} the names of all classes, in order", others)
+    elif classes_of(data, params) is None:
+        yield Conflict("data_args.classes", f"{why} how many classes there are, such as 10", others)
 
 
 def _diagnostics_conflicts(common: CommonArgs, comm: CommArgs, tracking: TrackingArgs) -> Iterator[Conflict]:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from fl_labelskew_registry import Arrays, Data, LabelSkewError, Method, RunError
+from fl_labelskew_registry import Arrays, Data, Federation, LabelSkewError, Method, RunError
 from numpy.typing import NDArray
 
-from fl_labelskew_plugins import mistakes
+from fl_labelskew_plugins import mistakes, wire
 from fl_labelskew_plugins.combine import Combined
 from fl_labelskew_plugins.data.clients import class_counts
 from fl_labelskew_plugins.recipe import Recipe, different
-from fl_labelskew_plugins.session import data_folder, divided, loaded, numbered
-from fl_labelskew_plugins.words import counted
+from fl_labelskew_plugins.session import check_form, data_folder, divided, loaded, numbered
+from fl_labelskew_plugins.settings import MOST_CLASSES, MOST_NUMBERS, classes_of
+from fl_labelskew_plugins.words import clean, counted
 
 MOST_SAMPLES = 10**12
+MOST_SILOS = 10**6
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,9 @@ def facts(meta: Mapping[str, Any]) -> Facts:
         raise RunError("its number of samples is not a whole number above 0")
     if not isinstance(shape, list) or not 1 <= len(shape) <= 5 or not all(_whole(n, 1, 10**6) for n in shape):
         raise RunError("its input shape is not a list of whole numbers above 0")
-    if not _whole(classes, 1, 10**6):
+    if math.prod(shape) > MOST_NUMBERS:
+        raise RunError(f"its input shape is of more than {MOST_NUMBERS} numbers")
+    if not _whole(classes, 1, MOST_CLASSES):
         raise RunError("its number of classes is not a whole number above 0")
     if counts is not None:
         fits = isinstance(counts, list) and len(counts) == classes and all(_whole(n, 0, MOST_SAMPLES) for n in counts)
@@ -179,7 +184,19 @@ def test_data(recipe: Recipe) -> Data | None:
         return None
     folder, download = data_folder(recipe), recipe.data.download
     recipe.dataset.check_test(folder, download=download)
-    return recipe.dataset.load_test(folder, download=download, seed=recipe.common.random_seed)
+    data = recipe.dataset.load_test(folder, download=download, seed=recipe.common.random_seed)
+    check_form(recipe, data)
+    return data
+
+
+def form(recipe: Recipe, test: Data | None) -> tuple[tuple[int, ...], int]:
+    """Shape of one sample, and ``C``: of the server's test samples, or what the recipe says where it holds none."""
+    if test is not None:
+        return tuple(test.test.x.shape[1:]), len(test.class_names)
+    shape, classes = recipe.data.input_shape, classes_of(recipe.data, recipe.dataset.params)
+    assert shape is not None  # or the recipe would have been refused
+    assert classes is not None
+    return tuple(shape), classes
 
 
 def server_classes(recipe: Recipe, test: Data | None) -> list[str] | None:
@@ -195,12 +212,19 @@ def _part(arrays: Arrays, index: NDArray[np.int64]) -> Arrays:
 def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """The settings that server and silos have to share, in JSON's types; what a silo decides alone is left out."""
     resolved = recipe.resolved()
-    return {
+    sections = {
         "common_args": {"random_seed": recipe.common.random_seed},
         "model_args": resolved["model_args"],
         "train_args": resolved["train_args"],
         "method_args": _common(recipe.method, resolved["method_args"]),
     }
+    return {name: {key: _exact(value) for key, value in keys.items()} for name, keys in sections.items()}
+
+
+def _exact(value: Any) -> Any:
+    """A value that arrives as it is sent: of one that would be cleaned or cut on its way, a digest."""
+    text = json.dumps(value, sort_keys=True)
+    return value if wire.cleaned(value) == value else hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _common(method: Method, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,12 +236,67 @@ def _common(method: Method, keys: Mapping[str, Any]) -> dict[str, Any]:
 def check_agreement(server: Any, recipe: Recipe) -> None:
     """Raise LabelSkewError unless the server's settings are this silo's, naming the first that differ."""
     if not isinstance(server, dict) or not all(isinstance(section, dict) for section in server.values()):
-        raise LabelSkewError("the server's settings are no sections of keys; the same version here and there is right")
+        raise LabelSkewError("the server's settings are no sections of keys; use the same version here and there")
     mine = agreed(recipe)
-    if differing := different(mine, server):
+    # as text, for true and 1.0 are 1 otherwise
+    if differing := different(
+        *({s: {k: json.dumps(v) for k, v in p.items()} for s, p in a.items()} for a in (mine, server))
+    ):
         section, _, key = differing[0].partition(".")
-        here, there = mine.get(section, {}).get(key), server.get(section, {}).get(key)
+        here, there = (mistakes.show(settings.get(section, {}).get(key)) for settings in (mine, server))
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         raise LabelSkewError(
-            f"{differing[0]}: {here!r} here and {there!r} at the server{more}; the server's recipe would be right"
+            f"{clean(differing[0])}: {here} here and {there} at the server{more}; the server's recipe would be right"
         )
+
+
+def number(told: Mapping[str, Any], key: str, least: int, most: int, where: str) -> int:
+    """A whole number that the server sent.
+
+    Raises:
+        LabelSkewError: it is none, or is out of bounds; a line that names it.
+    """
+    value = told.get(key)
+    if type(value) is not int or not least <= value <= most:
+        bounds = f"{least}" if least == most else f"a whole number from {least} to {most}"
+        raise LabelSkewError(f"{where}: {key} is {mistakes.show(value)} at the server; expected here: {bounds}")
+    return value
+
+
+def federation(told: Any, recipe: Recipe, facts: Facts) -> Federation:
+    """The run as a whole, in what the server said of it.
+
+    Args:
+        told: the server's.
+        recipe: the silo's own.
+        facts: of its data.
+
+    Raises:
+        LabelSkewError: it is not what this silo's recipe and data make of it; a line that names the first such field.
+    """
+    where, train = "the server's federation", recipe.train
+    if not isinstance(told, dict):
+        raise LabelSkewError(f"{where} is {mistakes.show(told)}; expected here: a mapping of names to numbers")
+    names = [field.name for field in fields(Federation)]
+    if strange := [name for name in told if name not in names]:
+        raise LabelSkewError(f"{where}: {clean(strange[0])} is unknown; expected here: {', '.join(names)}")
+    exact = {
+        "num_clients": train.client_num_in_total,
+        "clients_per_round": train.clients_per_round,
+        "rounds": train.comm_round,
+        "epochs": train.epochs,
+        "num_classes": facts.num_classes,
+        "seed": recipe.common.random_seed,
+    }
+    bounds = {name: (value, value) for name, value in exact.items()} | {
+        "num_features": (1, MOST_NUMBERS),  # see check_features
+        "num_samples": (facts.samples, MOST_SAMPLES * train.client_num_in_total),
+        "min_samples": (1, facts.samples),
+    }
+    return Federation(**{name: number(told, name, *bounds[name], where) for name in names})
+
+
+def check_features(federation: Federation, model: Any) -> None:
+    """Raise LabelSkewError unless this silo's network has as many features as the server says."""
+    features = model.classifier.in_features
+    number({"num_features": federation.num_features}, "num_features", features, features, "the server's federation")

@@ -27,6 +27,8 @@ import torch
 from fl_labelskew_registry import RunError
 from torch import Tensor
 
+from fl_labelskew_plugins.words import clean
+
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 
 MAGIC = b"FLLS"
@@ -38,6 +40,8 @@ MOST_NAME = 255
 MOST_DIMS = 16
 PIECE = 2**22
 """Entries of a large tensor, or bytes of a message on its way to disk, that are in memory at a time."""
+MOST_TEXT = 500
+"""Letters of a text in ``meta``; see :func:`cleaned`."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -275,6 +279,22 @@ def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
             raise WireError("channels_last that does not name tensors of four dimensions")
         tensors[name] = tensors[name].permute(0, 3, 1, 2)
     return meta, tensors
+
+
+def cleaned(value: Any) -> Any:
+    """JSON that somebody else wrote, with every name and text in it fit for a line of a log, see :func:`.words.clean`.
+
+    Raises:
+        WireError: it is nested too deeply.
+    """
+    if isinstance(value, str):
+        return clean(value, MOST_TEXT)
+    try:
+        if isinstance(value, list):
+            return [cleaned(item) for item in value]
+        return {cleaned(key): cleaned(item) for key, item in value.items()} if isinstance(value, dict) else value
+    except RecursionError:
+        raise WireError("JSON that is not well-formed") from None
 
 
 def _tensor(data: Tensor, name: str, dtype: torch.dtype, shape: Sequence[int], begin: int, end: int) -> Tensor:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+
+TERM = re.compile(r"[A-Za-z0-9._+-]{1,40}")
+"""What a term of a loss may be called: the name gets into logs, files and pictures."""
+TERMS = 8
+"""Terms of a loss that a line or a picture has; silos may send more."""
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -24,11 +30,22 @@ def ranged(numbers: Sequence[int], noun: str, plural: str = "") -> str:
     return counted(low, noun, plural) if low == high else f"{low} to {high} {plural or noun + 's'}"
 
 
+def clean(text: object, most: int = 200) -> str:
+    r"""Somebody else's text, fit for a line: ``?`` for what cannot be printed, and at most ``most`` letters.
+
+    >>> clean("a\x1b[31m\n"), clean("abcdefgh", 6), clean([1, None])
+    ('a?[31m?', 'abc...', '[1, None]')
+    """
+    text = str(text)
+    cut = text if len(text) <= most else text[: most - 3] + "..."
+    return "".join(letter if letter.isprintable() else "?" for letter in cut)
+
+
 def few(names: Sequence[str], most: int = 10) -> str:
-    """Names on one line, without what cannot be printed; of many, the first ones and the last.
+    """Names on one line, clean and cut; of many, the first ones and the last.
 
     >>> few(["cat", "dog"]), few(list("abcdefgh"), 4)
     ('cat, dog', 'a, b, c, ... h')
     """
-    shown = ["".join(letter if letter.isprintable() else "?" for letter in name)[:40] for name in names]
+    shown = [clean(name, 40) for name in names]
     return ", ".join(shown if len(shown) <= most else [*shown[: most - 1], f"... {shown[-1]}"])

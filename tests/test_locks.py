@@ -46,7 +46,7 @@ def test_a_second_process_is_told_of_the_first_whose_end_frees_the_folder(tmp_pa
         (b"\xff{", "another process"),
         (b"[]", "another process"),
         (b'{"pid": 7, "machine": "north"}', "process 7 on north"),
-        (b'{"pid": 7, "machine": "n\\u001b[31m"}', "process 7"),
+        (b'{"pid": 7, "machine": "n\\u001b[31m"}', "process 7 on n?[31m"),
         (b'{"pid": "x\\n", "machine": "north"}', "another process"),
     ],
 )

@@ -116,3 +116,22 @@ def test_classes_have_colours_of_their_own_in_two_and_three_dimensions(tmp_path)
 def test_more_classes_than_colours_get_a_scale():
     assert colour(9, 10) == COLOURS[9]
     assert len({tuple(colour(c, 62)) for c in range(62)}) == 62
+
+
+def test_labels_are_drawn_as_they_stand_and_powers_of_ten_as_such(tmp_path):
+    line = {"round": 0, "accuracy": 0.1, "loss": 1.0, "loss_terms": {"$\\frac{$": 1.0}}
+    curves([line], tmp_path / "a.png", title="$x^{$", own_models="$")
+    heat_map(np.array([[5, 1]]), ["$\\frac{$", "b"], tmp_path / "b.png", title="t")
+    compare({"$\\frac{$": {f"$_{n}": {1: [0.1]} for n in range(12)}}, tmp_path / "c.png")
+    made, axes = figure(4, 4)
+    axes.loglog([1, 10, 100], [1, 10, 100], label="$\\frac{$")
+    axes.legend()
+    save(made, tmp_path / "d.png")
+    assert [tick.get_parse_math() for tick in axes.get_xticklabels()] == [True] * len(axes.get_xticklabels())
+    assert {f.name for f in tmp_path.iterdir()} == {"a.png", "b.png", "c.png", "d.png"}
+
+
+def test_a_picture_that_cannot_be_drawn_is_a_warning(tmp_path, capsys):
+    with plots.forgiving(tmp_path / "a.png"):
+        raise ValueError("\n$\\frac{$\x1b[2J")
+    assert capsys.readouterr().err == f"warning: {tmp_path}/a.png cannot be drawn: ValueError: ?$\\frac{{$?[2J\n"

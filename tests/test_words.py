@@ -27,13 +27,20 @@ def test_a_range_of_one_number_is_that_number(numbers, says):
 
 
 def test_the_examples_in_the_docstrings():
-    assert doctest.testmod(words) == (0, 3)
+    assert doctest.testmod(words) == (0, 4)
 
 
 def test_names_are_cut_and_clean():
     assert words.few([]) == ""
-    assert words.few(["a\x1b[31m\n", "b" * 100]) == f"a?[31m?, {'b' * 40}"
+    assert words.few(["a\x1b[31m\n", "b" * 100]) == f"a?[31m?, {'b' * 37}..."
     assert words.few([str(n) for n in range(1000)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, ... 999"
+
+
+def test_somebody_elses_words_are_fit_for_a_line():
+    assert words.clean("ä b", 3) == "ä b"
+    assert words.clean("two\nlines\u2028\u202e\x9b") == "two?lines???"
+    assert words.clean("x" * 300_000) == "x" * 197 + "..."
+    assert words.clean({"a": None}) == "{'a': None}"
 
 
 def described(*overrides):
@@ -63,4 +70,6 @@ def test_the_final_table_counts_its_tests(tmp_path, tests, says):
     line = {"round": 0, "accuracy": 0.5, "balanced_accuracy": 0.5, "bytes_up": 1, "bytes_down": 1}
     result = summary([line | {"round": r} for r in range(tests)], 5)
     folder.write_json("summary.json", result | {"seconds": 1.0})
-    assert f"\n  {says}" in run.table(SimpleNamespace(folder=folder))
+    assert f"\n  {says}" in run.table(
+        SimpleNamespace(folder=folder, session=SimpleNamespace(own_models="local models"))
+    )

@@ -8,6 +8,7 @@ import click
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.words import clean
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -34,20 +35,15 @@ def show(folder: Path, rank: int | None, event: str | None) -> None:
     keys = ("time", "event", "rank", "kind", "round", "bytes", "times", "peer", "sha256")
     used = [key for key in keys if any(key in content for content in shown)]
     cells = {"sha256": 12}
-    rows = [
-        [*(audit.clean(content.get(key, ""))[: cells.get(key)] for key in used), _more(content)] for content in shown
-    ]
+    rows = [[*(clean(content.get(key, ""))[: cells.get(key)] for key in used), _more(content)] for content in shown]
     click.echo(table.plain([*used, "more"], rows))
 
 
 def _more(content: dict[str, object]) -> str:
-    from fl_labelskew_plugins import audit
 
     names = ("why", "who", "run", "log", "since")
     return "; ".join(
-        audit.clean(content[key]) if key == "why" else f"{key} {audit.clean(content[key])}"
-        for key in names
-        if key in content
+        clean(content[key]) if key == "why" else f"{key} {clean(content[key])}" for key in names if key in content
     )
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fl_labelskew_registry import Batch, ClientView
 
+from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.diagnostics import IN_TRAINING, Name
 from fl_labelskew_plugins.diagnostics.base import Diagnostic, Scene
@@ -109,4 +110,5 @@ class Watch:
         for diagnostic in self.all.values():
             lines = read_lines(diagnostic.numbers)
             if lines or diagnostic.tensors.exists():
-                diagnostic.draw(lines)
+                with plots.forgiving(diagnostic.picture):
+                    diagnostic.draw(lines)

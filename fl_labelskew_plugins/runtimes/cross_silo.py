@@ -7,6 +7,7 @@ import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
@@ -16,11 +17,12 @@ from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.audit import Audit
 from fl_labelskew_plugins.processes import Part, threads_each, together
 from fl_labelskew_plugins.record import Record
+from fl_labelskew_plugins.results import Checkpoint
 from fl_labelskew_plugins.runtime import Runtime
 from fl_labelskew_plugins.runtimes import host
 from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.silo_client import SiloClient
-from fl_labelskew_plugins.runtimes.silo_server import SiloServer
+from fl_labelskew_plugins.runtimes.silo_server import SiloServer, server_session
 from fl_labelskew_plugins.session import Session, assemble, build, of_classes, refuse_host_switches
 from fl_labelskew_plugins.wire import Spool
 from fl_labelskew_plugins.words import counted
@@ -39,6 +41,8 @@ class CrossSilo(Runtime):
             return False
         if self.call.role == "client":
             self._silo()
+        elif self.call.resume and self._over(self.folder.load_checkpoint()):
+            return False  # silos that this machine started are gone, and have nothing to do
         else:
             self._all_here()
         return True
@@ -48,13 +52,7 @@ class CrossSilo(Runtime):
         if self.call.role is None and not self.recipe.own_data:
             return build(self.recipe)
         if self.call.role == "server":
-            data = silos.test_data(self.recipe)
-            if data is None:
-                raise LabelSkewError(
-                    "validation_args.server_test_data: false leaves the server nothing to try before silos come; "
-                    "--dry-run for a silo, or for all of them, would be right"
-                )
-            return assemble(self.recipe, data, {}, {}, [0] * self.recipe.train.client_num_in_total)
+            return self._alone([0] * self.recipe.train.client_num_in_total)
         ranks = [self.call.rank] if self.call.rank else range(1, self.recipe.train.client_num_in_total + 1)
         sizes = [0] * self.recipe.train.client_num_in_total
         counts: list[torch.Tensor] = []
@@ -70,12 +68,18 @@ class CrossSilo(Runtime):
         session = assemble(own, silo.data, {rank - 1: silo.train}, {rank - 1: silo.test}, sizes)
         return replace(session, counts=torch.stack(counts))
 
+    def _alone(self, sizes: list[int]) -> Session:
+        """The server's session, with nobody to wait for."""
+        return server_session(self.recipe, silos.test_data(self.recipe), sizes)
+
     def session(self) -> Session:
-        """Listen, and wait for the silos."""
+        """Listen, and wait for the silos; not where all rounds are done and everybody knows."""
         refuse_host_switches(self.recipe)
         comm = self.recipe.comm
         checkpoint = self.folder.load_checkpoint() if self.call.resume else None
         self._audit = Audit()
+        if self._over(checkpoint) and (self.call.role is None or self.folder.summary.exists()):
+            return self._alone(list(checkpoint.sizes))
         transport = ServerTransport(
             self.call.server or comm.listen_address or comm.address(),
             silos=self.recipe.train.client_num_in_total,
@@ -96,7 +100,12 @@ class CrossSilo(Runtime):
 
     def run(self, session: Session, record: Record) -> None:
         """The server's part."""
-        self._server.train(record)
+        if self._transport is not None:
+            self._server.train(record)
+
+    def _over(self, checkpoint: Checkpoint | None) -> TypeGuard[Checkpoint]:
+        """Whether all rounds were done before, so that files of the results are all that is missing."""
+        return checkpoint is not None and checkpoint.round == self.recipe.train.comm_round
 
     def close(self) -> None:
         """Let the silos go."""

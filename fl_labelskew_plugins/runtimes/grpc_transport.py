@@ -7,6 +7,7 @@ connect. What a peer sends is checked before room is made for it, and never unpi
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -16,6 +17,8 @@ import secrets
 import socket
 import ssl
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -30,6 +33,7 @@ from fl_labelskew_plugins.runtimes import pin
 from fl_labelskew_plugins.runtimes.door import Door, places
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
 from fl_labelskew_plugins.wire import CutShortError, Header, Spool, WireError
+from fl_labelskew_plugins.words import clean
 
 SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
 CHUNK = 2**20
@@ -41,6 +45,8 @@ UNREAD = 4
 HELLO_S = 10.0
 SILENT = 2
 """Streams that one certificate may hold before HELLO; a further one takes the place of the oldest."""
+HANDSHAKE_S, LATE_S = 10.0, 2.0
+"""How long TLS may take, and how much later a stream may be told of here."""
 PATIENCE_S = 2.0
 """How long the end waits for a peer that takes nothing of what is left to send."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
@@ -113,8 +119,10 @@ def _encoded(msg: Message, tensors: Mapping[str, Tensor]) -> list[bytes | memory
 
 
 def _decoded(header: Header, payload: wire.Buffer) -> Message:
+    """The message, whose texts are fit to be shown from here on: the names of its tensors are so, or it is refused."""
     meta, tensors = wire.decode(payload)
-    return message(Kind(header.kind), header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)
+    kind, meta = Kind(header.kind), wire.cleaned(meta)
+    return message(kind, header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)
 
 
 def _described(header: Header) -> dict[str, Any]:
@@ -286,6 +294,8 @@ class ServerTransport(Transport):
         self._copies: tuple[list[tuple[str, Tensor, int]], dict[str, Tensor]] = ([], {})
         most = places()
         self._door = Door(most, self._turned_out)
+        self._handshakes: deque[float] = deque()
+        """When each connection came that has no stream yet; gRPC itself tells nobody of a handshake that fails."""
         self._server = self._grpc.server(
             _DaemonThreads(),
             options=[
@@ -295,7 +305,7 @@ class ServerTransport(Transport):
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
                 # Strangers have no stream, or soon none: they are gone after 10 s, or earlier; see Door.
                 ("grpc.max_connection_idle_ms", 10_000),
-                ("grpc.server_handshake_timeout_ms", 10_000),
+                ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_S)),
                 ("grpc.max_concurrent_streams", 2),
                 ("grpc.max_allowed_incoming_connections", most),
             ],
@@ -336,8 +346,10 @@ class ServerTransport(Transport):
         try:
             if self._tls is None:
                 return int(self._server.add_insecure_port(address))
-            credentials = self._grpc.ssl_server_credentials(
-                [(self._tls.key, self._tls.certificate)], self._tls.ca, require_client_auth=True
+            pair = [(self._tls.key, self._tls.certificate)]
+            configuration = self._grpc.ssl_server_certificate_configuration(pair, self._tls.ca)
+            credentials = self._grpc.dynamic_ssl_server_credentials(
+                configuration, lambda: self._handshakes.append(time.monotonic()), require_client_authentication=True
             )
             return int(self._server.add_secure_port(address, credentials))
         except RuntimeError:  # gRPC does not say why
@@ -370,7 +382,18 @@ class ServerTransport(Transport):
             self._copies = key, wire.plain(tensors)
         return self._copies[1]
 
+    def _count_strangers(self) -> None:
+        """Tell how many connections have come to no stream since: all but them were taken or refused by name."""
+        begun = len(self._handshakes)
+        while self._handshakes and self._handshakes[0] < time.monotonic() - HANDSHAKE_S - LATE_S:
+            with contextlib.suppress(IndexError):  # a stream has just begun
+                self._handshakes.popleft()
+        if failed := begun - len(self._handshakes):
+            meta = {"reason": "showed no certificate of this federation's authority", "times": failed}
+            self.arrived.put(message(Kind.REFUSED, -1, 0, meta=meta))
+
     def _next(self, timeout: float | None) -> Message:
+        self._count_strangers()
         arrived = super()._next(timeout)
         connection: _Connection | None = getattr(arrived, "connection", None)
         if connection is not None:
@@ -387,6 +410,8 @@ class ServerTransport(Transport):
     def _stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         rank, refusal = 0, None
         if self._tls is not None:
+            with contextlib.suppress(IndexError):  # a second stream of one connection
+                self._handshakes.pop()
             name = b"".join(context.auth_context().get("x509_common_name", ())).decode(errors="replace")
             rank = certs.rank_of(name)
             if not 1 <= rank <= self.silos:
@@ -502,6 +527,7 @@ class ServerTransport(Transport):
 
     def _turned_out(self, count: int) -> None:
         text = f"held {count} connections without a stream, which are closed"
+        self.audit.note("refused", why=text)
         self.arrived.put(message(Kind.REFUSED, -1, 0, meta={"reason": text}))
 
     def _too_late(self, connection: _Connection) -> None:
@@ -776,4 +802,4 @@ def _why(detail: str | None) -> str:
         text = "what answers there speaks another protocol"
     elif "before receiving SETTINGS" in text:
         text = "what takes the connection there says nothing"
-    return "".join(c if c.isprintable() else "?" for c in text.removesuffix(": OK"))[:300]
+    return clean(text.removesuffix(": OK"), 300)

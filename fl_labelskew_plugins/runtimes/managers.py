@@ -14,6 +14,7 @@ from torch import Tensor
 from fl_labelskew_plugins.local import LocalResult
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
 from fl_labelskew_plugins.state import group, joined
+from fl_labelskew_plugins.words import TERM
 
 SERVER = 0
 NOT_FINITE = ("nan", "inf", "-inf")
@@ -100,6 +101,8 @@ def _loss_terms(value: Any) -> dict[str, float]:
         return {}
     if not isinstance(value, dict) or len(value) > 100 or not all(map(_measure, value.values())):
         raise RunError("loss terms that are no mapping of names to numbers")
+    if not all(map(TERM.fullmatch, value)):
+        raise RunError("loss terms with a name that is not 1 to 40 letters, digits or ._+-")
     return {name: float(term) for name, term in value.items()}
 
 

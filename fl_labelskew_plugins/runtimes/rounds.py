@@ -85,7 +85,6 @@ class Rounds:
         except BaseException:
             record.abandon()
             raise
-        record.finish()
 
     def _round(self, round: int, exchange: Exchange) -> dict[str, Any]:
         server, session = self.server, self.session

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from fedml.core.distributed.communication.message import Message
-from fl_labelskew_registry import Federation, Images, LabelSkewError, Method, Optimizer, RunError
+from fl_labelskew_registry import Images, LabelSkewError, Method, Optimizer, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins import silos, wire
@@ -32,7 +32,7 @@ from fl_labelskew_plugins.session import Session, assemble, host_switches
 from fl_labelskew_plugins.silos import SiloData
 from fl_labelskew_plugins.state import OPTIMIZER, State, Versions, group, joined, rest, save_atomic
 from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn
-from fl_labelskew_plugins.words import counted
+from fl_labelskew_plugins.words import clean, counted
 
 
 class SiloClient(Manager):
@@ -98,7 +98,7 @@ class SiloClient(Manager):
             except LabelSkewError as error:
                 self._fail(error)
             except (KeyError, TypeError, ValueError) as error:  # a server of another version, or none of ours
-                self._fail(LabelSkewError(f"a message of the server makes no sense here: {error!r}"))
+                self._fail(LabelSkewError(f"a message of the server makes no sense here: {clean(repr(error))}"))
 
         return guarded
 
@@ -114,14 +114,12 @@ class SiloClient(Manager):
         if not re.fullmatch("[0-9a-f]{16}", str(meta["run"])):  # it names a folder
             raise LabelSkewError("the server's name of the run is not one of ours")
         silos.check_agreement(meta["settings"], self.recipe)
-        federation = Federation(**meta["federation"])
+        federation = silos.federation(meta["federation"], self.recipe, self.data.facts)
         if self.guard is not None:
             self.guard.join(federation, meta.get("quorum"))
         if self._run != meta["run"]:
-            self._run, self._round, self._upload = str(meta["run"]), -1, None
-            self.transport.audit.note("run", run=self._run)
             data = self.data
-            self.session = assemble(
+            session = assemble(
                 self.recipe,
                 data.data,
                 {self.client: data.train},
@@ -130,7 +128,10 @@ class SiloClient(Manager):
                 federation=federation,
                 secret=self._seed,
             )
+            silos.check_features(federation, session.trainer.model)
+            self.session, self._run, self._round, self._upload = session, str(meta["run"]), -1, None
             self.session.start = forms(self.session.start)  # every round begins with the server's
+            self.transport.audit.note("run", run=self._run)
             hooks = bool(host_switches(self.recipe))
             self.trainer = LabelSkewTrainer(self.session.trainer, self.args, hooks=hooks)
             self.transport.limits[Kind.TRAIN] = self.transport.limits[Kind.FINISH] = _limit(self.session)
@@ -157,11 +158,14 @@ class SiloClient(Manager):
         begun = time.perf_counter()
         if num_bytes(session.start.values()) > self.recipe.comm.upload_memory_mb * 2**20:
             wire.trim()
+        rounds = session.federation.rounds
+        silos.number({"round": round}, "round", 0, rounds - 1, "TRAIN")
+        before, kept = (silos.number(meta, key, -1, rounds - 1, "TRAIN") for key in ("state_round", "kept_round"))
+        times = silos.number(meta, "times_selected", 1, rounds, "TRAIN")
         device = session.trainer.device
         weights = {k: v.to(device) for k, v in group(message.get("tensors"), "model").items()}
         shared = {k: v.to(device) for k, v in group(message.get("tensors"), "shared").items()}
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
-        before, kept = int(meta["state_round"]), int(meta["kept_round"])
         if self.guard is not None:
             asked = question(session.federation, round, meta, message.get("tensors"), self.states.get(before))
             self.guard.answer(self._run, round, asked)
@@ -174,8 +178,8 @@ class SiloClient(Manager):
             round,
             shared,
             self._state(before),
-            int(meta["times_selected"]),
-            bool(meta["personalised"]) and self.recipe.validation.personalised,
+            times,
+            meta["personalised"] is True and self.recipe.validation.personalised,
         )
         result = self.trainer.take(turn, weights)
         self.states.put(round, result.state)  # before the upload: what the server counts on has to be here
@@ -226,21 +230,25 @@ class SiloClient(Manager):
         if self._upload is not None and self._upload[0] == round:
             self._upload = None
         if not meta.get("taken"):
-            self.say(f"round {round + 1}: the server left this silo's upload out: {meta.get('reason')}")
+            why = clean(meta.get("reason"), 500)
+            self.say(f"round {round + 1}: the server left this silo's upload out: {why}")
 
     def _finish(self, message: Message) -> None:
         meta = message.get("meta")
-        if not meta["done"]:
+        if meta["done"] is not True:
             # no failure that the server is told of: this silo's class names are nobody's business
-            names = silos.differing(self.data.data.class_names, meta.get("class_names"), "at the server")
-            self.failure = LabelSkewError(names or f"the server turned this silo away: {meta.get('reason')}")
+            names = wire.cleaned(list(self.data.data.class_names))  # as those of the server, which came over the wire
+            names = silos.differing(names, meta.get("class_names"), "at the server")
+            why = clean(meta.get("reason"), 500)
+            self.failure = LabelSkewError(names or f"the server turned this silo away: {why}")
             self.transport.stop_receive_message()
             return
         if self.session is not None:
             weights = group(message.get("tensors"), "model")
             check_upload(weights, self.session.start, where="the server's final model")
             save_atomic(weights, self.run_folder.path / "model.safetensors")
-            state = rest(self.states.get(int(meta["state_round"])), OPTIMIZER)
+            last = silos.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")
+            state = rest(self.states.get(last), OPTIMIZER)
             own = self.session.method.personalised(state)
             if own is not None:
                 save_atomic(own, self.run_folder.path / "personalised.safetensors")

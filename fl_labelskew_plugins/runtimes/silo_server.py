@@ -24,6 +24,7 @@ from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import Checkpoint
 from fl_labelskew_plugins.runtimes.clock import ListeningClock
+from fl_labelskew_plugins.runtimes.flood import Flood
 from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport
 from fl_labelskew_plugins.runtimes.managers import SERVER, Manager, upload
 from fl_labelskew_plugins.runtimes.rounds import Rounds
@@ -31,9 +32,12 @@ from fl_labelskew_plugins.runtimes.transport import Kind
 from fl_labelskew_plugins.session import Session, assemble
 from fl_labelskew_plugins.silos import Facts
 from fl_labelskew_plugins.state import joined
+from fl_labelskew_plugins.words import clean
 
 SLACK = 2**20
 """Bytes of a message beside its tensors' own, at most."""
+VISITS = 5
+"""Lines a minute about a silo that comes and goes."""
 
 
 class SiloServer(Manager):
@@ -66,7 +70,7 @@ class SiloServer(Manager):
         self.session: Session | None = None
         self.rounds: Rounds | None = None
         self._expected = {k for k in range(self.num_silos) if checkpoint is None or self.sizes[k]}
-        self._form: Facts | None = None
+        self._form: tuple[tuple[int, ...], int]
         self._class_names: list[str] | None = None
         self._classes: str | None = None
         self._facts: dict[int, Facts] = {}
@@ -84,6 +88,8 @@ class SiloServer(Manager):
         self._done: set[int] = set()
         self._news: dict[str, torch.Tensor] = {}
         self._final: dict[str, torch.Tensor] | None = None
+        self._over = checkpoint is not None and checkpoint.round == recipe.train.comm_round
+        self._flood = Flood(say)
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
         """Silos that come and go, and what they send."""
@@ -94,7 +100,7 @@ class SiloServer(Manager):
             Kind.FAILED: self._failed,
             Kind.FINISH: lambda message: self._done.add(message.get_sender_id() - 1),
             Kind.LEFT: self._left,
-            Kind.REFUSED: lambda message: self.say(f"{_name(message)} refused: {message.get('meta')['reason']}"),
+            Kind.REFUSED: self._refused,
         }
 
     # -- before the first round
@@ -107,10 +113,19 @@ class SiloServer(Manager):
         """
         seconds = self.recipe.comm.quorum_timeout_s
         test = silos.test_data(self.recipe)
-        if test is not None:
-            self._form = Facts(1, tuple(test.test.x.shape[1:]), len(test.class_names))
+        self._form = silos.form(self.recipe, test)
         if (names := silos.server_classes(self.recipe, test)) is not None:
             self._class_names, self._classes = names, silos.digest(names)
+        if self._over:  # who has not heard so may still come
+            self._left_at = dict.fromkeys(self._expected, self.clock.now)
+            self.say(f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s for silos to be told so")
+        else:
+            self._wait_for_silos(seconds)
+        self.session = server_session(self.recipe, test, self.sizes)
+        self._count_classes()
+        return self.session
+
+    def _wait_for_silos(self, seconds: float) -> None:
         until = self.clock.now + seconds
         while not self._expected <= self._present and self.clock.listen(until):
             pass
@@ -122,11 +137,6 @@ class SiloServer(Manager):
         self._away |= self._expected - self._present
         for client in sorted(self._away):
             self.say(f"silo {client + 1} has not come; going on without it")
-        assert self._form is not None  # of the first silo that came
-        session = assemble(self.recipe, _no_data(self._form) if test is None else test, {}, {}, self.sizes)
-        self.session = replace(session, data=None if test is None else fingerprint(test))
-        self._count_classes()
-        return self.session
 
     # -- the rounds
 
@@ -143,10 +153,13 @@ class SiloServer(Manager):
         self.transport.limits[Kind.UPLOAD] = weights + extra + SLACK
         for client in sorted(self._present):
             self._welcome(client)
-        if record.checkpoint is None and self._has_opening:
-            self._exchange_openings()
-        self.rounds.run(self)
-        self._finish()
+        try:
+            if record.checkpoint is None and self._has_opening:
+                self._exchange_openings()
+            self.rounds.run(self)
+            self._finish()
+        finally:
+            self._flood.close()
 
     @property
     def _has_opening(self) -> bool:
@@ -312,7 +325,7 @@ class SiloServer(Manager):
         client, meta = message.get_sender_id() - 1, message.get("meta")
         try:
             told = silos.facts(meta)
-            self._compare(told)
+            self._compare(client, told)
             if self.sizes[client] and self.sizes[client] != told.samples:
                 raise RunError(f"it had {self.sizes[client]} training samples when the run began, now {told.samples}")
         except silos.OtherClassesError as error:
@@ -328,7 +341,7 @@ class SiloServer(Manager):
         self._present.add(client)
         self._left_at.pop(client, None)
         self._away.discard(client)
-        self.say(f"silo {client + 1} is here ({len(self._present)} of {self.num_silos})")
+        self._flood.tell(f"silo {client + 1}", f"is here ({len(self._present)} of {self.num_silos})", most=VISITS)
         if self.rounds is None:
             return
         if new:
@@ -341,23 +354,24 @@ class SiloServer(Manager):
         if waiting and not (same_process and meta.get("round") == self._round):
             self._ask(client)
 
-    def _compare(self, told: Facts) -> None:
-        others = self._form = self._form or told
-        if (told.input_shape, told.num_classes) != (others.input_shape, others.num_classes):
+    def _compare(self, client: int, told: Facts) -> None:
+        shape, classes = self._form
+        if (told.input_shape, told.num_classes) != (shape, classes):
             raise RunError(
-                f"its samples are {told.input_shape} of {told.num_classes} classes; "
-                f"{others.input_shape} of {others.num_classes}, as everybody's, would be right"
+                f"its samples are {told.input_shape} of {told.num_classes} classes, the federation's {shape} of "
+                f"{classes}; use such data"
             )
-
-        self._classes = self._classes or told.classes  # the first silo's, where the server knows no names
-        if told.classes not in (None, self._classes):
-            whose = "those of the first silo that came" if self._class_names is None else "the server's"
-            raise silos.OtherClassesError(f"its classes are not {whose}, in name or in order")
+        if self._classes is not None and told.classes not in (None, self._classes):
+            raise silos.OtherClassesError("its classes are not the server's, in name or in order")
+        others = [k for k, facts in sorted(self._facts.items()) if None not in (facts.classes, told.classes)]
+        if self._classes is None and (apart := [k for k in others if self._facts[k].classes != told.classes]):
+            what = f"names its classes otherwise than silo {apart[0] + 1}, and which is right is not known here"
+            self._flood.tell(f"silo {client + 1}", f"{what}; compare their data_args")
 
     def _turn_away(self, client: int, why: str, more: Mapping[str, Any] | None = None) -> None:
         self._present.discard(client)
         self._away.add(client)
-        self.say(f"silo {client + 1} turned away: {why}")
+        self._flood.tell(f"silo {client + 1}", f"turned away: {why}")
         self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": why, **(more or {})})
 
     def _admit(self, client: int) -> None:
@@ -434,27 +448,30 @@ class SiloServer(Manager):
 
     def _failed(self, message: Message) -> None:
         client = message.get_sender_id() - 1
-        reason = " ".join(str(message.get("meta").get("reason", "")).split())[:500]
-        self.say(f"silo {client + 1} cannot go on: {''.join(c if c.isprintable() else '?' for c in reason)}")
+        self._flood.tell(f"silo {client + 1}", f"cannot go on: {clean(message.get('meta').get('reason', ''), 500)}")
         self._gone(client)
         self._away.add(client)
 
     def _left(self, message: Message) -> None:
         client = message.get_sender_id() - 1
         if client in self._present:
-            self.say(f"silo {client + 1} has left")
+            self._flood.tell(f"silo {client + 1}", "has left", most=VISITS)
             self._gone(client)
+
+    def _refused(self, message: Message) -> None:
+        meta, sender = message.get("meta"), message.get_sender_id()
+        peer = f"silo {sender}" if sender > 0 else "a stranger"
+        self._flood.tell(peer, f"refused: {meta['reason']}", times=meta.get("times", 1))
 
     def _gone(self, client: int) -> None:
         self._present.discard(client)
         self._left_at[client] = self.clock.now
 
 
-def _name(message: Message) -> str:
-    sender = message.get_sender_id()
-    return f"silo {sender}" if sender > 0 else "a stranger"
-
-
-def _no_data(facts: Facts) -> Data:
-    empty = Arrays(np.zeros((0, *facts.input_shape), np.float32), np.zeros(0, np.int64))
-    return Data(empty, empty, [str(c) for c in range(facts.num_classes)])
+def server_session(recipe: Recipe, test: Data | None, sizes: list[int]) -> Session:
+    """What a server needs of a recipe, which has no client's samples; ``test``: its own, None where it has none."""
+    if test is not None:
+        return replace(assemble(recipe, test, {}, {}, sizes), data=fingerprint(test))
+    shape, classes = silos.form(recipe, None)
+    empty = Arrays(np.zeros((0, *shape), np.float32), np.zeros(0, np.int64))
+    return assemble(recipe, Data(empty, empty, [str(c) for c in range(classes)]), {}, {}, sizes)

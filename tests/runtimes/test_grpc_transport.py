@@ -627,6 +627,31 @@ def test_who_has_no_certificate_of_ours_gets_nowhere(start, folder, others):
     still_serves(start, server, tls=True)
 
 
+def test_connections_that_show_no_certificate_are_counted(start, folder, others, monkeypatch):
+    monkeypatch.setattr(grpc_transport, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(grpc_transport, "LATE_S", 0.5)
+    server, silo = pair(start, tls=True)
+    host, port = server.transport.address.split(":")
+    for _ in range(20):
+        with socket.create_connection((host, int(port))) as stranger:
+            stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    for tls in (None, files(others, "silo-1", folder)):
+        assert raw(server.transport.address, chunks(Kind.HELLO), tls=tls)[0] == "UNAVAILABLE"
+    times = 0
+    until = time.monotonic() + 60
+    while times < 22:
+        assert time.monotonic() < until
+        if not server.transport.receive(0.5):
+            continue
+        arrived = server.got[-1]
+        assert (arrived.get_type(), arrived.get_sender_id()) == (Kind.REFUSED, -1)
+        assert arrived.get("meta")["reason"] == "showed no certificate of this federation's authority"
+        times += arrived.get("meta")["times"]
+    assert not server.transport.receive(2)  # nothing of the silo that is here
+    silo.send(Kind.FAILED)
+    server.wait(Kind.FAILED)
+
+
 def test_a_silo_is_who_its_certificate_says(start, folder):
     server = start(tls=True)
     said = raw(server.transport.address, chunks(Kind.HELLO, 2), tls=files(folder, "silo-1"))

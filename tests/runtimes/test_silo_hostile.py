@@ -6,6 +6,7 @@ import socket
 import ssl
 import struct
 import threading
+import time
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from fl_labelskew_plugins.runtimes.grpc_transport import METHOD, SERVICE, SiloTr
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 from fl_labelskew_plugins.wire import Header
 
+GIANT = {"input_shape": [10**6] * 5}
 SLOW = "train_args.epochs=40"
 FACTS = {"samples": 400, "input_shape": [1, 8, 8], "num_classes": 10, "process": "x", "round": -1}
 
@@ -85,6 +87,7 @@ BAD = {
     "does not announce: features": changed("contribution/features", torch.zeros(3)),
     "private state": changed("state/p", torch.zeros(3)),
     "loss terms that are no mapping": told(loss_terms="a" * 1000),
+    "loss terms with a name that is not 1 to 40 letters": told(loss_terms={"$\\frac{$": 1.0}),
     "no pair of whole numbers": told(personalised=[1e308, 1]),
     "out of range": told(personalised=[5, 4]),
 }
@@ -110,8 +113,11 @@ def test_a_silo_that_sends_what_it_should_not_is_left_out_of_those_rounds_alone(
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        (FACTS | {"num_classes": 11}, "its samples are (1, 8, 8) of 11 classes; (1, 8, 8) of 10, as everybody's"),
-        (FACTS | {"input_shape": [10**6] * 5}, "as everybody's"),
+        (
+            FACTS | {"num_classes": 11},
+            "its samples are (1, 8, 8) of 11 classes, the federation's (1, 8, 8) of 10; use such d",
+        ),
+        (FACTS | {"input_shape": [10**6] * 5}, "its input shape is of more than 100000000 numbers"),
         (FACTS | {"samples": -1}, "its number of samples is not a whole number above 0"),
         (FACTS | {"classes": "names"}, "its digest of class names is not 32 hexadecimal digits"),
         ({}, "its number of samples is not a whole number above 0"),
@@ -127,6 +133,37 @@ def test_a_silo_that_does_not_fit_is_turned_away(facts, words, federation):
     for process in (server, *silos):
         assert process.wait() == 0, process.text
     assert "silo 3 turned away" in server.text
+
+
+def test_the_first_hello_decides_nothing_where_the_server_has_no_test_data(federation):
+    form = ["data_args.input_shape=[1, 8, 8]", "data_args.classes=10", "validation_args.server_test_data=false"]
+    federation.overrides = [*form, "comm_args.quorum_timeout_s=5", "train_args.comm_round=1"]
+    server = federation.server()
+    server.says("listening on")
+    fakes = [FakeSilo(federation.address, [], facts=FACTS | facts) for facts in ({"num_classes": 11}, GIANT)]
+    for fake in fakes:
+        fake.thread.join(30)
+        assert not fake.finish["done"]
+    for process in (server, *federation.silos(1, 2)):
+        assert process.wait() == 0, process.text
+    assert federation.lines()[0]["clients"] == [0, 1]
+
+
+def test_a_thousand_bad_messages_are_a_line_with_a_number(federation):
+    federation.overrides = ["train_args.comm_round=1", "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=4"]
+    server = federation.server()
+    server.says("listening on")
+    fake = FakeSilo(federation.address, [])
+    server.says("silo 3 is here")
+    for number in range(1000):
+        while fake.transport._outbox is None or fake.transport._outbox._queue.qsize():
+            time.sleep(0.001)
+        fake.transport.send_message(message(Kind.FAILED, 3, 0, meta={"reason": f"{number} reasons"}))
+    for process in (server, *federation.silos(1, 2)):
+        assert process.wait() == 0, process.text
+    first, last = [line for line in server.text.splitlines() if "silo 3 cannot go on" in line]
+    assert first == "silo 3 cannot go on: 0 reasons"
+    assert last.startswith("silo 3 cannot go on: 999 reasons (999 more within ")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedshift"])
