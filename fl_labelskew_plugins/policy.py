@@ -20,9 +20,9 @@ from fl_labelskew_registry import Federation, LabelSkewError, Method, RunError
 from pydantic import Field, field_validator
 
 from fl_labelskew_plugins.atomic import replacing
-from fl_labelskew_plugins.audit import clean
 from fl_labelskew_plugins.mistakes import show
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.words import clean
 
 if TYPE_CHECKING:
     from torch import Tensor
