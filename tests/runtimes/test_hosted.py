@@ -58,7 +58,9 @@ def go(tmp_path):
         made = session.build(loaded)
         if change is not None:
             change(made)
-        SP(loaded, Call(None, (), False, True), folder, show).run(made, Record(made, folder, show, resume=False))
+        record = Record(made, folder, show, resume=False)
+        SP(loaded, Call(None, (), False, True), folder, show).run(made, record)
+        record.finish()
         return folder.path
 
     return go
