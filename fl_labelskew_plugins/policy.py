@@ -194,10 +194,7 @@ class Guard:
             federation: as the server tells it.
             quorum: uploads that a round needs, as the server tells it.
         """
-        most, least = self.policy.max_rounds, self.policy.min_clients
-        everybody = federation.clients_per_round == federation.num_clients
-        if most is not None and everybody and not federation.rounds <= most:
-            self._refuse("max_rounds", f"a run of {federation.rounds} rounds")
+        least = self.policy.min_clients  # its rounds are the recipe's, which was looked at when it was read
         if least is not None:
             if type(quorum) is not int:
                 self._refuse("min_clients", "a server that does not say how many uploads a round needs")

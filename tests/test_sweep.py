@@ -327,7 +327,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
 
     threading.Thread(target=interrupt).start()
     stopped = call(*command, code=130)
-    assert re.search(r"interrupted: 0 of 3 runs done; to go on: labelskew ", stopped.stderr)
+    assert re.search(r"interrupted: 0 of 3 runs done; to go on: labelskew", stopped.stderr)
     assert "Traceback" not in stopped.output
     begun = out / names[0]
     checkpoint = begun / "checkpoint" / "latest.safetensors"

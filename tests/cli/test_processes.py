@@ -65,7 +65,7 @@ def test_a_failure_ends_with_1_and_keeps_its_traceback():
 import fl_labelskew_plugins.recipe as recipe
 from fl_labelskew_plugins.cli.main import main
 def bug(*args): raise ZeroDivisionError
-recipe.load = bug
+recipe.check = bug
 main(["validate", "x.yaml"])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)

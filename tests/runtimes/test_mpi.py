@@ -93,7 +93,7 @@ class Sittings:
         where = ["--resume", self.run] if self.run.exists() else [self.recipe, "--run-dir", self.run]
         before = rounds(self.run)
         process = self.forker.start(["run", *where, *words], self.logs / name, environment=self.plugin)
-        launcher, until = psutil.Process(process.pid), time.monotonic() + 90
+        launcher, until = psutil.Process(process.pid), time.monotonic() + 240  # a busy machine takes its time to import
         family, seen = {process.pid: launcher}, {}
         while process.pid not in self.forker.ended:
             assert time.monotonic() < until, process.text

@@ -123,7 +123,6 @@ def test_a_server_gets_no_more_answers_than_the_policy_allows_however_it_asks(sc
 @pytest.mark.parametrize(
     ("policy", "options", "key", "line"),
     [
-        ({"max_rounds": 3}, {"rounds": 4}, "max_rounds", "3 does not allow a run of 4 rounds"),
         ({"min_clients": 2}, {"quorum": 1}, "min_clients", "2 does not allow rounds of 1 uploads"),
         (
             {"min_clients": 2},
