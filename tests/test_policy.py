@@ -224,7 +224,6 @@ def test_who_has_answered_under_a_policy_does_not_begin_without_one(tmp_path):
 @pytest.mark.parametrize(
     ("limits", "federation", "quorum", "said"),
     [
-        ({"max_rounds": 4}, RUN, 2, "max_rounds: 4 does not allow a run of 5 rounds, which the server asks for"),
         ({"min_clients": 3}, RUN, 2, "min_clients: 3 does not allow rounds of 2 uploads, which"),
         ({"min_clients": 3}, RUN, None, "min_clients: 3 does not allow a server that does not say how many"),
         ({"min_clients": 3}, RUN, True, "does not say how many"),
