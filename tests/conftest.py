@@ -102,6 +102,16 @@ def wheels(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def fashion_mnist(tmp_path_factory):
+    """A small copy of Fashion-MNIST, for recipes that would read the real files; as an override."""
+    from fl_labelskew_plugins.data.idx import FashionMNIST
+
+    folder = tmp_path_factory.mktemp("data") / "fashion-mnist"
+    FashionMNIST().fake(folder, samples=1000, seed=0)
+    return f"data_args.data_cache_dir={folder}"
+
+
+@pytest.fixture(scope="session")
 def build():
     """Builds the wheel of a folder: ``build(source, out)``."""
     return build_wheel

@@ -15,7 +15,6 @@ from fl_labelskew_plugins import recipe, sweep
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.cli.recipes import find
 from fl_labelskew_plugins.cli.run import run_command
-from fl_labelskew_plugins.data.idx import FashionMNIST
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
@@ -84,14 +83,14 @@ def name_of(value):
 
 
 @pytest.mark.parametrize(("path", "words"), COMMANDS, ids=name_of)
-def test_it_would_run(path, words, monkeypatch, capsys):
+def test_it_would_run(path, words, fashion_mnist, monkeypatch, capsys):
     program, *args = words
     if program == "make":
         assert re.search(rf"^{args[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     elif program == "python":
         check_script(path, args, monkeypatch, capsys)
     elif program == "labelskew" or args[1:2] not in ([], *([verb] for verb in HOST)):
-        check_command(path, args)
+        check_command(path, args, fashion_mnist)
 
 
 def check_script(path, args, monkeypatch, capsys):
@@ -109,7 +108,7 @@ def check_script(path, args, monkeypatch, capsys):
         assert [word for word in args[1:] if word.startswith("-") and word not in told] == []
 
 
-def check_command(path, args):
+def check_command(path, args, fashion_mnist):
     """Verb, options and arguments; then, as far as they are no placeholders, the recipes, sweeps and names."""
     command = main
     while isinstance(command, click.Group):
@@ -117,13 +116,15 @@ def check_command(path, args):
         command, args = command.commands[args[0]], args[1:]
     if not args:
         return  # the verb's name, in a sentence
-    given = command.make_context(command.name, list(args)).params
+    # with the context of the program: a command keeps the first names of its help option that it is asked for
+    parent = click.Context(main, **main.context_settings)
+    given = command.make_context(command.name, list(args), parent=parent).params
     overrides = given.get("overrides", ())
     if command is run_command and given["recipe"] is None:
         return  # --resume
     for file in given.get("files", ()) or [given.get("recipe") or given.get("file")]:
         if file is not None:
-            check_file(path, file, overrides, given.get("only"))
+            check_file(path, file, overrides, given.get("only"), fashion_mnist)
     for name in given.get("recipes", ()):
         if name.islower():
             recipe.load(find(name), overrides)
@@ -133,7 +134,7 @@ def check_command(path, args):
         assert given["name"] in (None, "NAME", "ldam", *names)
 
 
-def check_file(path, file, overrides, only):
+def check_file(path, file, overrides, only, fashion_mnist):
     here = next((folder / file for folder in (ROOT, path.parent) if (folder / file).exists()), None)
     if here is None:
         assert "/" not in str(file), f"{file} is missing"
@@ -148,8 +149,8 @@ def check_file(path, file, overrides, only):
             if not re.search(rf"^{method[1]} = \"", all_of(path), re.MULTILINE):
                 raise
         return
-    if "fmnist" in here.stem and not Path(FashionMNIST.default_dir).is_dir():
-        pytest.skip("needs the Debian package dataset-fashion-mnist")
+    if "fmnist" in here.stem:
+        overrides = [fashion_mnist, *overrides]
     assert sweep.plan(here, overrides, only=only)
 
 

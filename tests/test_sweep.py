@@ -15,7 +15,6 @@ from fl_labelskew_registry import LabelSkewError, MistakesError
 
 from fl_labelskew_plugins import locks, recipe, run, sweep
 from fl_labelskew_plugins.cli.main import main
-from fl_labelskew_plugins.data.idx import FashionMNIST
 
 SWEEPS = Path(__file__).parents[1] / "sweeps"
 BASE = """
@@ -124,10 +123,8 @@ def test_data_of_ones_own_make_runs_of_their_own(write, tmp_path):
 
 
 @pytest.mark.parametrize("file", sorted(SWEEPS.glob("*.yaml")), ids=lambda file: file.stem)
-def test_sweeps_that_come_with_the_source(file):
-    if "fmnist" in file.stem and not Path(FashionMNIST.default_dir).is_dir():
-        pytest.skip("needs the Debian package dataset-fashion-mnist")
-    planned = sweep.plan(file)
+def test_sweeps_that_come_with_the_source(file, fashion_mnist):
+    planned = sweep.plan(file, [fashion_mnist] if "fmnist" in file.stem else [])
     assert file.read_text().startswith(f"# labelskew sweep sweeps/{file.name}\n")
     assert len({json.dumps(each.recipe.resolved(), sort_keys=True) for each in planned}) == len(planned)
 

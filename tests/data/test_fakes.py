@@ -148,7 +148,6 @@ def test_mistakes(tmp_path):
     ]
 
 
-@pytest.mark.skipif(not DOCS.is_file(), reason="needs the checkout's docs")
 def test_the_docs_name_every_data_set():
     rows = {match[1]: match[0] for match in re.finditer(r"^\| `(\w+)` \|.*$", DOCS.read_text("utf-8"), re.MULTILINE)}
     ours = [e for e in catalog.entries("datasets") if e.distribution == "fl-labelskew-plugins"]

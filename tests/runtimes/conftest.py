@@ -122,6 +122,16 @@ def base_simulation():
     return simulation(RECIPE)
 
 
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory):
+    """The folder of a federation's certificates: a server and three silos."""
+    from fl_labelskew_plugins import certs
+
+    folder = tmp_path_factory.mktemp("certs")
+    certs.new(folder, 3)
+    return folder
+
+
 class Proxy:
     """Passes connections on to ``target`` and keeps what each side sent.
 

@@ -17,24 +17,17 @@ from fl_labelskew_plugins.runtimes.grpc_transport import METHOD, SERVICE, Server
 from fl_labelskew_plugins.runtimes.transport import Kind
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("certs")
-    certs.new(made, 3)
-    return made
-
-
 @pytest.fixture
-def start(folder):
+def start(certificates):
     """Makes servers and silos; stops them in the end."""
     made = []
 
     def server(silos=3):
-        made.append(ServerTransport("127.0.0.1:0", silos=silos, tls=certs.read(folder, "server")))
+        made.append(ServerTransport("127.0.0.1:0", silos=silos, tls=certs.read(certificates, "server")))
         return made[-1]
 
     def silo(address, rank):
-        made.append(SiloTransport(address, rank, tls=certs.read(folder, f"silo-{rank}")))
+        made.append(SiloTransport(address, rank, tls=certs.read(certificates, f"silo-{rank}")))
         made[-1].start()
         assert made[-1]._next(20).get_type() == Kind.JOINED
         return made[-1]
@@ -173,11 +166,11 @@ def test_there_are_as_many_places_as_files_may_be_open():
         resource.setrlimit(resource.RLIMIT_NOFILE, old)
 
 
-def test_silent_streams_of_a_member_keep_no_silo_out(start, folder, monkeypatch):
+def test_silent_streams_of_a_member_keep_no_silo_out(start, certificates, monkeypatch):
     monkeypatch.setattr(grpc_transport, "HELLO_S", 60.0)
     server = start()
     third = start.silo(server.address, 3)
-    files, over, said = certs.read(folder, "silo-3"), threading.Event(), []
+    files, over, said = certs.read(certificates, "silo-3"), threading.Event(), []
 
     def silent():
         over.wait(60)

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-import torch
 from safetensors.torch import load_file
+from scenes import same
 
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.isic2019 import ISIC2019
@@ -60,12 +60,6 @@ with as_rank():
     for overrides, out in json.load(open(sys.argv[2])):
         start(Path(sys.argv[1]), overrides, run_dir=Path(out), quiet=True)
 """
-
-
-def same(a, b):
-    assert a.keys() == b.keys()
-    for key in a:
-        assert torch.equal(a[key], b[key]), key
 
 
 @pytest.fixture(scope="module")

@@ -56,25 +56,18 @@ class Peer:
         self.transport.send_message(message(kind, getattr(self.transport, "rank", 0), receiver, **content))
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("certs")
-    certs.new(made, 3)
-    return made
-
-
 @pytest.fixture
-def start(folder):
+def start(certificates):
     """Makes servers and silos; stops them in the end."""
     made = []
 
     def server(address="127.0.0.1:0", *, tls=False, silos=3, **options):
-        files = certs.read(folder, "server") if tls is True else tls or None
+        files = certs.read(certificates, "server") if tls is True else tls or None
         made.append(ServerTransport(address, silos=silos, tls=files, **options))
         return Peer(made[-1])
 
     def silo(address, rank=1, *, tls=False, **options):
-        files = certs.read(folder, f"silo-{rank}") if tls is True else tls or None
+        files = certs.read(certificates, f"silo-{rank}") if tls is True else tls or None
         made.append(SiloTransport(address, rank, tls=files, **options))
         made[-1].start()
         return Peer(made[-1])
@@ -603,31 +596,31 @@ def test_a_pickle_runs_nothing(start, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def others(tmp_path_factory, folder):
+def others(tmp_path_factory, certificates):
     """Certificates of another authority; ``mixed`` has them with our ca.pem."""
     made = tmp_path_factory.mktemp("others")
     certs.new(made, 3)
     return made
 
 
-def files(folder, name, ca=None):
+def files(certificates, name, ca=None):
     """As :func:`certs.read`, for files that do not belong together."""
-    read = [(folder / f"{name}.{ending}").read_bytes() for ending in ("pem", "key")]
-    return certs.Files(name, ((ca or folder) / "ca.pem").read_bytes(), *read)
+    read = [(certificates / f"{name}.{ending}").read_bytes() for ending in ("pem", "key")]
+    return certs.Files(name, ((ca or certificates) / "ca.pem").read_bytes(), *read)
 
 
-def test_who_has_no_certificate_of_ours_gets_nowhere(start, folder, others):
+def test_who_has_no_certificate_of_ours_gets_nowhere(start, certificates, others):
     server = start(tls=True)
     address = server.transport.address
-    ca = (folder / "ca.pem").read_bytes()
+    ca = (certificates / "ca.pem").read_bytes()
     assert raw(address, chunks(Kind.HELLO))[0] == "UNAVAILABLE"
     assert raw(address, chunks(Kind.HELLO), tls=certs.Files("nobody", ca, None, None))[0] == "UNAVAILABLE"
-    assert raw(address, chunks(Kind.HELLO), tls=files(others, "silo-1", folder))[0] == "UNAVAILABLE"
+    assert raw(address, chunks(Kind.HELLO), tls=files(others, "silo-1", certificates))[0] == "UNAVAILABLE"
     assert not server.transport.receive(0.2)
     still_serves(start, server, tls=True)
 
 
-def test_connections_that_show_no_certificate_are_counted(start, folder, others, monkeypatch):
+def test_connections_that_show_no_certificate_are_counted(start, certificates, others, monkeypatch):
     monkeypatch.setattr(grpc_transport, "HANDSHAKE_S", 1.0)
     monkeypatch.setattr(grpc_transport, "LATE_S", 0.5)
     server, silo = pair(start, tls=True)
@@ -635,7 +628,7 @@ def test_connections_that_show_no_certificate_are_counted(start, folder, others,
     for _ in range(20):
         with socket.create_connection((host, int(port))) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    for tls in (None, files(others, "silo-1", folder)):
+    for tls in (None, files(others, "silo-1", certificates)):
         assert raw(server.transport.address, chunks(Kind.HELLO), tls=tls)[0] == "UNAVAILABLE"
     times = 0
     until = time.monotonic() + 60
@@ -652,31 +645,31 @@ def test_connections_that_show_no_certificate_are_counted(start, folder, others,
     server.wait(Kind.FAILED)
 
 
-def test_a_silo_is_who_its_certificate_says(start, folder):
+def test_a_silo_is_who_its_certificate_says(start, certificates):
     server = start(tls=True)
-    said = raw(server.transport.address, chunks(Kind.HELLO, 2), tls=files(folder, "silo-1"))
+    said = raw(server.transport.address, chunks(Kind.HELLO, 2), tls=files(certificates, "silo-1"))
     assert said == ("PERMISSION_DENIED", "claims to be silo 2")
     assert server.wait(Kind.REFUSED).get_sender_id() == 1
-    silo = start.silo(server.transport.address, 2, tls=files(folder, "silo-1"))
+    silo = start.silo(server.transport.address, 2, tls=files(certificates, "silo-1"))
     with pytest.raises(LabelSkewError, match="it refused this silo: claims to be silo 2"):
         silo.wait(Kind.JOINED)
     sent = [*chunks(Kind.HELLO, 1), *chunks(Kind.UPLOAD, 2)]
-    assert raw(server.transport.address, sent, tls=files(folder, "silo-1"))[1] == "claims to be silo 2"
+    assert raw(server.transport.address, sent, tls=files(certificates, "silo-1"))[1] == "claims to be silo 2"
     assert server.wait(Kind.REFUSED, 3).get_sender_id() == 1
     still_serves(start, server, 2, tls=True)
 
 
-def test_a_silo_beyond_the_expected_ones_is_refused(start, folder):
+def test_a_silo_beyond_the_expected_ones_is_refused(start, certificates):
     server = start(tls=True, silos=2)
     silo = start.silo(server.transport.address, 3, tls=True)
     with pytest.raises(LabelSkewError, match="its certificate is not one of silo-1 to silo-2"):
         silo.wait(Kind.JOINED)
 
 
-def test_the_servers_certificate_is_no_silos(start, folder):
+def test_the_servers_certificate_is_no_silos(start, certificates):
     server = start(tls=True)
     lines = []
-    silo = start.silo(server.transport.address, 1, tls=files(folder, "server"), say=lines.append)
+    silo = start.silo(server.transport.address, 1, tls=files(certificates, "server"), say=lines.append)
     while not lines:
         time.sleep(0.01)
     assert not silo.transport.receive(0.5)
@@ -694,9 +687,9 @@ def test_the_servers_certificate_is_no_silos(start, folder):
         (lambda _, others: None, lambda ours, _: files(ours, "silo-1"), "it does not speak TLS; no comm_args.certs he"),
     ],
 )
-def test_a_silo_says_what_it_does_not_trust(start, folder, others, server_files, silo_files, said):
-    server = start(tls=server_files(folder, others))
-    silo = start.silo(server.transport.address, tls=silo_files(folder, others))
+def test_a_silo_says_what_it_does_not_trust(start, certificates, others, server_files, silo_files, said):
+    server = start(tls=server_files(certificates, others))
+    silo = start.silo(server.transport.address, tls=silo_files(certificates, others))
     with pytest.raises(LabelSkewError) as error:
         silo.wait(Kind.JOINED)
     assert str(error.value).startswith(f"the server at {server.transport.address}: it")

@@ -1,19 +1,12 @@
 """How a federation ends: silos are told before anything is drawn, and whatever is missing then is made up for."""
 
 import json
-import threading
 
-from fl_labelskew_plugins.runtimes.grpc_transport import SiloTransport
-from fl_labelskew_plugins.runtimes.transport import Kind, message
+from scenes import Echo, finished
 
-FACTS = {"samples": 400, "input_shape": [1, 8, 8], "num_classes": 10, "process": "x", "round": -1}
+from fl_labelskew_plugins.runtimes.transport import Kind
+
 TWO = ["train_args.comm_round=2"]
-
-
-def finished(*processes):
-    for process in processes:
-        assert process.wait() == 0, process.text
-        assert "Traceback" not in process.text
 
 
 def test_pictures_that_cannot_be_drawn_end_no_run_and_silos_go_home_first(federation):
@@ -44,33 +37,24 @@ def test_pictures_that_cannot_be_drawn_end_no_run_and_silos_go_home_first(federa
     assert done.text == f"{run}: all 2 rounds are done already\n"
 
 
-class Absent:
-    """Silo 3 in this process, which sends back what it gets, and takes the end for said when it hears it again."""
+class Absent(Echo):
+    """Takes the end for said when it hears it again."""
 
-    def __init__(self, address):
-        self.ends = 0
-        self.transport = SiloTransport(address, 3)
-        self.transport.hello = lambda: message(Kind.HELLO, 3, 0, meta=FACTS)
-        self.transport.add_observer(self)
-        self.transport.start()
-        self.thread = threading.Thread(target=self.transport.handle_receive_message, daemon=True)
-        self.thread.start()
+    ends = 0
 
     def receive_message(self, kind, arrived):
         if kind == Kind.TRAIN:
-            tensors = dict(arrived.get("tensors"))
-            self.transport.send_message(message(Kind.UPLOAD, 3, 0, round=arrived.get("round"), tensors=tensors))
+            self.answer(arrived)
         elif kind == Kind.FINISH:
             self.ends += 1
             if self.ends == 2:
-                self.transport.send_message(message(Kind.FINISH, 3, 0))
-                self.transport.stop_receive_message()
+                self.leave()
 
 
 def test_who_has_not_heard_of_the_end_hears_of_it_from_the_server_that_is_gone_on_with(federation):
     federation.overrides = TWO
     server, silos = federation.server(), federation.silos(1, 2)
-    absent = Absent(federation.address)
+    absent = Absent(federation.address, 3)
     finished(*silos)
     server.kill()
     server.wait()

@@ -9,25 +9,11 @@ import sysconfig
 import time
 
 import pytest
-import torch
+from scenes import finished, left_out, same
 
 SLOW = "train_args.epochs=40"
 FOUR = "train_args.comm_round=4"
 STATEFUL = "method_args.method=map"
-
-
-def finished(*processes):
-    for process in processes:
-        assert process.wait() == 0, process.text
-
-
-def same(a, b):
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[key], b[key]) for key in a)
-
-
-def left_out(federation):
-    return [line.get("left_out", []) for line in federation.lines()]
 
 
 def test_a_silo_killed_in_training_is_left_out_and_the_others_finish(federation):

@@ -5,35 +5,29 @@ import pickle
 import socket
 import ssl
 import struct
-import threading
 import time
 
+import grpc
 import pytest
 import torch
+from scenes import FACTS, Echo
 
 from fl_labelskew_plugins import certs
-from fl_labelskew_plugins.runtimes.grpc_transport import METHOD, SERVICE, SiloTransport
+from fl_labelskew_plugins.runtimes.grpc_transport import METHOD, SERVICE
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 from fl_labelskew_plugins.wire import Header
 
 GIANT = {"input_shape": [10**6] * 5}
 SLOW = "train_args.epochs=40"
-FACTS = {"samples": 400, "input_shape": [1, 8, 8], "num_classes": 10, "process": "x", "round": -1}
 
 
-class FakeSilo:
-    """Silo 3 in this process, which answers every request for training with whatever a test says."""
+class FakeSilo(Echo):
+    """Silo 3, which answers every request for training with whatever a test says."""
 
-    def __init__(self, address, answers, *, tls=None, facts=FACTS, opening=None):
-        self.transport = SiloTransport(address, 3, tls=tls)
-        self.transport.hello = lambda: message(Kind.HELLO, 3, 0, meta=facts)
-        self.transport.limits = dict.fromkeys(self.transport.limits, 2**30)
-        self.transport.add_observer(self)
+    def __init__(self, address, answers, *, opening=None, **options):
         self.opening = opening
         self.answers, self.verdicts, self.finish = list(answers), [], None
-        self.transport.start()
-        self.thread = threading.Thread(target=self.transport.handle_receive_message, daemon=True)
-        self.thread.start()
+        super().__init__(address, 3, **options)
 
     def receive_message(self, kind, arrived):
         if kind == Kind.WELCOME:
@@ -49,8 +43,7 @@ class FakeSilo:
             self.verdicts.append(arrived.get("meta").get("reason", "taken"))
         elif kind == Kind.FINISH:
             self.finish = arrived.get("meta")
-            self.transport.send_message(message(Kind.FINISH, 3, 0))
-            self.transport.stop_receive_message()
+            self.leave()
 
 
 def model(tensors):
@@ -205,7 +198,6 @@ class Hostile:
 
 
 def test_strangers_do_no_harm_to_a_federation_with_certificates(federation, sp_weights, tmp_path):
-    grpc = pytest.importorskip("grpc")
     certs.new(tmp_path / "certs", 3)
     certs.new(tmp_path / "others", 3)
     proof = tmp_path / "executed"

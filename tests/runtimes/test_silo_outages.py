@@ -7,29 +7,13 @@ import threading
 import time
 
 import pytest
-import torch
+from scenes import Echo, finished, left_out, same
 
-from fl_labelskew_plugins.runtimes.grpc_transport import SiloTransport
-from fl_labelskew_plugins.runtimes.transport import Kind, message
+from fl_labelskew_plugins.runtimes.transport import Kind
 
 SLOW = "train_args.epochs=40"
 FEDSHIFT = "method_args.method=fedshift"
 WELCOME = b"federation"  # in no other message
-FACTS = {"samples": 400, "input_shape": [1, 8, 8], "num_classes": 10, "process": "x", "round": -1}
-
-
-def finished(*processes):
-    for process in processes:
-        assert process.wait() == 0, process.text
-
-
-def same(a, b):
-    assert a.keys() == b.keys()
-    assert all(torch.equal(a[key], b[key]) for key in a)
-
-
-def left_out(federation, key="left_out"):
-    return [line.get(key, []) for line in federation.lines()]
 
 
 @pytest.fixture
@@ -47,19 +31,13 @@ def line(federation, make_proxy):
     return start
 
 
-class Quick:
-    """A silo of this process that answers when it is told to, with what it was sent times ``factor``."""
+class Quick(Echo):
+    """Answers when it is told to, with what it was sent times ``factor``."""
 
     def __init__(self, address, rank, leaves_at=None, factor=1):
-        self.rank, self.leaves_at, self.asked, self.may = rank, leaves_at, [], threading.Semaphore(0)
+        self.leaves_at, self.asked, self.may = leaves_at, [], threading.Semaphore(0)
         self.factor = factor
-        self.transport = SiloTransport(address, rank)
-        self.transport.hello = lambda: message(Kind.HELLO, rank, 0, meta=FACTS)
-        self.transport.limits = dict.fromkeys(self.transport.limits, 2**30)
-        self.transport.add_observer(self)
-        self.transport.start()
-        self.thread = threading.Thread(target=self.transport.handle_receive_message, daemon=True)
-        self.thread.start()
+        super().__init__(address, rank)
 
     def receive_message(self, kind, arrived):
         if kind == self.leaves_at:
@@ -67,11 +45,9 @@ class Quick:
         elif kind == Kind.TRAIN:
             self.asked.append(arrived.get("round"))
             assert self.may.acquire(timeout=60)
-            tensors = {name: value * self.factor for name, value in arrived.get("tensors").items()}
-            self.transport.send_message(message(Kind.UPLOAD, self.rank, 0, round=arrived.get("round"), tensors=tensors))
+            self.answer(arrived, self.factor)
         elif kind == Kind.FINISH:
-            self.transport.send_message(message(Kind.FINISH, self.rank, 0))
-            self.transport.stop_receive_message()
+            self.leave()
 
 
 @pytest.fixture

@@ -1,0 +1,48 @@
+"""What tests of federations ask of their processes and runs, and a silo that lives in the test's own process."""
+
+import threading
+
+import torch
+
+from fl_labelskew_plugins.runtimes.grpc_transport import SiloTransport
+from fl_labelskew_plugins.runtimes.transport import Kind, message
+
+FACTS = {"samples": 400, "input_shape": [1, 8, 8], "num_classes": 10, "process": "x", "round": -1}
+
+
+def finished(*processes):
+    for process in processes:
+        assert process.wait() == 0, process.text
+        assert "Traceback" not in process.text
+
+
+def same(a, b):
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), key
+
+
+def left_out(federation, key="left_out"):
+    return [line.get(key, []) for line in federation.lines()]
+
+
+class Echo:
+    """A silo that sends back the weights it is sent; what a test stages is a subclass."""
+
+    def __init__(self, address, rank, *, tls=None, facts=FACTS):
+        self.rank = rank
+        self.transport = SiloTransport(address, rank, tls=tls)
+        self.transport.hello = lambda: message(Kind.HELLO, rank, 0, meta=facts)
+        self.transport.limits = dict.fromkeys(self.transport.limits, 2**30)
+        self.transport.add_observer(self)
+        self.transport.start()
+        self.thread = threading.Thread(target=self.transport.handle_receive_message, daemon=True)
+        self.thread.start()
+
+    def answer(self, arrived, factor=1):
+        tensors = {name: value * factor for name, value in arrived.get("tensors").items()}
+        self.transport.send_message(message(Kind.UPLOAD, self.rank, 0, round=arrived.get("round"), tensors=tensors))
+
+    def leave(self):
+        self.transport.send_message(message(Kind.FINISH, self.rank, 0))
+        self.transport.stop_receive_message()
