@@ -9,7 +9,7 @@ import torch
 from fl_labelskew_registry import Aggregation, Method, Optimizer, RunError
 from torch import Tensor
 
-from fl_labelskew_plugins import wire
+from fl_labelskew_plugins.tensors import pieces
 from fl_labelskew_plugins.words import clean
 
 Weights = dict[str, Tensor]
@@ -116,7 +116,7 @@ class WeightedMean:
 
 def _pieces(into: Tensor, term: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
     """Parts of two tensors that belong together; of what is on disk one at a time is in memory."""
-    return zip(wire.pieces(into), wire.pieces(term), strict=True) if into.stride() == term.stride() else [(into, term)]
+    return zip(pieces(into), pieces(term), strict=True) if into.stride() == term.stride() else [(into, term)]
 
 
 def _rows(per_class: Tensor, like: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ def numbers(plugin: Method | Optimizer) -> list[str]:
 def _finite(value: Tensor) -> bool:
     """Whether every entry is. One reduction tells: a sum with an inf or a nan in it is not finite."""
     return not value.is_floating_point() or all(
-        bool(torch.isfinite(part.sum()) or torch.isfinite(part).all()) for part in wire.pieces(value)
+        bool(torch.isfinite(part.sum()) or torch.isfinite(part).all()) for part in pieces(value)
     )
 
 

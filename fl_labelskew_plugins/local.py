@@ -16,12 +16,13 @@ from fl_labelskew_registry import Batch, ClientView, Federation, LocalWork, Meth
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins import seeds, wire
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.aggregate import Weights, check_terms
 from fl_labelskew_plugins.checked import backward
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.samples import Samples, Streamed
 from fl_labelskew_plugins.state import OPTIMIZER, group, joined, rest
+from fl_labelskew_plugins.tensors import evict
 
 TEST_BATCH = {"cpu": 128, "cuda": 1024}
 """Samples of a batch where no gradient is needed: few enough that activations stay in a core's cache, or fill a GPU."""
@@ -477,7 +478,7 @@ def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy a state dict into the model."""
     model.load_state_dict(dict(weights))
     for value in weights.values():
-        wire.evict(value)
+        evict(value)
 
 
 def lend(model: nn.Module, weights: Mapping[str, Tensor]) -> None:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
 
-from fl_labelskew_plugins import mixing, plots
+from fl_labelskew_plugins import mixing, plots, signals
 from fl_labelskew_plugins.aggregate import Weights, check_upload
 from fl_labelskew_plugins.progress import Progress
 from fl_labelskew_plugins.results import Checkpoint, RunFolder, environment, peak_memory, read_lines, summary
@@ -119,7 +116,7 @@ class Record:
         seconds: float,
     ) -> None:
         """A round is complete."""
-        with uninterrupted():
+        with signals.uninterrupted():
             # what may fail comes first: a line too many is dropped on resuming, a round too many could not be
             self.folder.append(self.folder.metrics, line)
             timing = {"round": line["round"], "seconds": round(seconds, 4)}
@@ -137,7 +134,7 @@ class Record:
 
     def abandon(self) -> None:
         """The run stops before its last round: forget a round that broke off, and save what was complete."""
-        with uninterrupted():
+        with signals.uninterrupted():
             self.states.discard()
             if self.next_round != self._saved:
                 self._save()
@@ -238,25 +235,3 @@ class Record:
         for key in ("versions", "threads", "device", "cpu_capability"):
             if before[key] != now[key]:
                 print(f"warning: {key} differs from the run's start, so may the last digits", file=sys.stderr)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold an interruption or termination signal back until the block is done, so that no round ends half recorded."""
-    held: list[int] = []
-
-    def hold(signum: int, frame: FrameType | None) -> None:
-        held.append(signum)
-
-    try:
-        old = {number: signal.signal(number, hold) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone gets signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-    if held:
-        raise KeyboardInterrupt

@@ -50,6 +50,16 @@ def interrupting() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold an interruption or termination signal back until the block is done, so that no round ends half recorded."""
+    held: list[int] = []
+    with handled(signal.SIGTERM, signal.SIGINT, handler=lambda signum, frame: held.append(signum)):
+        yield
+    if held:
+        raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
 def handled(*numbers: int, handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Another handler for these signals, except for one that is ignored."""
     old = {}

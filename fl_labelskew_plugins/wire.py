@@ -9,7 +9,6 @@ of the received buffer. Whatever bytes arrive, :func:`decode` returns tensors or
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import math
 import mmap
@@ -27,6 +26,7 @@ import torch
 from fl_labelskew_registry import RunError
 from torch import Tensor
 
+from fl_labelskew_plugins.tensors import ON_DISK, PIECE, OnDisk, channels_last
 from fl_labelskew_plugins.words import clean
 
 Buffer = bytes | bytearray | memoryview | mmap.mmap
@@ -38,8 +38,6 @@ MOST_JSON = 2**20
 MOST_TENSORS = 8192
 MOST_NAME = 255
 MOST_DIMS = 16
-PIECE = 2**22
-"""Entries of a large tensor, or bytes of a message on its way to disk, that are in memory at a time."""
 MOST_TEXT = 500
 """Letters of a text in ``meta``; see :func:`cleaned`."""
 
@@ -113,18 +111,13 @@ class Header:
 
 def dense(tensor: Tensor) -> bool:
     """Whether its memory can travel as it is: on the CPU without gaps, in the order of its axes or channels last."""
-    return tensor.device.type == "cpu" and (tensor.is_contiguous() or _channels_last(tensor))
+    return tensor.device.type == "cpu" and (tensor.is_contiguous() or channels_last(tensor))
 
 
 def plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors on the CPU and :func:`dense`; those that are so already are not copied."""
     moved = {name: tensor.detach().to("cpu") for name, tensor in tensors.items()}
     return {name: tensor if dense(tensor) else tensor.contiguous() for name, tensor in moved.items()}
-
-
-def _channels_last(tensor: Tensor) -> bool:
-    """Whether another order of the axes, and no copy, makes it contiguous."""
-    return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.permute(0, 2, 3, 1).is_contiguous()
 
 
 def encode(
@@ -146,7 +139,7 @@ def encode(
     """
     # Larger items first, so that every tensor is aligned to its own size; the JSON keeps the caller's order.
     ready = plain(tensors)
-    last = [name for name, tensor in ready.items() if _channels_last(tensor)]
+    last = [name for name, tensor in ready.items() if channels_last(tensor)]
     ready |= {name: ready[name].permute(0, 2, 3, 1) for name in last}
     placed: dict[str, tuple[int, int]] = {}
     views: list[memoryview] = []
@@ -272,7 +265,7 @@ def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise WireError(f"tensors of {end} bytes in {len(view) - start} bytes")
     data = torch.frombuffer(view, dtype=torch.uint8, offset=start) if end else torch.empty(0, dtype=torch.uint8)
     if isinstance(payload, OnDisk) and end:
-        _ON_DISK[data.untyped_storage().data_ptr()] = payload
+        ON_DISK[data.untyped_storage().data_ptr()] = payload
     tensors = {name: _tensor(data, name, *entry) for name, entry in entries.items()}
     for name in last:
         if name not in tensors or tensors[name].dim() != 4:
@@ -389,43 +382,6 @@ def _float(text: str) -> float:
     if not math.isfinite(number):
         raise WireError("JSON with a number that is not finite")
     return number
-
-
-class OnDisk(mmap.mmap):
-    """A buffer that is a file; what is written to it is in the kernel's page cache and on its way to the disk."""
-
-    def evict(self) -> None:
-        """Take its pages out of this process's memory; the next access brings them back."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self.madvise(mmap.MADV_DONTNEED)
-
-
-_ON_DISK: weakref.WeakValueDictionary[int, OnDisk] = weakref.WeakValueDictionary()
-"""Buffers of decoded messages, by the address of their tensors' storage."""
-
-
-def evict(tensor: Tensor) -> None:
-    """Take a tensor's message out of memory where it lies on disk (see :class:`Spool`); nothing for others."""
-    buffer = _ON_DISK.get(tensor.untyped_storage().data_ptr())
-    if buffer is not None:
-        buffer.evict()
-
-
-def pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """A tensor's entries as flat parts of at most :data:`PIECE`, in the order in which they lie in memory.
-
-    Of a tensor whose message is on disk one part at a time is in memory. One with gaps comes as it is.
-    """
-    flat = tensor.permute(0, 2, 3, 1) if _channels_last(tensor) else tensor
-    for part in flat.reshape(-1).split(PIECE) if flat.is_contiguous() else [tensor]:  # type: ignore[no-untyped-call]
-        yield part
-        evict(tensor)
-
-
-def trim() -> None:
-    """Give the system back what was freed; glibc keeps it for later, for each thread apart."""
-    with contextlib.suppress(AttributeError, OSError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 class Spool:

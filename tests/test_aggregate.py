@@ -2,7 +2,6 @@ import pytest
 import torch
 from fl_labelskew_registry import RunError
 
-from fl_labelskew_plugins import wire
 from fl_labelskew_plugins.aggregate import (
     WeightedMean,
     check_extra,
@@ -61,7 +60,7 @@ def test_the_mean_is_the_same_in_pieces(monkeypatch):
     uploads[1]["b"] = uploads[1]["b"].contiguous(memory_format=torch.channels_last)  # of another writer
     shares = [(0.2, uploads[0]), (0.3, uploads[1]), (0.5, uploads[2])]
     whole = weighted_mean(shares, uploads[0])
-    monkeypatch.setattr(wire, "PIECE", 64)
+    monkeypatch.setattr("fl_labelskew_plugins.tensors.PIECE", 64)
     pieces = weighted_mean(shares, uploads[0])
     for key, value in whole.items():
         assert torch.equal(value, pieces[key])

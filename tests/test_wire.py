@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from fl_labelskew_plugins import wire
+from fl_labelskew_plugins.tensors import PIECE, evict, pieces
 from fl_labelskew_plugins.wire import Header, Spool, WireError
 
 EVERY = {
@@ -360,7 +361,7 @@ def resident(kind):
 
 
 def test_of_a_tensor_on_disk_one_piece_is_in_memory(tmp_path):
-    count = 20 * wire.PIECE  # 80 MB
+    count = 20 * PIECE  # 80 MB
     sent = {"bytes": torch.randint(256, (count,), dtype=torch.uint8), "one": torch.ones(1)}
     before = resident("File")
     _, buffer = wire.assemble(
@@ -369,27 +370,27 @@ def test_of_a_tensor_on_disk_one_piece_is_in_memory(tmp_path):
     arrived = wire.decode(buffer)[1]
     assert resident("File") - before < 8
     at = 0
-    for piece in wire.pieces(arrived["bytes"]):
+    for piece in pieces(arrived["bytes"]):
         assert torch.equal(piece, sent["bytes"][at : at + len(piece)])
         at += len(piece)
         assert resident("File") - before < 16
     assert at == count
     assert torch.equal(arrived["bytes"], sent["bytes"])
     assert resident("File") - before > 60
-    wire.evict(arrived["one"])
+    evict(arrived["one"])
     assert resident("File") - before < 8
     assert arrived["one"].item() == 1
 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_pieces_are_all_there_is(name, monkeypatch):
-    monkeypatch.setattr(wire, "PIECE", 5)
-    pieces = list(wire.pieces(EVERY[name]))
+    monkeypatch.setattr("fl_labelskew_plugins.tensors.PIECE", 5)
+    parts = list(pieces(EVERY[name]))
     whole = EVERY[name].is_contiguous()
-    assert all(len(piece) <= 5 for piece in pieces) or not whole
-    assert torch.equal(torch.cat([piece.reshape(-1) for piece in pieces]), EVERY[name].reshape(-1))
+    assert all(len(piece) <= 5 for piece in parts) or not whole
+    assert torch.equal(torch.cat([piece.reshape(-1) for piece in parts]), EVERY[name].reshape(-1))
     images = torch.randn(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
-    assert torch.equal(torch.cat(list(wire.pieces(images))), images.permute(0, 2, 3, 1).reshape(-1))
+    assert torch.equal(torch.cat(list(pieces(images))), images.permute(0, 2, 3, 1).reshape(-1))
 
 
 def test_a_full_disk_is_an_error(tmp_path):

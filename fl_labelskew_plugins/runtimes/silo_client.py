@@ -31,6 +31,7 @@ from fl_labelskew_plugins.runtimes.transport import Kind, message
 from fl_labelskew_plugins.session import Session, assemble, host_switches
 from fl_labelskew_plugins.silos import SiloData
 from fl_labelskew_plugins.state import OPTIMIZER, State, Versions, group, joined, rest, save_atomic
+from fl_labelskew_plugins.tensors import trim
 from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn
 from fl_labelskew_plugins.words import clean, counted
 
@@ -157,7 +158,7 @@ class SiloClient(Manager):
             return
         begun = time.perf_counter()
         if num_bytes(session.start.values()) > self.recipe.comm.upload_memory_mb * 2**20:
-            wire.trim()
+            trim()
         rounds = session.federation.rounds
         silos.number({"round": round}, "round", 0, rounds - 1, "TRAIN")
         before, kept = (silos.number(meta, key, -1, rounds - 1, "TRAIN") for key in ("state_round", "kept_round"))

@@ -16,7 +16,7 @@ import torch
 from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Arrays, Contribution, Data, Federation, Method, RunError
 
-from fl_labelskew_plugins import silos, wire
+from fl_labelskew_plugins import silos
 from fl_labelskew_plugins.aggregate import check_extra, num_bytes
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.local import LocalResult, forms
@@ -32,6 +32,7 @@ from fl_labelskew_plugins.runtimes.transport import Kind
 from fl_labelskew_plugins.session import Session, assemble
 from fl_labelskew_plugins.silos import Facts
 from fl_labelskew_plugins.state import joined
+from fl_labelskew_plugins.tensors import trim
 from fl_labelskew_plugins.words import clean
 
 SLACK = 2**20
@@ -221,7 +222,7 @@ class SiloServer(Manager):
         for client in self._answers(clients, self._arrived, "uploads"):
             self.record.progress.client(round, clients.index(client) + 1, len(clients))
             if large:
-                wire.trim()  # of what messages took on their way
+                trim()  # of what messages took on their way
             result = self._arrived.pop(client)
             self.record.states.select(client)
             self.record.states.note(client, round)
