@@ -6,6 +6,7 @@ import csv
 import ipaddress
 import re
 from pathlib import Path
+from urllib.parse import unquote
 
 from fl_labelskew_registry import LabelSkewError
 
@@ -30,6 +31,31 @@ def split(address: str) -> tuple[str, int]:
     if not (colon and known and re.fullmatch("[0-9]{1,5}", port)) or int(port) > 65535:
         raise ValueError(f"'{' '.join(address.split())}' is no address; {_FORM}")
     return host.strip("[]"), int(port)
+
+
+def join(host: str, port: int) -> str:
+    """The address of a host and a port.
+
+    >>> join("::1", 8890)
+    '[::1]:8890'
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def of_peer(peer: str) -> tuple[str, int]:
+    """Host and port of what gRPC calls a peer.
+
+    >>> of_peer("ipv6:%5B::ffff:10.0.0.1%5D:4711"), of_peer("ipv4:10.0.0.1:4711")
+    (('10.0.0.1', 4711), ('10.0.0.1', 4711))
+    """
+    _, _, address = unquote(peer).partition(":")
+    host, _, port = address.rpartition(":")
+    return plain(host.strip("[]")), int(port)
+
+
+def plain(host: str) -> str:
+    """An address without its zone; one of IPv4 in its own form."""
+    return host.partition("%")[0].removeprefix("::ffff:")
 
 
 def loopback(address: str) -> bool:

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from fl_labelskew_registry import LabelSkewError, RunError
 
+from fl_labelskew_plugins import addresses
 from fl_labelskew_plugins.words import clean
 
 NAME = "audit.jsonl"
@@ -239,24 +239,15 @@ class Hashing:
 
     def digest(self) -> str:
         """SHA-256 of all that came since this was asked for."""
-        found, self._sha256 = self._sha256.hexdigest(), hashlib.sha256()
-        return found
+        digest, self._sha256 = self._sha256.hexdigest(), hashlib.sha256()
+        return digest
 
 
 def peer(context: Any) -> dict[str, str]:
     """Address and certificate's SHA-256 fingerprint of a gRPC peer, as far as they are known."""
     pem = b"".join(context.auth_context().get("x509_pem_cert", ())).decode(errors="replace")
-    found = {"peer": address(context.peer())}
-    return {**found, "fingerprint": hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()} if pem else found
-
-
-def address(peer: str) -> str:
-    """A peer as gRPC writes it, as people do.
-
-    >>> address("ipv4:192.0.2.1:4711"), address("ipv6:%5B::1%5D:4711")
-    ('192.0.2.1:4711', '[::1]:4711')
-    """
-    return unquote(re.sub("^ipv[46]:", "", peer))
+    facts = {"peer": addresses.join(*addresses.of_peer(context.peer()))}
+    return {**facts, "fingerprint": hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()} if pem else facts
 
 
 def files(folder: Path) -> list[Path]:
@@ -320,7 +311,7 @@ def verify(folder: Path, last: str = "") -> Verified:
         LabelSkewError: there is no log.
         RunError: it is broken; names the first line that does not fit.
     """
-    before, previous, count, missing, repaired, found = "", "", 0, 0, 0, not last
+    before, previous, count, missing, repaired, complete = "", "", 0, 0, 0, not last
     for where, line, content in read(folder):
         if not line.endswith(b"\n"):
             raise RunError(f"{where}: is cut in half, by a kill or by hand; it is repaired when the run goes on")
@@ -330,12 +321,12 @@ def verify(folder: Path, last: str = "") -> Verified:
             what = f"this line does not follow {previous}" if count else "this line names one before it"
             raise RunError(f"{where}: {what}; one of them was changed, or lines were left out or moved")
         before, previous, count = hashlib.sha256(line[:-1]).hexdigest(), where, count + 1
-        found = found or before == last
+        complete = complete or before == last
         missing += content["times"] if content.get("event") == "gap" and type(content.get("times")) is int else 0
         repaired += content.get("event") == "repaired"
     if not count:
         raise RunError(f"{folder}: the log is empty; its first line is missing")
-    if not found:
+    if not complete:
         raise RunError(f"{folder}: no line has the SHA-256 {clean(last)}; the log was cut short, or changed at its end")
     return Verified(count, len(files(folder)), missing, repaired, before)
 

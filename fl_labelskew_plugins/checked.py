@@ -336,6 +336,7 @@ CHECKS: dict[type, dict[str, Check]] = {
         "report": _facts,
         "logits_only": _bool,
         "protects": _bool,
+        "personalises": _bool,
         "opening_shapes": _shapes,
         "contribution_shapes": _shapes,
         "opening": _contribution,
@@ -362,7 +363,15 @@ CHECKS: dict[type, dict[str, Check]] = {
         "step": _step,
     },
     Partitioner: {"split": None},  # data.clients checks what it returns
-    Dataset: {"check": None, "load": _data, "check_test": None, "load_test": _data, "survey": _rows, "fake": None},
+    Dataset: {
+        "check": None,
+        "load": _data,
+        "check_test": None,
+        "load_test": _data,
+        "survey": _rows,
+        "broken": _sentences,
+        "fake": None,
+    },
     Network: {"build": _module},
     nn.Module: {"features": _features, "forward": _logits},
 }

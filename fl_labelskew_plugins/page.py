@@ -18,6 +18,7 @@ from pathlib import Path
 
 from fl_labelskew_plugins import __version__, report
 from fl_labelskew_plugins.report import Row
+from fl_labelskew_plugins.words import counted
 
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 44, 548, 12, 282
@@ -67,17 +68,13 @@ def page(found: Sequence[Row], *, last: int, baseline: str) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>Report: {escape(data)}</title>\n<style>\n{style}</style>\n</head>\n<body>",
             f"<header><h1>{escape(data)}</h1>",
-            f'<p class="note">{runs} runs: {len(found)} rows of {_count(settings, "setting")}. '
+            f'<p class="note">{runs} runs: {len(found)} rows of {counted(len(settings), "setting")}. '
             "Accuracies are in per cent.</p></header>\n<main>",
             *filter(None, body),
             f"</main>\n<footer>labelskew report, fl-labelskew-plugins {escape(__version__)}</footer>",
             f"<script>{script}</script>\n</body>\n</html>\n",
         ]
     )
-
-
-def _count(things: Sequence[object], name: str) -> str:
-    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
 def _section(title: str, note: str, *content: str) -> str:
@@ -108,7 +105,7 @@ def _summary(found: Sequence[Row], last: int, baseline: str) -> str:
             cells.append(f'<td{kind} data-value="{escape(key)}">{words}</td>')
         lines.append(f"<tr>{''.join(cells)}</tr>")
     note = (
-        f"Means over the last {_count(range(last), 'test')} ± standard deviation over seeds; the best of a setting is "
+        f"Means over the last {counted(last, 'test')} ± standard deviation over seeds; the best of a setting is "
         "bold, the second best underlined. Personalised: clients' own models, on their own test splits; local model: "
         "where a method keeps none, what a client has just trained, on its own test split; that is not compared. Rank: "
         "by mean accuracy on the same data and partition. Rounds to baseline: "
@@ -208,7 +205,7 @@ def _chart(title: str, lines: Sequence[tuple[str, report.Curve]], names: Sequenc
         )
     axes = f'data-first="{first}" data-last="{last}" data-left="{LEFT}" data-right="{RIGHT}" '
     axes += f'data-low="{low}" data-high="{high}" data-top="{TOP}" data-bottom="{BOTTOM}"'
-    words = f"{title}: accuracy in per cent over the rounds, {_count(lines, 'line')}; arrow keys read values off"
+    words = f"{title}: accuracy in per cent over the rounds, {counted(len(lines), 'line')}; arrow keys read values off"
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" aria-label="{escape(words)}" {axes}>'
         + "\n".join(parts)
@@ -291,7 +288,7 @@ def _classes(found: Sequence[Row], settings: Sequence[str], last: int) -> str:
         return ""
     note = (
         "Share of each class's test samples that are right (recall), means over the last "
-        f"{_count(range(last), 'test')} and the seeds."
+        f"{counted(last, 'test')} and the seeds."
     )
     return _section("Accuracy of each class", note, '<div class="side">', *figures, "</div>")
 

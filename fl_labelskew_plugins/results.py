@@ -154,8 +154,8 @@ class RunFolder:
         save_atomic(tensors, self.checkpoint, {"labelskew": json.dumps(meta)})
         states.checkpointed()
 
-    def load_checkpoint(self, device: torch.device = CPU) -> Checkpoint | None:
-        """The last checkpoint; None where the run was killed before its first.
+    def load_checkpoint(self, device: torch.device = CPU, *, tensors: bool = True) -> Checkpoint | None:
+        """The last checkpoint, on request without its tensors; None where the run was killed before its first.
 
         Raises:
             LabelSkewError: the file is broken.
@@ -165,14 +165,15 @@ class RunFolder:
         try:
             with safe_open(self.checkpoint, "pt", device=str(device)) as file:
                 meta = json.loads(file.metadata()["labelskew"])
-                tensors = {k: file.get_tensor(k) for k in file.keys()}  # noqa: SIM118  # not a mapping
+                names = file.keys() if tensors else ()
+                content = {name: file.get_tensor(name) for name in names}
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise LabelSkewError(f"{self.checkpoint} is no checkpoint of a run: {error}".splitlines()[0]) from error
         return Checkpoint(
             meta["round"],
-            group(tensors, "model"),
-            group(tensors, "shared"),
-            group(tensors, "memory"),
+            group(content, "model"),
+            group(content, "shared"),
+            group(content, "memory"),
             {int(k): v for k, v in meta["clients"].items()},
             {int(k): v for k, v in meta["selections"].items()},
             meta["seconds"],

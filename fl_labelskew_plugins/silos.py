@@ -164,7 +164,7 @@ def load(recipe: Recipe, client: int) -> SiloData:
             data.std,
         )
     if not len(data.train.y):
-        raise LabelSkewError(f"silo {client + 1} has no training sample; at least one would be right")
+        raise LabelSkewError(f"silo {client + 1} has no training sample; give it at least one")
     told = Facts(
         len(data.train.y), tuple(data.train.x.shape[1:]), len(data.class_names), classes=digest(data.class_names)
     )
@@ -246,7 +246,7 @@ def check_agreement(server: Any, recipe: Recipe) -> None:
         here, there = (mistakes.show(settings.get(section, {}).get(key)) for settings in (mine, server))
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         raise LabelSkewError(
-            f"{clean(differing[0])}: {here} here and {there} at the server{more}; the server's recipe would be right"
+            f"{clean(differing[0])}: {here} here and {there} at the server{more}; use the server's recipe"
         )
 
 

@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import recipe, run
-from fl_labelskew_plugins.checked import HookError, checked
+from fl_labelskew_plugins.checked import CHECKS, HookError, checked
 from fl_labelskew_plugins.combine import combine
 from fl_labelskew_plugins.methods.fedlc import FedLC
 from fl_labelskew_plugins.params import Params
@@ -52,6 +52,12 @@ def work():
 
 def aggregated():
     return Aggregated(OLD, dict(OLD), {}, 2, ["w", "b"], {}, {}, RUN)
+
+
+@pytest.mark.parametrize("contract", [contract for contract in CHECKS if contract is not nn.Module])
+def test_every_hook_of_a_contract_is_checked(contract):
+    hooks = {name for name, value in vars(contract).items() if callable(value) and not name.startswith("_")}
+    assert set(CHECKS[contract]) == hooks
 
 
 CALLED_WITH = {

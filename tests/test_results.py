@@ -59,6 +59,8 @@ def test_checkpoint_comes_back(tmp_path):
     assert back.shared["prior"].shape == (4,)
     assert back.memory["h/a.b"].tolist() == [0, 0, 0]
     assert StateStore(folder.states, 0, back.states).get(2)["hpm.w"].tolist() == [1, 1]
+    back = folder.load_checkpoint(tensors=False)
+    assert (back.round, back.sizes, back.weights, back.memory) == (5, [7, 9], {}, {})
 
 
 def test_no_checkpoint_yet_and_a_broken_one(tmp_path):

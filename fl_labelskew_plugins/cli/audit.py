@@ -40,7 +40,6 @@ def show(folder: Path, rank: int | None, event: str | None) -> None:
 
 
 def _more(content: dict[str, object]) -> str:
-
     names = ("why", "who", "run", "log", "since")
     return "; ".join(
         clean(content[key]) if key == "why" else f"{key} {clean(content[key])}" for key in names if key in content
@@ -61,10 +60,8 @@ def verify(folder: Path, last: str) -> None:
     from fl_labelskew_plugins import audit
     from fl_labelskew_plugins.words import counted
 
-    found = audit.verify(folder, last.strip().lower())
-    click.echo(
-        f"ok: {counted(found.lines, 'line')} in {counted(found.files, 'file')}, last line's SHA-256 {found.last}"
-    )
-    if found.missing or found.repaired:
-        text = f"{counted(found.missing, 'line')} could not be written, {counted(found.repaired, 'line')} cut in half"
+    log = audit.verify(folder, last.strip().lower())
+    click.echo(f"ok: {counted(log.lines, 'line')} in {counted(log.files, 'file')}, last line's SHA-256 {log.last}")
+    if log.missing or log.repaired:
+        text = f"{counted(log.missing, 'line')} could not be written, {counted(log.repaired, 'line')} cut in half"
         click.echo(f"the log itself says: {text}")

@@ -41,7 +41,7 @@ class CrossSilo(Runtime):
             return False
         if self.call.role == "client":
             self._silo()
-        elif self.call.resume and self._over(self.folder.load_checkpoint()):
+        elif self.call.resume and self._over(self.folder.load_checkpoint(tensors=False)):
             return False  # silos that this machine started are gone, and have nothing to do
         else:
             self._all_here()
@@ -58,14 +58,14 @@ class CrossSilo(Runtime):
         counts: list[torch.Tensor] = []
         first: list[str] = []
         for rank in ranks:
-            own = recipes.silo(self.recipe, rank)
-            silo = silos.load(own, rank - 1)
+            recipe = recipes.silo(self.recipe, rank)
+            silo = silos.load(recipe, rank - 1)
             first = first or silo.data.class_names
             if apart := silos.differing(silo.data.class_names, list(first), f"in silo {ranks[0]}'s data"):
                 raise LabelSkewError(f"silo {rank}: {apart}")
             sizes[rank - 1] = silo.facts.samples
             counts.append(torch.from_numpy(silo.counts))
-        session = assemble(own, silo.data, {rank - 1: silo.train}, {rank - 1: silo.test}, sizes)
+        session = assemble(recipe, silo.data, {rank - 1: silo.train}, {rank - 1: silo.test}, sizes)
         return replace(session, counts=torch.stack(counts))
 
     def _alone(self, sizes: list[int]) -> Session:
@@ -76,7 +76,7 @@ class CrossSilo(Runtime):
         """Listen, and wait for the silos; not where all rounds are done and everybody knows."""
         refuse_host_switches(self.recipe)
         comm = self.recipe.comm
-        checkpoint = self.folder.load_checkpoint() if self.call.resume else None
+        checkpoint = self.folder.load_checkpoint(tensors=False) if self.call.resume else None
         self._audit = Audit()
         if self._over(checkpoint) and (self.call.role is None or self.folder.summary.exists()):
             return self._alone(list(checkpoint.sizes))
@@ -95,7 +95,6 @@ class CrossSilo(Runtime):
         self._server = SiloServer(
             args, transport, self.recipe, checkpoint, self.show.note, self.call.go_on(self.folder.path)
         )
-        del checkpoint  # the record reads it again, once everybody is here
         return self._server.gather()
 
     def run(self, session: Session, record: Record) -> None:
@@ -111,8 +110,8 @@ class CrossSilo(Runtime):
         """Let the silos go."""
         if self._transport is not None:
             self._transport.stop_receive_message()
-        if self._audit is not None and (told := self._audit.close()):
-            self.show.note(told)
+        if self._audit is not None and (last := self._audit.close()):
+            self.show.note(last)
 
     def _silo(self) -> None:
         """Be one silo until the server says that the run is over."""
@@ -157,8 +156,8 @@ class CrossSilo(Runtime):
         server = call.command(path, self.folder.path, "--role", "server", "--server", address, resume=call.resume)
         parts = [Part("server", server)]
         for rank in range(1, count + 1):
-            own = ("--role", "client", "--rank", str(rank), "--server", address)
-            parts.append(Part(f"silo {rank}", call.command(path, self.folder.path / "silos" / f"silo-{rank}", *own)))
+            role = ("--role", "client", "--rank", str(rank), "--server", address)
+            parts.append(Part(f"silo {rank}", call.command(path, self.folder.path / "silos" / f"silo-{rank}", *role)))
         try:
             together(parts, environment=threads_each(count) | call.environment(self.folder.path))
         except RunError as error:

@@ -2,7 +2,8 @@
 
 gRPC accepts connections itself, with one limit for all of them, so whoever comes first keeps everybody else out. A
 :class:`Door` looks at the sockets that were accepted at a port of this process and shuts down those that have no
-stream: after a while, or earlier where they are many. To gRPC that is a peer that hangs up.
+stream: after a while, or earlier where they are many. To gRPC that is a peer that hangs up. It counts, too, who comes
+and goes without a stream, as gRPC tells nobody of a handshake that fails.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from urllib.parse import unquote
+
+from fl_labelskew_plugins.addresses import of_peer, plain
 
 PLACES = 4096
 """Connections at a time, those of silos included. Without a stream: half of them in all, a quarter of one address."""
@@ -28,6 +30,8 @@ WAIT_S = 10.0
 """How long a connection may be without a stream; TLS takes some of it."""
 GRACE_S = 1.0
 """How long it is left alone in any crowd."""
+HANDSHAKE_S, LATE_S = 10.0, 2.0
+"""How long TLS may take, and how much later a stream may be told of here."""
 LOOK_S = 0.25
 TELL_S = 60.0
 
@@ -62,13 +66,16 @@ class Door:
 
     Args:
         places: connections that gRPC takes, see :func:`places`.
-        tell: told, at most once a minute, how many connections were shut down since the last time.
+        tell: told, at most once a minute, how many connections have come to nothing since the last time.
+        tls: whether each connection is told of by :meth:`knock`. Then those count that had no stream in time, whoever
+            closed them; else those that were shut down here.
     """
 
-    def __init__(self, places: int, tell: Callable[[int], None]) -> None:
+    def __init__(self, places: int, tell: Callable[[int], None], *, tls: bool = False) -> None:
         self._share, self._most, self._tell = places // 4, places // 2, tell
-        self._port = 0
+        self._tls, self._port = tls, 0
         self._guests: Counter[Peer] = Counter()
+        self._knocks: deque[float] = deque()
         self._peers: dict[int, Peer | None] = {}
         self._since: dict[int, float] = {}
         self._lock, self._closed = threading.Lock(), threading.Event()
@@ -82,23 +89,33 @@ class Door:
         """Watch no longer."""
         self._closed.set()
 
-    def enter(self, peer: str) -> None:
-        """A stream of this connection, as gRPC names it, has begun."""
+    def knock(self) -> None:
+        """A connection has come whose handshake begins."""
+        self._knocks.append(time.monotonic())
+
+    def enter(self, peer: str, *, member: bool) -> None:
+        """A stream of this connection, as gRPC names it, has begun; only a member's keeps the connection its place."""
+        guest = of_peer(peer)
         with self._lock:
-            self._guests[_parsed(peer)] += 1
+            if not self._guests[guest] and self._knocks:
+                self._knocks.pop()
+            if member:
+                self._guests[guest] += 1
 
     def leave(self, peer: str) -> None:
         """It is over."""
         with self._lock:
-            self._guests -= Counter([_parsed(peer)])
+            self._guests -= Counter([of_peer(peer)])
 
     def _watch(self) -> None:
-        count, told = 0, -TELL_S
+        count, told_at = 0, -TELL_S
         while not self._closed.wait(LOOK_S):
-            count += self._look(now := time.monotonic())
-            if count and now - told >= TELL_S:
+            now = time.monotonic()
+            closed, failed = self._look(now), self._failed(now)
+            count += failed if self._tls else closed
+            if count and now - told_at >= TELL_S:
                 self._tell(count)
-                count, told = 0, now
+                count, told_at = 0, now
 
     def _look(self, now: float) -> int:
         """Shut down who has no place; their number."""
@@ -107,11 +124,20 @@ class Door:
         with self._lock:
             strangers = {inode: p for inode, p in self._peers.items() if p is not None and p not in self._guests}
         self._since = {inode: self._since.get(inode, now) for inode in strangers}
-        found = sorted(Stranger(self._since[i], i, host, descriptors[i]) for i, (host, _) in strangers.items())
-        leaving = {s.inode: s for s in found if now - s.since >= WAIT_S}
-        staying = [s for s in found if s.inode not in leaving]
+        crowd = sorted(Stranger(self._since[i], i, host, descriptors[i]) for i, (host, _) in strangers.items())
+        leaving = {s.inode: s for s in crowd if now - s.since >= WAIT_S}
+        staying = [s for s in crowd if s.inode not in leaving]
         leaving |= {s.inode: s for s in self._crowd(staying) if now - s.since >= GRACE_S}
         return sum(_shut_down(s) for s in leaving.values())
+
+    def _failed(self, now: float) -> int:
+        """How many knocked and have had the time to enter."""
+        count = 0
+        with self._lock:
+            while self._knocks and self._knocks[0] < now - HANDSHAKE_S - LATE_S:
+                self._knocks.popleft()
+                count += 1
+        return count
 
     def _crowd(self, strangers: list[Stranger]) -> Iterator[Stranger]:
         """Those beyond the limits, the longest there first, of the address that has most."""
@@ -132,7 +158,7 @@ class Door:
         with contextlib.suppress(OSError), _copied(descriptor) as copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.getsockname()[1] == self._port:
                 host, port, *_ = copy.getpeername()
-                return _plain(host), port
+                return plain(host), port
         return None
 
 
@@ -161,19 +187,3 @@ def _shut_down(stranger: Stranger) -> bool:
             copy.shutdown(socket.SHUT_RDWR)
             return True
     return False
-
-
-def _parsed(peer: str) -> Peer:
-    """Address and port of what gRPC calls a peer.
-
-    >>> _parsed("ipv6:%5B::ffff:10.0.0.1%5D:4711"), _parsed("ipv4:10.0.0.1:4711")
-    (('10.0.0.1', 4711), ('10.0.0.1', 4711))
-    """
-    _, _, address = unquote(peer).partition(":")
-    host, _, port = address.rpartition(":")
-    return _plain(host.strip("[]")), int(port)
-
-
-def _plain(host: str) -> str:
-    """An address without its zone; one of IPv4 in its own form."""
-    return host.partition("%")[0].removeprefix("::ffff:")

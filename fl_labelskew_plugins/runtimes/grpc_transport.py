@@ -7,7 +7,6 @@ connect. What a peer sends is checked before room is made for it, and never unpi
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -17,8 +16,6 @@ import secrets
 import socket
 import ssl
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -29,7 +26,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins import addresses, certs, wire
 from fl_labelskew_plugins.audit import Audit, Hashing, peer
-from fl_labelskew_plugins.runtimes import pin
+from fl_labelskew_plugins.runtimes import door, pin
 from fl_labelskew_plugins.runtimes.door import Door, places
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
 from fl_labelskew_plugins.wire import CutShortError, Header, Spool, WireError
@@ -45,8 +42,6 @@ UNREAD = 4
 HELLO_S = 10.0
 SILENT = 2
 """Streams that one certificate may hold before HELLO; a further one takes the place of the oldest."""
-HANDSHAKE_S, LATE_S = 10.0, 2.0
-"""How long TLS may take, and how much later a stream may be told of here."""
 PATIENCE_S = 2.0
 """How long the end waits for a peer that takes nothing of what is left to send."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
@@ -107,10 +102,6 @@ def _checked(address: str, tls: certs.Files | None) -> tuple[str, int]:
             "`labelskew certs new`, or an address such as 127.0.0.1:8890, would be right"
         )
     return host, port
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _encoded(msg: Message, tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
@@ -293,9 +284,7 @@ class ServerTransport(Transport):
         self._open: dict[int, _Connection] = {}
         self._copies: tuple[list[tuple[str, Tensor, int]], dict[str, Tensor]] = ([], {})
         most = places()
-        self._door = Door(most, self._turned_out)
-        self._handshakes: deque[float] = deque()
-        """When each connection came that has no stream yet; gRPC itself tells nobody of a handshake that fails."""
+        self._door = Door(most, self._turned_out, tls=tls is not None)
         self._server = self._grpc.server(
             _DaemonThreads(),
             options=[
@@ -305,7 +294,7 @@ class ServerTransport(Transport):
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
                 # Strangers have no stream, or soon none: they are gone after 10 s, or earlier; see Door.
                 ("grpc.max_connection_idle_ms", 10_000),
-                ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_S)),
+                ("grpc.server_handshake_timeout_ms", int(1000 * door.HANDSHAKE_S)),
                 ("grpc.max_concurrent_streams", 2),
                 ("grpc.max_allowed_incoming_connections", most),
             ],
@@ -313,7 +302,7 @@ class ServerTransport(Transport):
         )
         handler = self._grpc.stream_stream_rpc_method_handler(self._stream)
         self._server.add_generic_rpc_handlers((self._grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
-        self.address = _join(host, self._listen(host, port))
+        self.address = addresses.join(host, self._listen(host, port))
         """Where it listens."""
         self._server.start()
         self._door.open(addresses.split(self.address)[1])
@@ -342,14 +331,14 @@ class ServerTransport(Transport):
         self._server.stop(0).wait(PATIENCE_S)
 
     def _listen(self, host: str, port: int) -> int:
-        address = _join(host, port)
+        address = addresses.join(host, port)
         try:
             if self._tls is None:
                 return int(self._server.add_insecure_port(address))
             pair = [(self._tls.key, self._tls.certificate)]
             configuration = self._grpc.ssl_server_certificate_configuration(pair, self._tls.ca)
             credentials = self._grpc.dynamic_ssl_server_credentials(
-                configuration, lambda: self._handshakes.append(time.monotonic()), require_client_authentication=True
+                configuration, self._door.knock, require_client_authentication=True
             )
             return int(self._server.add_secure_port(address, credentials))
         except RuntimeError:  # gRPC does not say why
@@ -382,18 +371,7 @@ class ServerTransport(Transport):
             self._copies = key, wire.plain(tensors)
         return self._copies[1]
 
-    def _count_strangers(self) -> None:
-        """Tell how many connections have come to no stream since: all but them were taken or refused by name."""
-        begun = len(self._handshakes)
-        while self._handshakes and self._handshakes[0] < time.monotonic() - HANDSHAKE_S - LATE_S:
-            with contextlib.suppress(IndexError):  # a stream has just begun
-                self._handshakes.popleft()
-        if failed := begun - len(self._handshakes):
-            meta = {"reason": "showed no certificate of this federation's authority", "times": failed}
-            self.arrived.put(message(Kind.REFUSED, -1, 0, meta=meta))
-
     def _next(self, timeout: float | None) -> Message:
-        self._count_strangers()
         arrived = super()._next(timeout)
         connection: _Connection | None = getattr(arrived, "connection", None)
         if connection is not None:
@@ -410,8 +388,6 @@ class ServerTransport(Transport):
     def _stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         rank, refusal = 0, None
         if self._tls is not None:
-            with contextlib.suppress(IndexError):  # a second stream of one connection
-                self._handshakes.pop()
             name = b"".join(context.auth_context().get("x509_common_name", ())).decode(errors="replace")
             rank = certs.rank_of(name)
             if not 1 <= rank <= self.silos:
@@ -422,9 +398,9 @@ class ServerTransport(Transport):
         with self._lock:
             self._connections[connection] = None
             silent = [c for c in self._connections if c.rank == rank and not (c.greeted or c.closed)]
+        self._door.enter(context.peer(), member=refusal is None)
         if refusal is None:
             connection.peer = context.peer()
-            self._door.enter(connection.peer)
         for oldest in silent[: -SILENT if rank else -2 * self.silos - 16]:
             text = "has opened others with this certificate and not said HELLO" if rank else "is one of too many"
             self._refuse(oldest, RefusedError(text, "RESOURCE_EXHAUSTED"))
@@ -526,9 +502,10 @@ class ServerTransport(Transport):
         connection.slots.release()
 
     def _turned_out(self, count: int) -> None:
-        text = f"held {count} connections without a stream, which are closed"
-        self.audit.note("refused", why=text)
-        self.arrived.put(message(Kind.REFUSED, -1, 0, meta={"reason": text}))
+        shown = "" if self._tls is None else "showed no certificate of this federation's authority, or "
+        meta = {"reason": f"{shown}asked for nothing", "times": count}
+        self.audit.note("refused", why=meta["reason"], times=count)
+        self.arrived.put(message(Kind.REFUSED, -1, 0, meta=meta))
 
     def _too_late(self, connection: _Connection) -> None:
         if not connection.greeted:

@@ -193,7 +193,7 @@ def test_a_silo_with_other_settings_is_told_which(federation):
     odd = federation.silo(3, "--set", "train_args.epochs=3")
     assert odd.wait() == 2
     *_, last = odd.text.strip().splitlines()
-    assert last == "error: train_args.epochs: 3 here and 2 at the server; the server's recipe would be right"
+    assert last == "error: train_args.epochs: 3 here and 2 at the server; use the server's recipe"
     assert "silo 3 cannot go on: train_args.epochs: 3 here and 2 at the server" in server.text
     finished(server, *others)
 

@@ -226,7 +226,7 @@ def test_a_silo_takes_no_welcome_with_a_field_less_or_of_another_type(client):
     settings = client.welcome["settings"]
     train = {**settings, "train_args": {**settings["train_args"], "epochs": True}}
     said = failure(client, decoded(Kind.WELCOME, 0, meta=client.welcome | {"settings": train}))
-    assert said == "train_args.epochs: 1 here and true at the server; the server's recipe would be right"
+    assert said == "train_args.epochs: 1 here and true at the server; use the server's recipe"
     assert failure(client, decoded(Kind.WELCOME, 0, meta=client.welcome)) is None
     assert asdict(client.session.federation) == client.welcome["federation"]
 
