@@ -45,7 +45,7 @@ def test_show_tells_who_and_until_when(call):
     call("new", "--silos", "11", "--out", "a", "--server", "fl.example.org", "--server", "192.0.2.1", "--days", "20")
     result = call("show", "a")
     head, *rows = result.stdout.splitlines()
-    assert head.split() == ["file", "who", "until", "fingerprint", "hosts"]
+    assert head.split() == ["file", "who", "until", "revoked", "fingerprint", "hosts"]
     named = [row.split()[0] for row in rows if ".pem" in row]
     assert named == ["ca.pem", "server.pem", *(f"silo-{k}.pem" for k in range(1, 12))]
     assert rows[1].endswith("fl.example.org 192.0.2.1")
@@ -56,7 +56,7 @@ def test_show_tells_who_and_until_when(call):
 
 def test_a_folder_without_certificates_is_said(call):
     assert call("show", ".", code=2).stderr == (
-        "error: .: holds no certificate; a folder that `labelskew certs new` made would be right\n"
+        "error: .: holds no certificate; use a folder that `labelskew certs new` made\n"
     )
 
 
