@@ -1,10 +1,12 @@
 """The list of revoked certificates: made with our code, judged by OpenSSL, read back, and what is not to be trusted."""
 
+import base64
 import subprocess
 from datetime import datetime, timedelta, timezone
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins import certs, keys, revocation
@@ -117,22 +119,14 @@ def damaged(folder):
 
 
 def changed(folder):
-    """Every byte of the signed part, one after the other, would do as well."""
-    der = bytearray(x509.load_pem_x509_crl((folder / FILE).read_bytes()).public_bytes(keys_encoding()))
+    """Another silo is on it."""
+    der = bytearray(x509.load_pem_x509_crl((folder / FILE).read_bytes()).public_bytes(Encoding.DER))
     serial = certs.load_certificate(folder / "silo-1.pem").serial_number
     at = der.index(serial.to_bytes((serial.bit_length() + 7) // 8, "big"))
     der[at + 3] ^= 1
-    import base64
-
     (folder / FILE).write_bytes(
         b"-----BEGIN X509 CRL-----\n" + base64.encodebytes(bytes(der)) + b"-----END X509 CRL-----\n"
     )
-
-
-def keys_encoding():
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return Encoding.DER
 
 
 def of_another(folder):
