@@ -140,7 +140,7 @@ class Revocations:
         folder: of the certificates.
         tls: this process's own.
         kept: where the process keeps the newest list that it has seen, so that it takes no older one after a restart.
-        say: told in a line that a newer list counts.
+        say: told in a line which list counts, now and whenever there is a newer one.
         warn: told in a line what is wrong with the file, or that this process's own certificate is on it.
 
     Raises:
@@ -171,6 +171,8 @@ class Revocations:
         self._listed = self._newer(before)
         if self._own in self._listed.entries:
             raise LabelSkewError(self._ended)
+        if self._listed.number:
+            self._tell()
 
     def keep(self) -> None:
         """Write down which list was seen, from now on; the folder has to be there."""
@@ -191,7 +193,7 @@ class Revocations:
             if newer.number != self._listed.number:
                 self._listed = newer
                 self._keep()
-                self._say(f"{newer} counts from now on")
+                self._tell()
                 if self._own in newer.entries:
                     self._warn(self._ended)
             return self._listed
@@ -208,6 +210,9 @@ class Revocations:
             return ""
         fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))).hexdigest()
         return f"its certificate {fingerprint} was {entry}"
+
+    def _tell(self) -> None:
+        self._say(f"{self._listed} counts from now on")
 
     def _newer(self, before: Listed) -> Listed:
         listed = read(self._path, self._authority)

@@ -167,7 +167,13 @@ class CrossSilo(Runtime):
         for warning in files.warnings:
             print(f"warning: {warning}", file=sys.stderr)
         kept = self.folder.path / revocation.FILE
-        return files, revocation.Revocations(Path(folder), files, kept=kept, say=self.show.note)
+        return files, revocation.Revocations(Path(folder), files, kept=kept, say=self._list)
+
+    def _list(self, line: str) -> None:
+        """Tell which list of revoked certificates counts."""
+        self.show.note(line)
+        if self._audit is not None:
+            self._audit.note("list", why=line)
 
     def _passphrase_of_all(self, silos: int) -> dict[str, str]:
         """What the server and the silos of this machine need to open their keys, so that nobody is asked nine times."""

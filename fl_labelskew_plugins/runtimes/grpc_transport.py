@@ -406,10 +406,9 @@ class ServerTransport(Transport):
 
         LEFT then says ``revoked``, also of a silo whose connection was lost before: with that it cannot come back.
         """
-        if self._revoked is None or (listed := self._revoked.look()).number == self._listed:
+        if self._revoked is None or (number := self._revoked.look().number) == self._listed:
             return
-        self._listed = listed.number
-        self.audit.note("list", why=str(listed))
+        self._listed = number
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
