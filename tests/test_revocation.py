@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins import certs, keys, revocation
+from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.revocation import FILE, Revocations, revoke
 
 
@@ -209,6 +210,7 @@ def test_no_older_list_takes_the_place_of_a_newer_one(folder, watch, tmp_path, s
     assert error_of(watch, kept=kept) == said
     (folder / FILE).write_bytes(kept.read_bytes())
     assert barred(watch(kept=kept)[0], folder, *ALL) == ["silo-1", "silo-2"]
+    RunFolder(kept.parent).check_new()  # for a run that has not begun
 
 
 def test_what_was_seen_of_another_authority_is_none_of_this_ones(folder, watch, tmp_path):
