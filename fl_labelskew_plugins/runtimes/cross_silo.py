@@ -176,7 +176,7 @@ class CrossSilo(Runtime):
             self._audit.note("list", why=line)
 
     def _passphrase_of_all(self, silos: int) -> dict[str, str]:
-        """What the server and the silos of this machine need to open their keys, so that nobody is asked nine times."""
+        """What the server and the silos of this machine need to open their keys, asked for once."""
         names = {"server": self.recipe.comm.certs}
         names |= {certs.silo_name(k): recipes.silo(self.recipe, k).comm.certs for k in range(1, silos + 1)}
         for name, folder in names.items():
