@@ -245,9 +245,14 @@ class Hashing:
 
 def peer(context: Any) -> dict[str, str]:
     """Address and certificate's SHA-256 fingerprint of a gRPC peer, as far as they are known."""
-    pem = b"".join(context.auth_context().get("x509_pem_cert", ())).decode(errors="replace")
+    pem = certificate(context).decode(errors="replace")
     facts = {"peer": addresses.join(*addresses.of_peer(context.peer()))}
     return {**facts, "fingerprint": hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()} if pem else facts
+
+
+def certificate(context: Any) -> bytes:
+    """PEM of the certificate that a gRPC peer has shown; empty where there is no TLS."""
+    return b"".join(context.auth_context().get("x509_pem_cert", ()))
 
 
 def files(folder: Path) -> list[Path]:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import os
-import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -19,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import addresses
+from fl_labelskew_plugins import addresses, issuing, keys
+from fl_labelskew_plugins.keys import Passphrase
 from fl_labelskew_plugins.words import clean
 
 if TYPE_CHECKING:
@@ -30,6 +29,10 @@ HOSTS = ("localhost", "127.0.0.1", "::1")
 AUTHORITY_DAYS = 3650
 """How long the authority lasts at least, so that silos can be added later."""
 SOON = timedelta(days=30)
+ALL = "all"
+"""Stands for the server's and every silo's certificate."""
+OLD = "old"
+"""Where in the folder certificates are that were renewed."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Files:
         name: ``server`` or ``silo-3``.
         ca: the authority's certificate.
         certificate: this process's own.
-        key: its private key; no representation shows it.
+        key: its private key, decrypted; no representation shows it.
         warnings: a line for each thing that is not yet wrong.
     """
 
@@ -61,6 +64,7 @@ class Shown:
         hosts: names and addresses that a server's holds for.
         until: its last moment, UTC.
         fingerprint: SHA-256 in hexadecimal.
+        serial: its number, which is no other's of its authority.
     """
 
     file: str
@@ -68,6 +72,7 @@ class Shown:
     hosts: tuple[str, ...]
     until: datetime
     fingerprint: str
+    serial: int
 
 
 def silo_name(rank: int) -> str:
@@ -82,7 +87,16 @@ def rank_of(name: str) -> int:
     return int(digits) if fits else 0
 
 
-def new(folder: Path, silos: int, hosts: Sequence[str] = (), *, days: int = 825, add: bool = False) -> list[str]:
+def new(
+    folder: Path,
+    silos: int,
+    hosts: Sequence[str] = (),
+    *,
+    days: int = 825,
+    add: bool = False,
+    encrypt: bool = False,
+    passphrase: Passphrase | None = None,
+) -> list[str]:
     """Make an authority, the server's certificate and one for each silo.
 
     Args:
@@ -91,14 +105,17 @@ def new(folder: Path, silos: int, hosts: Sequence[str] = (), *, days: int = 825,
         hosts: names and addresses at which silos reach the server; none: this machine alone, :data:`HOSTS`.
         days: how long server's and silos' certificates hold.
         add: keep what is in ``folder`` and make what is missing, with the authority that is there.
+        encrypt: encrypt the keys; those of an authority whose own is encrypted always are.
+        passphrase: opens the authority's key, and encrypts.
 
     Returns:
         Names of the certificates that were made: ``ca``, ``server``, ``silo-1`` and so on.
 
     Raises:
-        LabelSkewError: files are there already, or cannot be written, or a host is neither name nor address.
+        LabelSkewError: files are there already, or cannot be written, or a host is neither name nor address, or a
+            passphrase is missing or wrong.
     """
-    _require()
+    require()
     names = _names(hosts or HOSTS)
     wanted = ["server", *(silo_name(rank) for rank in range(1, silos + 1))]
     files = [folder / f"{name}.{ending}" for name in ["ca", *wanted] for ending in ("pem", "key")]
@@ -111,42 +128,108 @@ def new(folder: Path, silos: int, hosts: Sequence[str] = (), *, days: int = 825,
         raise LabelSkewError(f"{folder / 'ca.pem'}: is not there; --add goes on where {folder} was made")
     if hosts and "server" in present:
         raise LabelSkewError(
-            f"--server: {folder / 'server.pem'} exists already; removing it and server.key, so that they are made "
-            "anew, would be right"
+            f"--server: {folder / 'server.pem'} exists already; use `labelskew certs renew server` with --server"
         )
     made = [name for name in wanted if name not in present]
-    with _writing(folder):
-        if not folder.exists():
-            folder.mkdir(mode=0o700, parents=True)
+    passphrase = passphrase or Passphrase()
+    with writing(folder):
         if "ca" in present:
-            authority, authority_key = _authority(folder)
+            authority, authority_key = load_authority(folder, passphrase)
+            secret = _secret(folder, passphrase, encrypt=encrypt)
         else:
-            authority, authority_key = _new_authority(max(days, AUTHORITY_DAYS))
-            _write(folder, "ca", authority, authority_key)
+            secret = passphrase.get(folder / "ca.key", new=True) if encrypt else b""
+            authority, authority_key = issuing.authority(max(days, AUTHORITY_DAYS))
+            if not folder.exists():
+                folder.mkdir(mode=0o700, parents=True)
+            _write(folder, "ca", authority, authority_key, secret)
             made.insert(0, "ca")
         for name in made:
             if name != "ca":
-                _write(folder, name, *_issue(name, names if name == "server" else [], days, authority, authority_key))
+                hosts_of = names if name == "server" else []
+                _write(folder, name, *issuing.issue(name, hosts_of, days, authority, authority_key), secret)
     return made
 
 
-def read(folder: Path, name: str) -> Files:
+def renew(
+    folder: Path,
+    names: Sequence[str],
+    hosts: Sequence[str] = (),
+    *,
+    days: int = 825,
+    encrypt: bool = False,
+    passphrase: Passphrase | None = None,
+) -> list[str]:
+    """Make certificates anew, each with a new key; the old ones hold until they expire or are revoked.
+
+    Args:
+        folder: where the authority and the certificates are.
+        names: ``server``, ``silo-3``; or :data:`ALL`.
+        hosts: the server's, as for :func:`new`; none: those that it had.
+        days: how long they hold.
+        encrypt: as for :func:`new`.
+        passphrase: as for :func:`new`.
+
+    Returns:
+        Names of the certificates that were made.
+
+    Raises:
+        LabelSkewError: a name that is not there, or what :func:`new` raises.
+    """
+    require()
+    given = _names(hosts)
+    names = named(folder, names)
+    if hosts and "server" not in names:
+        raise LabelSkewError("--server: is for the server's certificate; name it, or leave --server away")
+    passphrase = passphrase or Passphrase()
+    authority, authority_key = load_authority(folder, passphrase)
+    secret = _secret(folder, passphrase, encrypt=encrypt)
+    with writing(folder):
+        (folder / OLD).mkdir(mode=0o700, exist_ok=True)
+        for name in names:
+            path = folder / f"{name}.pem"
+            old = load_certificate(path, expired=True)
+            keys.write(folder / OLD / f"{name}-{old.serial_number:x}.pem", _bytes(path), 0o644)
+            hosts_of = (given or list(_alternatives(old))) if name == "server" else []
+            _write(folder, name, *issuing.issue(name, hosts_of, days, authority, authority_key), secret)
+    return names
+
+
+def named(folder: Path, names: Sequence[str]) -> list[str]:
+    """Names of certificates in a folder, each once, with :data:`ALL` spelt out.
+
+    Raises:
+        LabelSkewError: one is not there, or is the authority's.
+    """
+    from fl_labelskew_plugins import mistakes  # which takes a moment to import
+
+    there = [path.stem for path in _paths(folder) if path.stem == "server" or rank_of(path.stem)]
+    for name in names:
+        if name == "ca":
+            raise LabelSkewError(
+                "ca: the authority can be neither revoked nor renewed; use `labelskew certs new` with another --out, "
+                "and give everybody new certificates"
+            )
+        if name not in (*there, ALL):
+            raise LabelSkewError(f"{folder}: {mistakes.unknown(name, [*there, ALL])}")
+    return there if ALL in names else list(dict.fromkeys(names))
+
+
+def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files:
     """The three files of ``server`` or ``silo-3``: ``ca.pem`` and the certificate and key of that name.
 
     Raises:
-        LabelSkewError: one is missing, unreadable, expired, or does not belong to the others.
+        LabelSkewError: one is missing, unreadable, expired, or does not belong to the others; or a passphrase is
+            missing or wrong.
     """
-    _require()
+    require()
     from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives import serialization
 
-    ca, certificate = _certificate(folder / "ca.pem"), _certificate(folder / f"{name}.pem")
+    ca, certificate = load_certificate(folder / "ca.pem"), load_certificate(folder / f"{name}.pem")
     path = folder / f"{name}.key"
     key = _bytes(path)
-    try:
-        private = serialization.load_pem_private_key(key, None)
-    except (ValueError, TypeError):  # TypeError: it asks for a password
-        raise LabelSkewError(f"{path}: is no private key as `labelskew certs new` makes it") from None
+    private = keys.load(path, key, passphrase or Passphrase())
+    if keys.encrypted(key):
+        key = keys.pem(private)
     if private.public_key() != certificate.public_key():
         raise LabelSkewError(f"{path}: is not the key of {name}.pem; the two that were made together would be right")
     if _who(certificate) != name:
@@ -159,8 +242,17 @@ def read(folder: Path, name: str) -> Files:
             "would be right"
         ) from None
     warnings = [*_expiring(folder / "ca.pem", ca), *_expiring(folder / f"{name}.pem", certificate)]
-    warnings += _readable_by_others(path)
+    warnings += keys.readable_by_others(path)
     return Files(name, _bytes(folder / "ca.pem"), _bytes(folder / f"{name}.pem"), key, tuple(warnings))
+
+
+def locked(folder: Path, name: str) -> bool:
+    """Whether the key of ``server`` or ``silo-3`` needs a passphrase.
+
+    Raises:
+        LabelSkewError: it is missing or unreadable.
+    """
+    return keys.encrypted(_bytes(folder / f"{name}.key"))
 
 
 def show(folder: Path) -> tuple[list[Shown], list[str]]:
@@ -169,30 +261,48 @@ def show(folder: Path) -> tuple[list[Shown], list[str]]:
     Raises:
         LabelSkewError: the folder holds none, or one cannot be read.
     """
-    _require()
-    from cryptography import x509
+    require()
     from cryptography.hazmat.primitives import hashes
 
-    paths = sorted(folder.glob("*.pem"), key=lambda path: (rank_of(path.stem), path.stem))
-    if not paths:
-        raise LabelSkewError(f"{folder}: holds no certificate; a folder that `labelskew certs new` made would be right")
     shown: list[Shown] = []
     warnings: list[str] = []
-    for path in paths:
-        certificate = _certificate(path, expired=True)
-        hosts: tuple[str, ...] = ()
-        with contextlib.suppress(x509.ExtensionNotFound):
-            alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-            hosts = tuple(str(alternative.value) for alternative in alternatives)
-        digest = certificate.fingerprint(hashes.SHA256()).hex()
-        shown.append(Shown(path.name, _who(certificate), hosts, certificate.not_valid_after_utc, digest))
+    for path in _paths(folder):
+        certificate = load_certificate(path, expired=True)
+        hosts = tuple(str(host.value) for host in _alternatives(certificate))
+        until, digest = certificate.not_valid_after_utc, certificate.fingerprint(hashes.SHA256()).hex()
+        shown.append(Shown(path.name, _who(certificate), hosts, until, digest, certificate.serial_number))
         warnings += _expiring(path, certificate)
     for key in sorted(folder.glob("*.key")):
-        warnings += _readable_by_others(key)
+        warnings += keys.readable_by_others(key)
     return shown, warnings
 
 
-def _require() -> None:
+def _paths(folder: Path) -> list[Path]:
+    """The folder's certificates, silos' by rank; raises LabelSkewError where there is none."""
+    paths = sorted(folder.glob("*.pem"), key=lambda path: (rank_of(path.stem), path.stem))
+    if not paths:
+        raise LabelSkewError(f"{folder}: holds no certificate; use a folder that `labelskew certs new` made")
+    return paths
+
+
+def _alternatives(certificate: x509.Certificate) -> Iterable[x509.GeneralName]:
+    """Names and addresses of the host that a certificate is for."""
+    from cryptography import x509
+
+    with contextlib.suppress(x509.ExtensionNotFound):
+        return certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return ()
+
+
+def _secret(folder: Path, passphrase: Passphrase, *, encrypt: bool) -> bytes:
+    """What encrypts further keys: the authority's passphrase where its key is encrypted."""
+    path = folder / "ca.key"
+    locked = keys.encrypted(_bytes(path))
+    return passphrase.get(path, new=not locked) if encrypt or locked else b""
+
+
+def require() -> None:
+    """Raise LabelSkewError where cryptography is not installed."""
     try:
         import cryptography  # noqa: F401
     except ImportError:
@@ -221,111 +331,30 @@ def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
     return names
 
 
-def _new_authority(days: int) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
+def load_authority(folder: Path, passphrase: Passphrase) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:
+    """The authority that is there, with its key.
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    # A name of its own: two authorities of one name are confused with each other instead of told apart.
-    name = _named(f"labelskew authority {secrets.token_hex(4)}")
-    builder = (
-        _builder(key, name, name, days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(authority=True), critical=True)
-    )
-    return builder.sign(key, hashes.SHA256()), key
-
-
-def _issue(
-    name: str,
-    hosts: list[x509.GeneralName],
-    days: int,
-    authority: x509.Certificate,
-    authority_key: EllipticCurvePrivateKey,
-) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:
-    """A certificate that proves one thing: to be this server, or to be this silo."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    use = ExtendedKeyUsageOID.SERVER_AUTH if name == "server" else ExtendedKeyUsageOID.CLIENT_AUTH
-    builder = (
-        _builder(key, _named(name), authority.subject, days, authority.not_valid_after_utc)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(authority=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([use]), critical=True)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
-    )
-    if hosts:
-        builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-    return builder.sign(authority_key, hashes.SHA256()), key
-
-
-def _builder(
-    key: EllipticCurvePrivateKey, name: x509.Name, issuer: x509.Name, days: int, latest: datetime | None = None
-) -> x509.CertificateBuilder:
-    from cryptography import x509
-
-    now = datetime.now(timezone.utc)
-    until = now + timedelta(days=days)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))  # a silo's clock may be behind
-        .not_valid_after(until if latest is None else min(until, latest))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
-
-
-def _named(name: str) -> x509.Name:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _usage(*, authority: bool) -> x509.KeyUsage:
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=not authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=authority,
-        crl_sign=authority,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _authority(folder: Path) -> tuple[x509.Certificate, EllipticCurvePrivateKey]:
-    """The authority that is there, with its key."""
-    from cryptography.hazmat.primitives import serialization
+    Raises:
+        LabelSkewError: one of its two files is missing, unreadable, expired, or not the other's.
+    """
     from cryptography.hazmat.primitives.asymmetric import ec
 
     path = folder / "ca.key"
     if not path.exists():
-        raise LabelSkewError(f"{path}: is not there; adding needs the authority's key, where {folder} was made")
-    try:
-        key = serialization.load_pem_private_key(_bytes(path), None)
-    except (ValueError, TypeError):
-        key = None
-    certificate = _certificate(folder / "ca.pem")
+        raise LabelSkewError(f"{path}: is not there; it is needed for this, where {folder} was made")
+    key = keys.load(path, _bytes(path), passphrase)
+    certificate = load_certificate(folder / "ca.pem")
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise LabelSkewError(f"{path}: is not the key of ca.pem; the two that were made together would be right")
     return certificate, key
 
 
-def _certificate(path: Path, *, expired: bool = False) -> x509.Certificate:
-    """A certificate that holds today; ``expired``: or held once."""
+def load_certificate(path: Path, *, expired: bool = False) -> x509.Certificate:
+    """A certificate that holds today; ``expired``: or held once.
+
+    Raises:
+        LabelSkewError: it is missing, unreadable, expired, or not yet good.
+    """
     from cryptography import x509
 
     try:
@@ -335,8 +364,8 @@ def _certificate(path: Path, *, expired: bool = False) -> x509.Certificate:
     now = datetime.now(timezone.utc)
     if not expired and certificate.not_valid_after_utc < now:
         raise LabelSkewError(
-            f"{path}: expired on {certificate.not_valid_after_utc:%Y-%m-%d}; a new one would be right: remove it and "
-            "its key where it was made, then `labelskew certs new --add`"
+            f"{path}: expired on {certificate.not_valid_after_utc:%Y-%m-%d}; use `labelskew certs renew` where it was "
+            "made, and copy what it makes here"
         )
     if not expired and certificate.not_valid_before_utc > now:
         raise LabelSkewError(
@@ -373,36 +402,17 @@ def _expiring(path: Path, certificate: x509.Certificate) -> Iterator[str]:
         yield f"{path}: expires on {until:%Y-%m-%d}, in {left.days} days"
 
 
-def _readable_by_others(path: Path) -> Iterator[str]:
-    if path.stat().st_mode & 0o077:
-        yield f"{path}: can be read by others; chmod 600 would be right"
-
-
-def _write(folder: Path, name: str, certificate: x509.Certificate, key: EllipticCurvePrivateKey) -> None:
+def _write(folder: Path, name: str, certificate: x509.Certificate, key: EllipticCurvePrivateKey, secret: bytes) -> None:
     """Key first: a certificate is there only with its key, and a key alone is what an interruption left."""
     from cryptography.hazmat.primitives import serialization
 
-    form = serialization.PrivateFormat.PKCS8
-    pem = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    _write_atomic(folder / f"{name}.key", pem, 0o600)
-    _write_atomic(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644)
-
-
-def _write_atomic(path: Path, content: bytes, mode: int) -> None:
-    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        # Never, not for a moment, is a key in a file that others can open.
-        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    keys.write(folder / f"{name}.key", keys.pem(key, secret), 0o600)
+    keys.write(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644)
 
 
 @contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path) -> Iterator[None]:
+    """Errors of writing to a folder as a line."""
     try:
         yield
     except OSError as error:

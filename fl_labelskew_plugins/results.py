@@ -54,9 +54,9 @@ class RunFolder:
         """Raise LabelSkewError unless a new run may be written here; makes nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise LabelSkewError(f"run directory {self.path} is a file; a new or empty folder would be right")
-        # the host's configuration and the audit log are what a server leaves behind that no silo came to
+        # what a server leaves behind that no silo came to
         names = [file.name for file in self.path.iterdir()] if self.path.is_dir() else []
-        if any(name not in ("fedml.yaml", locks.NAME) and not audit.belongs(name) for name in names):
+        if any(name not in ("fedml.yaml", locks.NAME, "revoked.crl") and not audit.belongs(name) for name in names):
             raise LabelSkewError(
                 f"run directory {self.path} is not empty; a new or empty folder would be right, or --resume {self.path}"
             )

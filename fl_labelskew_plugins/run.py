@@ -42,6 +42,7 @@ def start(
     rank: int | None = None,
     server: str | None = None,
     pause: Pause | None = None,
+    passphrase_fd: int | None = None,
 ) -> None:
     """Run a recipe.
 
@@ -56,6 +57,8 @@ def start(
         rank: which silo, from 1, in the client's role.
         server: address of the server, in place of the recipe's.
         pause: when to stop early, to be gone on with; default: what the command says that has started this process.
+        passphrase_fd: file descriptor that the passphrase of encrypted keys comes from; default: the environment, or
+            the terminal.
 
     Raises:
         LabelSkewError: a user's mistake.
@@ -80,7 +83,8 @@ def start(
         )
     by_hand = place is not None and not mpirun.launched()  # mpirun then shows a terminal even where there is a file
     show = progress(quiet, plain=by_hand)
-    call = Call(path, tuple(overrides), resume is not None, quiet, role, rank, server, pause or Pause.told())
+    pause = pause or Pause.told()
+    call = Call(path, tuple(overrides), resume is not None, quiet, role, rank, server, pause, passphrase_fd)
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, folder, show)
     try:
         if dry_run:

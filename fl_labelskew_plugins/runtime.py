@@ -32,6 +32,7 @@ class Call:
         rank: which silo, ``1 .. K``, in the client's role.
         server: address of the server, in place of the recipe's.
         pause: when to stop early.
+        passphrase_fd: file descriptor that the passphrase of encrypted keys comes from.
     """
 
     path: Path | None
@@ -42,6 +43,7 @@ class Call:
     rank: int | None = None
     server: str | None = None
     pause: Pause | None = None
+    passphrase_fd: int | None = None
 
     def command(self, recipe: Path, folder: Path, *more: str, resume: bool = False) -> list[str]:
         """The command that runs the same recipe in another process."""

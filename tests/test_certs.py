@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import certs
+from fl_labelskew_plugins import certs, issuing
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def aged(monkeypatch, **ago):
         def now(cls, tz=None):
             return datetime.now(timezone.utc) - timedelta(**ago)
 
-    monkeypatch.setattr(certs, "datetime", Clock)
+    monkeypatch.setattr(issuing, "datetime", Clock)
 
 
 def context(folder, name, *, server):
@@ -135,13 +135,48 @@ def test_what_was_given_away_is_not_made_again(folder):
     assert certs.new(folder, 2, add=True) == []
 
 
-def test_a_certificate_is_renewed_by_removing_it(folder):
-    old = certs.read(folder, "silo-1")
-    (folder / "silo-1.pem").unlink()
-    assert certs.new(folder, 2, add=True) == ["silo-1"]
-    new = certs.read(folder, "silo-1")
-    assert new.ca == old.ca
-    assert new.key != old.key
+def test_certificates_are_renewed_with_new_keys_and_the_old_ones_kept(tmp_path, monkeypatch):
+    aged(monkeypatch, days=9)
+    certs.new(tmp_path, 2, ["fl.example.org"], days=10)
+    monkeypatch.undo()
+    before = {name: certs.read(tmp_path, name) for name in ("server", "silo-1", "silo-2")}
+    assert certs.renew(tmp_path, ["server", "silo-2", "server"]) == ["server", "silo-2"]
+    after = {name: certs.read(tmp_path, name) for name in before}
+    assert after["silo-1"] == before["silo-1"]
+    for name in ("server", "silo-2"):
+        assert after[name].ca == before[name].ca
+        assert after[name].key != before[name].key
+        assert after[name].warnings == () != before[name].warnings
+        (kept,) = (tmp_path / "old").glob(f"{name}-*.pem")
+        assert kept.read_bytes() == before[name].certificate
+    assert certs.show(tmp_path)[0][1].hosts == ("fl.example.org",)
+    certs.renew(tmp_path, ["all"], ["192.0.2.1"])
+    assert certs.show(tmp_path)[0][1].hosts == ("192.0.2.1",)
+    assert len(list((tmp_path / "old").iterdir())) == 5
+
+
+def test_an_expired_certificate_can_be_renewed(tmp_path, monkeypatch):
+    aged(monkeypatch, days=11)
+    certs.new(tmp_path, 1, days=10)
+    monkeypatch.undo()
+    certs.renew(tmp_path, ["silo-1"])
+    assert certs.read(tmp_path, "silo-1").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "hosts", "said"),
+    [
+        (["silo-3"], [], "{}: 'silo-3' is unknown; allowed: server, silo-1, silo-2, all; nearest: silo-"),
+        (["2"], [], "{}: '2' is unknown; allowed: server, silo-1, silo-2, all"),
+        (["ca"], [], "ca: the authority can be neither revoked nor renewed; use `labelskew certs new` with another"),
+        (["silo-1"], ["fl.example.org"], "--server: is for the server's certificate; name it, or leave --server away"),
+        (["server"], ["a b"], "--server: 'a b' is neither a host's name nor an IP address"),
+    ],
+)
+def test_what_is_wrong_with_renewing_is_said(made, names, hosts, said):
+    with pytest.raises(LabelSkewError) as error:
+        certs.renew(made, names, hosts)
+    assert str(error.value).startswith(said.format(made))
 
 
 def test_an_added_certificate_lasts_no_longer_than_its_authority(folder):
@@ -153,11 +188,15 @@ def test_an_added_certificate_lasts_no_longer_than_its_authority(folder):
 @pytest.mark.parametrize(
     ("spoil", "arguments", "said"),
     [
-        (lambda f: (f / "ca.key").unlink(), {}, "ca.key: is not there; adding needs the authority's key, where"),
-        (lambda f: (f / "ca.key").write_text("no key"), {}, "ca.key: is not the key of ca.pem; the two that"),
+        (lambda f: (f / "ca.key").unlink(), {}, "ca.key: is not there; it is needed for this, where"),
+        (lambda f: (f / "ca.key").write_text("no key"), {}, "ca.key: is no private key as"),
         (lambda f: (f / "ca.key").write_bytes((f / "server.key").read_bytes()), {}, "ca.key: is not the key of"),
         (lambda f: (f / "ca.pem").unlink(), {}, "ca.pem: is not there; --add goes on where"),
-        (lambda f: None, {"hosts": ["fl.example.org"]}, "--server: {}/server.pem exists already; removing it"),
+        (
+            lambda f: None,
+            {"hosts": ["fl.example.org"]},
+            "--server: {}/server.pem exists already; use `labelskew certs renew server`",
+        ),
         (lambda f: None, {"hosts": ["a b"]}, "--server: 'a b' is neither a host's name nor an IP address"),
     ],
 )
@@ -228,7 +267,7 @@ def test_an_expired_certificate_is_refused(tmp_path, monkeypatch):
     aged(monkeypatch, days=11)
     certs.new(tmp_path, 1, days=10)
     monkeypatch.undo()
-    with pytest.raises(LabelSkewError, match=r"silo-1\.pem: expired on 20\d\d-\d\d-\d\d; a new one would be right"):
+    with pytest.raises(LabelSkewError, match=r"silo-1\.pem: expired on 20\d\d-\d\d-\d\d; use `labelskew certs renew`"):
         certs.read(tmp_path, "silo-1")
     assert [warning.split("/")[-1][:18] for warning in certs.show(tmp_path)[1]] == [
         "server.pem: expire",
@@ -250,7 +289,7 @@ def test_a_certificate_that_ends_soon_and_an_open_key_are_warned_of(tmp_path):
     for warnings in (certs.read(tmp_path, "silo-1").warnings, certs.show(tmp_path)[1][1:]):
         soon, opened = warnings
         assert soon.startswith(f"{tmp_path}/silo-1.pem: expires on ")
-        assert opened == f"{tmp_path}/silo-1.key: can be read by others; chmod 600 would be right"
+        assert opened == f"{tmp_path}/silo-1.key: can be read by others; use chmod 600"
 
 
 @pytest.mark.parametrize(

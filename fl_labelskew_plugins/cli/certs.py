@@ -6,10 +6,18 @@ from pathlib import Path
 
 import click
 
+from fl_labelskew_plugins import keys
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.exits import PASSPHRASE, guarded
+from fl_labelskew_plugins.revocation import REASONS
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
+IN = click.option("--certs", "folder", type=FOLDER, metavar="DIR", default="certs", show_default=True, help="Folder.")
+NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
+DAYS = click.option(
+    "--days", type=click.IntRange(1, 36_500), default=825, show_default=True, help="How long they hold."
+)
+ENCRYPT = click.option("--encrypt", is_flag=True, help="Encrypt the keys with a passphrase.")
 
 
 @click.group("certs")
@@ -27,21 +35,77 @@ def certs_group() -> None:
     metavar="HOST",
     help="Name or IP address at which silos reach the server; repeatable.  [default: this machine alone]",
 )
-@click.option("--days", type=click.IntRange(1, 36_500), default=825, show_default=True, help="How long they hold.")
+@DAYS
 @click.option("--add", is_flag=True, help="Keep what is in DIR and make what is missing; needs the authority's key.")
+@ENCRYPT
+@PASSPHRASE
 @guarded
-def new(*, silos: int, out: Path, hosts: tuple[str, ...], days: int, add: bool) -> None:
+def new(
+    *, silos: int, out: Path, hosts: tuple[str, ...], days: int, add: bool, encrypt: bool, descriptor: int | None
+) -> None:
     """Make an authority, a certificate for the server and one for each silo."""
     from fl_labelskew_plugins import certs
 
-    made = certs.new(out, silos, hosts, days=days, add=add)
+    passphrase = keys.Passphrase(descriptor)
+    made = certs.new(out, silos, hosts, days=days, add=add, encrypt=encrypt, passphrase=passphrase)
     click.echo(f"written to {out}: {', '.join(made) or 'nothing, all are there'}")
     for name in made:
         if name != "ca":
-            whom = "the server's host" if name == "server" else f"silo {certs.rank_of(name)}"
-            click.echo(f"to {whom}: ca.pem {name}.pem {name}.key")
+            click.echo(f"to {_host_of(name)}: ca.pem {name}.pem {name}.key")
     if "ca" in made:
         click.echo("keep ca.key off all of them: who has it can pose as anybody")
+
+
+@certs_group.command("renew")
+@NAMES
+@IN
+@click.option(
+    "--server",
+    "hosts",
+    multiple=True,
+    metavar="HOST",
+    help="Name or IP address at which silos reach the server; repeatable.  [default: as before]",
+)
+@DAYS
+@ENCRYPT
+@PASSPHRASE
+@guarded
+def renew(
+    *,
+    names: tuple[str, ...],
+    folder: Path,
+    hosts: tuple[str, ...],
+    days: int,
+    encrypt: bool,
+    descriptor: int | None,
+) -> None:
+    """Make the certificates of server, silo-1, ... or all anew, each with a new key."""
+    from fl_labelskew_plugins import certs
+
+    passphrase = keys.Passphrase(descriptor)
+    for name in certs.renew(folder, names, hosts, days=days, encrypt=encrypt, passphrase=passphrase):
+        click.echo(f"to {_host_of(name)}, which takes them at its next start: {name}.pem {name}.key")
+    click.echo("what they replace holds until it expires; `labelskew certs revoke NAME --old` ends that")
+
+
+@certs_group.command("revoke")
+@NAMES
+@IN
+@click.option("--why", type=click.Choice(REASONS), default=REASONS[0], show_default=True, help="Stands in the list.")
+@click.option("--old", is_flag=True, help="Only what was renewed since, not what holds now.")
+@PASSPHRASE
+@guarded
+def revoke(*, names: tuple[str, ...], folder: Path, why: str, old: bool, descriptor: int | None) -> None:
+    """Put the certificates of server, silo-1, ... or all on a signed list of those that no longer count."""
+    from fl_labelskew_plugins import revocation
+
+    listed, new = revocation.revoke(folder, names, why=why, old=old, passphrase=keys.Passphrase(descriptor))
+    path = folder / revocation.FILE
+    if new:
+        click.echo(f"written to {path}: {listed}, {new} of them new")
+        click.echo("to the server's host and every silo, beside their certificates: " + revocation.FILE)
+    else:
+        click.echo(f"written to {path}: nothing, all of them are on it or there is none")
 
 
 @certs_group.command("show")
@@ -49,12 +113,27 @@ def new(*, silos: int, out: Path, hosts: tuple[str, ...], days: int, add: bool) 
 @guarded
 def show(folder: Path) -> None:
     """Show who the certificates in DIR are for, until when, and their SHA-256 fingerprints."""
-    from fl_labelskew_plugins import certs
+    from fl_labelskew_plugins import certs, revocation
 
     shown, warnings = certs.show(folder)
+    listed = revocation.shown(folder)
     rows = [
-        [each.file, each.who, f"{each.until:%Y-%m-%d}", each.fingerprint, " ".join(each.hosts) or "-"] for each in shown
+        [
+            certificate.file,
+            certificate.who,
+            f"{certificate.until:%Y-%m-%d}",
+            f"{listed.entries[certificate.serial].since:%Y-%m-%d}" if certificate.serial in listed.entries else "-",
+            certificate.fingerprint,
+            " ".join(certificate.hosts) or "-",
+        ]
+        for certificate in shown
     ]
-    click.echo(table.plain(["file", "who", "until", "fingerprint", "hosts"], rows))
+    click.echo(table.plain(["file", "who", "until", "revoked", "fingerprint", "hosts"], rows))
+    if listed.number:
+        click.echo(f"{revocation.FILE}: {listed}")
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
+
+
+def _host_of(name: str) -> str:
+    return "the server's host" if name == "server" else name.replace("-", " ")

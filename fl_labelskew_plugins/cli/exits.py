@@ -11,11 +11,20 @@ from typing import ParamSpec
 import click
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins import keys
 from fl_labelskew_plugins.signals import ending
 
 P = ParamSpec("P")
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
+PASSPHRASE = click.option(
+    keys.OPTION,
+    "descriptor",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help=f"Of encrypted keys: read it from this file descriptor.  [default: {keys.VARIABLE}, or the terminal]",
+)
+"""Of every verb that reads or makes a key."""
 
 
 def guarded(verb: Callable[P, None]) -> Callable[P, None]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fl_labelskew_plugins.cli.exits import CONTEXT, guarded
+from fl_labelskew_plugins.cli.exits import CONTEXT, PASSPHRASE, guarded
 
 PATH = click.Path(path_type=Path)
 
@@ -25,6 +25,7 @@ PATH = click.Path(path_type=Path)
 )
 @click.option("--rank", type=click.IntRange(min=1), help="Cross-silo: which silo, from 1, with --role client.")
 @click.option("--server", metavar="HOST:PORT", help="Cross-silo: the server's address, in place of the recipe's.")
+@PASSPHRASE
 @guarded
 def run_command(
     *,
@@ -37,6 +38,7 @@ def run_command(
     role: str | None,
     rank: int | None,
     server: str | None,
+    descriptor: int | None,
 ) -> None:
     """Run one RECIPE: on this machine, or one part of it."""
     from fl_labelskew_plugins.mpirun import as_rank
@@ -53,4 +55,5 @@ def run_command(
             role=role,
             rank=rank,
             server=server,
+            passphrase_fd=descriptor,
         )

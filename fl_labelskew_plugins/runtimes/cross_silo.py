@@ -6,13 +6,14 @@ import socket
 import sys
 from contextlib import closing
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeGuard
 
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import certs, policy, silos
+from fl_labelskew_plugins import certs, keys, policy, revocation, silos
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.audit import Audit
 from fl_labelskew_plugins.processes import Part, threads_each, together
@@ -80,15 +81,19 @@ class CrossSilo(Runtime):
         self._audit = Audit()
         if self._over(checkpoint) and (self.call.role is None or self.folder.summary.exists()):
             return self._alone(list(checkpoint.sizes))
+        tls, revoked = self._certificate(comm.certs, "server")
         transport = ServerTransport(
             self.call.server or comm.listen_address or comm.address(),
             silos=self.recipe.train.client_num_in_total,
-            tls=certificate(comm.certs, "server"),
+            tls=tls,
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
             audit=self._audit,
+            revoked=revoked,
         )
         self._transport = transport
         self.folder.hold()  # only now: whoever cannot listen leaves no folder behind
+        if revoked is not None:
+            revoked.keep()
         self._audit.open(self.folder.path, "server")
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
         args = host.start(self.recipe, self.folder.path / "fedml.yaml", rank=0)
@@ -128,14 +133,18 @@ class CrossSilo(Runtime):
         say(f"data: {recipe.data.dataset}, {held}")
         self._audit = Audit()
         self._audit.open(self.folder.path, certs.silo_name(rank))
+        tls, revoked = self._certificate(comm.certs, certs.silo_name(rank))
+        if revoked is not None:
+            revoked.keep()
         transport = SiloTransport(
             self.call.server or comm.address(),
             rank,
-            tls=certificate(comm.certs, certs.silo_name(rank)),
+            tls=tls,
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
             say=say,
             audit=self._audit,
             pin=guard.server if guard is not None and guard.policy.server_fingerprint else None,
+            revoked=revoked,
         )
         self._transport = transport
         args = host.start(recipe, self.folder.path / "fedml.yaml", rank=rank)
@@ -145,9 +154,39 @@ class CrossSilo(Runtime):
         if client.failure is not None:
             raise client.failure
 
+    @cached_property
+    def _passphrase(self) -> keys.Passphrase:
+        return keys.Passphrase(self.call.passphrase_fd)
+
+    def _certificate(self, folder: str | None, name: str) -> tuple[certs.Files | None, revocation.Revocations | None]:
+        """What this process shows of itself, if anything, and who is not to be believed; warns of what is wrong."""
+        if folder is None:
+            return None, None
+        files = certs.read(Path(folder), name, self._passphrase)
+        for warning in files.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
+        kept = self.folder.path / revocation.FILE
+        return files, revocation.Revocations(Path(folder), files, kept=kept, say=self._list)
+
+    def _list(self, line: str) -> None:
+        """Tell which list of revoked certificates counts."""
+        self.show.note(line)
+        if self._audit is not None:
+            self._audit.note("list", why=line)
+
+    def _passphrase_of_all(self, silos: int) -> dict[str, str]:
+        """What the server and the silos of this machine need to open their keys, asked for once."""
+        names = {"server": self.recipe.comm.certs}
+        names |= {certs.silo_name(k): recipes.silo(self.recipe, k).comm.certs for k in range(1, silos + 1)}
+        for name, folder in names.items():
+            if folder is not None and certs.locked(Path(folder), name):
+                certs.read(Path(folder), name, self._passphrase)
+        return self._passphrase.environment()
+
     def _all_here(self) -> None:
         """The server and every silo, each in a process of its own."""
         count = self.recipe.train.client_num_in_total
+        passphrase = self._passphrase_of_all(count)
         address = self.call.server or f"127.0.0.1:{free_port()}"
         self.show.note(
             f"starting the server and {counted(count, 'silo')} on this machine; logs and results: {self.folder.path}"
@@ -159,21 +198,11 @@ class CrossSilo(Runtime):
             role = ("--role", "client", "--rank", str(rank), "--server", address)
             parts.append(Part(f"silo {rank}", call.command(path, self.folder.path / "silos" / f"silo-{rank}", *role)))
         try:
-            together(parts, environment=threads_each(count) | call.environment(self.folder.path))
+            together(parts, environment=threads_each(count) | call.environment(self.folder.path) | passphrase)
         except RunError as error:
             if self.folder.recipe.exists():
                 error.args = (f"{error}; {call.go_on(self.folder.path)}",)
             raise
-
-
-def certificate(folder: str | None, name: str) -> certs.Files | None:
-    """What this process shows of itself, if anything; says what will soon be wrong with it."""
-    if folder is None:
-        return None
-    files = certs.read(Path(folder), name)
-    for warning in files.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    return files
 
 
 def free_port() -> int:

@@ -93,11 +93,17 @@ class Door:
         """A connection has come whose handshake begins."""
         self._knocks.append(time.monotonic())
 
-    def enter(self, peer: str, *, member: bool) -> None:
-        """A stream of this connection, as gRPC names it, has begun; only a member's keeps the connection its place."""
+    def enter(self, peer: str, *, member: bool, looked: bool = False) -> None:
+        """A stream has begun.
+
+        Args:
+            peer: its connection, as gRPC names it.
+            member: whether it keeps the connection its place.
+            looked: whether the peer has come twice, the first time only to look at this server's certificate.
+        """
         guest = of_peer(peer)
         with self._lock:
-            if not self._guests[guest] and self._knocks:
+            for _ in range(0 if self._guests[guest] else min(1 + looked, len(self._knocks))):
                 self._knocks.pop()
             if member:
                 self._guests[guest] += 1

@@ -25,7 +25,8 @@ from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
 
 from fl_labelskew_plugins import addresses, certs, wire
-from fl_labelskew_plugins.audit import Audit, Hashing, peer
+from fl_labelskew_plugins.audit import Audit, Hashing, certificate, peer
+from fl_labelskew_plugins.revocation import Revocations
 from fl_labelskew_plugins.runtimes import door, pin
 from fl_labelskew_plugins.runtimes.door import Door, places
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
@@ -50,6 +51,8 @@ FROM_SILOS = (Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.FAILED, Kind.FINISH)
 FROM_SERVER = (Kind.WELCOME, Kind.TRAIN, Kind.VERDICT, Kind.FINISH)
 TAKEN = "labelskew-taken"
 """The initial metadata with which the server says that it has taken a HELLO."""
+LOOKED = "labelskew-looked"
+"""With which a silo says that it has opened another connection before, to look at the server's certificate."""
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", CHUNK + 4096),
@@ -224,6 +227,7 @@ class _Connection:
         self.rank = rank
         self.known = peer(context)
         """What the audit log has of it: its address, and its certificate's fingerprint."""
+        self.certificate = certificate(context)
         self.outbox = Outbox(audit, lambda: self.rank, lambda: self.known)
         self.slots = threading.Semaphore(UNREAD)
         self.greeted = self.closed = self.gone = False
@@ -255,6 +259,7 @@ class ServerTransport(Transport):
         tls: the server's certificate; without it, the address must be this machine's own.
         spool: where messages wait for their turn.
         audit: where connections and messages are noted.
+        revoked: certificates that count no longer; who shows one is refused, who has shown one before is turned out.
 
     Raises:
         LabelSkewError: the address cannot be listened at, or must not be.
@@ -268,9 +273,11 @@ class ServerTransport(Transport):
         tls: certs.Files | None = None,
         spool: Spool | None = None,
         audit: Audit | None = None,
+        revoked: Revocations | None = None,
     ) -> None:
         super().__init__()
         self.audit = audit or Audit()
+        self._revoked, self._listed = revoked, 0
         host, port = _checked(address, tls)
         self._grpc = _grpc()
         self.silos = silos
@@ -282,6 +289,8 @@ class ServerTransport(Transport):
         self._connections: dict[_Connection, None] = {}  # the oldest first
         self._present: dict[int, _Connection] = {}
         self._open: dict[int, _Connection] = {}
+        self._shown: dict[int, bytes] = {}
+        """The certificate that each silo came with last."""
         self._copies: tuple[list[tuple[str, Tensor, int]], dict[str, Tensor]] = ([], {})
         most = places()
         self._door = Door(most, self._turned_out, tls=tls is not None)
@@ -371,7 +380,26 @@ class ServerTransport(Transport):
             self._copies = key, wire.plain(tensors)
         return self._copies[1]
 
+    def _turn_out(self) -> None:
+        """Once there is a newer list of revoked certificates: end the connections of who is on it.
+
+        LEFT then says ``revoked``, also of a silo whose connection was lost before: with that it cannot come back.
+        """
+        if self._revoked is None or (number := self._revoked.look().number) == self._listed:
+            return
+        self._listed = number
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            if why := self._revoked.barred(connection.certificate):
+                self._refuse(connection, RefusedError(why, "PERMISSION_DENIED"))
+        with self._lock:
+            for rank, shown in self._shown.items():
+                if self._revoked.barred(shown):
+                    self.arrived.put(message(Kind.LEFT, rank, 0, meta={"revoked": True}))
+
     def _next(self, timeout: float | None) -> Message:
+        self._turn_out()
         arrived = super()._next(timeout)
         connection: _Connection | None = getattr(arrived, "connection", None)
         if connection is not None:
@@ -398,7 +426,11 @@ class ServerTransport(Transport):
         with self._lock:
             self._connections[connection] = None
             silent = [c for c in self._connections if c.rank == rank and not (c.greeted or c.closed)]
-        self._door.enter(context.peer(), member=refusal is None)
+        # only now that a newer list would find it among the others
+        if refusal is None and self._revoked is not None and (why := self._revoked.barred(connection.certificate)):
+            refusal, silent = RefusedError(why, "PERMISSION_DENIED"), []
+        looked = any(key == LOOKED for key, _ in context.invocation_metadata())
+        self._door.enter(context.peer(), member=refusal is None, looked=looked)
         if refusal is None:
             connection.peer = context.peer()
         for oldest in silent[: -SILENT if rank else -2 * self.silos - 16]:
@@ -478,7 +510,7 @@ class ServerTransport(Transport):
         if old is not None:
             self._leave(old)
             old.close(self._grpc.StatusCode.ABORTED, "another process with this certificate has connected")
-        self._present[rank] = connection
+        self._present[rank], self._shown[rank] = connection, connection.certificate
         self.audit.note("connected", rank=rank, **connection.known)
 
     def _leave(self, connection: _Connection) -> None:
@@ -537,6 +569,7 @@ class SiloTransport(Transport):
         say: told in a line, in another thread, that the server is waited for and that it is there.
         audit: where connections and messages are noted.
         pin: raises where the server's certificate, by its SHA-256 fingerprint, is not the one to connect to.
+        revoked: certificates that count no longer; a server with one is not connected to, until it has another.
 
     Raises:
         LabelSkewError: the address is none, or must not be used without certificates.
@@ -552,10 +585,11 @@ class SiloTransport(Transport):
         say: Callable[[str], None] = lambda line: None,
         audit: Audit | None = None,
         pin: Callable[[str], None] | None = None,
+        revoked: Revocations | None = None,
     ) -> None:
         super().__init__()
         _checked(address, tls)
-        self._pin = pin
+        self._pin, self._revoked = pin, revoked
         self.audit = audit or Audit()
         self._known = {"peer": address}
         self._roots = b""
@@ -586,8 +620,8 @@ class SiloTransport(Transport):
         Its tensors must not change any more: they are read while they are sent.
         """
         outbox = self._outbox
-        if outbox is not None and not outbox.put(_encoded(msg, msg.get("tensors")), _reason(msg)):
-            self._cancel()  # the server takes nothing any more: a new connection may
+        if outbox is not None and (self._doubt() or not outbox.put(_encoded(msg, msg.get("tensors")), _reason(msg))):
+            self._cancel()  # the server takes nothing any more, or should get nothing: a new connection may
 
     def stop_receive_message(self) -> None:
         """Send what is queued, then close the connection."""
@@ -650,7 +684,8 @@ class SiloTransport(Transport):
         joined = heard = False
         outbox = Outbox(self.audit, lambda: 0, lambda: self._known)
         channel = self._channel()
-        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(outbox.chunks())
+        looked = ((LOOKED, "1"),) if self._roots else None
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(outbox.chunks(), metadata=looked)
         try:
             outbox.put(_encoded(hello := self.hello(), hello.get("tensors")))
             with self._lock:
@@ -668,7 +703,8 @@ class SiloTransport(Transport):
                 heard = True
             why = "it has closed the connection"
         except self._grpc.RpcError:
-            why = _why(call.details())
+            cancelled = call.code() == self._codes.CANCELLED
+            why = (self._doubt() if cancelled else "") or _why(call.details())
             if not self._stopping.is_set() and (final := self._hopeless(call.code(), why)):
                 self.audit.note("refused", rank=0, **self._known, why=final)
                 raise LabelSkewError(f"the server at {self.address}: {final}") from None
@@ -695,12 +731,12 @@ class SiloTransport(Transport):
         return joined, heard, why
 
     def _pinned(self) -> str:
-        """Look at the server's certificate, to connect to that one alone; why that cannot be done now.
+        """Look at the server's certificate where it matters, to connect to that one alone; why that cannot be now.
 
         Raises:
             LabelSkewError: it is not the one to connect to.
         """
-        if self._tls is None or self._pin is None:
+        if self._tls is None or (self._pin is None and not self._any_revoked):
             return ""
         try:
             fingerprint, self._roots = pin.shown(self.address, self._tls)
@@ -712,11 +748,24 @@ class SiloTransport(Transport):
             return error.strerror or str(error)
         self._known["fingerprint"] = fingerprint
         try:
-            self._pin(fingerprint)
+            if self._pin is not None:
+                self._pin(fingerprint)
         except LabelSkewError as error:
             self.audit.note("refused", rank=0, **self._known, why=str(error))
             raise
-        return ""
+        if why := self._doubt():
+            self.audit.note("refused", rank=0, **self._known, why=why)
+        return why
+
+    @property
+    def _any_revoked(self) -> bool:
+        return self._revoked is not None and bool(self._revoked.look().entries)
+
+    def _doubt(self) -> str:
+        """Why nothing more is to be sent to this server or taken from it; empty where there is no reason."""
+        if self._revoked is None or not self._any_revoked:
+            return ""
+        return self._revoked.barred(self._roots) if self._roots else "there are revoked certificates now; looking again"
 
     def _channel(self) -> Any:
         options = [
@@ -735,6 +784,8 @@ class SiloTransport(Transport):
         got = wire.assemble(call, self._admit, self._spool)
         if got is None:
             return False
+        if why := self._doubt():
+            raise RefusedError(why)
         header, digest, arrived = got[0], call.digest(), _decoded(*got)
         facts = {"bytes": Header.SIZE + header.length, "sha256": digest, "why": _reason(arrived)}
         self.audit.note("received", rank=0, **self._known, **_described(header), **facts)

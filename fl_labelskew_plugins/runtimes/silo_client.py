@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch import Tensor
 from fl_labelskew_plugins import silos, wire
 from fl_labelskew_plugins.aggregate import check_upload, num_bytes
 from fl_labelskew_plugins.data.fingerprint import add_array
+from fl_labelskew_plugins.keys import readable_by_others
 from fl_labelskew_plugins.local import LocalResult, forms
 from fl_labelskew_plugins.policy import Guard, question
 from fl_labelskew_plugins.recipe import Recipe
@@ -284,6 +286,8 @@ def secret(folder: Path) -> int:
         part.touch(mode=0o600)
         part.write_text(secrets.token_hex(16), encoding="ascii")
         part.replace(file)
+    for warning in readable_by_others(file):
+        print(f"warning: {warning}", file=sys.stderr)
     try:
         return int(file.read_text(encoding="ascii"), 16)
     except ValueError as error:

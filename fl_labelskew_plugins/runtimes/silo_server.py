@@ -458,6 +458,8 @@ class SiloServer(Manager):
         if client in self._present:
             self._flood.tell(f"silo {client + 1}", "has left", most=VISITS)
             self._gone(client)
+        if message.get("meta").get("revoked"):  # with its certificate it cannot come back, so it is not waited for
+            self._away.add(client)
 
     def _refused(self, message: Message) -> None:
         meta, sender = message.get("meta"), message.get_sender_id()

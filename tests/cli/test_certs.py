@@ -1,5 +1,8 @@
 """``labelskew certs``, in this process."""
 
+import contextlib
+import os
+import pty
 import re
 import sys
 
@@ -45,7 +48,7 @@ def test_show_tells_who_and_until_when(call):
     call("new", "--silos", "11", "--out", "a", "--server", "fl.example.org", "--server", "192.0.2.1", "--days", "20")
     result = call("show", "a")
     head, *rows = result.stdout.splitlines()
-    assert head.split() == ["file", "who", "until", "fingerprint", "hosts"]
+    assert head.split() == ["file", "who", "until", "revoked", "fingerprint", "hosts"]
     named = [row.split()[0] for row in rows if ".pem" in row]
     assert named == ["ca.pem", "server.pem", *(f"silo-{k}.pem" for k in range(1, 12))]
     assert rows[1].endswith("fl.example.org 192.0.2.1")
@@ -56,8 +59,98 @@ def test_show_tells_who_and_until_when(call):
 
 def test_a_folder_without_certificates_is_said(call):
     assert call("show", ".", code=2).stderr == (
-        "error: .: holds no certificate; a folder that `labelskew certs new` made would be right\n"
+        "error: .: holds no certificate; use a folder that `labelskew certs new` made\n"
     )
+
+
+def test_revoke_and_renew_say_what_goes_to_whom(call):
+    call("new", "--silos", "2")
+    assert call("revoke", "silo-2", "--old").output == (
+        "written to certs/revoked.crl: nothing, all of them are on it or there is none\n"
+    )
+    assert call("revoke", "silo-2", "--why", "key-compromise").output.splitlines() == [
+        "written to certs/revoked.crl: list 1 (1 revoked certificate), 1 of them new",
+        "to the server's host and every silo, beside their certificates: revoked.crl",
+    ]
+    *rows, last = call("show", "certs").stdout.splitlines()
+    columns = [re.split(" {2,}", row) for row in rows]
+    assert [row[3] for row in columns[1:4]] == ["-"] * 3
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", columns[4][3])
+    assert last == "revoked.crl: list 1 (1 revoked certificate)"
+    assert call("renew", "silo-2", "server").output.splitlines() == [
+        "to silo 2, which takes them at its next start: silo-2.pem silo-2.key",
+        "to the server's host, which takes them at its next start: server.pem server.key",
+        "what they replace holds until it expires; `labelskew certs revoke NAME --old` ends that",
+    ]
+    assert all(" - " in row for row in call("show", "certs").stdout.splitlines()[1:-1])
+    assert call("revoke", "all").output.startswith(
+        "written to certs/revoked.crl: list 2 (5 revoked certificates), 4 of"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("revoke", "silo-3"), "certs: 'silo-3' is unknown; allowed: server, silo-1, silo-2, all; nearest: silo-2"),
+        (
+            ("revoke", "silo-1", "--certs", "other"),
+            "other: holds no certificate; use a folder that `labelskew certs new` made",
+        ),
+        (
+            ("renew", "ca"),
+            "ca: the authority can be neither revoked nor renewed; use `labelskew certs new` with another --out, and "
+            "give everybody new certificates",
+        ),
+        (
+            ("renew", "all", "--encrypt", "--passphrase-fd", "987"),
+            "--passphrase-fd 987: cannot be read: Bad file descriptor",
+        ),
+    ],
+)
+def test_what_is_wrong_with_revoking_and_renewing_is_said(call, args, said):
+    call("new", "--silos", "2")
+    before = call("show", "certs").output
+    assert call(*args, code=2).stderr == f"error: {said}\n"
+    assert call("show", "certs").output == before
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("revoke",), ("renew",), ("revoke", "silo-1", "--why", "x"), ("renew", "silo-1", "--passphrase-fd", "-1")],
+)
+def test_wrong_options_of_these_are_said(call, args):
+    assert "Error: " in call(*args, code=2).output
+
+
+def test_a_passphrase_is_asked_for_at_the_terminal_and_not_shown(tmp_path):
+    def typed(*args, words):
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.environ.pop("FL_LABELSKEW_KEY_PASSPHRASE", None)
+            os.chdir(tmp_path)
+            script = "from fl_labelskew_plugins.cli.main import main; main()"
+            os.execv(sys.executable, [sys.executable, "-c", script, *args])
+        shown, words = b"", list(words)
+        with contextlib.suppress(OSError):  # its end
+            while chunk := os.read(terminal, 1000):
+                shown += chunk
+                if chunk.endswith(b": ") and words:
+                    os.write(terminal, words.pop(0).encode() + b"\n")
+        os.close(terminal)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), shown.decode().replace("\r\n", "\n")
+
+    code, shown = typed("certs", "new", "--silos", "1", "--encrypt", words=["grün 1", "grün 1"])
+    assert code == 0
+    assert shown.startswith("new passphrase of certs/ca.key: \nonce more: \nwritten to certs: ca, server, silo-1\n")
+    code, shown = typed("certs", "renew", "silo-1", words=["grün 2"])
+    assert (code, shown.splitlines()) == (
+        2,
+        [
+            "passphrase of certs/ca.key: ",
+            "error: certs/ca.key: does not open with the passphrase of the terminal, or it is damaged",
+        ],
+    )
+    assert typed("certs", "renew", "silo-1", words=["grün 1"])[0] == 0
 
 
 @pytest.mark.parametrize("args", [("new",), ("new", "--silos", "0"), ("new", "--silos", "1", "--days", "0"), ("show",)])
@@ -65,7 +158,7 @@ def test_wrong_options_are_said(call, args):
     assert "Error: " in call(*args, code=2).output
 
 
-@pytest.mark.parametrize("args", [("new", "--silos", "1"), ("show", ".")])
+@pytest.mark.parametrize("args", [("new", "--silos", "1"), ("show", "."), ("revoke", "silo-1"), ("renew", "silo-1")])
 def test_without_cryptography_the_extra_is_named(call, monkeypatch, args):
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert call(*args, code=2).stderr == (

@@ -10,12 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fl_labelskew_plugins import certs, keys
 from fl_labelskew_plugins.results import read_lines
 
 SLOW = [
     "method_args.method=fedphp", "train_args.epochs=40", "train_args.comm_round=4", "tracking_args.checkpoint_every=1",
     "train_args.client_num_in_total=2", "partition_args.classes_per_client=5",
 ]  # fmt: skip
+PASSPHRASE = "s3cret of the test"
 
 
 def words(overrides):
@@ -44,16 +46,22 @@ def sittings(forker, base_recipe, tmp_path_factory):
     """One run, told to end and broken off in turn, that ends well: its folder, and of each sitting code and text."""
     folder = tmp_path_factory.mktemp("here")
     recipe, run, ends = folder / "here.yaml", folder / "run", {}
-    recipe.write_text(base_recipe)
+    recipe.write_text(base_recipe.replace("backend: GRPC", "backend: GRPC, certs: certs"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(keys.VARIABLE, PASSPHRASE)
+        certs.new(folder / "certs", 2, encrypt=True)
     for name, number in (
         ("interrupt", signal.SIGINT), ("silo 2", signal.SIGKILL), ("terminate", signal.SIGTERM), ("end", None),
     ):  # fmt: skip
         where = ["--resume", run] if run.exists() else ["--run-dir", run]
-        process = forker.start(["run", recipe, *where, *words(SLOW)], folder / f"{name}.log")
+        process = forker.start(
+            ["run", recipe, *where, *words(SLOW)], folder / f"{name}.log", environment={keys.VARIABLE: PASSPHRASE}
+        )
         if number is not None:
             process.says(": trained in")
             family = descendants(process)
             assert sorted(family) == ["server", "silo 1", "silo 2"]
+            assert not any(PASSPHRASE in " ".join(child.cmdline()) for child in family.values())
             os.kill(family[name].pid if name in family else process.pid, number)
         code = process.wait()
         assert number is None or not [child for child in family.values() if child.is_running()]
@@ -100,6 +108,20 @@ def test_after_all_that_the_weights_are_those_of_one_process(sittings, sp_weight
     expected = sp_weights(*SLOW)
     found = load_file(sittings[0] / "model.safetensors")
     assert all(torch.equal(value, expected[key]) for key, value in found.items())
+
+
+def test_a_passphrase_opens_the_keys_of_all_and_is_written_nowhere(sittings, forker, tmp_path):
+    run, ends = sittings
+    assert "(no TLS)" not in ends["end"][1]
+    files = [path for path in run.parent.rglob("*") if path.is_file()]
+    assert {path.name for path in files} >= {"interrupt.log", "fedml.yaml", "environment.json", "audit.jsonl"}
+    for path in files:
+        assert PASSPHRASE.encode() not in path.read_bytes(), path
+    argv = ["run", run.parent / "here.yaml", "--run-dir", tmp_path / "run", *words(SLOW)]
+    wrong = forker.start(argv, tmp_path / "wrong.log", environment={keys.VARIABLE: "another"})
+    assert wrong.wait() == 2
+    line = f"{run.parent}/certs/server.key: does not open with the passphrase of {keys.VARIABLE}, or it is damaged"
+    assert wrong.text == f"error: {line}\n"
 
 
 @pytest.mark.parametrize("role", [[], ["--role", "server"]])

@@ -1,0 +1,149 @@
+"""Private keys in files, encrypted or not, and the passphrase that opens them.
+
+Encrypted ones are PKCS#8 (AES-256, PBKDF2), which OpenSSL reads and writes too. A passphrase is on no command line and
+in no log: it is typed, or comes from a file descriptor or an environment variable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fl_labelskew_registry import LabelSkewError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+
+VARIABLE = "FL_LABELSKEW_KEY_PASSPHRASE"
+OPTION = "--passphrase-fd"
+MOST = 1000
+"""Bytes of a passphrase; OpenSSL takes few more."""
+
+
+class Passphrase:
+    """The one passphrase of all encrypted keys that a command reads or makes; got when it is first needed.
+
+    Args:
+        descriptor: an open file whose first line it is; None: :data:`VARIABLE`, and without that the terminal.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._descriptor, self._source = descriptor, ""
+        self._value = b""
+
+    def get(self, path: Path, *, new: bool = False) -> bytes:
+        """The passphrase.
+
+        Args:
+            path: the key's file, for the question and for errors.
+            new: the key is still to be made, so what is typed is typed twice.
+
+        Raises:
+            LabelSkewError: there is none, and nobody to ask.
+        """
+        if not self._value:
+            value = self._read(path, new=new)
+            if not 0 < len(value) <= MOST or b"\0" in value:
+                raise LabelSkewError(f"{self._source}: is no passphrase; use 1 to {MOST} bytes without zeros")
+            self._value = value
+        return self._value
+
+    def environment(self) -> dict[str, str]:
+        """What a process of ours needs to know it too; empty where it was not needed."""
+        return {VARIABLE: os.fsdecode(self._value)} if self._value else {}
+
+    def wrong(self, path: Path) -> LabelSkewError:
+        """The error of a key that it does not open."""
+        return LabelSkewError(f"{path}: does not open with the passphrase of {self._source}, or it is damaged")
+
+    def _read(self, path: Path, *, new: bool) -> bytes:
+        if self._descriptor is not None:
+            self._source = f"{OPTION} {self._descriptor}"
+            try:
+                with open(self._descriptor, "rb", closefd=False) as file:
+                    return file.readline(MOST + 3).rstrip(b"\r\n")
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or "it cannot be open"
+                raise LabelSkewError(f"{self._source}: cannot be read: {why}") from None
+        if (value := os.environ.get(VARIABLE)) is not None:
+            self._source = VARIABLE
+            return os.fsencode(value)
+        if not _terminal():
+            raise LabelSkewError(
+                f"{path}: needs a passphrase, and there is no terminal to ask for it; set {VARIABLE}, or use {OPTION}"
+            )
+        self._source = "the terminal"
+        try:
+            value = getpass.getpass(f"{'new ' if new else ''}passphrase of {path}: ")
+            if new and getpass.getpass("once more: ") != value:
+                raise LabelSkewError("the two passphrases differ; nothing is written")
+        except EOFError:
+            raise LabelSkewError(f"{path}: no passphrase was typed") from None
+        return value.encode()
+
+
+def load(path: Path, content: bytes, passphrase: Passphrase) -> PrivateKeyTypes:
+    """The private key in a file's PEM.
+
+    Raises:
+        LabelSkewError: it is none, or the passphrase is missing or wrong.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+
+    locked = encrypted(content)
+    word = passphrase.get(path) if locked else None
+    try:
+        return serialization.load_pem_private_key(content, word)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        if locked:
+            raise passphrase.wrong(path) from None
+        raise LabelSkewError(f"{path}: is no private key as `labelskew certs new` makes it") from None
+
+
+def encrypted(content: bytes) -> bool:
+    """Whether a PEM is of an encrypted key, in either of OpenSSL's forms."""
+    return b"-----BEGIN ENCRYPTED PRIVATE KEY-----" in content or b"Proc-Type: 4,ENCRYPTED" in content
+
+
+def pem(key: PrivateKeyTypes, passphrase: bytes = b"") -> bytes:
+    """A private key as PKCS#8; encrypted where there is a passphrase."""
+    from cryptography.hazmat.primitives import serialization
+
+    hidden: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if passphrase:
+        hidden = serialization.BestAvailableEncryption(passphrase)
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, hidden)
+
+
+def readable_by_others(path: Path) -> Iterator[str]:
+    """A warning where others than its owner may open a file that holds a secret."""
+    if path.stat().st_mode & 0o077:
+        yield f"{path}: can be read by others; use chmod 600"
+
+
+def write(path: Path, content: bytes, mode: int) -> None:
+    """Write a file as a whole or not at all."""
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        # Never, not for a moment, is a key in a file that others can open.
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _terminal() -> bool:
+    with contextlib.suppress(OSError):
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+        return True
+    return sys.stdin is not None and sys.stdin.isatty()
