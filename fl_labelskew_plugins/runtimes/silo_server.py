@@ -296,7 +296,7 @@ class SiloServer(Manager):
             meta={
                 "times_selected": states.times_selected(client) + 1,
                 "state_round": states.committed.get(client, -1),
-                "kept_round": states.kept(client),
+                "kept_rounds": states.kept(client),
                 "personalised": self.record.personalised and self.record.tests(self._round),
             },
             tensors=self._news,

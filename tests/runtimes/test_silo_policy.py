@@ -14,7 +14,7 @@ from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTr
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 
 OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"
-ASKED = {"times_selected": 1, "state_round": -1, "kept_round": -1, "personalised": False}
+ASKED = {"times_selected": 1, "state_round": -1, "kept_rounds": [], "personalised": False}
 
 
 class FakeServer:
