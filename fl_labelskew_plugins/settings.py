@@ -209,7 +209,7 @@ class CommArgs(Params):
         256, ge=0, description="messages that arrive or wait for their turn held in memory; the rest is on disk"
     )
     max_update_ratio: float | None = Field(
-        100.0,
+        1000.0,
         ge=1,
         description="cross_silo: an upload whose norm is so many times the median of the others' and of its own past"
         " is refused; null: never",

@@ -90,7 +90,9 @@ def test_what_silos_send(recipe, tmp_path, capsys, monkeypatch):
     transport = ServerTransport("127.0.0.1:0", silos=3)
     folder = RunFolder(tmp_path / "run")
     folder.create()
-    server = SiloServer(host.start(own, tmp_path / "fedml.yaml"), transport, own, None, lines.append, "to go on")
+    server = SiloServer(
+        host.start(own, tmp_path / "fedml.yaml"), transport, own, None, lines.append, "to go on", tmp_path
+    )
     for meta in variants(FACTS | {"counts": [40] * 10, "classes": "0" * 32}):
         transport.arrived.put(decoded(Kind.HELLO, 3, meta=meta))
     for meta in variants({"reason": "x"}):
