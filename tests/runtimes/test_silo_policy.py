@@ -50,7 +50,8 @@ class FakeServer:
             self.send(Kind.FINISH, meta={"done": True, "state_round": -1}, tensors=weights)
             return
         round, factor = self.questions.pop(0)
-        self.send(Kind.TRAIN, round=round, meta=ASKED, tensors={k: v * factor for k, v in weights.items()})
+        meta = ASKED | {"kept_rounds": list(range(len(self.uploads)))}  # which is none of the question
+        self.send(Kind.TRAIN, round=round, meta=meta, tensors={k: v * factor for k, v in weights.items()})
 
     def send(self, kind, **content):
         self.transport.send_message(message(kind, 0, 1, **content))
