@@ -196,17 +196,18 @@ class RunFolder:
         Raises:
             LabelSkewError: there is no such checkpoint; names those there are.
         """
-        last, files = self.load_checkpoint(), self.earlier()
-        if last is None:
+        last, files = _meta(self.checkpoint), self.earlier()
+        there = [at for at, file in files.items() if (last is None or at < last["round"]) and _meta(file) is not None]
+        there += [] if last is None else [last["round"]]
+        if not there:
             raise LabelSkewError(f"--from-round {round}: {self.path} has no checkpoint yet; use --resume alone")
-        there = [*(at for at in files if at < last.round), last.round]
         if round not in there:
             ends = f"{', '.join(map(str, there[:-1]))} and {there[-1]}" if len(there) > 1 else f"{there[0]} alone"
             raise LabelSkewError(
                 f"--from-round {round}: {self.path} has no checkpoint of the end of round {round}; there are those of "
                 f"{ends} (tracking_args.keep_checkpoints, checkpoint_every)"
             )
-        if round == last.round:
+        if last is not None and round == last["round"]:
             return ""
         number = 1 + sum(1 for _ in self.path.glob(f"{ABANDONED}-*"))
         aside = self.path / f"{ABANDONED}-{number}"
@@ -223,7 +224,7 @@ class RunFolder:
             if at > round:
                 files[at].unlink()
         self.truncate(round)
-        return f"back at the end of round {round} of {last.round}; what was written of later rounds is in {aside}"
+        return f"back at the end of round {round}; what was written of later rounds is in {aside}"
 
     def load_checkpoint(self, device: torch.device = CPU) -> Checkpoint | None:
         """The last checkpoint; None where the run was killed before its first.

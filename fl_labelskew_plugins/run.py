@@ -244,6 +244,8 @@ def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:
     try:
         if (told := folder.go_back(round)) and not quiet:
             print(told)
+    except OSError as error:
+        raise LabelSkewError(f"--from-round {round}: {folder.path} cannot be written: {error.strerror}") from None
     finally:
         folder.release()  # whoever writes the run may be another process
 

@@ -98,7 +98,7 @@ def test_going_back_is_to_a_checkpoint_and_puts_aside_what_came_after_it(tmp_pat
     assert folder.go_back(4) == ""
     assert (tmp_path / "summary.json").exists()
     said = folder.go_back(2)
-    assert said == f"back at the end of round 2 of 4; what was written of later rounds is in {tmp_path}/abandoned-1"
+    assert said == f"back at the end of round 2; what was written of later rounds is in {tmp_path}/abandoned-1"
     back = folder.load_checkpoint()
     assert (back.round, back.weights["w"].tolist(), back.states) == (2, [2, 2], {1: 1})
     assert back.norms == {0: {1: {"the weights": 0.5}}}
@@ -110,6 +110,11 @@ def test_going_back_is_to_a_checkpoint_and_puts_aside_what_came_after_it(tmp_pat
     assert StateStore(folder.states, 0, back.states, None, folder.indices(2)).get(1)["hpm.w"].tolist() == [2, 2]
     with pytest.raises(LabelSkewError, match="there are those of 2 alone"):
         folder.go_back(9)
+    saved(folder, StateStore(folder.states, 0, back.states, None, folder.indices(2)), 3, keep=3)
+    folder.checkpoint.write_bytes(b"broken")
+    assert folder.go_back(2).startswith("back at the end of round 2; ")
+    assert folder.load_checkpoint().round == 2
+    assert (tmp_path / "abandoned-2" / "metrics.jsonl").exists()
 
 
 def test_no_checkpoint_yet_and_a_broken_one(tmp_path):

@@ -147,7 +147,7 @@ def test_a_run_goes_back_to_a_round_and_gives_the_same_numbers(finish, undisturb
     (run / "metrics.jsonl").write_text("".join([*whole[:4], *lines[4:]]))
     code, out, err = finish(tmp_path, "--resume", "run", "--from-round", "4", *keep)
     assert (code, err) == (0, "")
-    assert "back at the end of round 4 of 8; what was written of later rounds is in run/abandoned-1\n" in out
+    assert "back at the end of round 4; what was written of later rounds is in run/abandoned-1\n" in out
     assert_same(undisturbed[0], run)
     assert (run / "abandoned-1" / "metrics.jsonl").read_text() == "".join(lines[4:])
     assert (run / "abandoned-1" / "model.safetensors").exists()

@@ -162,7 +162,7 @@ def test_a_run_that_is_lost_goes_back_to_an_earlier_round_without_the_silo(make_
         else:
             assert "is not finite, training diverged" in server.text
             server = federation.server("--from-round", 2, resume=True)
-            server.says("back at the end of round 2 of 3; what was written of later rounds is in")
+            server.says("back at the end of round 2; what was written of later rounds is in")
         for process in (server, *silos):
             assert process.wait() == 0, process.text
             assert "is not in" not in process.text  # a state that it has lost
