@@ -83,11 +83,11 @@ class WeightedMean:
                 term = term * _rows(proxy_weight, term)
                 self.sums[key] = self.sums[key] + term if key in self.sums else term
             elif key in self.sums:
-                for into, part in _pieces(self.sums[key], term):
+                for into, part in matching(self.sums[key], term):
                     into.add_(part, alpha=weight)
             else:
                 self.sums[key] = torch.empty_like(term)
-                for into, part in _pieces(self.sums[key], term):
+                for into, part in matching(self.sums[key], term):
                     torch.mul(part, weight, out=into)
 
     @torch.no_grad()
@@ -114,7 +114,7 @@ class WeightedMean:
         }
 
 
-def _pieces(into: Tensor, term: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
+def matching(into: Tensor, term: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
     """Parts of two tensors that belong together; of what is on disk one at a time is in memory."""
     return zip(pieces(into), pieces(term), strict=True) if into.stride() == term.stride() else [(into, term)]
 

@@ -131,7 +131,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         Returns:
             Whose uploads came.
         """
-        shares = self._shares(sizes)
+        shares = self.shares(sizes)
         proxies = None
         if self.proxy_smoothing is not None and counts is not None:
             proxies = class_weights(counts, self.proxy_smoothing)
@@ -203,7 +203,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
     ) -> Weights:
         if len(came) < len(sizes):
             first, old_shares, old_proxies = came[0], shares, proxies
-            shares = self._shares([sizes[i] for i in came])
+            shares = self.shares([sizes[i] for i in came])
             factor = None
             if proxies is not None and old_proxies is not None and counts is not None:
                 proxies = class_weights(counts[list(came)], self.proxy_smoothing or 0.0)
@@ -233,10 +233,11 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         """Evaluation is the runtime's, once a round on the global test set; nothing to do here."""
 
     def _mean(self, raw: Sequence[tuple[float, Weights]]) -> Weights:
-        shares = self._shares([int(n) for n, _ in raw])
+        shares = self.shares([int(n) for n, _ in raw])
         return weighted_mean(zip(shares, (weights for _, weights in raw), strict=True), floating(self.weights))
 
-    def _shares(self, sizes: Sequence[int]) -> list[float]:
+    def shares(self, sizes: Sequence[int]) -> list[float]:
+        """Weights in the mean of clients with so many training samples."""
         aggregation = self.optimizer.aggregation or self.method.aggregation
         return client_weights(sizes, aggregation, self.federation.num_samples)
 
@@ -244,7 +245,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
         seeds.seed_globals(self.federation.seed, "host's server hooks", self.args.round_idx)
         kept, _ = self.on_before_aggregation([(n, floating(upload)) for n, upload in raw])
         averaged = self.on_after_aggregation(self.aggregate(kept))
-        shares = self._shares([n for n, _ in raw])
+        shares = self.shares([n for n, _ in raw])
         counters = [{k: v for k, v in upload.items() if not v.is_floating_point()} for _, upload in raw]
         old = {k: v for k, v in self.weights.items() if not v.is_floating_point()}
         integers = weighted_mean(zip(shares, counters, strict=True), old) if old else {}

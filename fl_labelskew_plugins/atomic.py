@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,3 +23,13 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def copied(path: Path, to: Path) -> None:
+    """The same file under a second name, as a whole or not at all; without room of its own where links are known."""
+    with replacing(to) as part:
+        part.unlink(missing_ok=True)
+        try:
+            os.link(path, part)
+        except OSError:  # a file system without links
+            shutil.copyfile(path, part)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fl_labelskew_plugins import mixing, plots, signals
 from fl_labelskew_plugins.aggregate import Weights, check_upload
 from fl_labelskew_plugins.progress import Progress
-from fl_labelskew_plugins.results import Checkpoint, RunFolder, environment, peak_memory, read_lines, summary
+from fl_labelskew_plugins.results import Checkpoint, Norms, RunFolder, environment, peak_memory, read_lines, summary
 from fl_labelskew_plugins.session import Session, made_up, watch
 from fl_labelskew_plugins.state import OPTIMIZER, StateStore, joined, rest, save_atomic
 
@@ -60,7 +60,8 @@ class Record:
 
     ``run`` names this run among all others.
     ``next_round``, ``weights``, ``shared``, ``memory`` and ``opened`` always belong together: they are where the last
-    complete round left off. ``opened``: clients whose openings are in the shared tensors.
+    complete round left off. ``opened``: clients whose openings are in the shared tensors. ``norms``: what uploads of
+    the rounds before were measured by, see :mod:`.runtimes.outliers`.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Record:
         self.shared: Mapping[str, Tensor] = self.checkpoint.shared if self.checkpoint else {}
         self.memory: Mapping[str, Tensor] = self.checkpoint.memory if self.checkpoint else {}
         self.opened: list[int] = self.checkpoint.opened if self.checkpoint else []
+        self.norms: Norms = self.checkpoint.norms if self.checkpoint else {}
         if self.checkpoint is not None:  # or what the run goes on from would be kept to its end
             self.checkpoint.weights, self.checkpoint.shared, self.checkpoint.memory = {}, {}, {}
         self.run = folder.run_id() if resume else secrets.token_hex(8)
@@ -83,6 +85,7 @@ class Record:
             recipe.tracking.state_memory_mb * 2**20,
             self.checkpoint.states if self.checkpoint else None,
             self.checkpoint.selections if self.checkpoint else None,
+            folder.indices(self.next_round) if self.checkpoint else (),
         )
         self._seconds = self.checkpoint.seconds if self.checkpoint else 0.0
         self._begun = time.perf_counter()
@@ -163,7 +166,9 @@ class Record:
             self.states,
             sizes=self.session.sizes,
             opened=self.opened,
+            norms=self.norms,
             seconds=self.seconds,
+            keep=self.session.recipe.tracking.keep_checkpoints,
         )
         self._saved = self.next_round
 

@@ -21,10 +21,16 @@ from safetensors import SafetensorError, safe_open
 
 from fl_labelskew_plugins import audit, locks
 from fl_labelskew_plugins.aggregate import Weights
-from fl_labelskew_plugins.atomic import replacing
+from fl_labelskew_plugins.atomic import copied, replacing
 from fl_labelskew_plugins.state import State, StateStore, group, save_atomic
 
 CPU = torch.device("cpu")
+ABANDONED = "abandoned"
+"""What folders are called, with a number, that hold what was written of rounds that a run has gone back behind."""
+RESULTS = ("summary.json", "model.safetensors", "curves.png", "clients")
+"""What a run leaves behind at its end alone."""
+Norms = dict[int, dict[int, dict[str, float]]]
+"""Client, round, and norms by what they are of."""
 PACKAGES = ("fl-labelskew-plugins", "fl-labelskew-registry", "fedml", "torch", "torchvision", "numpy")
 
 
@@ -123,9 +129,14 @@ class RunFolder:
 
     def truncate(self, rounds: int) -> None:
         """Drop the lines of rounds from ``rounds`` on, and a line that a kill cut in half."""
-        for file in (self.metrics, self.timings, *sorted(self.diagnostics.glob("*.jsonl"))):
-            kept = [line for line in read_lines(file) if line["round"] < rounds]
-            self.write_text(str(file.relative_to(self.path)), "".join(json.dumps(line) + "\n" for line in kept))
+        for file in self._by_round():
+            self._write_lines(file, [line for line in read_lines(file) if line["round"] < rounds])
+
+    def _by_round(self) -> list[Path]:
+        return [self.metrics, self.timings, *sorted(self.diagnostics.glob("*.jsonl"))]
+
+    def _write_lines(self, file: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+        self.write_text(str(file.relative_to(self.path)), "".join(json.dumps(line) + "\n" for line in lines))
 
     def save_checkpoint(
         self,
@@ -135,9 +146,11 @@ class RunFolder:
         *,
         sizes: Sequence[int],
         opened: Sequence[int] = (),
+        norms: Norms | None = None,
         seconds: float,
+        keep: int = 1,
     ) -> None:
-        """Save what the run needs to go on after ``round`` rounds.
+        """Save what the run needs to go on after ``round`` rounds; the checkpoint before stays, beside its like.
 
         Args:
             round: how many are complete.
@@ -145,14 +158,73 @@ class RunFolder:
             states: private states of clients.
             sizes: training samples of each client.
             opened: clients whose openings are in the shared tensors.
+            norms: of the last uploads of each client.
             seconds: that the run has taken so far.
+            keep: how many checkpoints there are at most, this one included.
         """
         index = states.flush()
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         meta = {"round": round, "clients": index, "selections": states.selections, "seconds": seconds}
-        meta |= {"sizes": list(sizes), "opened": list(opened)}
+        meta |= {"sizes": list(sizes), "opened": list(opened), "norms": norms or {}}
+        if keep > 1 and (before := _meta(self.checkpoint)) is not None:
+            copied(self.checkpoint, self._earlier(before["round"]))
         save_atomic(tensors, self.checkpoint, {"labelskew": json.dumps(meta)})
-        states.checkpointed()
+        states.checkpointed(keep)
+        rounds = [at for at in self.earlier() if at < round]
+        for at in self.earlier().keys() - set(rounds[max(0, len(rounds) - keep + 1) :]):
+            self._earlier(at).unlink()
+
+    def earlier(self) -> dict[int, Path]:
+        """Checkpoints that are kept beside the last one, by the number of rounds that were complete, ascending."""
+        files = sorted(self.checkpoint.parent.glob("round*.safetensors"))
+        return {int(name): file for file in files if (name := file.stem.removeprefix("round")).isdecimal()}
+
+    def _earlier(self, round: int) -> Path:
+        return self.checkpoint.with_name(f"round{round:06d}.safetensors")
+
+    def indices(self, round: int) -> list[dict[int, int]]:
+        """Of the checkpoints before that of ``round`` rounds, oldest first: which clients' states they refer to."""
+        found = [_meta(file) for at, file in self.earlier().items() if at < round]
+        return [{int(k): v for k, v in meta["clients"].items()} for meta in found if meta is not None]
+
+    def go_back(self, round: int) -> str:
+        """Go back to the end of ``round``, from 1, for good; what is left of later rounds is put aside.
+
+        Returns:
+            What was done, in a line; empty where the run stands there already.
+
+        Raises:
+            LabelSkewError: there is no such checkpoint; names those there are.
+        """
+        last, files = _meta(self.checkpoint), self.earlier()
+        there = [at for at, file in files.items() if (last is None or at < last["round"]) and _meta(file) is not None]
+        there += [] if last is None else [last["round"]]
+        if not there:
+            raise LabelSkewError(f"--from-round {round}: {self.path} has no checkpoint yet; use --resume alone")
+        if round not in there:
+            ends = f"{', '.join(map(str, there[:-1]))} and {there[-1]}" if len(there) > 1 else f"{there[0]} alone"
+            raise LabelSkewError(
+                f"--from-round {round}: {self.path} has no checkpoint of the end of round {round}; there are those of "
+                f"{ends} (tracking_args.keep_checkpoints, checkpoint_every)"
+            )
+        if last is not None and round == last["round"]:
+            return ""
+        number = 1 + sum(1 for _ in self.path.glob(f"{ABANDONED}-*"))
+        aside = self.path / f"{ABANDONED}-{number}"
+        aside.mkdir()
+        for file in self._by_round():
+            lines = [line for line in read_lines(file) if line["round"] >= round]
+            if lines:
+                self._write_lines(aside / file.name, lines)
+        for name in RESULTS:
+            if (self.path / name).exists():
+                (self.path / name).rename(aside / name)
+        files[round].replace(self.checkpoint)
+        for at in files:
+            if at > round:
+                files[at].unlink()
+        self.truncate(round)
+        return f"back at the end of round {round}; what was written of later rounds is in {aside}"
 
     def load_checkpoint(self, device: torch.device = CPU, *, tensors: bool = True) -> Checkpoint | None:
         """The last checkpoint, on request without its tensors; None where the run was killed before its first.
@@ -179,6 +251,7 @@ class RunFolder:
             meta["seconds"],
             meta["sizes"],
             meta.get("opened", []),
+            {int(k): {int(at): found for at, found in v.items()} for k, v in meta.get("norms", {}).items()},
         )
 
 
@@ -196,10 +269,21 @@ class Checkpoint:
         seconds: float,
         sizes: list[int],
         opened: list[int],
+        norms: Norms,
     ) -> None:
         self.round, self.weights, self.shared, self.memory = round, weights, shared, memory
         self.states, self.selections, self.seconds, self.sizes = states, selections, seconds, sizes
-        self.opened = opened
+        self.opened, self.norms = opened, norms
+
+
+def _meta(file: Path) -> dict[str, Any] | None:
+    """What a checkpoint says beside its tensors; None where there is none that can be read."""
+    try:
+        with safe_open(file, "pt") as opened:
+            meta: dict[str, Any] = json.loads(opened.metadata()["labelskew"])
+            return meta
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        return None
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

@@ -36,6 +36,7 @@ def start(
     *,
     run_dir: Path | None = None,
     resume: Path | None = None,
+    from_round: int | None = None,
     dry_run: bool = False,
     quiet: bool = False,
     role: str | None = None,
@@ -51,6 +52,7 @@ def start(
         overrides: ``section.key=value`` each.
         run_dir: this run's own folder, new or empty; default: a new one under ``tracking_args.run_dir``.
         resume: folder of an earlier run to go on with, to the same numbers.
+        from_round: with ``resume``: go back to the end of this round, from 1, first.
         dry_run: do everything but the training; write nothing.
         quiet: print nothing but errors.
         role: ``server`` or ``client``, where each is started on its own machine; default: all parts on this machine.
@@ -65,17 +67,17 @@ def start(
         RunError: the run broke off, or one of its processes did.
         KeyboardInterrupt: Ctrl-C or a termination signal, after a checkpoint was saved; says how to go on.
     """
-    if resume is not None and run_dir is not None:
-        raise LabelSkewError("--run-dir is for a new run and --resume for an old one; one of them would be right")
-    if resume is None and path is None:
-        raise LabelSkewError("no recipe given; a YAML file, or --resume RUN_DIR, would be right")
+    _check(path, run_dir, resume, from_round, dry_run=dry_run)
     place = mpirun.joined()
+    worker = place is not None and place[0] > 0  # which writes nothing in the run's folder
     if role == "client":
         recipe, folder = _silo(path, overrides, run_dir, resume, rank)
     elif resume is not None:
         recipe, folder = _resumed(path, overrides, resume)
+        if from_round is not None and not worker:
+            _go_back(folder, from_round, quiet=quiet)
     else:
-        recipe, folder = _new(path, overrides, run_dir, worker=place is not None and place[0] > 0)
+        recipe, folder = _new(path, overrides, run_dir, worker=worker)
     if place is not None and recipe.comm.backend != mpirun.BACKEND:
         raise LabelSkewError(
             f"comm_args.backend: {recipe.comm.backend} is one process, and mpirun started {place[1]}; "
@@ -224,6 +226,32 @@ def _new(
     if not worker:  # which writes nothing there, and comes when the server may have begun to
         folder.check_new()
     return recipe, folder
+
+
+def _check(
+    path: Path | None, run_dir: Path | None, resume: Path | None, from_round: int | None, *, dry_run: bool
+) -> None:
+    """Raise LabelSkewError for options that do not go together."""
+    if resume is not None and run_dir is not None:
+        raise LabelSkewError("--run-dir is for a new run and --resume for an old one; one of them would be right")
+    if resume is None and path is None:
+        raise LabelSkewError("no recipe given; a YAML file, or --resume RUN_DIR, would be right")
+    if from_round is not None and resume is None:
+        raise LabelSkewError(f"--from-round {from_round}: goes back in an earlier run; use it with --resume RUN_DIR")
+    if from_round is not None and dry_run:
+        raise LabelSkewError(f"--from-round {from_round}: takes the run back for good; leave --dry-run away")
+
+
+def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:
+    """Before anything else, and for good: whatever comes of the rest, plain ``--resume`` goes on from there."""
+    folder.hold()
+    try:
+        if (told := folder.go_back(round)) and not quiet:
+            print(told)
+    except OSError as error:
+        raise LabelSkewError(f"--from-round {round}: {folder.path} cannot be written: {error.strerror}") from None
+    finally:
+        folder.release()  # whoever writes the run may be another process
 
 
 def _silo(

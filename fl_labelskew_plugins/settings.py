@@ -208,6 +208,15 @@ class CommArgs(Params):
     upload_memory_mb: int = Field(
         256, ge=0, description="messages that arrive or wait for their turn held in memory; the rest is on disk"
     )
+    max_update_ratio: float | None = Field(
+        1000.0,
+        ge=1,
+        description="cross_silo: an upload whose norm is so many times the median of the others' and of its own past"
+        " is refused; null: never",
+    )
+    max_samples: int = Field(
+        10**9, ge=1, le=10**12, description="cross_silo: training samples that a silo may say it has"
+    )
 
     def quorum(self, clients_per_round: int) -> int:
         """Uploads that a round needs."""
@@ -244,6 +253,9 @@ class TrackingArgs(Params):
 
     run_dir: str = Field("runs", description="folder in which each run makes its own folder")
     checkpoint_every: Positive = Field(10, description="rounds between two checkpoints")
+    keep_checkpoints: Positive = Field(
+        2, description="checkpoints that are kept, the last one included; --from-round goes back to one"
+    )
     state_memory_mb: int = Field(256, ge=0, description="clients' private state held in memory; the rest is on disk")
     diagnostics: list[Name] = Field(
         [], description="what the papers plot beside accuracy, into the run's folder diagnostics/"

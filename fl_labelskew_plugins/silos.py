@@ -263,6 +263,12 @@ def number(told: Mapping[str, Any], key: str, least: int, most: int, where: str)
     return value
 
 
+def numbers(told: Mapping[str, Any], key: str, least: int, most: int, where: str) -> set[int]:
+    """Whole numbers that the server sent as a list; errors as of :func:`number`."""
+    value = told.get(key)
+    return {number({key: each}, key, least, most, where) for each in (value if isinstance(value, list) else [value])}
+
+
 def federation(told: Any, recipe: Recipe, facts: Facts) -> Federation:
     """The run as a whole, in what the server said of it.
 

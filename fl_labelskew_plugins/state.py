@@ -1,7 +1,7 @@
 """Per-client private state: kept by client and round, in memory up to a bound, on disk beyond it.
 
 A round's states become valid together, by :meth:`StateStore.commit`. Until then the last committed ones stay, so that
-a round that breaks off leaves no trace. Files that the last checkpoint refers to are never changed.
+a round that breaks off leaves no trace. Files that a checkpoint refers to are never changed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -35,6 +35,7 @@ class StateStore:
         memory_bytes: states held in memory, in bytes; 0 keeps all on disk.
         index: client to round, as :meth:`flush` returned it, of a run that goes on.
         selections: client to the number of its selections, likewise.
+        earlier: indices of checkpoints before that one that are kept, oldest first.
     """
 
     def __init__(
@@ -43,18 +44,19 @@ class StateStore:
         memory_bytes: int,
         index: dict[int, int] | None = None,
         selections: dict[int, int] | None = None,
+        earlier: Sequence[dict[int, int]] = (),
     ) -> None:
         self.folder = folder
         self.memory_bytes = memory_bytes
         self.committed: dict[int, int] = dict(index or {})
         self.selections: dict[int, int] = dict(selections or {})
-        self._kept: dict[int, int] = dict(index or {})
+        self._kept: list[dict[int, int]] = [dict(each) for each in (*earlier, index or {})]
         self._pending: dict[int, int] = {}
         self._selected: list[int] = []
         self._memory: OrderedDict[Key, State] = OrderedDict()
         self._memory_used = 0
         if folder.is_dir():  # leftovers of a process that was killed
-            wanted = {self._file(key) for key in self._kept.items()}
+            wanted = {self._file(key) for kept in self._kept for key in kept.items()}
             for file in folder.glob("*.safetensors*"):
                 if file not in wanted:
                     file.unlink()
@@ -86,9 +88,9 @@ class StateStore:
         """A client that keeps its state itself has a new one; valid from the next :meth:`commit`."""
         self._pending[client] = round
 
-    def kept(self, client: int) -> int:
-        """Round that wrote the state which the last checkpoint refers to; -1: none."""
-        return self._kept.get(client, -1)
+    def kept(self, client: int) -> list[int]:
+        """Rounds that wrote the states which checkpoints refer to, ascending."""
+        return sorted({index[client] for index in self._kept if client in index})
 
     def times_selected(self, client: int) -> int:
         """How often the client was selected in committed rounds."""
@@ -100,7 +102,7 @@ class StateStore:
             old = (client, self.committed[client]) if client in self.committed else None
             self.committed[client] = round
             if old is not None:
-                self._forget(old, disk=self._kept.get(client) != old[1])
+                self._forget(old, disk=old[1] not in self.kept(client))
         for client in self._selected:
             self.selections[client] = self.selections.get(client, 0) + 1
         self._pending, self._selected = {}, []
@@ -118,12 +120,12 @@ class StateStore:
                 self._write(key, self._memory[key])
         return dict(self.committed)
 
-    def checkpointed(self) -> None:
-        """Let go of files that only the checkpoint before the last flush needed."""
-        old, self._kept = self._kept, dict(self.committed)
-        for key in old.items():
-            if self._kept.get(key[0]) != key[1]:
-                self._file(key).unlink(missing_ok=True)
+    def checkpointed(self, keep: int = 1) -> None:
+        """Let go of files that only checkpoints needed which are not among the last ``keep``, that of now included."""
+        before, self._kept = self._kept, [*self._kept, dict(self.committed)][-keep:]
+        for client, round in {key for index in before for key in index.items()}:
+            if round not in self.kept(client):
+                self._file((client, round)).unlink(missing_ok=True)
 
     def clients(self) -> list[int]:
         """Clients with a state, sorted."""

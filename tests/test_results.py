@@ -63,6 +63,62 @@ def test_checkpoint_comes_back(tmp_path):
     assert (back.round, back.sizes, back.weights, back.memory) == (5, [7, 9], {}, {})
 
 
+def saved(folder, states, round, keep):
+    states.put(1, round - 1, {"hpm.w": torch.full((2,), float(round))})
+    states.commit()
+    tensors = joined(model={"w": torch.full((2,), float(round))})
+    norms = {0: {round - 1: {"the weights": 0.5}}}
+    folder.save_checkpoint(round, tensors, states, sizes=[7], norms=norms, seconds=1.0, keep=keep)
+    folder.append(folder.metrics, {"round": round - 1})
+
+
+def test_the_last_checkpoints_are_kept_with_the_states_that_they_refer_to(tmp_path):
+    folder = RunFolder(tmp_path)
+    states = StateStore(folder.states, 0)
+    for round in (2, 4, 5, 8):
+        saved(folder, states, round, keep=3)
+    assert list(folder.earlier()) == [4, 5]
+    assert states.kept(1) == [3, 4, 7]
+    assert len(list(folder.states.iterdir())) == 3
+    again = StateStore(folder.states, 0, folder.load_checkpoint().states, None, folder.indices(8))
+    saved(folder, again, 9, keep=2)  # fewer than before
+    assert (list(folder.earlier()), again.kept(1)) == ([8], [7, 8])
+    assert len(list(folder.states.iterdir())) == 2
+    assert folder.load_checkpoint().weights["w"].tolist() == [9, 9]
+
+
+def test_going_back_is_to_a_checkpoint_and_puts_aside_what_came_after_it(tmp_path):
+    folder = RunFolder(tmp_path)
+    states = StateStore(folder.states, 0)
+    with pytest.raises(LabelSkewError, match=r"--from-round 2: .* has no checkpoint yet; use --resume alone"):
+        folder.go_back(2)
+    for round in (1, 2, 3, 4):
+        saved(folder, states, round, keep=3)
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(LabelSkewError, match="no checkpoint of the end of round 1; there are those of 2, 3 and 4 "):
+        folder.go_back(1)
+    assert folder.go_back(4) == ""
+    assert (tmp_path / "summary.json").exists()
+    said = folder.go_back(2)
+    assert said == f"back at the end of round 2; what was written of later rounds is in {tmp_path}/abandoned-1"
+    back = folder.load_checkpoint()
+    assert (back.round, back.weights["w"].tolist(), back.states) == (2, [2, 2], {1: 1})
+    assert back.norms == {0: {1: {"the weights": 0.5}}}
+    assert folder.earlier() == {}
+    assert [line["round"] for line in read_lines(folder.metrics)] == [0, 1]
+    assert [line["round"] for line in read_lines(tmp_path / "abandoned-1" / "metrics.jsonl")] == [2, 3]
+    assert not (tmp_path / "summary.json").exists()
+    assert (tmp_path / "abandoned-1" / "summary.json").exists()
+    assert StateStore(folder.states, 0, back.states, None, folder.indices(2)).get(1)["hpm.w"].tolist() == [2, 2]
+    with pytest.raises(LabelSkewError, match="there are those of 2 alone"):
+        folder.go_back(9)
+    saved(folder, StateStore(folder.states, 0, back.states, None, folder.indices(2)), 3, keep=3)
+    folder.checkpoint.write_bytes(b"broken")
+    assert folder.go_back(2).startswith("back at the end of round 2; ")
+    assert folder.load_checkpoint().round == 2
+    assert (tmp_path / "abandoned-2" / "metrics.jsonl").exists()
+
+
 def test_no_checkpoint_yet_and_a_broken_one(tmp_path):
     folder = RunFolder(tmp_path)
     assert folder.load_checkpoint(torch.device("cpu")) is None

@@ -132,6 +132,27 @@ def test_kill_9_and_resume_give_the_same_numbers(start, finish, undisturbed, tmp
     assert_same(undisturbed[0], tmp_path / "run")
 
 
+def test_a_run_goes_back_to_a_round_and_gives_the_same_numbers(finish, undisturbed, tmp_path):
+    """Twice: within a run that stopped, and in one that was over."""
+    keep = ("--set", "tracking_args.keep_checkpoints=3", "--set", "tracking_args.checkpoint_every=2")
+    code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", *keep)
+    assert (code, err) == (0, "")
+    run = tmp_path / "run"
+    assert sorted(f.name for f in (run / "checkpoint").glob("*.s*")) == [
+        "latest.safetensors", "round000004.safetensors", "round000006.safetensors",
+    ]  # fmt: skip
+    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().replace("accuracy", "spoilt"))
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    whole = (undisturbed[0] / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join([*whole[:4], *lines[4:]]))
+    code, out, err = finish(tmp_path, "--resume", "run", "--from-round", "4", *keep)
+    assert (code, err) == (0, "")
+    assert "back at the end of round 4; what was written of later rounds is in run/abandoned-1\n" in out
+    assert_same(undisturbed[0], run)
+    assert (run / "abandoned-1" / "metrics.jsonl").read_text() == "".join(lines[4:])
+    assert (run / "abandoned-1" / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_leaves_a_checkpoint_and_a_line(start, finish, undisturbed, tmp_path, number):
     process = start(tmp_path, write(tmp_path), "--run-dir", "run")
@@ -211,6 +232,9 @@ def mistakes(undisturbed, tmp_path):
         ],
         "no GPU": [recipe, "--set", "device_args.using_gpu=true", "--set", "device_args.gpu_ids=[63]"],
         "no recipe given": [],
+        "use it with --resume": [recipe, "--from-round", 3],
+        "there are those of": ["--resume", run, "--from-round", 9],
+        "leave --dry-run away": ["--resume", run, "--from-round", 8, "--dry-run"],
     }  # fmt: skip
 
 
@@ -219,7 +243,8 @@ def mistakes(undisturbed, tmp_path):
     [
         "is not empty", "is a file", "cannot be written", "no such folder", "no recipe.yaml", "is no checkpoint",
         "belongs to another recipe", "train_args.epochs", "one of them would be right", "dataset-fashion-mnist",
-        "classes_per_client", "samples", "no GPU", "no recipe given",
+        "classes_per_client", "samples", "no GPU", "no recipe given", "use it with --resume", "there are those of",
+        "leave --dry-run away",
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_line_and_exit_code_2(undisturbed, tmp_path, words):

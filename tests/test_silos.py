@@ -133,7 +133,7 @@ def test_agreement_covers_what_moves_the_result_and_leaves_a_silo_its_choices():
     ]
     silos.check_agreement(server, parsed(*same))
     for override, words in [
-        ("train_args.learning_rate=0.5", "train_args.learning_rate: 0.5 here and 0.01 at the server; the server's"),
+        ("train_args.learning_rate=0.5", "train_args.learning_rate: 0.5 here and 0.01 at the server; use the"),
         ("common_args.random_seed=3", "common_args.random_seed: 3 here and 0 at the server"),
         ("method_args.smoothing=3", "method_args.smoothing: 3.0 here and 1.0 at the server"),
         ("model_args.hidden=[9]", "model_args.hidden"),

@@ -16,6 +16,9 @@ PATH = click.Path(path_type=Path)
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a value; repeatable.")
 @click.option("--run-dir", type=PATH, metavar="DIR", help="Folder of this run, new or empty.  [default: one in runs/]")
 @click.option("--resume", type=PATH, metavar="RUN_DIR", help="Continue a run from its last checkpoint.")
+@click.option(
+    "--from-round", type=click.IntRange(min=1), metavar="N", help="With --resume: go back to the end of round N first."
+)
 @click.option("--dry-run", is_flag=True, help="Do everything but training.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors and warnings.")
 @click.option(
@@ -33,6 +36,7 @@ def run_command(
     overrides: tuple[str, ...],
     run_dir: Path | None,
     resume: Path | None,
+    from_round: int | None,
     dry_run: bool,
     quiet: bool,
     role: str | None,
@@ -50,6 +54,7 @@ def run_command(
             overrides,
             run_dir=run_dir,
             resume=resume,
+            from_round=from_round,
             dry_run=dry_run,
             quiet=quiet,
             role=role,

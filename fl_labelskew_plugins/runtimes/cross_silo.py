@@ -98,7 +98,13 @@ class CrossSilo(Runtime):
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
         args = host.start(self.recipe, self.folder.path / "fedml.yaml", rank=0)
         self._server = SiloServer(
-            args, transport, self.recipe, checkpoint, self.show.note, self.call.go_on(self.folder.path)
+            args,
+            transport,
+            self.recipe,
+            checkpoint,
+            self.show.note,
+            self.call.go_on(self.folder.path),
+            self.folder.path,
         )
         return self._server.gather()
 

@@ -101,8 +101,8 @@ class Rounds:
         if watch is not None:
             watch.aggregated(round, server.weights)
         line: dict[str, Any] = {"round": round, "clients": came, "loss_terms": tally.loss_terms()}
-        if len(came) < len(sampled):
-            line["left_out"] = [client for client in sampled if client not in came]
+        if absent := [client for client in sampled if client not in came]:
+            line["left_out"] = absent
         if server.opened and (missing := sorted(set(range(session.federation.num_clients)) - set(server.opened))):
             line["opening_left_out"] = missing
         if self.record.tests(round):

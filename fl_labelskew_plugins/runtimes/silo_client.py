@@ -163,17 +163,19 @@ class SiloClient(Manager):
             trim()
         rounds = session.federation.rounds
         silos.number({"round": round}, "round", 0, rounds - 1, "TRAIN")
-        before, kept = (silos.number(meta, key, -1, rounds - 1, "TRAIN") for key in ("state_round", "kept_round"))
+        before = silos.number(meta, "state_round", -1, rounds - 1, "TRAIN")
+        kept = silos.numbers(meta, "kept_rounds", 0, rounds - 1, "TRAIN")
         times = silos.number(meta, "times_selected", 1, rounds, "TRAIN")
         device = session.trainer.device
         weights = {k: v.to(device) for k, v in group(message.get("tensors"), "model").items()}
         shared = {k: v.to(device) for k, v in group(message.get("tensors"), "shared").items()}
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
         if self.guard is not None:
-            asked = question(session.federation, round, meta, message.get("tensors"), self.states.get(before))
+            rests_on = {key: value for key, value in meta.items() if key != "kept_rounds"}
+            asked = question(session.federation, round, rests_on, message.get("tensors"), self.states.get(before))
             self.guard.answer(self._run, round, asked)
         self._round = self.args.round_idx = round
-        self.states.keep({before, kept})
+        self.states.keep({before, *kept})
         if self._may_add_noise:
             session.trainer.secret = noise_seed(self._secret, self._about, joined(model=weights, shared=shared))
         turn = Turn(

@@ -7,8 +7,9 @@ listened, see :mod:`.clock`. Nothing here trusts what silos send.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from fl_labelskew_registry import Arrays, Contribution, Data, Federation, Method
 from fl_labelskew_plugins import silos
 from fl_labelskew_plugins.aggregate import check_extra, num_bytes
 from fl_labelskew_plugins.data.fingerprint import fingerprint
+from fl_labelskew_plugins.excluded import Excluded
 from fl_labelskew_plugins.local import LocalResult, forms
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Record
@@ -27,6 +29,7 @@ from fl_labelskew_plugins.runtimes.clock import ListeningClock
 from fl_labelskew_plugins.runtimes.flood import Flood
 from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport
 from fl_labelskew_plugins.runtimes.managers import SERVER, Manager, upload
+from fl_labelskew_plugins.runtimes.outliers import Judge, norms
 from fl_labelskew_plugins.runtimes.rounds import Rounds
 from fl_labelskew_plugins.runtimes.transport import Kind
 from fl_labelskew_plugins.session import Session, assemble
@@ -39,6 +42,8 @@ SLACK = 2**20
 """Bytes of a message beside its tensors' own, at most."""
 VISITS = 5
 """Lines a minute about a silo that comes and goes."""
+HEAVY = 0.9
+"""Share of a round's weight that one silo alone is warned of from."""
 
 
 class SiloServer(Manager):
@@ -51,6 +56,7 @@ class SiloServer(Manager):
         checkpoint: where an earlier server of this run stood.
         say: told in a line what happens to silos.
         go_on: how to go on with the run, for messages.
+        folder: the run's, where the operator says which silos are excluded.
     """
 
     def __init__(
@@ -61,6 +67,7 @@ class SiloServer(Manager):
         checkpoint: Checkpoint | None,
         say: Callable[[str], None],
         go_on: str,
+        folder: Path,
     ) -> None:
         self.recipe, self.say, self.go_on = recipe, say, go_on
         self.num_silos = recipe.train.client_num_in_total
@@ -80,11 +87,13 @@ class SiloServer(Manager):
         self._left_at: dict[int, float] = {}
         self._away: set[int] = set()
         self._openings: dict[int, Contribution] = {}
-        self._reopen = False
+        self._excluded = Excluded(folder, self.num_silos, say, transport.audit.note)
         self._round = -1
         self._asked: set[int] = set()
         self._arrived: dict[int, LocalResult] = {}
         self._settled: set[int] = set()
+        self._held: set[int] = set()
+        self._heavy: set[tuple[int, int]] = set()
         self._taken: dict[int, int] = {}
         self._done: set[int] = set()
         self._news: dict[str, torch.Tensor] = {}
@@ -113,6 +122,7 @@ class SiloServer(Manager):
             RunError: too few came.
         """
         seconds = self.recipe.comm.quorum_timeout_s
+        self._read_excluded()
         test = silos.test_data(self.recipe)
         self._form = silos.form(self.recipe, test)
         if (names := silos.server_classes(self.recipe, test)) is not None:
@@ -128,15 +138,18 @@ class SiloServer(Manager):
 
     def _wait_for_silos(self, seconds: float) -> None:
         until = self.clock.now + seconds
-        while not self._expected <= self._present and self.clock.listen(until):
-            pass
-        if len(self._present) < self.quorum:
+        while True:
+            self._read_excluded()
+            if self._expected - self._excluded.clients.keys() <= self._present or not self.clock.listen(until):
+                break
+        here = self._present - self._excluded.clients.keys()
+        if len(here) < self.quorum:
             raise RunError(
-                f"{len(self._present)} of at least {self.quorum} silos came within {seconds:g} s "
-                "(comm_args.min_clients, quorum_timeout_s)"
+                f"{len(here)} of at least {self.quorum} silos came within {seconds:g} s "
+                f"(comm_args.min_clients, quorum_timeout_s){self._excluded}"
             )
         self._away |= self._expected - self._present
-        for client in sorted(self._away):
+        for client in sorted(self._away - self._excluded.clients.keys()):
             self.say(f"silo {client + 1} has not come; going on without it")
 
     # -- the rounds
@@ -147,6 +160,9 @@ class SiloServer(Manager):
         self.record = record
         self.transport.audit.note("run", run=record.run)
         self.rounds = Rounds(self.args, self.session, record)
+        self._judge = Judge(self.recipe.comm.max_update_ratio, record.norms)
+        if self._excluded.clients:
+            self.rounds.server.federation = self._federation(self._excluded.clients)
         self.session.start = forms(self.session.start)  # the weights are the record's, and will be others
         weights = num_bytes(self.rounds.server.weights.values())
         shapes = self.rounds.server.contribution_shapes()
@@ -168,19 +184,22 @@ class SiloServer(Manager):
 
     def _exchange_openings(self) -> None:
         """The opening exchange: a round in which everybody who is there is asked, by WELCOME, and nobody trains."""
-        for _ in self._answers(sorted(self._present), self._openings, "openings"):
+        for _ in self._answers(sorted(self._present - self._excluded.clients.keys()), self._openings, "openings"):
             pass
         self._open()
 
     def _open(self) -> None:
         """Make what all silos share from all openings that came so far."""
         assert self.rounds is not None
-        self._reopen = False
-        self.rounds.server.federation = self._federation()
-        self.rounds.server.open([self._openings[k] for k in sorted(self._openings)])
+        self.rounds.server.federation = self._federation(self._excluded.clients)
+        self.rounds.server.open(
+            [self._openings[k] for k in sorted(self._openings.keys() - self._excluded.clients.keys())]
+        )
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
         """Those of the sampled clients that are there; waits for who has just left, and for the quorum.
+
+        In the place of a client that is excluded another one is drawn, where there is one.
 
         Raises:
             RunError: too few of them are there.
@@ -188,16 +207,18 @@ class SiloServer(Manager):
         assert self.rounds is not None
         seconds = self.recipe.comm.quorum_timeout_s
         until, over = self.clock.now + seconds, False
+        sampled, needed = clients, min(self.quorum, len(clients))
         while True:
+            self._read_excluded()
+            clients = self._excluded.replaced(sampled, round, self.recipe.common.random_seed)
             here = [k for k in clients if k in self._present and k not in self._away]
             returning = not over and any(self._may_return(k) for k in clients)
-            needed = min(self.quorum, len(clients))
             if not returning and len(here) >= needed:
                 break
             if over:
                 raise RunError(
                     f"round {round + 1}: {len(here)} of at least {needed} silos are there after {seconds:g} s "
-                    f"(comm_args.min_clients, quorum_timeout_s); {self.go_on}"
+                    f"(comm_args.min_clients, quorum_timeout_s){self._excluded}; {self.go_on}"
                 )
             over = not self.clock.listen(until)
         self._round = round
@@ -205,15 +226,24 @@ class SiloServer(Manager):
             if client in self._left_at and client not in self._away:
                 self._give_up(client, f"did not come back within {self.recipe.comm.reconnect_s:g} s")
         # of a resumed run, those whose openings are in it have to be here again first
-        if self._reopen and self._openings.keys() >= set(self.rounds.server.opened):
+        opened, openings = set(self.rounds.server.opened), self._openings.keys() - self._excluded.clients.keys()
+        if openings != opened and openings >= opened - self._excluded.clients.keys():
             self._open()
         return here
+
+    def _read_excluded(self) -> None:
+        """Look up whom the operator has excluded; their samples count no more."""
+        if self._excluded.read() and self.rounds is not None:
+            self.rounds.server.federation = self._federation(self._excluded.clients)
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """Ask these silos; yield what they send, in ascending order, once enough have answered for a quorum."""
         assert self.rounds is not None
         self._round, self._asked = round, set(clients)
         self._arrived.clear()
+        self._held.clear()
+        self._judge.begin(round)
+        self._warn_of_heavy(clients)
         server = self.rounds.server
         self._news = joined(model=server.weights, shared=server.shared)
         for client in clients:
@@ -252,16 +282,51 @@ class SiloServer(Manager):
                 f"{self._where}: {len(arrived)} of at least {needed} {what} came (comm_args.min_clients, "
                 f"round_deadline_s, quorum_timeout_s); {self.go_on}"
             )
-        over = False
+        over, counted = False, 0
         for client in clients:
-            while client not in arrived and self._awaited(client):
+            while waiting := [k for k in self._before(client, clients) if k not in arrived and self._awaited(k)]:
                 if over:
-                    self._give_up(client, f"missed the deadline of {comm.round_deadline_s:g} s")
+                    for late in waiting:
+                        self._give_up(late, f"missed the deadline of {comm.round_deadline_s:g} s")
                 else:
                     over = not self.clock.listen(deadline)
             self._settled.add(client)
-            if client in arrived:
+            if client in arrived and not self._refuse(client):
+                counted += 1
                 yield client
+        if counted < needed:
+            raise RunError(
+                f"{self._where}: {counted} of at least {needed} {what} are left without those that were refused "
+                f"(comm_args.min_clients, max_update_ratio); {self.go_on}"
+            )
+
+    def _before(self, client: int, clients: Sequence[int]) -> Sequence[int]:
+        """Whose answers are awaited before this client's is taken: all, where it is to be compared with them."""
+        return clients if client in self._held else [client]
+
+    def _refuse(self, client: int) -> bool:
+        """Whether a client's upload is out of all proportion; it is then gone, and both sides are told."""
+        why = self._judge.objection(client) if client in self._held else ""
+        if why:
+            del self._arrived[client], self._taken[client]
+            limit = f"more than {self.recipe.comm.max_update_ratio:g} times as much (comm_args.max_update_ratio)"
+            self.say(f"{self._where}: upload of silo {client + 1} refused: {why}; that is {limit}")
+            meta = {"taken": False, "reason": f"a norm of it is {limit} as at the others and at this silo before"}
+            self.send(Kind.VERDICT, client + 1, round=self._round, meta=meta)
+        return bool(why)
+
+    def _warn_of_heavy(self, clients: Sequence[int]) -> None:
+        """Say it where one silo has most of a round's weight, once for each number of samples."""
+        assert self.rounds is not None
+        sizes = [self.sizes[client] for client in clients]
+        shares = self.rounds.server.shares(sizes) if len(clients) > 1 else []
+        for client, size, share in zip(clients, sizes, shares, strict=False):
+            if share > HEAVY * sum(shares) and (client, size) not in self._heavy:
+                self._heavy.add((client, size))
+                self.say(
+                    f"warning: silo {client + 1} has {100 * share / sum(shares):.4g} % of the weight of {self._where}: "
+                    f"it says that it has {size} of {sum(sizes)} training samples"
+                )
 
     @property
     def _where(self) -> str:
@@ -297,7 +362,7 @@ class SiloServer(Manager):
             meta={
                 "times_selected": states.times_selected(client) + 1,
                 "state_round": states.committed.get(client, -1),
-                "kept_round": states.kept(client),
+                "kept_rounds": states.kept(client),
                 "personalised": self.record.personalised and self.record.tests(self._round),
             },
             tensors=self._news,
@@ -311,7 +376,7 @@ class SiloServer(Manager):
         for client in sorted(self._present):
             self._bid_farewell(client)
         until = self.clock.now + self.recipe.comm.reconnect_s
-        everybody = set(range(self.num_silos))
+        everybody = set(range(self.num_silos)) - (self._excluded.clients.keys() - self._present)
         while any(map(self._reachable, everybody - self._done)) and self.clock.listen(until):
             pass
 
@@ -327,6 +392,11 @@ class SiloServer(Manager):
         try:
             told = silos.facts(meta)
             self._compare(client, told)
+            if told.samples > (most := self.recipe.comm.max_samples):
+                raise RunError(
+                    f"it says that it has {told.samples} training samples, and {most} are allowed at most "
+                    "(comm_args.max_samples of the server)"
+                )
             if self.sizes[client] and self.sizes[client] != told.samples:
                 raise RunError(f"it had {self.sizes[client]} training samples when the run began, now {told.samples}")
         except silos.OtherClassesError as error:
@@ -390,9 +460,10 @@ class SiloServer(Manager):
             counts = torch.tensor([row or [0] * classes for row in rows])
             self.session.counts = counts.to(self.session.trainer.device)
 
-    def _federation(self) -> Federation:
+    def _federation(self, without: Collection[int] = ()) -> Federation:
+        """The run as a whole, with the samples of all silos, or ``without`` some; of all where none is left."""
         assert self.session is not None
-        known = [n for n in self.sizes if n]
+        known = [n for k, n in enumerate(self.sizes) if n and k not in without] or [n for n in self.sizes if n]
         return replace(self.session.federation, num_samples=sum(known), min_samples=min(known))
 
     def _welcome(self, client: int) -> None:
@@ -414,12 +485,12 @@ class SiloServer(Manager):
         try:
             shapes = self.rounds.session.method.opening_shapes(self.rounds.session.federation)
             check_extra(tensors, shapes, where=f"opening of silo {client + 1}")
+            self._check_counts(tensors)
         except RunError as error:
             self._turn_away(client, str(error))
             self._settled.add(client)
             return
         self._away.discard(client)
-        self._reopen |= client not in self.rounds.server.opened
         self._openings[client] = Contribution(client, tensors)
 
     def _upload(self, message: Message) -> None:
@@ -439,13 +510,27 @@ class SiloServer(Manager):
             result.upload = {k: v.to(device) for k, v in result.upload.items()}
             result.contributions = {k: v.to(device) for k, v in result.contributions.items()}
             self.rounds.server.check(client, round, result)
+            self._check_counts(result.contributions)
         except RunError as error:
             self._settled.add(client)
             self.say(f"round {round + 1}: upload of silo {client + 1} refused: {error}")
             self.send(Kind.VERDICT, client + 1, round=round, meta={"taken": False, "reason": str(error)})
             return
         self._arrived[client], self._taken[client] = result, round
+        if self._judge.ratio is not None:
+            server = self.rounds.server
+            change = server.optimizer.sends_change
+            if not self._judge.add(client, norms(result, server.weights, server.parameters, sends_change=change)):
+                self._held.add(client)
         self.send(Kind.VERDICT, client + 1, round=round, meta={"taken": True})
+
+    def _check_counts(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Refuse counts of more samples than a silo may have."""
+        assert self.rounds is not None
+        most = self.recipe.comm.max_samples
+        for name, value in tensors.items():
+            if self.rounds.session.method.sends.get(name) == "counts" and value.double().sum() > most:
+                raise RunError(f"{name} are of more than {most} training samples (comm_args.max_samples of the server)")
 
     def _failed(self, message: Message) -> None:
         client = message.get_sender_id() - 1

@@ -319,13 +319,16 @@ def test_run_hands_everything_on(monkeypatch, tmp_path):
     monkeypatch.setattr("fl_labelskew_plugins.run.start", lambda *args, **kwargs: calls.append((args, kwargs)))
     call("run", QUICK, "--set", "a.b=1", "--set", "c.d=2", "--run-dir", tmp_path, "--dry-run", "--quiet")
     call("run", "--resume", tmp_path)
-    call("run", QUICK, "--resume", tmp_path)
+    call("run", QUICK, "--resume", tmp_path, "--from-round", "3")
     call("run", QUICK, "--role", "client", "--rank", "2", "--server", "[::1]:8890")
-    nothing = dict.fromkeys(("run_dir", "resume", "role", "rank", "server")) | {"dry_run": False, "quiet": False}
+    nothing = dict.fromkeys(("run_dir", "resume", "from_round", "role", "rank", "server")) | {
+        "dry_run": False,
+        "quiet": False,
+    }
     assert calls == [
         ((QUICK, ("a.b=1", "c.d=2")), nothing | {"run_dir": tmp_path, "dry_run": True, "quiet": True}),
         ((None, ()), nothing | {"resume": tmp_path}),
-        ((QUICK, ()), nothing | {"resume": tmp_path}),
+        ((QUICK, ()), nothing | {"resume": tmp_path, "from_round": 3}),
         ((QUICK, ()), nothing | {"role": "client", "rank": 2, "server": "[::1]:8890"}),
     ]
 

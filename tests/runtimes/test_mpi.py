@@ -39,7 +39,7 @@ train_args: {client_num_in_total: 6, client_num_per_round: 2, comm_round: 30, ep
 method_args: {method: unruly}
 device_args: {threads: 1}
 comm_args: {backend: MPI}
-tracking_args: {checkpoint_every: 2}
+tracking_args: {checkpoint_every: 2, keep_checkpoints: 1}
 """
 
 

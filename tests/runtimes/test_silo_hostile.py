@@ -12,7 +12,7 @@ import pytest
 import torch
 from scenes import FACTS, Echo
 
-from fl_labelskew_plugins import certs
+from fl_labelskew_plugins import certs, excluded
 from fl_labelskew_plugins.runtimes.grpc_transport import METHOD, SERVICE
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 from fl_labelskew_plugins.wire import Header
@@ -101,6 +101,128 @@ def test_a_silo_that_sends_what_it_should_not_is_left_out_of_those_rounds_alone(
     assert fake.verdicts[-1] == "taken"
     assert federation.lines()[-1]["clients"] == [0, 1, 2]
     assert all(torch.isfinite(value).all() for value in federation.weights().values())
+
+
+HUGE = 3.4e38
+
+
+def huge(tensors):
+    return {k: torch.full_like(v, HUGE) if v.is_floating_point() else v for k, v in model(tensors).items()}, {}
+
+
+def unanswered(tensors):
+    """What a silo that is left out sends: nothing that counts."""
+    return {}, {}
+
+
+def test_finite_uploads_out_of_all_proportion_are_left_out_of_the_mean(make_federation):
+    """As if that silo had not answered in those rounds."""
+    weights = []
+    for name, bad in (("poisoned", huge), ("left_out", unanswered)):
+        federation = make_federation(name)
+        federation.overrides = ["train_args.comm_round=4"]
+        server, silos = federation.server(), federation.silos(1, 2)
+        fake = FakeSilo(federation.address, [bad, changed(BIAS, torch.zeros(10)), bad, bad])
+        for process in (server, *silos):
+            assert process.wait() == 0, process.text
+        fake.thread.join(20)
+        assert [line.get("left_out", []) for line in federation.lines()] == [[2], [], [2], [2]]
+        weights.append(federation.weights())
+        if name == "poisoned":
+            for round in (1, 3, 4):
+                assert f"round {round}: upload of silo 3 refused: the norm of its update is " in server.text
+            assert "that is more than 1000 times as much (comm_args.max_update_ratio)" in server.text
+            assert "a norm of it is more than 1000 times as much" in fake.verdicts[1]
+    poisoned, left_out = weights
+    assert all(torch.equal(value, left_out[key]) for key, value in poisoned.items())
+
+
+def test_a_run_that_is_lost_goes_back_to_an_earlier_round_without_the_silo(make_federation):
+    """And ends with the weights of a run that had stopped there, of silos with private states."""
+    poisoned, stopped = make_federation("poisoned"), make_federation("stopped")
+    for federation in (poisoned, stopped):
+        more = ["tracking_args.checkpoint_every=1", "comm_args.max_update_ratio=null"]
+        federation.overrides = ["train_args.comm_round=5", "method_args.method=map", *more]
+        federation.environment = {"FL_LABELSKEW_PAUSE": "2 inf"} if federation is stopped else {}
+        server, silos = federation.server(), federation.silos(1, 2)
+        fake = FakeSilo(federation.address, [changed(BIAS, torch.zeros(10))] * 2 + [huge] * 2)
+        assert server.wait() == (federation is poisoned), server.text
+        fake.transport.stop_receive_message()
+        excluded.exclude(federation.run_dir, 3, "")
+        federation.environment = {}
+        if federation is stopped:
+            server, silos = federation.server(resume=True), federation.silos(1, 2)
+        else:
+            assert "is not finite, training diverged" in server.text
+            server = federation.server("--from-round", 2, resume=True)
+            server.says("back at the end of round 2; what was written of later rounds is in")
+        for process in (server, *silos):
+            assert process.wait() == 0, process.text
+            assert "is not in" not in process.text  # a state that it has lost
+    assert [line.get("left_out", []) for line in poisoned.lines()] == [[], [], [2], [2], [2]]
+    assert len((poisoned.run_dir / "abandoned-1" / "metrics.jsonl").read_text().splitlines()) == 1
+    expected = stopped.weights()
+    assert all(torch.equal(value, expected[key]) for key, value in poisoned.weights().items())
+    states = [sorted(f.glob("silo-[12]/*/personalised.safetensors")) for f in (poisoned.folder, stopped.folder)]
+    assert [file.read_bytes() for file in states[0]] == [file.read_bytes() for file in states[1]]
+    assert len(states[0]) == 2
+
+
+def test_where_too_few_are_left_the_server_ends_and_goes_on_without_the_silo(federation):
+    federation.overrides = ["comm_args.min_clients=3"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    fake = FakeSilo(federation.address, [huge])
+    assert server.wait() == 1
+    said = "round 1: 2 of at least 3 uploads are left without those that were refused (comm_args.min_clients, max_upda"
+    assert said in server.text
+    assert "Traceback" not in server.text
+    fake.transport.stop_receive_message()
+    federation.overrides = ["comm_args.min_clients=2"]
+    excluded.exclude(federation.run_dir, 3, "poisons")
+    server = federation.server(resume=True)
+    for process in (server, *silos):
+        assert process.wait() == 0, process.text
+    assert "silo 3 is excluded: poisons" in server.text
+    assert [line["left_out"] for line in federation.lines()] == [[2]] * 3
+
+
+def test_prototypes_and_counts_out_of_all_proportion_are_refused_too(federation):
+    federation.overrides = ["method_args.method=fedmr", "train_args.comm_round=2"]
+    server, silos = federation.server(), federation.silos(1, 2)
+
+    def with_prototypes(value, count):
+        def answer(tensors):
+            beside = {"prototypes": torch.full((10, 16), value), "counts": torch.full((10,), count)}
+            return model(tensors) | {f"contribution/{name}": tensor for name, tensor in beside.items()}, {}
+
+        return answer
+
+    FakeSilo(federation.address, [with_prototypes(3.4e38, 40), with_prototypes(1.0, 2**60)])
+    for process in (server, *silos):
+        assert process.wait() == 0, process.text
+    assert "round 1: upload of silo 3 refused: the norm of its prototypes is " in server.text
+    assert "round 2: upload of silo 3 refused: counts are of more than 1000000000 training samples" in server.text
+    assert [line["left_out"] for line in federation.lines()] == [[2], [2]]
+
+
+def test_a_silo_with_most_of_the_weight_is_told_and_too_many_samples_are_turned_away(federation):
+    federation.overrides = ["train_args.comm_round=2", "comm_args.quorum_timeout_s=5", "comm_args.max_samples=100000"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    fake = FakeSilo(federation.address, [], facts=FACTS | {"samples": 10**12})
+    fake.thread.join(30)
+    why = "it says that it has 1000000000000 training samples, and 100000 are allowed at most"
+    assert fake.finish["reason"] == f"{why} (comm_args.max_samples of the server)"
+    FakeSilo(federation.address, [model_alone] * 2, facts=FACTS | {"samples": 10**4})
+    for process in (server, *silos):
+        assert process.wait() == 0, process.text
+    assert f"silo 3 turned away: {why}" in server.text
+    share, total = "90.82 %", "10000 of 11011 training samples"
+    assert f"warning: silo 3 has {share} of the weight of round 1: it says that it has {total}\n" in server.text
+    assert server.text.count("warning: silo 3") == 1
+
+
+def model_alone(tensors):
+    return model(tensors), {}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTr
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 
 OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"
-ASKED = {"times_selected": 1, "state_round": -1, "kept_round": -1, "personalised": False}
+ASKED = {"times_selected": 1, "state_round": -1, "kept_rounds": [], "personalised": False}
 
 
 class FakeServer:
@@ -50,7 +50,8 @@ class FakeServer:
             self.send(Kind.FINISH, meta={"done": True, "state_round": -1}, tensors=weights)
             return
         round, factor = self.questions.pop(0)
-        self.send(Kind.TRAIN, round=round, meta=ASKED, tensors={k: v * factor for k, v in weights.items()})
+        meta = ASKED | {"kept_rounds": list(range(len(self.uploads)))}  # which is none of the question
+        self.send(Kind.TRAIN, round=round, meta=meta, tensors={k: v * factor for k, v in weights.items()})
 
     def send(self, kind, **content):
         self.transport.send_message(message(kind, 0, 1, **content))

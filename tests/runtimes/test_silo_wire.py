@@ -119,4 +119,4 @@ def test_a_silo_gets_what_everybody_gets(watched, federation):
     for kind, _, meta, tensors in got:
         assert all(name.startswith("model/") for name in tensors)
         if kind == Kind.TRAIN:
-            assert meta.keys() == {"times_selected", "state_round", "kept_round", "personalised"}
+            assert meta.keys() == {"times_selected", "state_round", "kept_rounds", "personalised"}

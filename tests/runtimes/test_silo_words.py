@@ -90,7 +90,9 @@ def test_what_silos_send(recipe, tmp_path, capsys, monkeypatch):
     transport = ServerTransport("127.0.0.1:0", silos=3)
     folder = RunFolder(tmp_path / "run")
     folder.create()
-    server = SiloServer(host.start(own, tmp_path / "fedml.yaml"), transport, own, None, lines.append, "to go on")
+    server = SiloServer(
+        host.start(own, tmp_path / "fedml.yaml"), transport, own, None, lines.append, "to go on", tmp_path
+    )
     for meta in variants(FACTS | {"counts": [40] * 10, "classes": "0" * 32}):
         transport.arrived.put(decoded(Kind.HELLO, 3, meta=meta))
     for meta in variants({"reason": "x"}):
@@ -163,7 +165,7 @@ def test_what_the_server_sends(client):
     said = [failure(client, decoded(Kind.WELCOME, 0, meta=meta)) for meta in variants(client.welcome)]
     assert said.count(None) == len(EVIL)  # a further name, which nobody reads
     assert failure(client, decoded(Kind.WELCOME, 0, meta=client.welcome)) is None
-    train = {"times_selected": 1, "state_round": -1, "kept_round": -1, "personalised": False}
+    train = {"times_selected": 1, "state_round": -1, "kept_rounds": [], "personalised": False}
     said += [failure(client, decoded(Kind.TRAIN, 0, 0, meta=meta)) for meta in variants(train)]
     said += [failure(client, decoded(Kind.TRAIN, 0, 0, train, [(f"model/{evil}", [1])])) for evil in EVIL]
     said += [failure(client, decoded(Kind.TRAIN, 0, 0, train, [("model/classifier.bias", DIMENSIONS)]))]
@@ -246,10 +248,11 @@ def test_a_silo_takes_no_welcome_with_a_field_less_or_of_another_type(client):
             {"state_round": "0"},
             "TRAIN: state_round is '0' at the server; expected here: a whole number from -1 to 2",
         ),
-        (0, {"kept_round": 7}, "TRAIN: kept_round is 7 at the server"),
+        (0, {"kept_rounds": [0, 7]}, "TRAIN: kept_rounds is 7 at the server"),
+        (0, {"kept_rounds": None}, "TRAIN: kept_rounds is null at the server"),
     ],
 )
 def test_a_silo_trains_in_no_round_that_its_recipe_has_not(round, changed, says, client):
     assert failure(client, decoded(Kind.WELCOME, 0, meta=client.welcome)) is None
-    meta = {"times_selected": 1, "state_round": -1, "kept_round": -1, "personalised": False} | changed
+    meta = {"times_selected": 1, "state_round": -1, "kept_rounds": [], "personalised": False} | changed
     assert failure(client, decoded(Kind.TRAIN, 0, round, meta)).startswith(says)

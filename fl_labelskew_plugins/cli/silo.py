@@ -1,0 +1,46 @@
+"""``labelskew silo``: which silos take part in a run, while it runs and before it is resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fl_labelskew_plugins.cli.exits import guarded
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+@click.group("silo")
+def silo_group() -> None:
+    """Leave silos out of a run across silos, on the server's machine."""
+
+
+@silo_group.command("exclude")
+@click.argument("folder", metavar="RUN", type=FOLDER)
+@click.argument("rank", type=click.IntRange(1))
+@click.option("--why", default="", metavar="TEXT", help="For the server's log and its audit log.")
+@guarded
+def exclude(folder: Path, rank: int, why: str) -> None:
+    """Leave silo RANK out of the run in RUN, the server's folder, from its next round on.
+
+    It stays connected and is not asked, and not waited for. A run that has ended keeps to it when it is resumed.
+    """
+    from fl_labelskew_plugins import excluded
+
+    _tell(f"silo {rank} is left out from the next round on", excluded.exclude(folder, rank, why))
+
+
+@silo_group.command("include")
+@click.argument("folder", metavar="RUN", type=FOLDER)
+@click.argument("rank", type=click.IntRange(1))
+@guarded
+def include(folder: Path, rank: int) -> None:
+    """Let silo RANK take part in the run in RUN again, from its next round on."""
+    from fl_labelskew_plugins import excluded
+
+    _tell(f"silo {rank} takes part again from the next round on", excluded.include(folder, rank))
+
+
+def _tell(what: str, known: dict[int, str]) -> None:
+    click.echo(f"{what}; excluded now: {', '.join(map(str, sorted(known))) or 'none'}")

@@ -1,0 +1,93 @@
+"""Which uploads may count, with numbers worked out by hand."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.runtimes.outliers import Judge, norms
+from fl_labelskew_plugins.tensors import PIECE
+
+
+def judged(judge, round, uploads):
+    """The clients whose uploads count, as the server goes about it; in each order of arrival the same."""
+    outcomes = []
+    for order in itertools.permutations(uploads):
+        copy = Judge(judge.ratio, {k: dict(v) for k, v in judge.past.items()})
+        copy.begin(round)
+        held = {client for client in order if not copy.add(client, {"update": uploads[client]})}
+        outcomes.append(([k for k in sorted(uploads) if k not in held or not copy.objection(k)], copy.past))
+    assert all(outcome == outcomes[0] for outcome in outcomes)
+    judge.past.clear()
+    judge.past.update(outcomes[0][1])
+    return outcomes[0][0]
+
+
+def test_an_upload_is_compared_with_the_others_and_with_its_own_past():
+    judge = Judge(10, {})
+    assert judged(judge, 0, {0: 1.0, 1: 2.0, 2: 3e39}) == [0, 1]
+    assert judged(judge, 1, {0: 0.5, 1: 0.4, 2: 4.0}) == [0, 1, 2]  # 10 * 0.4
+    assert judged(judge, 2, {0: 0.01, 1: 0.01, 2: 39.0}) == [0, 1, 2]  # 10 * 4.0, its own
+    assert judged(judge, 3, {0: 0.01, 1: 0.01, 2: 216.0}) == [0, 1]  # 10 * 21.5
+    assert judged(judge, 4, {0: 2.5, 1: 0.01, 2: 3.0}) == [0, 1, 2]  # 10 * 0.255, the middle of 0.01 and 0.5
+    assert judge.past == {
+        0: {0: {"update": 1.0}, 1: {"update": 0.5}, 2: {"update": 0.01}, 3: {"update": 0.01}, 4: {"update": 2.5}},
+        1: {at: {"update": norm} for at, norm in enumerate([2.0, 0.4, 0.01, 0.01, 0.01])},
+        2: {1: {"update": 4.0}, 2: {"update": 39.0}, 4: {"update": 3.0}},
+    }
+
+
+def test_one_of_two_others_cannot_pull_their_median_up():
+    assert judged(Judge(10, {}), 0, {0: 1.0, 1: 1e30, 2: 3e30}) == [0]
+    assert judged(Judge(10, {}), 0, {0: 1.0, 1: 1e30}) == [0]
+
+
+def test_norms_of_0_are_no_measure_and_who_is_alone_is_compared_with_what_others_sent_before():
+    judge = Judge(10, {})
+    assert judged(judge, 0, {0: 0.0, 1: 0.0, 2: 5.0}) == [0, 1, 2]
+    assert judged(judge, 1, {0: 51.0}) == []  # 10 * 5
+    assert judged(judge, 2, {0: 50.0}) == [0]
+    assert judged(Judge(10, {}), 0, {4: 1e30}) == [4]  # nobody to compare it with
+    assert judged(Judge(None, {0: {0: {"update": 1.0}}}), 1, {0: math.inf, 1: 1.0}) == [0, 1]
+
+
+def test_only_the_last_rounds_count_and_a_round_that_is_done_again_begins_anew():
+    judge = Judge(10, {})
+    for round in range(30):
+        assert judged(judge, round, {0: 1.0 if round < 15 else 8.0, 1: 1.0 if round < 15 else 8.0}) == [0, 1]
+    assert sorted(judge.past[0]) == list(range(19, 30))
+    judge.begin(25)
+    assert sorted(judge.past[0]) == list(range(19, 25))
+    assert not judge.add(0, {"update": 81.0})
+    assert judge.objection(0) == "the norm of its update is 81, and mostly 8 at the others and 8 at it before"
+
+
+def test_each_of_the_tensors_beside_the_weights_has_a_norm_of_its_own():
+    judge = Judge(10, {})
+    judge.begin(0)
+    for client, prototypes in enumerate((1.0, 1.0, 3.4e38)):
+        judge.add(client, {"update": 1.0, "prototypes": prototypes})
+    assert [bool(judge.objection(client)) for client in range(3)] == [False, False, True]
+    assert judge.objection(2) == "the norm of its prototypes is 3.4e+38, and mostly 1 at the others"
+
+
+@pytest.mark.parametrize("sends_change", [False, True])
+def test_norms_by_hand(sends_change):
+    old = {"w": torch.full((2, 2), 5.0), "b": torch.zeros(2), "mean": torch.ones(1), "steps": torch.tensor(0)}
+    upload = {"w": torch.full((2, 2), 7.0), "b": torch.tensor([3.0, 0.0]), "mean": torch.full((1,), -2.0)}
+    upload["steps"] = torch.tensor(2**62)
+    sent = {"optimizer/a": torch.tensor(3.0), "optimizer/b": torch.full((4,), 2.0), "counts": torch.tensor([9])}
+    sent["prototypes"] = torch.full((3, 3), 2.0)
+    found = norms(LocalResult(upload, sent, {}, {}), old, ["w", "b"], sends_change=sends_change)
+    moved = math.sqrt(4 * 49 + 9) if sends_change else 5.0  # the parameters themselves are changes
+    assert found == pytest.approx({"update": moved, "buffers": 3.0, "optimizer": 5.0, "prototypes": 6.0})
+
+
+def test_norms_overflow_nowhere_and_go_through_large_tensors_in_parts():
+    old = {"w": torch.full((10,), -3.4e38), "x": torch.zeros(PIECE + 3)}
+    upload = {"w": torch.full((10,), 3.4e38), "x": torch.full((PIECE + 3,), 2.0)}
+    assert norms(LocalResult(upload, {}, {}, {}), old, ["w"], sends_change=False) == pytest.approx(
+        {"update": 6.8e38 * math.sqrt(10), "buffers": 2 * math.sqrt(PIECE + 3)}
+    )

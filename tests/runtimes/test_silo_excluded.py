@@ -1,0 +1,117 @@
+"""Silos that the server's operator leaves out of a run, and has come back."""
+
+import json
+
+from click.testing import CliRunner
+
+from fl_labelskew_plugins import excluded
+from fl_labelskew_plugins.cli.main import main
+
+
+def typed(*words):
+    result = CliRunner().invoke(main, ["silo", *map(str, words)])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def test_a_silo_is_left_out_of_a_running_federation_and_comes_back(federation):
+    federation.overrides = ["train_args.epochs=40", "train_args.comm_round=12", "method_args.method=fedshift"]
+    server, silos = federation.server(), federation.silos()
+    silos[1].says("round 1: trained")
+    out = typed("exclude", federation.run_dir, 2, "--why", "sends \x1b[31mnonsense")
+    assert out == "silo 2 is left out from the next round on; excluded now: 2\n"
+    server.says("silo 2 is excluded: sends ?[31mnonsense")
+    server.says("left out")
+    assert typed("include", federation.run_dir, 2).endswith("; excluded now: none\n")
+    server.says("silo 2 is included")
+    for process in (server, *silos):
+        assert process.wait() == 0, process.text
+    for key in ("left_out", "opening_left_out"):
+        left_out = [line.get(key) for line in federation.lines()]
+        first = left_out.index([1])
+        last = 12 - left_out[::-1].index([1])
+        assert left_out == [None] * first + [[1]] * (last - first) + [None] * (12 - last)
+        assert 1 <= first < last < 12
+    assert "silo 2 has left" not in server.text.partition("round 12/12")[0]  # it has stayed connected
+    assert "missed the deadline" not in server.text
+    audit = [json.loads(line) for line in (federation.run_dir / "audit.jsonl").read_text().splitlines()]
+    noted = [(line["event"], line["rank"], line.get("why")) for line in audit if line["event"] in NOTED]
+    assert noted == [("excluded", 2, "sends ?[31mnonsense"), ("included", 2, None)]
+
+
+NOTED = ("excluded", "included")
+
+
+def test_where_too_few_are_left_the_server_says_so(federation):
+    federation.overrides = ["train_args.epochs=40", "train_args.comm_round=9", "comm_args.quorum_timeout_s=2"]
+    server, silos = federation.server(), federation.silos()
+    silos[0].says("round 1: trained")
+    for rank in (1, 3):
+        excluded.exclude(federation.run_dir, rank, "")
+    assert server.wait() == 1
+    last = server.text.splitlines()[-1]
+    assert (
+        "1 of at least 2 silos are there after 2 s (comm_args.min_clients, quorum_timeout_s), excluded: 1, 3 " in last
+    )
+    assert f"(labelskew silo include {federation.run_dir} RANK); to go on: " in last
+    assert all("the run is over" not in silo.text for silo in silos)
+
+
+def put(folder, told):
+    (folder / excluded.NAME).write_text(told if isinstance(told, str) else json.dumps(told))
+
+
+def test_a_running_server_says_what_changes_and_keeps_to_what_it_knows(tmp_path):
+    lines, notes = [], []
+    now = excluded.Excluded(tmp_path, 3, lines.append, lambda event, **facts: notes.append((event, facts)))
+    assert (now.read(), str(now), lines) == (False, "", [])
+    put(tmp_path, {"2": "a\nb", "7": ""})
+    assert (now.read(), now.read(), now.clients) == (True, False, {1: "a?b"})
+    assert str(now) == f", excluded: 2 (labelskew silo include {tmp_path} RANK)"
+    for broken in ("[1", "[1]", '{"x": 1}', '{"1": 2'):
+        put(tmp_path, broken)
+        assert (now.read(), now.read(), now.clients) == (False, False, {1: "a?b"})
+    put(tmp_path, {"1": ""})
+    assert now.read()
+    warnings = [line for line in lines if line.startswith(f"warning: {tmp_path / 'excluded.json'}: cannot be read: ")]
+    assert len(warnings) == 4
+    assert [line for line in lines if line not in warnings] == [
+        "silo 2 is excluded: a?b",
+        "silo 1 is excluded",
+        "silo 2 is included",
+    ]
+    assert notes[0] == ("excluded", {"rank": 2, "why": "a?b"})
+
+
+def test_others_are_drawn_in_the_place_of_who_is_excluded(tmp_path):
+    now = excluded.Excluded(tmp_path, 6, print, lambda event, **facts: None)
+    assert now.replaced([1, 3], 0, 5) == [1, 3]
+    now.clients = {3: "", 4: ""}
+    drawn = [now.replaced([1, 3], round, 5) for round in range(40)]
+    assert drawn == [now.replaced([1, 3], round, 5) for round in range(40)]
+    assert set(map(tuple, drawn)) == {(0, 1), (1, 2), (1, 5)}
+    assert now.replaced(range(6), 0, 5) == [0, 1, 2, 5]
+    assert all(type(k) is int for k in drawn[0])
+
+
+def test_mistakes_are_a_line(tmp_path, sp_run, base_recipe):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text(base_recipe)
+
+    def mistake(*words):
+        result = CliRunner().invoke(main, ["silo", *map(str, words)])
+        assert (result.exit_code, result.stdout) == (2, "")
+        (line,) = result.stderr.splitlines()
+        return line.removeprefix("error: ").replace(str(tmp_path), "")
+
+    assert mistake("exclude", tmp_path / "none", 1) == "/none: no such folder; use the folder of the server's run"
+    assert mistake("exclude", tmp_path / "empty", 1).startswith("/empty: no recipe.yaml in it; ")
+    assert "is no run across silos; " in mistake("exclude", sp_run(), 1)
+    assert mistake("exclude", tmp_path / "run", 4) == "/run: no silo 4 in it; allowed: 1 to 3"
+    assert mistake("include", tmp_path / "run", 2) == "/run: silo 2 is not excluded; no silo of this run is"
+    typed("exclude", tmp_path / "run", 3)
+    assert mistake("exclude", tmp_path / "run", 3).startswith("/run: silo 3 is excluded already; ")
+    assert mistake("include", tmp_path / "run", 2) == "/run: silo 2 is not excluded; excluded: 3"
+    put(tmp_path / "run", "nonsense")
+    assert "cannot be read" in mistake("include", tmp_path / "run", 3)
