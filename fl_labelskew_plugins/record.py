@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
 
-from fl_labelskew_plugins import mixing, plots
+from fl_labelskew_plugins import log, mixing, plots
 from fl_labelskew_plugins.aggregate import Weights, check_upload
 from fl_labelskew_plugins.progress import Progress
 from fl_labelskew_plugins.results import Checkpoint, RunFolder, environment, peak_memory, read_lines, summary
@@ -237,7 +236,7 @@ class Record:
             )
         for key in ("versions", "threads", "device", "cpu_capability"):
             if before[key] != now[key]:
-                print(f"warning: {key} differs from the run's start, so may the last digits", file=sys.stderr)
+                log.warn(f"{key} differs from the run's start, so may the last digits")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from fl_labelskew_plugins.cli.report import report_command
 from fl_labelskew_plugins.cli.reproduce import reproduce_command
 from fl_labelskew_plugins.cli.run import run_command
 from fl_labelskew_plugins.cli.schema import schema_command
+from fl_labelskew_plugins.cli.status import status_command
 from fl_labelskew_plugins.cli.sweep import sweep_command
 from fl_labelskew_plugins.cli.validate import validate_command
 
@@ -38,6 +39,7 @@ for _command in (
     data_group,
     certs_group,
     audit_group,
+    status_command,
     schema_command,
 ):
     main.add_command(_command)

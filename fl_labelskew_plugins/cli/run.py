@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fl_labelskew_plugins import log
 from fl_labelskew_plugins.cli.exits import CONTEXT, guarded
 
 PATH = click.Path(path_type=Path)
@@ -39,6 +40,7 @@ def run_command(
     server: str | None,
 ) -> None:
     """Run one RECIPE: on this machine, or one part of it."""
+    log.begin()
     from fl_labelskew_plugins.mpirun import as_rank
     from fl_labelskew_plugins.run import start
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TypeGuard
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import certs, policy, silos
+from fl_labelskew_plugins import certs, log, policy, silos, status
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.audit import Audit
 from fl_labelskew_plugins.processes import Part, threads_each, together
@@ -77,23 +76,34 @@ class CrossSilo(Runtime):
         refuse_host_switches(self.recipe)
         comm = self.recipe.comm
         checkpoint = self.folder.load_checkpoint() if self.call.resume else None
-        self._audit = Audit()
+        train, files = self.recipe.train, self.recipe.client_specific.data_silo_config
+        seen = status.Silos(status.names(files, train.client_num_in_total))
+        self._audit = Audit(hear=seen.hear)
         if self._over(checkpoint) and (self.call.role is None or self.folder.summary.exists()):
             return self._alone(list(checkpoint.sizes))
         transport = ServerTransport(
             self.call.server or comm.listen_address or comm.address(),
-            silos=self.recipe.train.client_num_in_total,
+            silos=train.client_num_in_total,
             tls=certificate(comm.certs, "server"),
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
             audit=self._audit,
         )
         self._transport = transport
         self.folder.hold()  # only now: whoever cannot listen leaves no folder behind
+        self.folder.tell(state=status.WAITING, address=transport.address, quorum=comm.quorum(train.clients_per_round))
         self._audit.open(self.folder.path, "server")
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
         args = host.start(self.recipe, self.folder.path / "fedml.yaml", rank=0)
         self._server = SiloServer(
-            args, transport, self.recipe, checkpoint, self.show.note, self.call.go_on(self.folder.path)
+            args,
+            transport,
+            self.recipe,
+            checkpoint,
+            self.show.note,
+            self.call.go_on(self.folder.path),
+            warn=self._warn,
+            tell=self.folder.tell,
+            seen=seen,
         )
         del checkpoint  # the record reads it again, once everybody is here
         return self._server.gather()
@@ -140,11 +150,14 @@ class CrossSilo(Runtime):
         )
         self._transport = transport
         args = host.start(recipe, self.folder.path / "fedml.yaml", rank=rank)
-        client = SiloClient(args, transport, rank, recipe, data, self.folder.path, say, guard)
+        client = SiloClient(args, transport, rank, recipe, data, self.folder.path, say, guard, self._warn)
         transport.start()
         client.run()
         if client.failure is not None:
             raise client.failure
+
+    def _warn(self, text: str) -> None:
+        self.show.note(text, log.WARNING)
 
     def _all_here(self) -> None:
         """The server and every silo, each in a process of its own."""
@@ -173,7 +186,7 @@ def certificate(folder: str | None, name: str) -> certs.Files | None:
         return None
     files = certs.read(Path(folder), name)
     for warning in files.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        log.warn(warning)
     return files
 
 
