@@ -25,6 +25,22 @@ def waits(what, *ranks):
     return lambda known: known["waiting_for"] == {"what": what, "silos": [*ranks]}
 
 
+def test_a_termination_signal_ends_who_has_nothing_to_lose_at_once(federation):
+    server, silo = federation.server(), federation.silo(1)
+    server.says("silo 1 is here")
+    assert status.read(federation.run_dir)["state"] == "waiting for silos"
+    silo.kill(signal.SIGTERM)
+    assert silo.wait() == -signal.SIGTERM
+    server.says("silo 1 has left")
+    server.kill(signal.SIGTERM)
+    assert server.wait() == -signal.SIGTERM
+    known = status.read(federation.run_dir)
+    assert (known["state"], known["go_on"]) == ("stopped", "start it again; no round is lost")
+    again = federation.server()  # in the same folder, as a service is
+    again.says("listening on")
+    again.kill()
+
+
 def test_from_the_first_silo_to_the_last_round(federation):
     federation.overrides = [SLOW, "tracking_args.checkpoint_every=1"]
     server = federation.server()
