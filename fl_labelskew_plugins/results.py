@@ -57,7 +57,7 @@ class RunFolder:
         """Raise LabelSkewError unless a new run may be written here; makes nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise LabelSkewError(f"run directory {self.path} is a file; a new or empty folder would be right")
-        names = [file.name for file in self.path.iterdir()] if self.path.is_dir() else []
+        names = [file.name.removesuffix(".part") for file in self.path.iterdir()] if self.path.is_dir() else []
         if any(name not in LEFT_BEHIND and not audit.belongs(name) for name in names):
             raise LabelSkewError(
                 f"run directory {self.path} is not empty; a new or empty folder would be right, or --resume {self.path}"

@@ -10,9 +10,13 @@ from fl_labelskew_plugins import log
 from fl_labelskew_plugins.cli.exits import CONTEXT, guarded
 
 PATH = click.Path(path_type=Path)
+EPILOG = (
+    "Where stdout is no terminal, each line has time (UTC) and level; the environment variable FL_LABELSKEW_LOG says "
+    "otherwise: plain, text or json."
+)
 
 
-@click.command("run", context_settings=CONTEXT)
+@click.command("run", context_settings=CONTEXT, epilog=EPILOG)
 @click.argument("recipe", required=False, type=PATH)
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a value; repeatable.")
 @click.option("--run-dir", type=PATH, metavar="DIR", help="Folder of this run, new or empty.  [default: one in runs/]")
