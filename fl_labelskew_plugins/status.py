@@ -102,7 +102,8 @@ class Silos:
             elif event == "received":
                 silo.bytes_in += line["bytes"]
                 if line["kind"] == "UPLOAD":
-                    silo.upload = {"time": line["time"], "round": line["round"] + 1, "bytes": line["bytes"]}
+                    # a hostile one may be of no round
+                    silo.upload = {"time": line["time"], "round": line.get("round", -1) + 1, "bytes": line["bytes"]}
             elif event in ("sent", "sent in part"):
                 silo.bytes_out += line["bytes"]
 

@@ -122,6 +122,7 @@ def test_what_is_seen_of_silos():
         {"event": "connected", "rank": 1, "time": "2", "peer": "192.0.2.1:4711"},
         {"event": "received", "rank": 1, "time": "3", "kind": "UPLOAD", "bytes": 1000, "round": 4},
         {"event": "sent", "rank": 1, "time": "4", "kind": "TRAIN", "bytes": 500},
+        {"event": "received", "rank": 2, "time": "5", "kind": "UPLOAD", "bytes": 7},
         {"event": "sent in part", "rank": 2, "time": "5", "kind": "TRAIN", "bytes": 3},
         {"event": "connected", "rank": 2, "time": "6"},
         {"event": "left", "rank": 2, "time": "7"},
@@ -134,6 +135,7 @@ def test_what_is_seen_of_silos():
         "peer": "192.0.2.1:4711", "upload": {"time": "3", "round": 5, "bytes": 1000}, "bytes_in": 1010,
         "bytes_out": 500,
     }  # fmt: skip
+    assert south["upload"] == {"time": "5", "round": 0, "bytes": 7}
     assert (south["connected"], south["since"], south["turned_away"], south["bytes_out"]) == (False, "7", "b?a", 3)
 
 

@@ -251,7 +251,7 @@ class SiloServer(Manager):
         """
         comm = self.recipe.comm
         self._settled.clear()
-        self._wanted = status.RUNNING, what, lambda: {*clients} - arrived.keys() - self._settled - self._away
+        self._wanted = status.RUNNING, what, lambda: {*clients} - arrived.keys() - self._settled
         needed = min(self.quorum, len(clients))
         deadline = alone = self.clock.now + comm.round_deadline_s
         while len(arrived) < needed and any(k not in self._settled for k in clients if k not in arrived):
@@ -266,6 +266,7 @@ class SiloServer(Manager):
                 f"round_deadline_s, quorum_timeout_s); {self.go_on}"
             )
         over = False
+        self._wanted = status.RUNNING, what, lambda: {*clients} - arrived.keys() - self._settled - self._away
         for client in clients:
             while client not in arrived and self._awaited(client):
                 if over:
