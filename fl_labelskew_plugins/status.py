@@ -148,6 +148,13 @@ def read(folder: Path) -> dict[str, Any]:
     Raises:
         LabelSkewError: the folder is none of a run, or cannot be read.
     """
+    try:
+        return _read(folder)
+    except OSError as error:  # such as another user's folder
+        raise LabelSkewError(f"{error.filename or folder}: cannot be read: {error.strerror}") from None
+
+
+def _read(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise LabelSkewError(f"{folder}: no such folder; use the folder of a run")
     told = _told(folder / NAME)
@@ -192,16 +199,15 @@ def _told(file: Path) -> dict[str, Any]:
     """What the file says; nothing where there is none.
 
     Raises:
-        LabelSkewError: it cannot be read, or is no such file.
+        LabelSkewError: it is no such file.
     """
     try:
         told = json.loads(file.read_text(encoding="utf-8"))
         return {**told, "silos": [asdict(Silo(**silo)) for silo in told.get("silos", [])]}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        why = f"cannot be read: {error.strerror}" if isinstance(error, OSError) else DAMAGED
-        raise LabelSkewError(f"{file}: {why}") from None
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise LabelSkewError(f"{file}: {DAMAGED}") from None
 
 
 def _lines(file: Path) -> list[dict[str, Any]]:
