@@ -15,20 +15,18 @@ import os
 import re
 import secrets
 import ssl
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import addresses
-from fl_labelskew_plugins.words import clean
+from fl_labelskew_plugins import addresses, log
+from fl_labelskew_plugins.words import clean, utc
 
 NAME = "audit.jsonl"
 MOST = 64 * 2**20
@@ -50,13 +48,20 @@ class Audit:
     Args:
         warn: told in a line, once, that nothing can be written.
         most: bytes of a file, about.
+        hear: told each line that is noted, in the thread that notes it.
     """
 
-    def __init__(self, warn: Callable[[str], None] | None = None, *, most: int = MOST) -> None:
+    def __init__(
+        self,
+        warn: Callable[[str], None] | None = None,
+        *,
+        most: int = MOST,
+        hear: Callable[[Mapping[str, Any]], None] = lambda line: None,
+    ) -> None:
         self.last = ""
         """SHA-256 of the last line that is written; empty where there is none."""
-        self._warn = warn or (lambda line: print(f"warning: {line}", file=sys.stderr))
-        self._most = most
+        self._warn = warn or log.warn
+        self._most, self._hear = most, hear
         self._folder: Path | None = None
         self._file = -1
         self._size = 0
@@ -87,9 +92,10 @@ class Audit:
             facts: ``rank``, ``peer``, ``fingerprint``, ``kind``, ``round``, ``bytes``, ``sha256``, ``why``, ``run``;
                 those that are None are left out, texts are cleaned.
         """
-        line: dict[str, Any] = {"time": _now(), "event": event}
+        line: dict[str, Any] = {"time": utc(), "event": event}
         line |= {k: clean(v, LETTERS) if isinstance(v, str) else v for k, v in facts.items() if v is not None}
         self._waiting.append(line)
+        self._hear(line)
         with self._lock:
             self._write_waiting()
 
@@ -154,7 +160,7 @@ class Audit:
                 self._lost = 0
             self._write(facts)
         except OSError as error:
-            self._lost_since = self._lost_since if self._lost else _now()
+            self._lost_since = self._lost_since if self._lost else utc()
             self._lost += 1
             self._let_go()
             if not self._warned:
@@ -172,7 +178,7 @@ class Audit:
         self._file = -1
 
     def _write(self, facts: Mapping[str, Any]) -> None:
-        text = json.dumps({"time": _now(), **facts, "before": self.last}).encode()
+        text = json.dumps({"time": utc(), **facts, "before": self.last}).encode()
         if self._size and self._size + len(text) >= self._most:
             self._turn()
         rest = memoryview(text + b"\n")
@@ -344,7 +350,3 @@ def _content(where: str, line: bytes) -> dict[str, Any]:
     if not isinstance(content, dict) or not isinstance(content.get("before"), str):
         raise RunError(f"{where}: is no line of an audit log; it was changed or damaged")
     return content
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import socket
-import sys
 
 import torch
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import mpirun
+from fl_labelskew_plugins import log, mpirun
 from fl_labelskew_plugins.recipe import Recipe
 
 
@@ -33,7 +32,7 @@ def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
     if args.fallback is None:
         raise LabelSkewError(f"{lack}; using_gpu: false, or fallback: cpu, would be right without one")
     if warn:
-        print(f"warning: {lack}; training on the CPU", file=sys.stderr)
+        log.warn(f"{lack}; training on the CPU")
     return []
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins import log, seeds
 from fl_labelskew_plugins import recipe as recipes
-from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.atomic import replacing
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.words import clean
@@ -63,7 +63,7 @@ class Excluded:
         except LabelSkewError as error:
             told, mistake = {client + 1: why for client, why in self.clients.items()}, str(error)
         if mistake and mistake != self._mistake:
-            self._say(f"warning: {mistake}; until then it stays as it was")
+            log.warn(f"{mistake}; until then it stays as it was")
         self._mistake = mistake
         before, self.clients = self.clients, {rank - 1: why for rank, why in told.items() if 1 <= rank <= self._silos}
         changed = sorted(before.keys() ^ self.clients.keys())

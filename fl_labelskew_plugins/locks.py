@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins import log
 from fl_labelskew_plugins.words import clean
 
 NAME = ".lock"
@@ -48,6 +48,22 @@ def alone(folder: Path, what: str) -> Iterator[None]:
         os.close(handle)
 
 
+def held_by(folder: Path) -> str:
+    """The process that holds the folder's lock, as words; empty where none does."""
+    file = folder / NAME
+    with suppress(FileNotFoundError, PermissionError):
+        handle = os.open(file, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _holder(file)
+        except OSError:  # a network file system that locks nothing
+            return ""
+        finally:
+            os.close(handle)
+    return ""
+
+
 def _locked(file: Path) -> int:
     until = time.monotonic() + PATIENCE_S
     while True:
@@ -62,7 +78,7 @@ def _locked(file: Path) -> int:
             continue
         except OSError as error:  # some network file systems lock nothing
             lack = f"cannot be locked ({error.strerror}); a second process that writes there would not be noticed"
-            print(f"warning: {file.parent}: {lack}", file=sys.stderr)
+            log.warn(f"{file.parent}: {lack}")
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), file.stat()):
                 os.ftruncate(handle, 0)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fl_labelskew_registry import LabelSkewError, RunError
 
+from fl_labelskew_plugins import log
 from fl_labelskew_plugins.signals import handled
 from fl_labelskew_plugins.typed import GO_ON
 
@@ -94,10 +95,7 @@ def workers(recipe: Recipe, gpus: Sequence[int]) -> int:
     if asked is None:
         return min(most, len(gpus) * recipe.device.workers_per_gpu if gpus else available_cores())
     if asked > most:
-        print(
-            f"warning: comm_args.workers: {asked} is more than the {most} clients of a round; {most} start",
-            file=sys.stderr,
-        )
+        log.warn(f"comm_args.workers: {asked} is more than the {most} clients of a round; {most} start")
     return min(asked, most)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_labelskew_plugins import log
 from fl_labelskew_plugins.atomic import FULL, replacing
 from fl_labelskew_plugins.words import TERMS, clean
 
@@ -228,7 +228,7 @@ def forgiving(path: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             raise
-        print(f"warning: {path} cannot be drawn: {clean(f'{type(error).__name__}: {error}')}", file=sys.stderr)
+        log.warn(f"{path} cannot be drawn: {clean(f'{type(error).__name__}: {error}')}")
 
 
 def _literal(picture: Any) -> None:

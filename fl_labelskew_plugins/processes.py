@@ -15,6 +15,7 @@ from typing import IO
 
 from fl_labelskew_registry import RunError
 
+from fl_labelskew_plugins import log
 from fl_labelskew_plugins.mpirun import available_cores
 from fl_labelskew_plugins.signals import interrupting
 
@@ -58,9 +59,12 @@ def together(parts: Sequence[Part], *, environment: Mapping[str, str]) -> None:
                     start_new_session=True,  # Ctrl-C is ours to pass on, in the right order
                 )
                 running.append((part, process))
-                for pipe, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+                for pipe, out, level in (
+                    (process.stdout, sys.stdout, log.INFO),
+                    (process.stderr, sys.stderr, log.WARNING),
+                ):
                     assert pipe is not None
-                    reader = threading.Thread(target=_prefix, args=(part.name, pipe, out), daemon=True)
+                    reader = threading.Thread(target=_prefix, args=(part.name, pipe, out, level), daemon=True)
                     reader.start()
                     readers.append(reader)
             _watch(running)
@@ -114,9 +118,9 @@ def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
             process.wait()
 
 
-def _prefix(name: str, pipe: IO[str], out: IO[str]) -> None:
+def _prefix(name: str, pipe: IO[str], out: IO[str], level: str) -> None:
     with pipe:
         for line in pipe:
             with contextlib.suppress(ValueError, OSError):  # nobody reads any more
-                out.write(f"{name} | {line.rstrip()}\n")
+                out.write(log.named(name, line.rstrip(), level) + "\n")
                 out.flush()

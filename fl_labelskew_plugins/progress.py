@@ -7,6 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fl_labelskew_plugins import log
 from fl_labelskew_plugins.words import TERMS, counted
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class Progress(Protocol):
     """Told of every client and round."""
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, level: str = log.INFO) -> None:
         """Say one line."""
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
@@ -38,13 +39,13 @@ def progress(quiet: bool, *, plain: bool = False) -> Progress:
     """The display that fits: none, live, or plain lines; ``plain``: these in any case."""
     if quiet:
         return Silent()
-    return Live() if sys.stdout.isatty() and not plain else Plain()
+    return Live() if sys.stdout.isatty() and log.form == log.PLAIN and not plain else Plain()
 
 
 class Silent:
     """Says nothing."""
 
-    def note(self, text: str) -> None: ...  # noqa: D102
+    def note(self, text: str, level: str = log.INFO) -> None: ...  # noqa: D102
     def start(  # noqa: D102
         self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None
     ) -> None: ...
@@ -56,9 +57,9 @@ class Silent:
 class Plain(Silent):
     """A line a round."""
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, level: str = log.INFO) -> None:
         """Say one line."""
-        print(text, flush=True)
+        log.note(text, level)
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
         """Say what begins."""
@@ -92,7 +93,7 @@ class Live(Silent):
             console=self._console,
         )
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, level: str = log.INFO) -> None:
         """Say one line above the bar."""
         self._console.print(text, highlight=False, markup=False)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
 
-from fl_labelskew_plugins import mixing, plots, signals
+from fl_labelskew_plugins import log, mixing, plots, signals
 from fl_labelskew_plugins.aggregate import Weights, check_upload
 from fl_labelskew_plugins.progress import Progress
 from fl_labelskew_plugins.results import Checkpoint, Norms, RunFolder, environment, peak_memory, read_lines, summary
@@ -239,4 +238,4 @@ class Record:
             )
         for key in ("versions", "threads", "device", "cpu_capability"):
             if before[key] != now[key]:
-                print(f"warning: {key} differs from the run's start, so may the last digits", file=sys.stderr)
+                log.warn(f"{key} differs from the run's start, so may the last digits")

@@ -21,7 +21,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, MistakesError, catalog
 
 from fl_labelskew_plugins import recipe as recipes
-from fl_labelskew_plugins import report, run
+from fl_labelskew_plugins import report, run, status
 from fl_labelskew_plugins.progress import clock
 from fl_labelskew_plugins.recipe import Recipe, RecipeError
 from fl_labelskew_plugins.record import Pause
@@ -31,7 +31,7 @@ from fl_labelskew_plugins.settings import Expected
 
 SHARE = 0.8
 """Part of the time that is planned for at once: as rounds may get slower, what is left of it is planned for later."""
-BEFORE = {"environment.json", "fedml.yaml", "partition.json", "partition.png"}
+BEFORE = {"environment.json", "fedml.yaml", "partition.json", "partition.png", status.NAME}
 """What a run writes before its recipe: alone, they are a run that broke off with nothing to lose."""
 PROBED = 2
 """Rounds that a run has before more of them are planned: methods do more after the first."""

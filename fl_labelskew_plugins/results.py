@@ -19,7 +19,7 @@ import torch
 from fl_labelskew_registry import LabelSkewError
 from safetensors import SafetensorError, safe_open
 
-from fl_labelskew_plugins import audit, locks
+from fl_labelskew_plugins import audit, locks, status
 from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.atomic import copied, replacing
 from fl_labelskew_plugins.state import State, StateStore, group, save_atomic
@@ -31,6 +31,8 @@ RESULTS = ("summary.json", "model.safetensors", "curves.png", "clients")
 """What a run leaves behind at its end alone."""
 Norms = dict[int, dict[int, dict[str, float]]]
 """Client, round, and norms by what they are of."""
+LEFT_BEHIND = ("fedml.yaml", locks.NAME, status.NAME, "revoked.crl")
+"""What a server leaves in its folder that no silo came to, beside the audit log."""
 PACKAGES = ("fl-labelskew-plugins", "fl-labelskew-registry", "fedml", "torch", "torchvision", "numpy")
 
 
@@ -51,6 +53,7 @@ class RunFolder:
         self.checkpoint = path / "checkpoint" / "latest.safetensors"
         self.states = path / "checkpoint" / "clients"
         self._lock, self._held = contextlib.ExitStack(), False
+        self._status = status.Status(path)
 
     def run_id(self) -> str:
         """What names this run among all others."""
@@ -60,9 +63,8 @@ class RunFolder:
         """Raise LabelSkewError unless a new run may be written here; makes nothing."""
         if self.path.exists() and not self.path.is_dir():
             raise LabelSkewError(f"run directory {self.path} is a file; a new or empty folder would be right")
-        # what a server leaves behind that no silo came to
-        names = [file.name for file in self.path.iterdir()] if self.path.is_dir() else []
-        if any(name not in ("fedml.yaml", locks.NAME, "revoked.crl") and not audit.belongs(name) for name in names):
+        names = [file.name.removesuffix(".part") for file in self.path.iterdir()] if self.path.is_dir() else []
+        if any(name not in LEFT_BEHIND and not audit.belongs(name) for name in names):
             raise LabelSkewError(
                 f"run directory {self.path} is not empty; a new or empty folder would be right, or --resume {self.path}"
             )
@@ -112,6 +114,10 @@ class RunFolder:
         """Let others write here, if it was held."""
         self._lock.close()
         self._held = False
+
+    def tell(self, **facts: Any) -> None:
+        """Have ``labelskew status`` know these facts, once this process holds the folder."""
+        self._status.tell(facts, write=self._held)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file as a whole or not at all."""

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import os
 import ssl
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import certs, keys
+from fl_labelskew_plugins import certs, keys, log
 from fl_labelskew_plugins.keys import Passphrase
 from fl_labelskew_plugins.words import counted
 
@@ -154,7 +153,7 @@ class Revocations:
         *,
         kept: Path | None = None,
         say: Callable[[str], None] = lambda line: None,
-        warn: Callable[[str], None] = lambda line: print(f"warning: {line}", file=sys.stderr),
+        warn: Callable[[str], None] = log.warn,
     ) -> None:
         from cryptography import x509
 

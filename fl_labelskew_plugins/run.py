@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import mixing, mpirun
+from fl_labelskew_plugins import log, mixing, mpirun, status
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.aggregate import num_bytes
 from fl_labelskew_plugins.atomic import FULL
@@ -111,27 +110,34 @@ def start(
 def _warned(session: Session) -> Session:
     if made_up(session.recipe):
         name = session.recipe.data.dataset
-        print(f"warning: data_args.data_cache_dir: made up, not the real {name}; numbers say nothing", file=sys.stderr)
+        log.warn(f"data_args.data_cache_dir: made up, not the real {name}; numbers say nothing")
     ours, hosts = session.method.warnings(session.federation), mixing.warnings(session.recipe, session.trainer.model)
     for warning in [*ours, *hosts]:
-        print(f"warning: {warning}", file=sys.stderr)
+        log.warn(warning)
     return session
 
 
 def _run(runtime: Runtime) -> None:
-    folder, show, resume = runtime.folder, runtime.show, runtime.call.resume
-    if resume:
+    folder, resume = runtime.folder, runtime.call.resume
+    folder.tell(rounds=runtime.recipe.train.comm_round, go_on=runtime.call.go_on(folder.path).partition(": ")[2])
+    with status.ending(folder.tell):
+        if resume:
+            folder.hold()
+        session = _warned(runtime.session())
         folder.hold()
-    session = _warned(runtime.session())
-    folder.hold()
-    if not resume and folder.recipe.exists():  # another process was faster
-        folder.check_new()
-    record = Record(session, folder, show, resume=resume, pause=runtime.call.pause)
+        if not resume and folder.recipe.exists():  # another process was faster
+            folder.check_new()
+        folder.tell(state=status.RUNNING)
+        _train(runtime, session)
+
+
+def _train(runtime: Runtime, session: Session) -> None:
+    folder, show = runtime.folder, runtime.show
+    record = Record(session, folder, show, resume=runtime.call.resume, pause=runtime.call.pause)
     if record.next_round and (switches := host_switches(session.recipe)):
-        print(
-            f"warning: {switches[0]}: what the host remembers from round to round is not in its checkpoint, so a "
-            "resumed run may give other numbers",
-            file=sys.stderr,
+        log.warn(
+            f"{switches[0]}: what the host remembers from round to round is not in its checkpoint, so a resumed run "
+            "may give other numbers"
         )
     show.note(describe(session))
     federation = session.federation
@@ -148,8 +154,10 @@ def _run(runtime: Runtime) -> None:
     finally:
         show.stop()
     if record.next_round < federation.rounds:
+        folder.tell(state=status.PAUSED)
         show.note(f"paused after {record.next_round} of {federation.rounds} rounds")
         return
+    folder.tell(state=status.FINISHED)
     show.note(table(record))
     show.note(f"results: {folder.path}")
 

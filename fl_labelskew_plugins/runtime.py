@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins import log
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import PAUSE, Pause, Record
 from fl_labelskew_plugins.session import Session, build
@@ -60,7 +61,8 @@ class Call:
 
     def environment(self, folder: Path) -> dict[str, str]:
         """What the processes have to know that share a run in ``folder``."""
-        return {GO_ON: self.go_on(folder)} | ({} if self.pause is None else {PAUSE: str(self.pause)})
+        told = {GO_ON: self.go_on(folder), log.FORM: log.form}
+        return told if self.pause is None else told | {PAUSE: str(self.pause)}
 
     def _words(self, recipe: Path | None, folder: Path, resume: bool) -> list[str]:
         words = ["run"] if recipe is None else ["run", str(recipe)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import datetime, timezone
 
 TERM = re.compile(r"[A-Za-z0-9._+-]{1,40}")
 """What a term of a loss may be called: the name gets into logs, files and pictures."""
@@ -49,3 +50,8 @@ def few(names: Sequence[str], most: int = 10) -> str:
     """
     shown = [clean(name, 40) for name in names]
     return ", ".join(shown if len(shown) <= most else [*shown[: most - 1], f"... {shown[-1]}"])
+
+
+def utc() -> str:
+    """The time now, as ``2026-03-01T09:30:00.123Z``."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ["FL_LABELSKEW_LOG"] = "plain"  # lines as at a terminal; without times, which differ from run to run
 
 import pytest
 

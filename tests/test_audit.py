@@ -272,6 +272,8 @@ def test_an_interruption_in_the_middle_of_a_line_leaves_the_chain_whole(tmp_path
 
 def test_a_server_that_nobody_came_to_starts_again_in_its_folder(tmp_path):
     write(tmp_path, 30, most=2000)
+    for name in ("fedml.yaml", "status.json", "status.json.part"):  # the last one cut short by a kill
+        (tmp_path / name).touch()
     RunFolder(tmp_path).check_new()
     (tmp_path / "audit.txt").touch()
     with pytest.raises(LabelSkewError, match="is not empty"):

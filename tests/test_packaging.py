@@ -70,7 +70,7 @@ def test_the_host_s_own_command_line_still_answers(venv):
 def test_a_recipe_that_is_missing_is_one_line(venv):
     done = venv.run("fedml", "run", "none.yaml", check=False)
     assert done.returncode == 2
-    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [
-        "error: none.yaml: cannot be read: No such file or directory"
+    assert [line.partition("Z ")[2] for line in done.stderr.splitlines() if " ERROR " in line] == [
+        "ERROR   none.yaml: cannot be read: No such file or directory"
     ]
     assert "Traceback" not in done.stderr

@@ -11,7 +11,7 @@ from typing import ParamSpec
 import click
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import keys
+from fl_labelskew_plugins import keys, log
 from fl_labelskew_plugins.signals import ending
 
 P = ParamSpec("P")
@@ -37,13 +37,15 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
                 verb(*args, **kwargs)
                 sys.stdout.flush()
         except LabelSkewError as error:
-            click.echo(error.shown(), err=True)
+            log.error(error.shown())
             sys.exit(error.exit_code)
         except KeyboardInterrupt as interruption:
-            click.echo(str(interruption) or "interrupted", err=True)
+            log.error(str(interruption) or "interrupted", log.WARNING)
             sys.exit(130)
         except BrokenPipeError:
             # The reader has seen enough, as in `| head`. Python flushes once more on its way out: into nothing.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        finally:
+            log.end()
 
     return ends

@@ -17,6 +17,7 @@ from fl_labelskew_plugins.cli.reproduce import reproduce_command
 from fl_labelskew_plugins.cli.run import run_command
 from fl_labelskew_plugins.cli.schema import schema_command
 from fl_labelskew_plugins.cli.silo import silo_group
+from fl_labelskew_plugins.cli.status import status_command
 from fl_labelskew_plugins.cli.sweep import sweep_command
 from fl_labelskew_plugins.cli.validate import validate_command
 
@@ -40,6 +41,7 @@ for _command in (
     certs_group,
     audit_group,
     silo_group,
+    status_command,
     schema_command,
 ):
     main.add_command(_command)

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import click
 
+from fl_labelskew_plugins import log
 from fl_labelskew_plugins.cli.exits import CONTEXT, PASSPHRASE, guarded
 
 PATH = click.Path(path_type=Path)
+EPILOG = (
+    "Where stdout is no terminal, each line has time (UTC) and level; the environment variable FL_LABELSKEW_LOG says "
+    "otherwise: plain, text or json."
+)
 
 
-@click.command("run", context_settings=CONTEXT)
+@click.command("run", context_settings=CONTEXT, epilog=EPILOG)
 @click.argument("recipe", required=False, type=PATH)
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a value; repeatable.")
 @click.option("--run-dir", type=PATH, metavar="DIR", help="Folder of this run, new or empty.  [default: one in runs/]")
@@ -45,6 +50,7 @@ def run_command(
     descriptor: int | None,
 ) -> None:
     """Run one RECIPE: on this machine, or one part of it."""
+    log.begin()
     from fl_labelskew_plugins.mpirun import as_rank
     from fl_labelskew_plugins.run import start
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from fl_labelskew_registry import LabelSkewError, MistakesError
+
+from fl_labelskew_plugins import log
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -81,4 +82,4 @@ def settle(bad: Sequence[str], on_bad_sample: OnBadSample) -> None:
     if lines and on_bad_sample == "stop":
         raise MistakesError([*lines[:-1], f"{lines[-1]}; data_args.on_bad_sample: skip leaves them out"])
     for line in lines:
-        print(f"warning: {line}; left out", file=sys.stderr)
+        log.warn(f"{line}; left out")

@@ -1,7 +1,6 @@
 """ImageNet weights from files that are already on this machine; nothing is fetched."""
 
 import os
-import sys
 import warnings
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import torch
 from fl_labelskew_registry import LabelSkewError
 from torch import nn
 
+from fl_labelskew_plugins import log
 from fl_labelskew_plugins.mpirun import joined
 
 AUTO, NONE = "auto", "none"
@@ -33,10 +33,9 @@ def load_imagenet(net: nn.Module, weights: str, *, name: str, cached: str, head:
     path = Path(torch.hub.get_dir(), "checkpoints", cached) if weights == AUTO else Path(weights).expanduser()
     if weights == AUTO and not os.path.isfile(path):
         if (joined() or (0, 1))[0] == 0:  # of several ranks on one machine, one says it
-            print(
-                f"warning: model {name}: no ImageNet weights in {path}; training from scratch (model_args.weights: "
-                f"a file of them, or {NONE}, would say what is meant)",
-                file=sys.stderr,
+            log.warn(
+                f"model {name}: no ImageNet weights in {path}; training from scratch (model_args.weights: "
+                f"a file of them, or {NONE}, would say what is meant)"
             )
         return
     state = {key: value for key, value in read_weights(path).items() if not key.startswith(head)}

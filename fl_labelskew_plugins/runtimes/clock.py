@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from fl_labelskew_plugins.runtimes.transport import Transport
 
@@ -21,13 +22,14 @@ class ListeningClock:
 
     Args:
         transport: where messages arrive.
+        before: called before each wait.
 
     ``now`` is the number of seconds in which a message could have been heard.
     """
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, before: Callable[[], None] = lambda: None) -> None:
         self.now = 0.0
-        self._transport = transport
+        self._transport, self._before = transport, before
 
     def listen(self, until: float) -> bool:
         """Take what comes next, or wait a step; False once ``until`` is over and nothing is left to take.
@@ -36,6 +38,7 @@ class ListeningClock:
             until: as ``now`` counts.
         """
         wait = min(STEP_S, max(until - self.now, SETTLE_S))
+        self._before()
         begun = time.monotonic()
         arrived = self._transport.receive(wait)
         took = time.monotonic() - begun

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
@@ -13,7 +12,7 @@ from typing import TypeGuard
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import certs, keys, policy, revocation, silos
+from fl_labelskew_plugins import certs, keys, log, policy, revocation, silos, status
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.audit import Audit
 from fl_labelskew_plugins.processes import Part, threads_each, together
@@ -78,13 +77,15 @@ class CrossSilo(Runtime):
         refuse_host_switches(self.recipe)
         comm = self.recipe.comm
         checkpoint = self.folder.load_checkpoint(tensors=False) if self.call.resume else None
-        self._audit = Audit()
+        train, files = self.recipe.train, self.recipe.client_specific.data_silo_config
+        seen = status.Silos(status.names(files, train.client_num_in_total))
+        self._audit = Audit(hear=seen.hear)
         if self._over(checkpoint) and (self.call.role is None or self.folder.summary.exists()):
             return self._alone(list(checkpoint.sizes))
         tls, revoked = self._certificate(comm.certs, "server")
         transport = ServerTransport(
             self.call.server or comm.listen_address or comm.address(),
-            silos=self.recipe.train.client_num_in_total,
+            silos=train.client_num_in_total,
             tls=tls,
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
             audit=self._audit,
@@ -94,6 +95,7 @@ class CrossSilo(Runtime):
         self.folder.hold()  # only now: whoever cannot listen leaves no folder behind
         if revoked is not None:
             revoked.keep()
+        self.folder.tell(state=status.WAITING, address=transport.address, quorum=comm.quorum(train.clients_per_round))
         self._audit.open(self.folder.path, "server")
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
         args = host.start(self.recipe, self.folder.path / "fedml.yaml", rank=0)
@@ -105,6 +107,9 @@ class CrossSilo(Runtime):
             self.show.note,
             self.call.go_on(self.folder.path),
             self.folder.path,
+            warn=self._warn,
+            tell=self.folder.tell,
+            seen=seen,
         )
         return self._server.gather()
 
@@ -154,7 +159,7 @@ class CrossSilo(Runtime):
         )
         self._transport = transport
         args = host.start(recipe, self.folder.path / "fedml.yaml", rank=rank)
-        client = SiloClient(args, transport, rank, recipe, data, self.folder.path, say, guard)
+        client = SiloClient(args, transport, rank, recipe, data, self.folder.path, say, guard, self._warn)
         transport.start()
         client.run()
         if client.failure is not None:
@@ -170,7 +175,7 @@ class CrossSilo(Runtime):
             return None, None
         files = certs.read(Path(folder), name, self._passphrase)
         for warning in files.warnings:
-            print(f"warning: {warning}", file=sys.stderr)
+            log.warn(warning)
         kept = self.folder.path / revocation.FILE
         return files, revocation.Revocations(Path(folder), files, kept=kept, say=self._list)
 
@@ -188,6 +193,9 @@ class CrossSilo(Runtime):
             if folder is not None and certs.locked(Path(folder), name):
                 certs.read(Path(folder), name, self._passphrase)
         return self._passphrase.environment()
+
+    def _warn(self, text: str) -> None:
+        self.show.note(text, log.WARNING)
 
     def _all_here(self) -> None:
         """The server and every silo, each in a process of its own."""

@@ -17,6 +17,7 @@ class _Kind:
     """Lines of one kind about one peer: the window's begin, lines told in it, those held back, and the last of them."""
 
     since: float
+    say: Callable[[str], None]
     told: int = 0
     held: int = 0
     last: str = ""
@@ -37,7 +38,9 @@ class Flood:
         self._say, self._now = say, now
         self._kinds: dict[tuple[str, str], _Kind] = {}
 
-    def tell(self, peer: str, what: str, *, times: int = 1, most: int = 1) -> None:
+    def tell(
+        self, peer: str, what: str, *, times: int = 1, most: int = 1, say: Callable[[str], None] | None = None
+    ) -> None:
         """Say a line, ``peer`` and then ``what``, or count it.
 
         Args:
@@ -45,15 +48,16 @@ class Flood:
             what: what happened.
             times: how often.
             most: lines of this kind in a window.
+            say: told in place of whom the others are told to.
         """
         self.tick()
         key = (peer, re.sub(r"\d+", "#", what))
         if key not in self._kinds and sum(known == peer for known, _ in self._kinds) >= KINDS:
             key = (peer, "")
-        kind = self._kinds.setdefault(key, _Kind(self._now()))
+        kind = self._kinds.setdefault(key, _Kind(self._now(), say or self._say))
         if key[1] and kind.told < most:
             kind.told += 1
-            self._say(f"{peer} {what}" + (f" ({times} times)" if times > 1 else ""))
+            kind.say(f"{peer} {what}" + (f" ({times} times)" if times > 1 else ""))
         else:
             kind.held += times
             kind.last = what
@@ -65,7 +69,7 @@ class Flood:
             kind = self._kinds.pop(key)
             if kind.held:
                 self._summarise(key[0], kind)
-                self._kinds[key] = _Kind(now, told=1)
+                self._kinds[key] = _Kind(now, kind.say, told=1)
 
     def close(self) -> None:
         """Tell all that was held back."""
@@ -75,4 +79,4 @@ class Flood:
         self._kinds.clear()
 
     def _summarise(self, peer: str, kind: _Kind) -> None:
-        self._say(f"{peer} {kind.last} ({kind.held} more within {self._now() - kind.since:.0f} s)")
+        kind.say(f"{peer} {kind.last} ({kind.held} more within {self._now() - kind.since:.0f} s)")

@@ -21,7 +21,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 from fedml.core.distributed.communication.message import Message
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins import addresses, certs, wire
@@ -719,7 +719,7 @@ class SiloTransport(Transport):
             self.arrived.put(message(Kind.REFUSED, 0, self.rank, meta={"reason": why}))
             self.audit.note("refused", rank=0, **self._known, why=why)
         except OSError as error:
-            raise LabelSkewError(f"no room for a message of the server: {error.strerror}") from None
+            raise RunError(f"no room for a message of the server: {error.strerror}; make some, start again") from None
         finally:
             self._outbox = None
             outbox.close(flush=False)

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import secrets
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Images, LabelSkewError, Method, Optimizer, RunError
 from torch import Tensor
 
-from fl_labelskew_plugins import silos, wire
+from fl_labelskew_plugins import log, silos, wire
 from fl_labelskew_plugins.aggregate import check_upload, num_bytes
 from fl_labelskew_plugins.data.fingerprint import add_array
 from fl_labelskew_plugins.keys import readable_by_others
@@ -50,6 +49,7 @@ class SiloClient(Manager):
         folder: where its secret and, run by run, its states and measures are.
         say: told in a line what happens.
         guard: keeps this silo to its policy, if it has one.
+        warn: told, in place of ``say``, what somebody should look at.
     """
 
     def __init__(
@@ -62,10 +62,11 @@ class SiloClient(Manager):
         folder: Path,
         say: Callable[[str], None],
         guard: Guard | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(args, transport, rank, recipe.train.client_num_in_total + 1)
         self.guard = guard
-        self.recipe, self.data, self.folder, self.say = recipe, data, folder, say
+        self.recipe, self.data, self.folder, self.say, self.warn = recipe, data, folder, say, warn or say
         self.client = rank - 1
         self.failure: LabelSkewError | None = None
         self.session: Session | None = None
@@ -211,7 +212,7 @@ class SiloClient(Manager):
         method, optimizer = type(self.session.method), type(self.session.recipe.optimizer)
         keeps = method.after_round is not Method.after_round or optimizer.finish is not Optimizer.finish
         if round >= 0 and keeps and not self.states.has(round):
-            self.say(f"warning: the state of round {round + 1} is not in {self.states.folder}; going on without one")
+            log.warn(f"the state of round {round + 1} is not in {self.states.folder}; going on without one")
         return self.states.get(round)
 
     def _note(self, round: int, result: LocalResult) -> None:
@@ -236,7 +237,7 @@ class SiloClient(Manager):
             self._upload = None
         if not meta.get("taken"):
             why = clean(meta.get("reason"), 500)
-            self.say(f"round {round + 1}: the server left this silo's upload out: {why}")
+            self.warn(f"round {round + 1}: the server left this silo's upload out: {why}")
 
     def _finish(self, message: Message) -> None:
         meta = message.get("meta")
@@ -289,7 +290,7 @@ def secret(folder: Path) -> int:
         part.write_text(secrets.token_hex(16), encoding="ascii")
         part.replace(file)
     for warning in readable_by_others(file):
-        print(f"warning: {warning}", file=sys.stderr)
+        log.warn(warning)
     try:
         return int(file.read_text(encoding="ascii"), 16)
     except ValueError as error:

@@ -7,7 +7,7 @@ listened, see :mod:`.clock`. Nothing here trusts what silos send.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Arrays, Contribution, Data, Federation, Method, RunError
 
-from fl_labelskew_plugins import silos
+from fl_labelskew_plugins import silos, status
 from fl_labelskew_plugins.aggregate import check_extra, num_bytes
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.excluded import Excluded
@@ -40,6 +40,7 @@ from fl_labelskew_plugins.words import clean
 
 SLACK = 2**20
 """Bytes of a message beside its tensors' own, at most."""
+NOTHING = (status.RUNNING, "", list[int])
 VISITS = 5
 """Lines a minute about a silo that comes and goes."""
 HEAVY = 0.9
@@ -57,6 +58,9 @@ class SiloServer(Manager):
         say: told in a line what happens to silos.
         go_on: how to go on with the run, for messages.
         folder: the run's, where the operator says which silos are excluded.
+        warn: told, in place of ``say``, what an operator should look at.
+        tell: given what ``labelskew status`` is to know.
+        seen: what has been seen of each silo so far.
     """
 
     def __init__(
@@ -68,12 +72,18 @@ class SiloServer(Manager):
         say: Callable[[str], None],
         go_on: str,
         folder: Path,
+        *,
+        warn: Callable[[str], None] | None = None,
+        tell: Callable[..., None] = lambda **facts: None,
+        seen: status.Silos | None = None,
     ) -> None:
-        self.recipe, self.say, self.go_on = recipe, say, go_on
+        self.recipe, self.say, self.warn, self.go_on = recipe, say, warn or say, go_on
         self.num_silos = recipe.train.client_num_in_total
         self.quorum = recipe.comm.quorum(recipe.train.clients_per_round)
         super().__init__(args, transport, SERVER, self.num_silos + 1)
-        self.clock = ListeningClock(transport)
+        self.clock = ListeningClock(transport, self._tell)
+        self._tell_status, self._seen = tell, seen or status.Silos([""] * self.num_silos)
+        self._wanted: tuple[str, str, Callable[[], Iterable[int]]] = NOTHING
         self.sizes = [0] * self.num_silos if checkpoint is None else list(checkpoint.sizes)
         self.session: Session | None = None
         self.rounds: Rounds | None = None
@@ -86,6 +96,7 @@ class SiloServer(Manager):
         self._present: set[int] = set()
         self._left_at: dict[int, float] = {}
         self._away: set[int] = set()
+        self._turned: dict[int, str] = {}
         self._openings: dict[int, Contribution] = {}
         self._excluded = Excluded(folder, self.num_silos, say, transport.audit.note)
         self._round = -1
@@ -138,6 +149,11 @@ class SiloServer(Manager):
 
     def _wait_for_silos(self, seconds: float) -> None:
         until = self.clock.now + seconds
+        self._wanted = (
+            status.WAITING,
+            "to connect",
+            lambda: self._expected - self._excluded.clients.keys() - self._present,
+        )
         while True:
             self._read_excluded()
             if self._expected - self._excluded.clients.keys() <= self._present or not self.clock.listen(until):
@@ -150,7 +166,7 @@ class SiloServer(Manager):
             )
         self._away |= self._expected - self._present
         for client in sorted(self._away - self._excluded.clients.keys()):
-            self.say(f"silo {client + 1} has not come; going on without it")
+            self.warn(f"silo {client + 1} has not come; going on without it")
 
     # -- the rounds
 
@@ -208,6 +224,7 @@ class SiloServer(Manager):
         seconds = self.recipe.comm.quorum_timeout_s
         until, over = self.clock.now + seconds, False
         sampled, needed = clients, min(self.quorum, len(clients))
+        self._wanted = status.WAITING, "to come back", lambda: [k for k in clients if k not in self._present]
         while True:
             self._read_excluded()
             clients = self._excluded.replaced(sampled, round, self.recipe.common.random_seed)
@@ -269,6 +286,7 @@ class SiloServer(Manager):
         """
         comm = self.recipe.comm
         self._settled.clear()
+        self._wanted = status.RUNNING, what, lambda: {*clients} - arrived.keys() - self._settled
         needed = min(self.quorum, len(clients))
         deadline = alone = self.clock.now + comm.round_deadline_s
         while len(arrived) < needed and any(k not in self._settled for k in clients if k not in arrived):
@@ -283,6 +301,7 @@ class SiloServer(Manager):
                 f"round_deadline_s, quorum_timeout_s); {self.go_on}"
             )
         over, counted = False, 0
+        self._wanted = status.RUNNING, what, lambda: {*clients} - arrived.keys() - self._settled - self._away
         for client in clients:
             while waiting := [k for k in self._before(client, clients) if k not in arrived and self._awaited(k)]:
                 if over:
@@ -294,6 +313,7 @@ class SiloServer(Manager):
             if client in arrived and not self._refuse(client):
                 counted += 1
                 yield client
+        self._tell(now=True)
         if counted < needed:
             raise RunError(
                 f"{self._where}: {counted} of at least {needed} {what} are left without those that were refused "
@@ -310,7 +330,7 @@ class SiloServer(Manager):
         if why:
             del self._arrived[client], self._taken[client]
             limit = f"more than {self.recipe.comm.max_update_ratio:g} times as much (comm_args.max_update_ratio)"
-            self.say(f"{self._where}: upload of silo {client + 1} refused: {why}; that is {limit}")
+            self.warn(f"{self._where}: upload of silo {client + 1} refused: {why}; that is {limit}")
             meta = {"taken": False, "reason": f"a norm of it is {limit} as at the others and at this silo before"}
             self.send(Kind.VERDICT, client + 1, round=self._round, meta=meta)
         return bool(why)
@@ -323,8 +343,8 @@ class SiloServer(Manager):
         for client, size, share in zip(clients, sizes, shares, strict=False):
             if share > HEAVY * sum(shares) and (client, size) not in self._heavy:
                 self._heavy.add((client, size))
-                self.say(
-                    f"warning: silo {client + 1} has {100 * share / sum(shares):.4g} % of the weight of {self._where}: "
+                self.warn(
+                    f"silo {client + 1} has {100 * share / sum(shares):.4g} % of the weight of {self._where}: "
                     f"it says that it has {size} of {sum(sizes)} training samples"
                 )
 
@@ -351,7 +371,7 @@ class SiloServer(Manager):
 
     def _give_up(self, client: int, why: str) -> None:
         self._away.add(client)
-        self.say(f"{self._where}: silo {client + 1} {why}; left out until it speaks again")
+        self.warn(f"{self._where}: silo {client + 1} {why}; left out until it speaks again")
 
     def _ask(self, client: int) -> None:
         states = self.record.states
@@ -377,8 +397,10 @@ class SiloServer(Manager):
             self._bid_farewell(client)
         until = self.clock.now + self.recipe.comm.reconnect_s
         everybody = set(range(self.num_silos)) - (self._excluded.clients.keys() - self._present)
+        self._wanted = status.RUNNING, "to hear of the end", lambda: filter(self._reachable, everybody - self._done)
         while any(map(self._reachable, everybody - self._done)) and self.clock.listen(until):
             pass
+        self._tell(now=True)
 
     def _bid_farewell(self, client: int) -> None:
         assert self._final is not None
@@ -412,6 +434,7 @@ class SiloServer(Manager):
         self._present.add(client)
         self._left_at.pop(client, None)
         self._away.discard(client)
+        self._turned.pop(client, None)
         self._flood.tell(f"silo {client + 1}", f"is here ({len(self._present)} of {self.num_silos})", most=VISITS)
         if self.rounds is None:
             return
@@ -437,12 +460,13 @@ class SiloServer(Manager):
         others = [k for k, facts in sorted(self._facts.items()) if None not in (facts.classes, told.classes)]
         if self._classes is None and (apart := [k for k in others if self._facts[k].classes != told.classes]):
             what = f"names its classes otherwise than silo {apart[0] + 1}, and which is right is not known here"
-            self._flood.tell(f"silo {client + 1}", f"{what}; compare their data_args")
+            self._flood.tell(f"silo {client + 1}", f"{what}; compare their data_args", say=self.warn)
 
     def _turn_away(self, client: int, why: str, more: Mapping[str, Any] | None = None) -> None:
         self._present.discard(client)
         self._away.add(client)
-        self._flood.tell(f"silo {client + 1}", f"turned away: {why}")
+        self._turned[client] = why
+        self._flood.tell(f"silo {client + 1}", f"turned away: {why}", say=self.warn)
         self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": why, **(more or {})})
 
     def _admit(self, client: int) -> None:
@@ -513,7 +537,7 @@ class SiloServer(Manager):
             self._check_counts(result.contributions)
         except RunError as error:
             self._settled.add(client)
-            self.say(f"round {round + 1}: upload of silo {client + 1} refused: {error}")
+            self.warn(f"round {round + 1}: upload of silo {client + 1} refused: {error}")
             self.send(Kind.VERDICT, client + 1, round=round, meta={"taken": False, "reason": str(error)})
             return
         self._arrived[client], self._taken[client] = result, round
@@ -534,7 +558,8 @@ class SiloServer(Manager):
 
     def _failed(self, message: Message) -> None:
         client = message.get_sender_id() - 1
-        self._flood.tell(f"silo {client + 1}", f"cannot go on: {clean(message.get('meta').get('reason', ''), 500)}")
+        why = clean(message.get("meta").get("reason", ""), 500)
+        self._flood.tell(f"silo {client + 1}", f"cannot go on: {why}", say=self.warn)
         self._gone(client)
         self._away.add(client)
 
@@ -549,11 +574,22 @@ class SiloServer(Manager):
     def _refused(self, message: Message) -> None:
         meta, sender = message.get("meta"), message.get_sender_id()
         peer = f"silo {sender}" if sender > 0 else "a stranger"
-        self._flood.tell(peer, f"refused: {meta['reason']}", times=meta.get("times", 1))
+        self._flood.tell(peer, f"refused: {meta['reason']}", times=meta.get("times", 1), say=self.warn)
 
     def _gone(self, client: int) -> None:
         self._present.discard(client)
         self._left_at[client] = self.clock.now
+
+    def _tell(self, *, now: bool = False) -> None:
+        """Have the status say who is there and who is waited for: once a second, or now."""
+        if self._seen.due() or now:
+            state, what, missing = self._wanted
+            ranks = [client + 1 for client in sorted(missing())]
+            self._tell_status(
+                state=state if ranks else status.RUNNING,
+                waiting_for={"what": what, "silos": ranks} if ranks else None,
+                silos=self._seen.rows(self._present, self._away, self._turned, self._excluded.clients),
+            )
 
 
 def server_session(recipe: Recipe, test: Data | None, sizes: list[int]) -> Session:

@@ -56,3 +56,14 @@ def test_some_lines_may_be_told_more_often_and_some_stand_for_many():
         "silo 1 has left (3 more within 0 s)",
         "a stranger refused: no certificate (3 more within 0 s)",
     ]
+
+
+def test_lines_of_another_level_go_elsewhere_those_held_back_too():
+    told, warned = Told(), []
+    for _ in range(2):
+        told.flood.tell("silo 1", "turned away", say=warned.append)
+    told.flood.tell("silo 1", "is here")
+    told.now = 61
+    told.flood.tick()
+    assert warned == ["silo 1 turned away", "silo 1 turned away (1 more within 61 s)"]
+    assert told.lines == ["silo 1 is here"]

@@ -17,7 +17,7 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins import certs, wire
 from fl_labelskew_plugins.runtimes import door, grpc_transport
@@ -550,13 +550,24 @@ def test_strangers_cannot_take_all_places(start, monkeypatch):
         stranger.join()
 
 
-def test_a_full_disk_ends_the_connection_alone(start):
-    class Full(Spool):
-        def buffer(self, size):
-            if size > 1000:
-                raise OSError(28, "No space left on device")
-            return super().buffer(size)
+class Full(Spool):
+    def buffer(self, size):
+        if size > 1000:
+            raise OSError(28, "No space left on device")
+        return super().buffer(size)
 
+
+def test_a_full_disk_ends_a_silo_with_the_code_of_a_failure_which_is_worth_another_try(start):
+    server = start()
+    silo = start.silo(server.transport.address, spool=Full())
+    server.wait(Kind.HELLO)
+    server.send(Kind.WELCOME, 1, tensors={"a": torch.zeros(1000)})
+    with pytest.raises(RunError, match="no room for a message of the server: No space left on device; ") as ended:
+        silo.wait(Kind.LEFT, 9)
+    assert ended.value.exit_code == 1
+
+
+def test_a_full_disk_ends_the_connection_alone(start):
     server, silo = pair(start, spool=Full())
     silo.send(Kind.UPLOAD, tensors={"a": torch.zeros(1000)})
     reason = server.wait(Kind.REFUSED).get("meta")["reason"]

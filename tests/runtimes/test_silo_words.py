@@ -89,10 +89,9 @@ def test_what_silos_send(recipe, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(plots, "save", lambda picture, path: drawn.append(picture) or save(picture, path))
     transport = ServerTransport("127.0.0.1:0", silos=3)
     folder = RunFolder(tmp_path / "run")
-    folder.create()
-    server = SiloServer(
-        host.start(own, tmp_path / "fedml.yaml"), transport, own, None, lines.append, "to go on", tmp_path
-    )
+    folder.hold()
+    args = host.start(own, tmp_path / "fedml.yaml")
+    server = SiloServer(args, transport, own, None, lines.append, "to go on", tmp_path, tell=folder.tell)
     for meta in variants(FACTS | {"counts": [40] * 10, "classes": "0" * 32}):
         transport.arrived.put(decoded(Kind.HELLO, 3, meta=meta))
     for meta in variants({"reason": "x"}):
@@ -123,6 +122,8 @@ def test_what_silos_send(recipe, tmp_path, capsys, monkeypatch):
         record.finish()
     finally:
         transport.stop_receive_message()
+        folder.release()
+    assert json.loads((folder.path / "status.json").read_text())["silos"][2]["rank"] == 3
     assert len(record.folder.metrics.read_text().splitlines()) == len(uploads)
     assert all(json.loads(line)["left_out"] == [2] for line in record.folder.metrics.read_text().splitlines())
     out = capsys.readouterr()

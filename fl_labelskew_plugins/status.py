@@ -1,0 +1,224 @@
+"""What a run is doing, for whoever stands at its machine: a small file in the run's folder, and no port.
+
+The process that writes in the folder writes ``status.json`` when a run begins and ends, and a server of silos every
+second. Whether it still lives is told by the folder's lock; rounds and accuracy are read from ``metrics.jsonl``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins import locks
+from fl_labelskew_plugins.atomic import replacing
+from fl_labelskew_plugins.words import clean, utc
+
+NAME = "status.json"
+EVERY_S = 1.0
+WAITING, RUNNING, FINISHED, PAUSED, STOPPED = "waiting for silos", "running", "finished", "paused", "stopped"
+FAILED, DIVERGED = "failed", "diverged"
+DAMAGED = "was changed or damaged; remove it, a run that is under way writes it again"
+OVER = (FINISHED, PAUSED, STOPPED, FAILED, DIVERGED)
+
+
+class Status:
+    """Writes the file.
+
+    Args:
+        folder: the run's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / NAME
+        self._facts: dict[str, Any] = {"process": os.getpid(), "machine": socket.gethostname(), "began": utc()}
+
+    def tell(self, facts: Mapping[str, Any], *, write: bool) -> None:
+        """Keep these facts beside those told before, and write all; a disk that takes nothing ends no run."""
+        self._facts |= facts
+        if write:
+            with contextlib.suppress(OSError), replacing(self._file) as part:
+                part.write_text(json.dumps({**self._facts, "time": utc()}, indent=1) + "\n", encoding="utf-8")
+
+
+@dataclass
+class Silo:
+    """A silo as the server's operator sees it; times are UTC, rounds count from 1.
+
+    Args:
+        rank: from 1.
+        name: of its own file in the recipe, if it has one there.
+        connected: whether it is.
+        since: when it came, or left.
+        left_out: whether it is not waited for until it speaks again.
+        turned_away: why, if it was.
+        excluded: why, if it is; empty where nobody has said it.
+        peer: its address.
+        upload: time, round and bytes of its last one.
+        bytes_in, bytes_out: that came from it and went to it, since the server was started.
+    """
+
+    rank: int
+    name: str
+    connected: bool = False
+    since: str | None = None
+    left_out: bool = False
+    turned_away: str | None = None
+    excluded: str | None = None
+    peer: str | None = None
+    upload: dict[str, Any] | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class Silos:
+    """What the audit log's events come to for each silo; they may be told in any thread.
+
+    Args:
+        names: of the silos, by rank.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._silos = [Silo(rank, name) for rank, name in enumerate(names, 1)]
+        self._lock = threading.RLock()
+        self._told = -EVERY_S
+
+    def hear(self, line: Mapping[str, Any]) -> None:
+        """An event of the audit log."""
+        event, rank = line["event"], line.get("rank") or 0
+        if not 1 <= rank <= len(self._silos):
+            return
+        silo = self._silos[rank - 1]
+        with self._lock:
+            if event in ("connected", "left"):
+                silo.since, silo.peer = line["time"], line.get("peer")
+            elif event == "received":
+                silo.bytes_in += line["bytes"]
+                if line["kind"] == "UPLOAD":
+                    # a hostile one may be of no round
+                    silo.upload = {"time": line["time"], "round": line.get("round", -1) + 1, "bytes": line["bytes"]}
+            elif event in ("sent", "sent in part"):
+                silo.bytes_out += line["bytes"]
+
+    def due(self) -> bool:
+        """Whether it is time to tell of them again; True at most once a second."""
+        if time.monotonic() - self._told < EVERY_S:
+            return False
+        self._told = time.monotonic()
+        return True
+
+    def rows(
+        self, present: Collection[int], away: Collection[int], turned: Mapping[int, str], excluded: Mapping[int, str]
+    ) -> list[dict[str, Any]]:
+        """All silos; clients, from 0, that are connected, left out, or turned away or excluded and why."""
+        with self._lock:
+            for client, silo in enumerate(self._silos):
+                silo.connected, silo.left_out = client in present, client in away
+                silo.turned_away = clean(turned[client], 300) if client in turned else None
+                silo.excluded = excluded.get(client)
+            return [asdict(silo) for silo in self._silos]
+
+
+def names(files: Sequence[str], count: int) -> list[str]:
+    """What the silos' own files are called in the recipe, without folder and ending; empty where they have none."""
+    return [clean(Path(file).stem, 40) for file in files] or [""] * count
+
+
+@contextlib.contextmanager
+def ending(tell: Callable[..., None]) -> Iterator[None]:
+    """Tell how what is in here breaks off, if it does."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        tell(state=STOPPED, why="interrupted")
+        raise
+    except BaseException as error:
+        why = clean(" ".join(str(error).split()) or type(error).__name__, 500)
+        tell(state=DIVERGED if "training diverged" in why else FAILED, why=why)
+        raise
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """All that is known of a run.
+
+    Raises:
+        LabelSkewError: the folder is none of a run, or cannot be read.
+    """
+    try:
+        return _read(folder)
+    except OSError as error:  # such as another user's folder
+        raise LabelSkewError(f"{error.filename or folder}: cannot be read: {error.strerror}") from None
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise LabelSkewError(f"{folder}: no such folder; use the folder of a run")
+    told = _told(folder / NAME)
+    if not told and not (folder / "recipe.yaml").is_file():
+        raise LabelSkewError(f"{folder}: neither {NAME} nor recipe.yaml in it; use the folder of a run")
+    lines = _lines(folder / "metrics.jsonl")
+    holder, state = locks.held_by(folder), told.get("state")
+    if holder:
+        state = RUNNING if state not in (WAITING, RUNNING) else state
+    elif state not in OVER:
+        state = STOPPED
+        told["why"] = f"process {told['process']} ended without a word" if "process" in told else None
+    if not holder and (folder / "summary.json").exists():
+        state = FINISHED
+    tested: dict[str, Any] = next((line for line in reversed(lines) if "accuracy" in line), {})
+    known = {
+        "run": str(folder),
+        "state": state,
+        "held_by": holder or None,
+        "why": None if holder or state == FINISHED else told.get("why"),
+        "go_on": None if holder or state == FINISHED else _go_on(folder, told),
+        "rounds_done": len(lines),
+        "rounds": told.get("rounds"),
+        "accuracy": tested.get("accuracy"),
+        "accuracy_round": tested["round"] + 1 if tested else None,
+        "waiting_for": told.get("waiting_for") if holder else None,
+    }
+    silos = told.get("silos", [])
+    if not holder:
+        silos = [{**silo, "connected": False} for silo in silos]
+    more = {key: told.get(key) for key in ("process", "machine", "began", "time", "address", "quorum")}
+    return {**known, **more, "silos": silos}
+
+
+def _go_on(folder: Path, told: Mapping[str, Any]) -> str:
+    if not (folder / "recipe.yaml").is_file():
+        return "start it again; no round is lost"
+    return str(told.get("go_on") or f"labelskew run --resume {folder}")
+
+
+def _told(file: Path) -> dict[str, Any]:
+    """What the file says; nothing where there is none.
+
+    Raises:
+        LabelSkewError: it is no such file.
+    """
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        return {**told, "silos": [asdict(Silo(**silo)) for silo in told.get("silos", [])]}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        raise LabelSkewError(f"{file}: {DAMAGED}") from None
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """The lines of whole rounds, before one that is cut in half; results.read_lines() would import torch."""
+    lines = []
+    with contextlib.suppress(FileNotFoundError, ValueError), file.open(encoding="utf-8") as stream:
+        for line in stream:
+            lines.append(json.loads(line))
+    return [line for line in lines if isinstance(line, dict) and isinstance(line.get("round"), int)]

@@ -1,0 +1,210 @@
+"""What ``labelskew status`` says of a folder, whoever wrote it and however that ended."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+from fl_labelskew_registry import RunError
+
+from fl_labelskew_plugins import locks, run, status
+from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.record import Pause
+from fl_labelskew_plugins.results import RunFolder
+
+
+def shown(folder, *more, code=0):
+    done = CliRunner().invoke(main, ["status", str(folder), *more])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = RunFolder(tmp_path / "run")
+    made.hold()
+    made.tell(rounds=9, go_on="labelskew run --resume run", state=status.RUNNING)
+    made.write_text("recipe.yaml", "")
+    for round in range(3):
+        made.append(made.metrics, {"round": round} | ({"accuracy": 0.5} if round == 1 else {}))
+    yield made
+    made.release()
+
+
+def test_a_run_under_way(folder):
+    first, second = shown(folder.path).splitlines()
+    assert re.fullmatch(rf"{folder.path}: running, process \d+ since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d", first)
+    assert second == "rounds done: 3 of 9; accuracy 50.00 % after round 2"
+    with folder.metrics.open("a") as file:
+        file.write('{"round": 3, "acc')  # cut in half
+    known = json.loads(shown(folder.path, "--json"))
+    assert (known["state"], known["rounds_done"], known["accuracy_round"]) == ("running", 3, 2)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", known["time"])
+
+
+def test_a_process_that_is_gone(folder):
+    number = status.read(folder.path)["process"]
+    folder.release()
+    assert shown(folder.path).splitlines() == [
+        f"{folder.path}: stopped",
+        "rounds done: 3 of 9; accuracy 50.00 % after round 2",
+        f"why: process {number} ended without a word",
+        "to go on: labelskew run --resume run",
+    ]
+    folder.recipe.unlink()
+    assert "to go on: start it again; no round is lost" in shown(folder.path)
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "why"),
+    [
+        (KeyboardInterrupt(), "stopped", "interrupted"),
+        (RunError("round 3: training diverged; use a smaller x"), "diverged", "round 3: training diverged; use a "),
+        (RunError("round 3: 0 of at least 2 uploads came"), "failed", "round 3: 0 of at least 2 uploads came"),
+        (ZeroDivisionError(), "failed", "ZeroDivisionError"),
+    ],
+)
+def test_how_it_broke_off(error, state, why, folder):
+    with pytest.raises(type(error)), status.ending(folder.tell):
+        raise error
+    folder.release()
+    known = status.read(folder.path)
+    assert (known["state"], known["why"][: len(why)]) == (state, why)
+    assert known["go_on"] == "labelskew run --resume run"
+    folder.hold()  # gone on with: what an earlier process said is over
+    assert status.read(folder.path)["state"] == "running"
+    assert status.read(folder.path)["why"] is None
+
+
+def test_who_does_not_hold_the_folder_tells_nothing(folder):
+    before = (folder.path / status.NAME).read_bytes()
+    RunFolder(folder.path).tell(state=status.FAILED)
+    assert (folder.path / status.NAME).read_bytes() == before
+
+
+def test_a_disk_that_takes_nothing_is_no_error(folder):
+    before = (folder.path / status.NAME).read_bytes()
+    (folder.path / f"{status.NAME}.part").mkdir()
+    folder.tell(state=status.FINISHED)
+    assert (folder.path / status.NAME).read_bytes() == before
+
+
+def test_a_folder_that_is_none_of_a_run(tmp_path):
+    assert shown(tmp_path / "x", code=2) == f"error: {tmp_path}/x: no such folder; use the folder of a run\n"
+    assert shown("x" * 300, code=2) == f"error: {'x' * 300}: cannot be read: File name too long\n"
+    (tmp_path / "odd" / "status.json").mkdir(parents=True)
+    line = f"error: {tmp_path}/odd/status.json: cannot be read: Is a directory\n"
+    assert shown(tmp_path / "odd", code=2) == line
+    line = f"error: {tmp_path}: neither status.json nor recipe.yaml in it; use the folder of a run\n"
+    assert shown(tmp_path, code=2) == line
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"silos": 3}', '{"silos": [{"rank": 1}]}', "[" * 100_000, "\udcff"])
+def test_a_file_that_is_damaged(text, folder):
+    (folder.path / status.NAME).write_text(text, encoding="utf-8", errors="surrogateescape")
+    assert shown(folder.path, code=2).startswith(f"error: {folder.path}/status.json: was changed or damaged; ")
+
+
+def test_values_of_other_types_are_damage_and_odd_letters_are_not_shown(folder):
+    silo = {"rank": 1, "name": "a\x1b[31m\nround 9/9", "since": "yesterday"}
+    folder.tell(silos=[silo], address="x")
+    assert shown(folder.path, code=2).startswith(f"error: {folder.path}/status.json: was changed or damaged; ")
+    folder.tell(silos=[silo | {"since": None}], why="\x1b[2J")
+    assert "a?[31m?round 9/9" in shown(folder.path)
+    folder.release()
+    folder.tell()
+    assert "\x1b" not in shown(folder.path)
+
+
+def test_what_is_seen_of_silos():
+    silos = status.Silos(["north", "south"])
+    for line in (
+        {"event": "refused", "time": "0"},
+        {"event": "received", "rank": 1, "time": "1", "kind": "HELLO", "bytes": 10, "round": None},
+        {"event": "connected", "rank": 1, "time": "2", "peer": "192.0.2.1:4711"},
+        {"event": "received", "rank": 1, "time": "3", "kind": "UPLOAD", "bytes": 1000, "round": 4},
+        {"event": "sent", "rank": 1, "time": "4", "kind": "TRAIN", "bytes": 500},
+        {"event": "received", "rank": 2, "time": "5", "kind": "UPLOAD", "bytes": 7},
+        {"event": "sent in part", "rank": 2, "time": "5", "kind": "TRAIN", "bytes": 3},
+        {"event": "connected", "rank": 2, "time": "6"},
+        {"event": "left", "rank": 2, "time": "7"},
+        {"event": "refused", "rank": 3, "time": "8"},
+    ):
+        silos.hear(line)
+    north, south = silos.rows({0}, {1}, {1: "b\na"}, {1: "why"})
+    assert north == {
+        "rank": 1, "name": "north", "connected": True, "since": "2", "left_out": False, "turned_away": None,
+        "excluded": None, "peer": "192.0.2.1:4711", "upload": {"time": "3", "round": 5, "bytes": 1000},
+        "bytes_in": 1010, "bytes_out": 500,
+    }  # fmt: skip
+    assert south["upload"] == {"time": "5", "round": 0, "bytes": 7}
+    assert (south["connected"], south["since"], south["turned_away"], south["bytes_out"]) == (False, "7", "b?a", 3)
+    assert south["excluded"] == "why"
+
+
+def test_a_file_is_written_once_a_second_at_most(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(status.time, "monotonic", lambda: now[0])
+    silos = status.Silos([""])
+    assert [silos.due(), silos.due()] == [True, False]
+    now[0] += 1
+    assert silos.due()
+
+
+def test_silos_are_called_as_their_files():
+    assert status.names(["a/north.yaml", "south.yaml"], 2) == ["north", "south"]
+    assert status.names([], 2) == ["", ""]
+
+
+def test_runs_of_one_process(base_recipe_of_sp, tmp_path):
+    out = tmp_path / "run"
+    run.start(base_recipe_of_sp, (), run_dir=out, quiet=True, pause=Pause(1, float("inf")))
+    known = status.read(out)
+    assert (known["state"], known["rounds_done"], known["rounds"]) == ("paused", 1, 3)
+    assert known["go_on"].endswith(f"--resume {out} --quiet")
+    run.start(None, (), resume=out, quiet=True)
+    known = status.read(out)
+    assert (known["state"], known["go_on"], known["silos"]) == ("finished", None, [])
+    with pytest.raises(RunError):
+        run.start(base_recipe_of_sp, ["train_args.learning_rate=1e30"], run_dir=tmp_path / "odd", quiet=True)
+    assert status.read(tmp_path / "odd")["state"] == "diverged"
+
+
+@pytest.fixture
+def base_recipe_of_sp(tmp_path):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(
+        "data_args: {dataset: digits}\npartition_args: {partition_method: iid}\nmodel_args: {model: mlp, hidden: [8]}\n"
+        "train_args: {client_num_in_total: 2, comm_round: 3, epochs: 1, batch_size: 64, learning_rate: 0.1}\n"
+        "method_args: {method: fedavg}\n"
+    )
+    return file
+
+
+def test_who_reads_it_waits_for_no_import(folder):
+    script = f"""
+import sys
+from fl_labelskew_plugins.cli.main import main
+try:
+    main(["status", {str(folder.path)!r}])
+except SystemExit as end:
+    assert not end.code
+assert not (heavy := sys.modules.keys() & {{"torch", "fedml", "numpy", "pydantic", "yaml", "rich"}}), heavy
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "running" in done.stdout
+
+
+def test_the_lock_is_as_it_was_after_somebody_has_looked(tmp_path):
+    assert locks.held_by(tmp_path) == ""
+    with locks.alone(tmp_path, "run"):
+        assert re.fullmatch(r"process \d+", locks.held_by(tmp_path))
+        assert re.fullmatch(r"process \d+", locks.held_by(tmp_path))
+    assert locks.held_by(tmp_path) == ""
+    (tmp_path / locks.NAME).write_text("of a process that was killed")
+    assert locks.held_by(tmp_path) == ""
+    with locks.alone(tmp_path, "run"):
+        pass
