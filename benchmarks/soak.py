@@ -1,0 +1,501 @@
+"""A federation that is disturbed in every round: it has to end with the weights of an undisturbed one.
+
+    python benchmarks/soak.py                                  # 300 rounds, 8 silos: about half an hour on two cores
+    python benchmarks/soak.py --rounds 20 --silos 3 --every 5  # a few minutes
+    python benchmarks/soak.py --tiny                           # a minute or two: 2 silos, a few rounds and faults
+
+A server and silos, each a process as a user starts it, on 127.0.0.1 with certificates, first undisturbed and then with
+a random fault every few seconds, at a silo or at the server (of the first three: at one silo's connection, or all):
+
+- cut: the connection is reset; the silo may connect again at once
+- outage: it is reset, and nobody gets through for some seconds
+- stall: nothing gets through for some seconds, and then everything that waited
+- kill: SIGKILL
+- freeze: SIGSTOP, and SIGCONT some seconds later
+- full disk: the file system with the process's folder, a small tmpfs, has no room left for some seconds
+
+Whatever ends badly is started again after a second, as systemd would, the server with ``--resume``. Nobody may be left
+out, so that weights, measures and the silos' own models have to be those of the undisturbed run, byte for byte; nothing
+may end that was neither killed nor out of room, and no log may hold a traceback. Exit code 1 if any of this is not so.
+Two parts at most are on their way back at a time. The tmpfs are mounted in a namespace of this run's own (``unshare``);
+where that is not allowed there are no full disks. ``--seed`` decides kinds, places and lengths, not the moments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import os
+import random
+import signal
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins import audit
+from fl_labelskew_plugins.signals import interrupting
+
+RECIPE = """\
+common_args: {{training_type: cross_silo}}
+data_args: {{dataset: digits}}
+partition_args: {{partition_method: pcdd, classes_per_client: 5}}
+model_args: {{model: mlp, hidden: [16]}}
+train_args: {{client_num_in_total: {silos}, comm_round: {rounds}, batch_size: 32, learning_rate: 0.1}}
+method_args: {{method: [fedshift, fedphp]}}  # an opening, what all share, and private state that training rests on
+device_args: {{threads: 1}}
+comm_args: {{backend: GRPC, certs: certs, min_clients: {silos}, reconnect_s: 900, quorum_timeout_s: 900}}
+tracking_args: {{checkpoint_every: 1}}
+"""
+LABELSKEW = [sys.executable, "-m", "fl_labelskew_plugins.cli.main"]
+KINDS = ("cut", "outage", "stall", "kill", "freeze", "full disk")
+ENDING = ("kill", "full disk")
+DOWN = 2
+SERVER_SHARE = 0.25
+SECONDS = (0.5, 6.0)
+RESTART_S = 1.0
+DISK = 48 * 2**20
+AFTER_S = 15.0
+"""How long after its disk was full a process may end of it."""
+STUCK_S = 600.0
+OWN_MOUNTS = "SOAK_OWN_MOUNTS"
+
+
+def say(line: str) -> str:
+    """A line of progress, and the line again."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+    return line
+
+
+class Line:
+    """A silo's way to the server, a TCP proxy."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self.up, self._ends = port, True, set[socket.socket]()
+        self.flows = threading.Event()
+        self.flows.set()
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._door.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def cut(self) -> None:
+        """Reset all connections."""
+        for end in list(self._ends):
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                end.shutdown(socket.SHUT_RDWR)  # wakes who reads, and who reads closes
+
+    def _serve(self) -> None:
+        while True:
+            inner, _ = self._door.accept()
+            threading.Thread(target=self._carry, args=(inner,), daemon=True).start()
+
+    def _carry(self, inner: socket.socket) -> None:
+        with contextlib.suppress(OSError), inner:
+            self.flows.wait()
+            if not self.up:
+                return
+            with socket.create_connection(("127.0.0.1", self._port)) as outer:
+                ends = {inner, outer}
+                self._ends |= ends
+                back = threading.Thread(target=self._pass, args=(outer, inner), daemon=True)
+                back.start()
+                self._pass(inner, outer)
+                back.join()
+                self._ends -= ends
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                self.flows.wait()
+                sink.sendall(data)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+
+
+@dataclass
+class Part:
+    """The server or a silo: a process that is started again where it ends badly.
+
+    Args:
+        name: ``server`` or ``silo 3``.
+        command: that starts it; asked for each time.
+        folder: of its results, a file system of its own where there are full disks.
+        log: all that it says.
+        up: words of it by which it is there.
+        lines: its connections; the server's are everybody's.
+    """
+
+    name: str
+    command: Callable[[], list[str]]
+    folder: Path
+    log: Path
+    up: str
+    lines: list[Line]
+    starts: int = 0
+    ready: bool = False
+    excused_until: float = 0.0
+    """Until when it may end badly."""
+    said: str = ""
+    again_at: float = 0.0
+    process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start it."""
+        self.starts += 1
+        self.again_at, self.excused_until, self.ready, self.said = 0.0, 0.0, False, ""
+        self.process = subprocess.Popen(
+            self.command(),
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is ours
+        )
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout, self.log.open("a", encoding="utf-8") as log:
+            log.write(f"--- start {self.starts}, pid {process.pid}\n")
+            for line in process.stdout:
+                log.write(f"{time.strftime('%H:%M:%S')} {line}")
+                log.flush()
+                self.said = line.strip()
+                self.ready |= self.up in line
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send it a signal, if it still runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def tend(self) -> str | None:
+        """Start it again if its time has come; how it ended, once, where it has just ended and nothing excuses it."""
+        code = None if self.process is None else self.process.poll()
+        if not code:
+            return None
+        now = time.monotonic()
+        if self.again_at:
+            if now >= self.again_at:
+                self.start()
+            return None
+        self.again_at, self.ready = now + RESTART_S, False
+        return None if now < self.excused_until else f"{self.name} ended with exit code {code}: {self.said}"
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended well."""
+        return self.process is not None and self.process.poll() == 0
+
+
+@dataclass
+class Fault:
+    """What was done to whom.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        part: at whose place.
+        seconds: how long it lasted.
+        rounds: complete when it began.
+        begun: when that was.
+    """
+
+    kind: str
+    part: Part
+    seconds: float
+    rounds: int
+    begun: float
+    ended: bool = False
+    recovered: float | None = None
+    """Seconds until a round was complete that had begun after it, all of it included."""
+
+    def begin(self) -> None:
+        """Do it."""
+        if self.kind in ("cut", "outage"):
+            for line in self.part.lines:
+                line.up = self.kind == "cut"
+                line.cut()
+        elif self.kind == "stall":
+            for line in self.part.lines:
+                line.flows.clear()
+        elif self.kind == "kill":
+            self.part.excused_until = math.inf
+            self.part.tell(signal.SIGKILL)
+        elif self.kind == "freeze":
+            self.part.tell(signal.SIGSTOP)
+        else:
+            self.fill()
+
+    def fill(self) -> None:
+        """Leave no byte of the file system free."""
+        self.part.excused_until = max(self.part.excused_until, time.monotonic() + AFTER_S)
+        with contextlib.suppress(OSError), (self.part.folder.parent / "ballast").open("ab", buffering=0) as ballast:
+            for size in (2**20, 4096, 1):
+                with contextlib.suppress(OSError):
+                    while ballast.write(bytes(size)):
+                        pass
+
+    def end(self) -> None:
+        """Undo it."""
+        self.ended = True
+        for line in self.part.lines if self.kind in ("outage", "stall") else ():
+            line.up = True
+            line.flows.set()
+        if self.kind == "freeze":
+            self.part.tell(signal.SIGCONT)
+        elif self.kind == "full disk":
+            (self.part.folder.parent / "ballast").unlink(missing_ok=True)
+
+    def __str__(self) -> str:
+        where = "all silos" if self.part.name == "server" and self.kind in KINDS[:3] else self.part.name
+        return f"{self.kind} of {self.seconds:.1f} s, {where}" if self.seconds else f"{self.kind}, {where}"
+
+
+@dataclass
+class Run:
+    """One federation, from its start to its end.
+
+    Args:
+        folder: of everything.
+        rounds: of the recipe.
+        disks: whether every part has a file system of its own.
+    """
+
+    folder: Path
+    rounds: int
+    silos: int
+    disks: bool
+    faults: list[Fault] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def prepare(self, recipe: Path, overrides: list[str]) -> None:
+        """Folders, lines and commands."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.out = self._disk("server") / "run"
+        sets = [word for override in overrides for word in ("--set", override)]
+        run = [*LABELSKEW, "run", str(recipe), *sets]
+        lines = [Line(port) for _ in range(self.silos)]
+
+        def server() -> list[str]:
+            where = "--resume" if (self.out / "recipe.yaml").exists() else "--run-dir"
+            return [*run, "--role", "server", "--server", f"127.0.0.1:{port}", where, str(self.out)]
+
+        self.server = Part("server", server, self.out, self.folder / "server.log", "listening on", lines)
+        self.parts = [self.server]
+        for rank, line in enumerate(lines, 1):
+            own = self._disk(f"silo-{rank}") / "run"
+            command = [*run, "--role", "client", "--rank", str(rank), "--server", line.address, "--run-dir", str(own)]
+            log = self.folder / f"silo-{rank}.log"
+            self.parts.append(Part(f"silo {rank}", partial(list, command), own, log, "connected to the server", [line]))
+
+    def _disk(self, name: str) -> Path:
+        disk = self.folder / name
+        disk.mkdir(parents=True)
+        if self.disks:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(disk)], check=True)
+        return disk
+
+    def run(self, rng: random.Random | None, every: float) -> None:
+        """Until everybody has ended well; with faults where there is a ``rng``."""
+        begun = moved = time.monotonic()
+        following, most = begun, 0
+        try:
+            for part in self.parts:
+                part.start()
+            while not all(part.done for part in self.parts):
+                now = time.monotonic()
+                self.troubles += [say(ended) for ended in (part.tend() for part in self.parts) if ended]
+                complete = self._complete()
+                for fault in self.faults:
+                    self._follow(fault, now, complete)
+                if complete > most:
+                    most, moved = complete, now
+                    if most % 10 == 0:
+                        say(f"{most} of {self.rounds} rounds, {len(self.faults)} faults")
+                if now - moved > STUCK_S:
+                    self.troubles.append(f"no round is complete since {STUCK_S:.0f} s")
+                if self.troubles and (rng is None or now - moved > STUCK_S):
+                    break
+                if rng is not None and now >= following and complete < self.rounds - 1:
+                    self._disturb(rng, now, complete)
+                    following = now + every * rng.uniform(0.5, 1.5)
+                time.sleep(0.05)
+        finally:
+            for part in self.parts:
+                part.tell(signal.SIGKILL)
+            for part in self.parts:
+                if part.process is not None:
+                    part.process.wait()
+            self.seconds = time.monotonic() - begun
+
+    def _complete(self) -> int:
+        lines = self.out / "metrics.jsonl"
+        return lines.read_bytes().count(b"\n") if lines.exists() else 0
+
+    def _disturb(self, rng: random.Random, now: float, complete: int) -> None:
+        there = [part for part in self.parts if part.ready]
+        if not there:
+            return
+        part = self.server if self.server.ready and rng.random() < SERVER_SHARE else rng.choice(there)
+        kind, seconds = rng.choice(KINDS), rng.uniform(*SECONDS)
+        if kind == "full disk" and not self.disks:
+            kind = "kill"
+        if kind in ENDING and len(self.parts) - len(there) >= DOWN:
+            kind = rng.choice(KINDS[:3])
+        fault = Fault(kind, part, 0.0 if kind in ("cut", "kill") else seconds, complete, now)
+        self.faults.append(fault)
+        say(f"round {complete + 1}: {fault}")
+        fault.begin()
+
+    def _follow(self, fault: Fault, now: float, complete: int) -> None:
+        if not fault.ended and now >= fault.begun + fault.seconds:
+            fault.end()
+        elif not fault.ended and fault.kind == "full disk":
+            fault.fill()  # what the process has given back
+        # the round that was under way may not have needed who was hit; the next one did
+        if fault.ended and fault.recovered is None and complete >= min(fault.rounds + 2, self.rounds):
+            fault.recovered = now - fault.begun
+
+
+def results(run: Run) -> dict[str, bytes]:
+    """What has to be the same in both runs: weights and measures, and each silo's own model."""
+    files = {name: run.out / name for name in ("model.safetensors", "metrics.jsonl")}
+    for part in run.parts[1:]:
+        files |= {f"{part.name}, {path.name}": path for path in part.folder.glob("*/personalised.safetensors")}
+    return {name: path.read_bytes() if path.exists() else b"" for name, path in files.items()}
+
+
+def wrong(run: Run) -> list[str]:
+    """What must not have happened, in lines."""
+    found = list(run.troubles)
+    metrics = run.out / "metrics.jsonl"
+    if metrics.exists() and b"left_out" in metrics.read_bytes():
+        found.append("somebody was left out")
+    for part in run.parts:
+        if "Traceback" in part.log.read_text(encoding="utf-8"):
+            found.append(f"a traceback in {part.log}")
+        try:
+            audit.verify(part.folder)
+        except LabelSkewError as error:
+            found.append(f"{part.name}: audit log: {error}")
+    return found
+
+
+def table(run: Run) -> None:
+    """Faults by kind and place, and how long it took until a whole round was complete after them."""
+    print("| fault | where | times | s until a round was complete: median | most |")
+    print("|---|---|---|---|---|")
+    for kind in KINDS:
+        for where in ("server", "silo"):
+            faults = [f for f in run.faults if f.kind == kind and f.part.name.startswith(where)]
+            took = [f.recovered for f in faults if f.recovered is not None]
+            if faults:
+                place = "all silos" if where == "server" and kind in KINDS[:3] else where
+                figures = f"{statistics.median(took):.1f} | {max(took):.1f}" if took else "- | -"
+                print(f"| {kind} | {place} | {len(faults)} | {figures} |")
+
+
+def soak(folder: Path, options: argparse.Namespace, *, disks: bool) -> bool:
+    """Both runs; whether the second one is as good as the first."""
+    rounds, silos = options.rounds, options.silos
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(RECIPE.format(rounds=rounds, silos=silos), encoding="utf-8")
+    certs = [*LABELSKEW, "certs", "new", "--silos", str(silos), "--out", str(folder / "certs")]
+    subprocess.run(certs, check=True, stdout=subprocess.DEVNULL)
+    runs = []
+    for name, rng in (("undisturbed", None), ("disturbed", random.Random(options.seed))):
+        run = Run(folder / name, rounds, silos, disks)
+        say(f"{name}: logs in {run.folder}")
+        run.prepare(recipe, options.set)
+        run.run(rng, options.every)
+        runs.append(run)
+        if rng is None and run.troubles:
+            return False
+    calm, run = runs
+    table(run)
+    restarts = Counter(part.name.partition(" ")[0] for part in run.parts for _ in range(part.starts - 1))
+    print(
+        f"\n{rounds} rounds, {silos} silos: {calm.seconds:.0f} s undisturbed; {run.seconds:.0f} s with "
+        f"{len(run.faults)} faults, {restarts['server']} restarts of the server and {restarts['silo']} of silos"
+    )
+    found = [f"undisturbed: {line}" for line in wrong(calm)] + wrong(run)
+    want, have = results(calm), results(run)
+    found += [
+        f"{name} differs" for name in sorted(want.keys() | have.keys()) if not want.get(name) == have.get(name) != b""
+    ]
+    for line in found:
+        print(f"WRONG: {line}")
+    print(
+        "wrong"
+        if found
+        else f"equal, byte for byte: {len(want)} files, nobody left out, no traceback, audit logs whole"
+    )
+    return not found
+
+
+def mounts() -> bool:
+    """Whether file systems can be mounted; starts this program again where nobody else sees them, if that is needed.
+
+    They go with the last process that has them.
+    """
+    if os.environ.pop(OWN_MOUNTS, None):
+        return True
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(OSError):
+        tried = subprocess.run(
+            ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", folder], stderr=subprocess.DEVNULL, check=False
+        )
+        if tried.returncode == 0:
+            os.environ[OWN_MOUNTS] = "yes"
+    if OWN_MOUNTS in os.environ:
+        os.execvp("unshare", ["unshare", "-rm", sys.executable, *sys.argv])
+    print("no full disks: a tmpfs cannot be mounted here (unshare -rm)", file=sys.stderr)
+    return False
+
+
+def main() -> None:
+    """Run both and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--silos", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=0, help="of the faults")
+    parser.add_argument("--every", type=float, default=3.0, metavar="S", help="a fault every S seconds, on average")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the recipe")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep all logs and results in this new folder")
+    parser.add_argument("--tiny", action="store_true", help="a try with few processes, in a minute or two")
+    options = parser.parse_args()
+    if options.tiny:
+        options.rounds, options.silos, options.every = 8, 2, 2.0
+        options.set.append("train_args.epochs=30")  # rounds that are long enough to be hit
+    disks = mounts()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(interrupting())
+        if options.out is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        else:
+            folder = options.out.resolve()
+            folder.mkdir(parents=True)
+        try:
+            sys.exit(0 if soak(folder, options, disks=disks) else 1)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
