@@ -53,7 +53,8 @@ common_args: {{training_type: cross_silo}}
 data_args: {{dataset: digits}}
 partition_args: {{partition_method: pcdd, classes_per_client: 5}}
 model_args: {{model: mlp, hidden: [16]}}
-train_args: {{client_num_in_total: {silos}, comm_round: {rounds}, batch_size: 32, learning_rate: 0.1}}
+train_args: {{client_num_in_total: {silos}, comm_round: {rounds}, epochs: 20, batch_size: 32,
+             learning_rate: 0.1}}
 method_args: {{method: [fedshift, fedphp]}}  # an opening, what all share, and private state that training rests on
 device_args: {{threads: 1}}
 comm_args: {{backend: GRPC, certs: certs, min_clients: {silos}, reconnect_s: 900, quorum_timeout_s: 900}}
@@ -482,7 +483,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.tiny:
         options.rounds, options.silos, options.every = 8, 2, 2.0
-        options.set.append("train_args.epochs=30")  # rounds that are long enough to be hit
     disks = mounts()
     with contextlib.ExitStack() as stack:
         stack.enter_context(interrupting())
