@@ -2,7 +2,7 @@
 
     python benchmarks/soak.py                                  # 300 rounds, 8 silos: about half an hour on two cores
     python benchmarks/soak.py --rounds 20 --silos 3 --every 5  # a few minutes
-    python benchmarks/soak.py --tiny                           # a minute or two: 2 silos, a few rounds and faults
+    python benchmarks/soak.py --tiny                           # a minute: that it works; 2 silos, few rounds
 
 A server and silos, each a process as a user starts it, on 127.0.0.1 with certificates, first undisturbed and then with
 a random fault every few seconds, at a silo or at the server (of the first three: at one silo's connection, or all):
@@ -17,8 +17,9 @@ a random fault every few seconds, at a silo or at the server (of the first three
 Whatever ends badly is started again after a second, as systemd would, the server with ``--resume``. Nobody may be left
 out, so that weights, measures and the silos' own models have to be those of the undisturbed run, byte for byte; nothing
 may end that was neither killed nor out of room, and no log may hold a traceback. Exit code 1 if any of this is not so.
-Two parts at most are on their way back at a time. The tmpfs are mounted in a namespace of this run's own (``unshare``);
-where that is not allowed there are no full disks. ``--seed`` decides kinds, places and lengths, not the moments.
+There are two kills and full disks at a time at most, so that rounds do go on. The tmpfs are mounted in a namespace of
+this run's own (``unshare``); where that is not allowed there are none, and no full disks. ``--seed`` decides kinds,
+places and lengths, not the moments.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import contextlib
 import math
 import os
 import random
+import shutil
 import signal
 import socket
 import statistics
@@ -53,7 +55,7 @@ common_args: {{training_type: cross_silo}}
 data_args: {{dataset: digits}}
 partition_args: {{partition_method: pcdd, classes_per_client: 5}}
 model_args: {{model: mlp, hidden: [16]}}
-train_args: {{client_num_in_total: {silos}, comm_round: {rounds}, epochs: 20, batch_size: 32,
+train_args: {{client_num_in_total: {silos}, comm_round: {rounds}, epochs: 10, batch_size: 32,
              learning_rate: 0.1}}
 method_args: {{method: [fedshift, fedphp]}}  # an opening, what all share, and private state that training rests on
 device_args: {{threads: 1}}
@@ -63,7 +65,8 @@ tracking_args: {{checkpoint_every: 1}}
 LABELSKEW = [sys.executable, "-m", "fl_labelskew_plugins.cli.main"]
 KINDS = ("cut", "outage", "stall", "kill", "freeze", "full disk")
 ENDING = ("kill", "full disk")
-DOWN = 2
+AT_A_TIME = 2
+"""Faults that end a process, and that the rounds have not got over yet."""
 SERVER_SHARE = 0.25
 SECONDS = (0.5, 6.0)
 RESTART_S = 1.0
@@ -273,6 +276,7 @@ class Run:
     Args:
         folder: of everything.
         rounds: of the recipe.
+        silos: their number.
         disks: whether every part has a file system of its own.
     """
 
@@ -283,6 +287,10 @@ class Run:
     faults: list[Fault] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    complete: int = 0
+    most: int = 0
+    moved: float = 0.0
+    _mounted: list[Path] = field(default_factory=list)
 
     def prepare(self, recipe: Path, overrides: list[str]) -> None:
         """Folders, lines and commands."""
@@ -311,46 +319,61 @@ class Run:
         disk.mkdir(parents=True)
         if self.disks:
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(disk)], check=True)
+            self._mounted.append(disk)
         return disk
 
     def run(self, rng: random.Random | None, every: float) -> None:
         """Until everybody has ended well; with faults where there is a ``rng``."""
-        begun = moved = time.monotonic()
-        following, most = begun, 0
+        begun = self.moved = following = time.monotonic()
         try:
             for part in self.parts:
                 part.start()
-            while not all(part.done for part in self.parts):
+            while not (all(part.done for part in self.parts) or (rng is None and self.troubles) or self._stuck()):
                 now = time.monotonic()
                 self.troubles += [say(ended) for ended in (part.tend() for part in self.parts) if ended]
-                complete = self._complete()
+                self._count(now)
                 for fault in self.faults:
-                    self._follow(fault, now, complete)
-                if complete > most:
-                    most, moved = complete, now
-                    if most % 10 == 0:
-                        say(f"{most} of {self.rounds} rounds, {len(self.faults)} faults")
-                if now - moved > STUCK_S:
-                    self.troubles.append(f"no round is complete since {STUCK_S:.0f} s")
-                if self.troubles and (rng is None or now - moved > STUCK_S):
-                    break
-                if rng is not None and now >= following and complete < self.rounds - 1:
-                    self._disturb(rng, now, complete)
+                    self._follow(fault, now)
+                if rng is not None and now >= following and self.complete < self.rounds - 1:
+                    self._disturb(rng, now)
                     following = now + every * rng.uniform(0.5, 1.5)
                 time.sleep(0.05)
         finally:
-            for part in self.parts:
-                part.tell(signal.SIGKILL)
-            for part in self.parts:
-                if part.process is not None:
-                    part.process.wait()
+            self._end()
             self.seconds = time.monotonic() - begun
 
-    def _complete(self) -> int:
-        lines = self.out / "metrics.jsonl"
-        return lines.read_bytes().count(b"\n") if lines.exists() else 0
+    def _end(self) -> None:
+        """Leave no process, and what is on file systems of their own in plain folders of the same names."""
+        for part in self.parts:
+            part.tell(signal.SIGKILL)
+        for part in self.parts:
+            if part.process is not None:
+                part.process.wait()
+        for fault in self.faults:
+            fault.end()
+        for disk in self._mounted:
+            kept = disk.with_name(f"{disk.name}-kept")
+            shutil.copytree(disk, kept)
+            subprocess.run(["umount", str(disk)], check=True)
+            disk.rmdir()
+            kept.rename(disk)
 
-    def _disturb(self, rng: random.Random, now: float, complete: int) -> None:
+    def _count(self, now: float) -> None:
+        lines = self.out / "metrics.jsonl"
+        complete = lines.read_bytes().count(b"\n") if lines.exists() else 0
+        if complete > self.most:
+            self.most, self.moved = complete, now
+            if complete % 10 == 0:
+                say(f"{complete} of {self.rounds} rounds, {len(self.faults)} faults")
+        self.complete = complete
+
+    def _stuck(self) -> bool:
+        stuck = time.monotonic() - self.moved > STUCK_S
+        if stuck:
+            self.troubles.append(f"no round is complete since {STUCK_S:.0f} s")
+        return stuck
+
+    def _disturb(self, rng: random.Random, now: float) -> None:
         there = [part for part in self.parts if part.ready]
         if not there:
             return
@@ -358,20 +381,20 @@ class Run:
         kind, seconds = rng.choice(KINDS), rng.uniform(*SECONDS)
         if kind == "full disk" and not self.disks:
             kind = "kill"
-        if kind in ENDING and len(self.parts) - len(there) >= DOWN:
+        if kind in ENDING and sum(f.kind in ENDING and f.recovered is None for f in self.faults) >= AT_A_TIME:
             kind = rng.choice(KINDS[:3])
-        fault = Fault(kind, part, 0.0 if kind in ("cut", "kill") else seconds, complete, now)
+        fault = Fault(kind, part, 0.0 if kind in ("cut", "kill") else seconds, self.complete, now)
         self.faults.append(fault)
-        say(f"round {complete + 1}: {fault}")
+        say(f"round {self.complete + 1}: {fault}")
         fault.begin()
 
-    def _follow(self, fault: Fault, now: float, complete: int) -> None:
+    def _follow(self, fault: Fault, now: float) -> None:
         if not fault.ended and now >= fault.begun + fault.seconds:
             fault.end()
         elif not fault.ended and fault.kind == "full disk":
             fault.fill()  # what the process has given back
         # the round that was under way may not have needed who was hit; the next one did
-        if fault.ended and fault.recovered is None and complete >= min(fault.rounds + 2, self.rounds):
+        if fault.ended and fault.recovered is None and self.complete >= min(fault.rounds + 2, self.rounds):
             fault.recovered = now - fault.begun
 
 
@@ -479,10 +502,10 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=3.0, metavar="S", help="a fault every S seconds, on average")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the recipe")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep all logs and results in this new folder")
-    parser.add_argument("--tiny", action="store_true", help="a try with few processes, in a minute or two")
+    parser.add_argument("--tiny", action="store_true", help="a try with few processes, in a minute")
     options = parser.parse_args()
     if options.tiny:
-        options.rounds, options.silos, options.every = 8, 2, 2.0
+        options.rounds, options.silos, options.every = 6, 2, 3.0
     disks = mounts()
     with contextlib.ExitStack() as stack:
         stack.enter_context(interrupting())
