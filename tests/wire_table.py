@@ -81,6 +81,8 @@ class Wire:
             for stream in streams:
                 self._frames(sender, bytes(stream))
                 for header, payload in payloads(stream, client=sender == "silo", whole=True):
+                    ranks = (header.sender, header.receiver)
+                    assert min(ranks) == 0 < max(ranks)
                     assert (header.sender > 0) == (sender == "silo")
                     self._message(sender, Kind(header.kind).name, bytes(payload))
 
@@ -137,12 +139,16 @@ class Wire:
     def check(self, *whens):
         """Exactly those fields came that the page has for these circumstances, and those HTTP headers."""
         came = {row for row in self.seen if isinstance(row, Field)}
-        assert not [field for field in came if field.when not in ("always", *whens)]
-        kinds = {field.message for field in came} | {kind for kind, _ in self.seen - came}
-        assert not [f for f in FIELDS if f.when in whens and f not in came]
-        assert not [f for f in FIELDS if f.when == "always" and f.message in kinds and f not in came]
+        kinds = {field.message for field in came}
+        odd = [field for field in came if field.when not in ("always", *whens)]
+        missing = [
+            f for f in FIELDS if f not in came and (f.when in whens or (f.when == "always" and f.message in kinds))
+        ]
+        assert not odd, f"came where docs/security.md does not say so: {odd}"
+        assert not missing, f"did not come, though docs/security.md lists it: {missing}"
         for sender, listed in HEADERS.items():
-            assert {name for headers in self.headers[sender] for name in headers} == listed
+            names = {name for headers in self.headers[sender] for name in headers}
+            assert names == listed, f"HTTP headers of the {sender}: {names ^ listed}"
         for headers in self.headers["silo"]:
             constant = {name: headers.pop(name) for name in (":authority", "user-agent")}
             assert constant[":authority"] == self.proxy.address
