@@ -1,6 +1,6 @@
-"""A federation that is disturbed in every round: it has to end with the weights of an undisturbed one.
+"""A federation with a fault every few seconds: it has to end with the weights of an undisturbed one.
 
-    python benchmarks/soak.py                                  # 300 rounds, 8 silos: about half an hour on two cores
+    python benchmarks/soak.py                                  # 300 rounds, 8 silos: half an hour on two cores
     python benchmarks/soak.py --rounds 20 --silos 3 --every 5  # a few minutes
     python benchmarks/soak.py --tiny                           # a minute: that it works; 2 silos, few rounds
 
@@ -408,18 +408,17 @@ def results(run: Run) -> dict[str, bytes]:
 
 def wrong(run: Run) -> list[str]:
     """What must not have happened, in lines."""
-    found = list(run.troubles)
-    metrics = run.out / "metrics.jsonl"
+    lines, metrics = list(run.troubles), run.out / "metrics.jsonl"
     if metrics.exists() and b"left_out" in metrics.read_bytes():
-        found.append("somebody was left out")
+        lines.append("somebody was left out")
     for part in run.parts:
         if "Traceback" in part.log.read_text(encoding="utf-8"):
-            found.append(f"a traceback in {part.log}")
+            lines.append(f"a traceback in {part.log.name}")
         try:
             audit.verify(part.folder)
         except LabelSkewError as error:
-            found.append(f"{part.name}: audit log: {error}")
-    return found
+            lines.append(f"{part.name}: audit log: {error}")
+    return [f"{run.folder.name}: {line}" for line in lines]
 
 
 def table(run: Run) -> None:
@@ -443,35 +442,29 @@ def soak(folder: Path, options: argparse.Namespace, *, disks: bool) -> bool:
     recipe.write_text(RECIPE.format(rounds=rounds, silos=silos), encoding="utf-8")
     certs = [*LABELSKEW, "certs", "new", "--silos", str(silos), "--out", str(folder / "certs")]
     subprocess.run(certs, check=True, stdout=subprocess.DEVNULL)
-    runs = []
-    for name, rng in (("undisturbed", None), ("disturbed", random.Random(options.seed))):
-        run = Run(folder / name, rounds, silos, disks)
-        say(f"{name}: logs in {run.folder}")
-        run.prepare(recipe, options.set)
-        run.run(rng, options.every)
-        runs.append(run)
-        if rng is None and run.troubles:
+    calm, run = (Run(folder / name, rounds, silos, disks) for name in ("undisturbed", "disturbed"))
+    for federation, rng in ((calm, None), (run, random.Random(options.seed))):
+        say(f"{federation.folder.name}: logs in {federation.folder}")
+        federation.prepare(recipe, options.set)
+        federation.run(rng, options.every)
+        if calm.troubles:
             return False
-    calm, run = runs
     table(run)
     restarts = Counter(part.name.partition(" ")[0] for part in run.parts for _ in range(part.starts - 1))
     print(
         f"\n{rounds} rounds, {silos} silos: {calm.seconds:.0f} s undisturbed; {run.seconds:.0f} s with "
         f"{len(run.faults)} faults, {restarts['server']} restarts of the server and {restarts['silo']} of silos"
     )
-    found = [f"undisturbed: {line}" for line in wrong(calm)] + wrong(run)
     want, have = results(calm), results(run)
-    found += [
-        f"{name} differs" for name in sorted(want.keys() | have.keys()) if not want.get(name) == have.get(name) != b""
+    differing = [
+        name for name in sorted(want.keys() | have.keys()) if not want.get(name) or want[name] != have.get(name)
     ]
-    for line in found:
+    lines = [*wrong(calm), *wrong(run), *(f"{name} differs" for name in differing)]
+    for line in lines:
         print(f"WRONG: {line}")
-    print(
-        "wrong"
-        if found
-        else f"equal, byte for byte: {len(want)} files, nobody left out, no traceback, audit logs whole"
-    )
-    return not found
+    if not lines:
+        print(f"equal, byte for byte: {len(want)} files; nobody left out, no traceback, audit logs whole")
+    return not lines
 
 
 def mounts() -> bool:
@@ -513,7 +506,10 @@ def main() -> None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
         else:
             folder = options.out.resolve()
-            folder.mkdir(parents=True)
+            try:
+                folder.mkdir(parents=True)
+            except OSError as error:
+                parser.error(f"--out {options.out}: {error.strerror}; use a folder that does not exist yet")
         try:
             sys.exit(0 if soak(folder, options, disks=disks) else 1)
         except KeyboardInterrupt:
