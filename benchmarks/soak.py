@@ -160,9 +160,11 @@ class Part:
         """Start it."""
         self.starts += 1
         self.again_at, self.excused_until, self.ready, self.said = 0.0, 0.0, False, ""
+        scratch = self.log.parent / "tmp"  # what a killed process leaves there goes with the rest
+        scratch.mkdir(exist_ok=True)
         self.process = subprocess.Popen(
             self.command(),
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(scratch)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
