@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -210,6 +211,8 @@ def save_atomic(tensors: State, path: Path, metadata: dict[str, str] | None = No
         try:
             save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, part, metadata)
         except SafetensorError as error:  # what it says of a full disk, in the form of every other file's
-            raise OSError(errno.EIO, str(error)) from error
+            number = re.search(r"\(os error (\d+)\)", str(error))
+            code = int(number[1]) if number else errno.EIO
+            raise OSError(code, os.strerror(code) if number else str(error)) from error
         with part.open("rb+") as stream:
             os.fsync(stream.fileno())

@@ -63,6 +63,14 @@ def test_scaling(tables):
     assert all(float(row[1]) > 0 for row in rows if row[0] not in ("runtime", "transport"))
 
 
+def test_soak(tables):
+    """Its exit code says whether the disturbed run's results are those of the other."""
+    head, *rows = tables("soak")
+    assert head[:3] == ["fault", "where", "times"]
+    assert all(int(row[2]) > 0 and float(row[3]) > 0 for row in rows)
+    assert rows
+
+
 def test_each_has_a_test():
     tests = {name for name in globals() if name.startswith("test_")}
     assert FILES

@@ -234,7 +234,7 @@ class SiloClient(Manager):
     def _verdict(self, message: Message) -> None:
         meta, round = message.get("meta"), message.get("round")
         if self._upload is not None and self._upload[0] == round:
-            self._upload = None
+            self._upload, self._round = None, -1  # who asks for it again has to be told that it is not on its way
         if not meta.get("taken"):
             why = clean(meta.get("reason"), 500)
             self.warn(f"round {round + 1}: the server left this silo's upload out: {why}")

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from PIL import Image
+from wire_table import Wire
 from wiretap import messages
 
 from fl_labelskew_plugins.runtimes.transport import Kind
@@ -85,6 +86,8 @@ def test_a_silo_whose_classes_are_in_another_order_is_told_which_and_tells_no_na
     # the names go to nobody but the silo whose own ones are others
     got = [meta for stream in proxy.received for _, _, meta, _ in messages(stream, client=False)]
     assert [meta["class_names"] for meta in got if "class_names" in meta] == [list(NAMES)]
+    network = {"classifier.weight": "F32 (3, 192)", "classifier.bias": "F32 (3,)"}
+    Wire(proxy, {"C": 3}, network).check("class names", "other class names", "turned away")
 
 
 def test_without_test_data_the_recipe_has_to_name_the_classes(of_pictures):

@@ -182,6 +182,19 @@ def test_what_the_server_sends(client):
         assert "Traceback" not in line
 
 
+def test_hello_names_a_round_as_long_as_its_answer_is_owed(client):
+    """A resumed server asks for what an earlier one has had; if that is lost on its way, it has to ask once more."""
+    train = {"times_selected": 1, "state_round": -1, "kept_rounds": [], "personalised": False}
+    weights = MODEL | {"shared/prior": torch.full((10,), 0.1)}
+    assert failure(client, good(Kind.WELCOME, 0, meta=client.welcome)) is None
+    for taken in (True, False):
+        assert client.transport.hello().get("meta")["round"] == -1
+        assert failure(client, good(Kind.TRAIN, 0, 1, train, weights)) is None
+        assert client.transport.hello().get("meta")["round"] == 1
+        assert failure(client, good(Kind.VERDICT, 0, 1, {"taken": taken})) is None
+    assert client.transport.hello().get("meta")["round"] == -1
+
+
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
