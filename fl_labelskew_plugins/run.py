@@ -254,8 +254,8 @@ def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:
     """Before anything else, and for good: whatever comes of the rest, plain ``--resume`` goes on from there."""
     folder.hold()
     try:
-        if (told := folder.go_back(round)) and not quiet:
-            print(told)
+        if (line := folder.go_back(round)) and not quiet:
+            log.note(line)
     except OSError as error:
         raise LabelSkewError(f"--from-round {round}: {folder.path} cannot be written: {error.strerror}") from None
     finally:
