@@ -17,7 +17,7 @@ import torch
 from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Arrays, Contribution, Data, Federation, Method, RunError
 
-from fl_labelskew_plugins import silos, status
+from fl_labelskew_plugins import log, silos, status
 from fl_labelskew_plugins.aggregate import check_extra, num_bytes
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.excluded import Excluded
@@ -343,7 +343,7 @@ class SiloServer(Manager):
         for client, size, share in zip(clients, sizes, shares, strict=False):
             if share > HEAVY * sum(shares) and (client, size) not in self._heavy:
                 self._heavy.add((client, size))
-                self.warn(
+                log.warn(
                     f"silo {client + 1} has {100 * share / sum(shares):.4g} % of the weight of {self._where}: "
                     f"it says that it has {size} of {sum(sizes)} training samples"
                 )
