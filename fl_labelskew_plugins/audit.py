@@ -18,7 +18,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Audit:
         warn: told in a line, once, that nothing can be written.
         most: bytes of a file, about.
         hear: told each line that is noted, in the thread that notes it.
+        digests: whether messages are noted with their SHA-256.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class Audit:
         *,
         most: int = MOST,
         hear: Callable[[Mapping[str, Any]], None] = lambda line: None,
+        digests: bool = True,
     ) -> None:
         self.last = ""
         """SHA-256 of the last line that is written; empty where there is none."""
+        self.digests = digests
         self._warn = warn or log.warn
         self._most, self._hear = most, hear
         self._folder: Path | None = None
@@ -222,31 +225,6 @@ class Audit:
         if self._file >= 0:
             with contextlib.suppress(OSError):  # the next line that cannot be written is told
                 os.fsync(self._file)
-
-
-class Hashing:
-    """Chunks of messages on their way through.
-
-    Args:
-        chunks: of a stream.
-    """
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._sha256 = hashlib.sha256()
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        chunk = next(self._chunks)
-        self._sha256.update(chunk)
-        return chunk
-
-    def digest(self) -> str:
-        """SHA-256 of all that came since this was asked for."""
-        digest, self._sha256 = self._sha256.hexdigest(), hashlib.sha256()
-        return digest
 
 
 def peer(context: Any) -> dict[str, str]:

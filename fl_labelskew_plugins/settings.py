@@ -208,6 +208,7 @@ class CommArgs(Params):
     upload_memory_mb: int = Field(
         256, ge=0, description="messages that arrive or wait for their turn held in memory; the rest is on disk"
     )
+    audit_digests: bool = Field(True, description="cross_silo: the audit log has the SHA-256 of every message")
     max_update_ratio: float | None = Field(
         1000.0,
         ge=1,
@@ -471,7 +472,7 @@ SILO: dict[str, tuple[str, ...] | None] = {
     "method_args": None,
     "validation_args": None,
     "device_args": None,
-    "comm_args": ("certs", "send_measures", "send_contributions"),
+    "comm_args": ("certs", "send_measures", "send_contributions", "audit_digests"),
     "tracking_args": None,
     policy.SECTION: None,
 }

@@ -9,6 +9,7 @@ of the received buffer. Whatever bytes arrive, :func:`decode` returns tensors or
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import mmap
@@ -30,6 +31,7 @@ from fl_labelskew_plugins.tensors import ON_DISK, PIECE, OnDisk, channels_last
 from fl_labelskew_plugins.words import clean
 
 Buffer = bytes | bytearray | memoryview | mmap.mmap
+Sha256 = Any  # hashlib has no public name for it
 
 MAGIC = b"FLLS"
 VERSION = 1
@@ -186,6 +188,73 @@ def cut(parts: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
                 room = size
     if pending:
         yield b"".join(pending)
+
+
+def hashed(parts: Sequence[bytes | memoryview], tensors: Sha256 | None = None) -> str:
+    """SHA-256 of a message: of its tensors' bytes and then of its header and JSON, so that many can share the former.
+
+    Args:
+        parts: what :func:`encode` made.
+        tensors: the state after the tensors' bytes, from :func:`tensors_hashed`, where it is known.
+    """
+    state = tensors_hashed(parts) if tensors is None else tensors.copy()
+    state.update(parts[0])
+    digest: str = state.hexdigest()
+    return digest
+
+
+def tensors_hashed(parts: Sequence[bytes | memoryview]) -> Sha256:
+    """The state of SHA-256 after the bytes of a message's tensors."""
+    state = hashlib.sha256()
+    for view in parts[1:]:
+        state.update(view)
+    return state
+
+
+class Hashing:
+    """Chunks of messages on their way through; see :func:`hashed`.
+
+    Args:
+        chunks: of a stream, each message in chunks of its own.
+        wanted: whether anybody asks for the digests.
+    """
+
+    def __init__(self, chunks: Iterable[bytes], *, wanted: bool = True) -> None:
+        self._chunks, self._wanted = iter(chunks), wanted
+        self._begin()
+
+    def _begin(self) -> None:
+        self._tensors, self._head, self._length = hashlib.sha256(), bytearray(), 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        chunk = next(self._chunks)
+        if not self._wanted:
+            return chunk
+        if self._length and len(self._head) == self._length:
+            self._tensors.update(chunk)
+            return chunk
+        self._head += chunk
+        if not self._length and len(self._head) >= Header.SIZE + _LENGTH.size:
+            # of one that says more than a message may have, the rest is as good as tensors: it is refused
+            json_bytes = min(_LENGTH.unpack_from(self._head, Header.SIZE)[0], MOST_JSON)
+            self._length = Header.SIZE + _LENGTH.size + json_bytes
+        if self._length:
+            self._tensors.update(self._head[self._length :])
+            del self._head[self._length :]
+        return chunk
+
+    def digest(self) -> str | None:
+        """SHA-256 of the message that came since this was asked for; None where it is not wanted."""
+        if not self._wanted:
+            return None
+        state, head = self._tensors, self._head
+        self._begin()
+        state.update(head)
+        digest: str = state.hexdigest()
+        return digest
 
 
 def assemble(

@@ -1,6 +1,8 @@
 """Messages as bytes: against the safetensors library in both directions, and against whatever else arrives."""
 
 import gc
+import hashlib
+import itertools
 import json
 import os
 import struct
@@ -13,7 +15,7 @@ from safetensors.torch import load, save
 
 from fl_labelskew_plugins import wire
 from fl_labelskew_plugins.tensors import PIECE, evict, pieces
-from fl_labelskew_plugins.wire import Header, Spool, WireError
+from fl_labelskew_plugins.wire import Hashing, Header, Spool, WireError
 
 EVERY = {
     "steps": torch.tensor(7),
@@ -398,3 +400,29 @@ def test_a_full_disk_is_an_error(tmp_path):
         Spool(0, tmp_path).buffer(2**60)
     with pytest.raises(OSError, match="No such file or directory"):
         Spool(0, tmp_path / "missing").buffer(1)
+
+
+# Digests
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 10**4), max_size=9), st.sampled_from([{}, EVERY]))
+def test_a_messages_hash_is_of_its_tensors_and_then_of_its_head_however_it_is_cut(cuts, tensors):
+    parts = wire.encode(4, 0, 3, 12, META, tensors)
+    raw, head = b"".join(parts), len(parts[0])
+    expected = hashlib.sha256(raw[head:] + raw[:head]).hexdigest()
+    assert wire.hashed(parts) == wire.hashed(parts, wire.tensors_hashed(parts)) == expected
+    places = [0, *sorted({cut for cut in cuts if cut < len(raw)}), len(raw)]
+    chunks = [raw[a:b] for a, b in itertools.pairwise(places)]
+    hashing = Hashing(iter(chunks * 2))
+    for _ in range(2):  # one message after the other
+        assert [next(hashing) for _ in chunks] == chunks
+        assert hashing.digest() == expected
+
+
+def test_a_head_that_claims_to_be_endless_is_not_kept():
+    start = Header(4, 0, 3, 12, 2**40).pack() + (2**60).to_bytes(8, "little")
+    hashing = Hashing(iter([start, *[bytes(2**20)] * 5]))
+    for _ in range(6):
+        next(hashing)
+    assert len(hashing._head) <= wire.MOST_JSON + Header.SIZE + 8

@@ -79,7 +79,7 @@ class CrossSilo(Runtime):
         checkpoint = self.folder.load_checkpoint(tensors=False) if self.call.resume else None
         train, files = self.recipe.train, self.recipe.client_specific.data_silo_config
         seen = status.Silos(status.names(files, train.client_num_in_total))
-        self._audit = Audit(hear=seen.hear)
+        self._audit = Audit(hear=seen.hear, digests=comm.audit_digests)
         if self._over(checkpoint) and (self.call.role is None or self.folder.summary.exists()):
             return self._alone(list(checkpoint.sizes))
         tls, revoked = self._certificate(comm.certs, "server")
@@ -142,7 +142,7 @@ class CrossSilo(Runtime):
         say = self.show.note
         held = of_classes(data.data.class_names, torch.from_numpy(data.counts)[None], data.facts.samples)
         say(f"data: {recipe.data.dataset}, {held}")
-        self._audit = Audit()
+        self._audit = Audit(digests=comm.audit_digests)
         self._audit.open(self.folder.path, certs.silo_name(rank))
         tls, revoked = self._certificate(comm.certs, certs.silo_name(rank))
         if revoked is not None:

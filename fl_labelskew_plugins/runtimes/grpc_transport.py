@@ -8,7 +8,6 @@ connect. What a peer sends is checked before room is made for it, and never unpi
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import queue
 import re
@@ -16,6 +15,7 @@ import secrets
 import socket
 import ssl
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -25,12 +25,12 @@ from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins import addresses, certs, wire
-from fl_labelskew_plugins.audit import Audit, Hashing, certificate, peer
+from fl_labelskew_plugins.audit import Audit, certificate, peer
 from fl_labelskew_plugins.revocation import Revocations
 from fl_labelskew_plugins.runtimes import door, pin
 from fl_labelskew_plugins.runtimes.door import Door, places
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
-from fl_labelskew_plugins.wire import CutShortError, Header, Spool, WireError
+from fl_labelskew_plugins.wire import CutShortError, Hashing, Header, Sha256, Spool, WireError
 from fl_labelskew_plugins.words import clean
 
 SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
@@ -140,16 +140,20 @@ class Outbox:
 
     def __init__(self, audit: Audit, to: Callable[[], int], of: Callable[[], Mapping[str, str]]) -> None:
         self._audit, self._to, self._of = audit, to, of
-        self._queue: queue.SimpleQueue[tuple[list[bytes | memoryview], str | None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[list[bytes | memoryview], Sha256, str | None] | None] = queue.SimpleQueue()
         self._dropping = False
         self.moved = 0
         """Chunks that the peer has taken so far."""
 
-    def put(self, parts: list[bytes | memoryview], why: str | None = None) -> bool:
-        """Queue a message, and the reason that is in it; False where too many wait already."""
+    def put(self, parts: list[bytes | memoryview], why: str | None = None, tensors: Sha256 | None = None) -> bool:
+        """Queue a message, the reason that is in it, and its tensors' hash where it is known.
+
+        Returns:
+            False where too many wait already.
+        """
         if self._queue.qsize() >= QUEUED:
             return False
-        self._queue.put((parts, why))
+        self._queue.put((parts, tensors, why))
         return True
 
     def close(self, *, flush: bool) -> None:
@@ -163,17 +167,16 @@ class Outbox:
             yield from self._chunks(*queued)
             del queued  # or the last message would be kept until the next
 
-    def _chunks(self, parts: list[bytes | memoryview], why: str | None) -> Iterator[bytes]:
-        header = Header.unpack(parts[0])
-        digest, size, sent = hashlib.sha256(), Header.SIZE + header.length, 0
+    def _chunks(self, parts: list[bytes | memoryview], tensors: Sha256 | None, why: str | None) -> Iterator[bytes]:
+        header, digest = Header.unpack(parts[0]), wire.hashed(parts, tensors) if self._audit.digests else None
+        size, sent = Header.SIZE + header.length, 0
         try:
             for chunk in wire.cut(parts, CHUNK):
                 if self._dropping:
                     return
-                digest.update(chunk)
                 sent += len(chunk)
                 if sent == size:  # what follows a yield may never be reached
-                    self._note("sent", header, size, digest.hexdigest(), why)
+                    self._note("sent", header, size, digest, why)
                 yield chunk
                 self.moved += 1
         finally:
@@ -291,7 +294,8 @@ class ServerTransport(Transport):
         self._open: dict[int, _Connection] = {}
         self._shown: dict[int, bytes] = {}
         """The certificate that each silo came with last."""
-        self._copies: tuple[list[tuple[str, Tensor, int]], dict[str, Tensor]] = ([], {})
+        self._last: tuple[list[tuple[str, weakref.ref[Tensor], int]], dict[str, Tensor], Sha256] = ([], {}, None)
+        """Which tensors were sent last, copies of them where they cannot travel as they are, and their hash."""
         most = places()
         self._door = Door(most, self._turned_out, tls=tls is not None)
         self._server = self._grpc.server(
@@ -324,7 +328,7 @@ class ServerTransport(Transport):
         connection = self._open.get(msg.get_receiver_id())
         if connection is None or connection.closed:
             return
-        if not connection.outbox.put(_encoded(msg, self._plain(msg.get("tensors"))), _reason(msg)):
+        if not connection.outbox.put(*self._prepared(msg)):
             self._refuse(connection, RefusedError("does not take what is sent to it", "UNAVAILABLE"))
 
     def stop_receive_message(self) -> None:
@@ -367,18 +371,22 @@ class ServerTransport(Transport):
                     )
             raise LabelSkewError(f"cannot listen at {address}: {why}; {right}") from None
 
-    def _plain(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The tensors as they can be sent; copies from a GPU are made once for all silos."""
-        if all(map(wire.dense, tensors.values())):
-            return tensors
-        key = [(name, tensor, tensor._version) for name, tensor in tensors.items()]
-        same = len(key) == len(self._copies[0]) and all(
-            new[0] == old[0] and new[1] is old[1] and new[2] == old[2]
-            for new, old in zip(key, self._copies[0], strict=True)
+    def _prepared(self, msg: Message) -> tuple[list[bytes | memoryview], str | None, Sha256 | None]:
+        """A message for :meth:`Outbox.put`; copies from a GPU, and the tensors' hash, are made once for all silos."""
+        tensors = msg.get("tensors")
+        if not tensors:
+            return _encoded(msg, tensors), _reason(msg), None
+        key, last, copies, state = [(name, t, t._version) for name, t in tensors.items()], *self._last
+        same = len(key) == len(last) and all(
+            name == before and tensor is sent() and version == old
+            for (name, tensor, version), (before, sent, old) in zip(key, last, strict=True)
         )
         if not same:
-            self._copies = key, wire.plain(tensors)
-        return self._copies[1]
+            copies = {} if all(map(wire.dense, tensors.values())) else wire.plain(tensors)
+            state = wire.tensors_hashed(_encoded(msg, copies or tensors)) if self.audit.digests else None
+            # no more of them than that: what is sent would be kept in memory until the next broadcast
+            self._last = [(name, weakref.ref(tensor), version) for name, tensor, version in key], copies, state
+        return _encoded(msg, copies or tensors), _reason(msg), state
 
     def _turn_out(self) -> None:
         """Once there is a newer list of revoked certificates: end the connections of who is on it.
@@ -452,7 +460,7 @@ class ServerTransport(Transport):
         timer.daemon = True
         timer.start()
         try:
-            hashing = Hashing(requests)
+            hashing = Hashing(requests, wanted=self.audit.digests)
             while self._read(connection, hashing):
                 timer.cancel()
         except (CutShortError, self._grpc.RpcError):
@@ -698,7 +706,7 @@ class SiloTransport(Transport):
                 self.audit.note("connected", rank=0, **self._known)
                 self._outbox = outbox
                 self.arrived.put(message(Kind.JOINED, 0, self.rank))
-            hashing = Hashing(call)
+            hashing = Hashing(call, wanted=self.audit.digests)
             while self._read(hashing):
                 heard = True
             why = "it has closed the connection"

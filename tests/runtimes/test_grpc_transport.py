@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 
 import grpc
 import numpy as np
@@ -20,6 +21,7 @@ import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins import certs, wire
+from fl_labelskew_plugins.audit import Audit
 from fl_labelskew_plugins.runtimes import door, grpc_transport
 from fl_labelskew_plugins.runtimes.grpc_transport import FROM_SERVER, FROM_SILOS, ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, message
@@ -187,16 +189,41 @@ def test_a_message_beyond_2_gb_waits_on_disk(start, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_messages_to_several_silos_share_one_copy(start):
+@pytest.mark.parametrize("digests", [True, False])
+def test_both_sides_note_a_message_alike_with_its_digest_where_that_is_wanted(start, digests):
+    here, there = [], []
+    server = start(audit=Audit(hear=here.append, digests=digests))
+    silo = start.silo(server.transport.address, audit=Audit(hear=there.append, digests=digests))
+    silo.wait(Kind.JOINED)
+    server.wait(Kind.HELLO)
+    server.send(Kind.TRAIN, 1, round=3, tensors=TENSORS)
+    silo.wait(Kind.TRAIN)
+    sent, received = [next(line for line in lines if line.get("kind") == "TRAIN") for lines in (here, there)]
+    assert [sent[key] for key in ("kind", "round", "bytes")] == [received[key] for key in ("kind", "round", "bytes")]
+    assert sent.get("sha256") == received.get("sha256")
+    assert (len(sent.get("sha256") or "") == 64) is digests
+
+
+def test_messages_to_several_silos_share_one_copy_and_one_hash(start):
     server = start()
     tensors = {"columns": torch.randn(5, 4).t()}
-    once = server.transport._plain(tensors)
-    assert server.transport._plain(dict(tensors))["columns"] is once["columns"]
+
+    def prepared():
+        parts, _, state = server.transport._prepared(message(Kind.TRAIN, 0, 1, tensors=dict(tensors)))
+        assert bytes(parts[1]) == tensors["columns"].contiguous().numpy().tobytes()
+        return parts[1].obj.ctypes.data, state
+
+    place, state = prepared()
+    assert prepared() == (place, state)
     tensors["columns"] += 1
-    again = server.transport._plain(tensors)
-    assert torch.equal(again["columns"], tensors["columns"])
+    place, other = prepared()
+    assert other.digest() != state.digest()
     tensors["columns"] = tensors["columns"].contiguous()
-    assert server.transport._plain(tensors) is tensors
+    place, again = prepared()
+    assert (place, again.digest()) == (tensors["columns"].data_ptr(), other.digest())
+    gone = weakref.ref(tensors["columns"])
+    tensors.clear()
+    assert gone() is None  # the last broadcast's own tensors are not kept
 
 
 def test_a_limit_may_be_raised_while_handling_what_came_before(start):
