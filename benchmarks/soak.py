@@ -48,7 +48,7 @@ from pathlib import Path
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins import audit
-from fl_labelskew_plugins.signals import interrupting
+from fl_labelskew_plugins.machine.signals import interrupting
 
 RECIPE = """\
 common_args: {{training_type: cross_silo}}

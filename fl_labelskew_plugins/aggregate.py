@@ -9,8 +9,8 @@ import torch
 from fl_labelskew_registry import Aggregation, Method, Optimizer, RunError
 from torch import Tensor
 
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.tensors import pieces
-from fl_labelskew_plugins.words import clean
 
 Weights = dict[str, Tensor]
 PROXIES = ("classifier.weight", "classifier.bias")

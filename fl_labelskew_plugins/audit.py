@@ -25,8 +25,9 @@ from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import addresses, log
-from fl_labelskew_plugins.words import clean, utc
+from fl_labelskew_plugins import addresses
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.text import clean, utc
 
 NAME = "audit.jsonl"
 MOST = 64 * 2**20

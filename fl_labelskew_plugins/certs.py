@@ -19,7 +19,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins import addresses, issuing, keys
 from fl_labelskew_plugins.keys import Passphrase
-from fl_labelskew_plugins.words import clean
+from fl_labelskew_plugins.machine.text import clean
 
 if TYPE_CHECKING:
     from cryptography import x509

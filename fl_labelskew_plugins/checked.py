@@ -28,7 +28,7 @@ from fl_labelskew_registry import (
 )
 from torch import Tensor, is_grad_enabled, nn
 
-from fl_labelskew_plugins.words import TERM, clean
+from fl_labelskew_plugins.machine.text import TERM, clean
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fl_labelskew_plugins.words import clean
+from fl_labelskew_plugins.machine.text import clean
 
 Schema = Mapping[str, Any]
 

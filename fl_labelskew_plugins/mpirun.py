@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import log
-from fl_labelskew_plugins.signals import handled
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.signals import handled
 from fl_labelskew_plugins.typed import GO_ON
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def workers(recipe: Recipe, gpus: Sequence[int]) -> int:
 
     Args:
         recipe: what to run.
-        gpus: the GPUs in use, see :func:`fl_labelskew_plugins.devices.gpus`; none on the CPU.
+        gpus: the GPUs in use, see :func:`fl_labelskew_plugins.machine.devices.gpus`; none on the CPU.
     """
     place = joined()
     if place is not None:

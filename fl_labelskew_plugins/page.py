@@ -17,8 +17,8 @@ from itertools import compress
 from pathlib import Path
 
 from fl_labelskew_plugins import __version__, report
+from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.report import Row
-from fl_labelskew_plugins.words import counted
 
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 44, 548, 12, 282

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fl_labelskew_plugins import log
-from fl_labelskew_plugins.atomic import FULL, replacing
-from fl_labelskew_plugins.words import TERMS, clean
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.files import FULL, replacing
+from fl_labelskew_plugins.machine.text import TERMS, clean
 
 
 def heat_map(

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fl_labelskew_registry import Federation, LabelSkewError, Method, RunError
 from pydantic import Field, field_validator
 
-from fl_labelskew_plugins.atomic import replacing
+from fl_labelskew_plugins.machine.files import replacing
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.mistakes import show
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.words import clean
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,8 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fl_labelskew_plugins import log
-from fl_labelskew_plugins.words import TERMS, counted
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.text import TERMS, counted
 
 if TYPE_CHECKING:
     from rich.console import Console

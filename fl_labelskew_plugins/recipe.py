@@ -25,8 +25,8 @@ from pydantic import BaseModel
 
 from fl_labelskew_plugins import combine, mistakes, mixing, plain_yaml, policy, settings
 from fl_labelskew_plugins.checked import checked
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.settings import EXPECTED, PLAIN, PLUGGED, SECTIONS, Expected, PluginSection
-from fl_labelskew_plugins.words import clean
 
 PARTS = (*SECTIONS, EXPECTED)
 

@@ -13,8 +13,9 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
 
-from fl_labelskew_plugins import log, mixing, plots, signals
+from fl_labelskew_plugins import mixing, plots
 from fl_labelskew_plugins.aggregate import Weights, check_upload
+from fl_labelskew_plugins.machine import log, signals
 from fl_labelskew_plugins.progress import Progress
 from fl_labelskew_plugins.results import Checkpoint, Norms, RunFolder, environment, peak_memory, read_lines, summary
 from fl_labelskew_plugins.session import Session, made_up, watch

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import certs, keys, log
+from fl_labelskew_plugins import certs, keys
 from fl_labelskew_plugins.keys import Passphrase
-from fl_labelskew_plugins.words import counted
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.text import counted
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -12,18 +12,19 @@ from pathlib import Path
 import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import log, mixing, mpirun, status
+from fl_labelskew_plugins import mixing, mpirun, status
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.aggregate import num_bytes
-from fl_labelskew_plugins.atomic import FULL
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.files import FULL
+from fl_labelskew_plugins.machine.signals import interrupting
+from fl_labelskew_plugins.machine.text import counted, ranged
 from fl_labelskew_plugins.progress import clock, progress
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Pause, Record
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.runtime import Call, Runtime
 from fl_labelskew_plugins.session import Session, host_switches, made_up, of_classes
-from fl_labelskew_plugins.signals import interrupting
-from fl_labelskew_plugins.words import counted, ranged
 
 WHOSE = {"own": "", "corrected": " (the host's, corrected)", "host": " (the host's as it is)"}
 """What follows an optimiser's name."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import log
+from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import PAUSE, Pause, Record
 from fl_labelskew_plugins.session import Session, build

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from fl_labelskew_plugins import mistakes, wire
 from fl_labelskew_plugins.combine import Combined
 from fl_labelskew_plugins.data.clients import class_counts
+from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import Recipe, different
 from fl_labelskew_plugins.session import check_form, data_folder, divided, loaded, numbered
 from fl_labelskew_plugins.settings import MOST_CLASSES, MOST_NUMBERS, classes_of
-from fl_labelskew_plugins.words import clean, counted
 
 MOST_SAMPLES = 10**12
 MOST_SILOS = 10**6

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fl_labelskew_plugins.aggregate import num_bytes
-from fl_labelskew_plugins.atomic import replacing
+from fl_labelskew_plugins.machine.files import replacing
 
 State = dict[str, Tensor]
 Key = tuple[int, int]

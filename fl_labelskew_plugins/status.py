@@ -19,9 +19,9 @@ from typing import Any
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import locks
-from fl_labelskew_plugins.atomic import replacing
-from fl_labelskew_plugins.words import clean, utc
+from fl_labelskew_plugins.machine import locks
+from fl_labelskew_plugins.machine.files import replacing
+from fl_labelskew_plugins.machine.text import clean, utc
 
 NAME = "status.json"
 EVERY_S = 1.0

@@ -28,8 +28,11 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, MistakesError
 from pydantic import Field
 
-from fl_labelskew_plugins import devices, locks, mistakes, plain_yaml, report
+from fl_labelskew_plugins import mistakes, plain_yaml, report
 from fl_labelskew_plugins import recipe as recipes
+from fl_labelskew_plugins.machine import devices, locks
+from fl_labelskew_plugins.machine.signals import interrupting
+from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.mpirun import available_cores
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.processes import how_it_ended
@@ -39,8 +42,6 @@ from fl_labelskew_plugins.reproduce import complete, held
 from fl_labelskew_plugins.results import RunFolder, read_lines
 from fl_labelskew_plugins.session import data_folder
 from fl_labelskew_plugins.settings import PLUGGED
-from fl_labelskew_plugins.signals import interrupting
-from fl_labelskew_plugins.words import counted
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 LONGEST = 150

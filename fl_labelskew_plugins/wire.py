@@ -27,8 +27,8 @@ import torch
 from fl_labelskew_registry import RunError
 from torch import Tensor
 
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.tensors import ON_DISK, PIECE, OnDisk, channels_last
-from fl_labelskew_plugins.words import clean
 
 Buffer = bytes | bytearray | memoryview | mmap.mmap
 Sha256 = Any  # hashlib has no public name for it

@@ -8,7 +8,7 @@ import resource
 import pytest
 import torch
 
-from fl_labelskew_plugins.atomic import replacing
+from fl_labelskew_plugins.machine.files import replacing
 from fl_labelskew_plugins.plots import figure, save
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.state import save_atomic

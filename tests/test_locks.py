@@ -8,7 +8,7 @@ import sys
 import pytest
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import locks
+from fl_labelskew_plugins.machine import locks
 
 HOLD = """
 import pathlib, sys, time

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import log
 from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.processes import Part, together
 
 QUICK = Path(__file__).parents[1] / "recipes" / "quickstart.yaml"

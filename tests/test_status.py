@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 from fl_labelskew_registry import RunError
 
-from fl_labelskew_plugins import locks, run, status
+from fl_labelskew_plugins import run, status
 from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.record import Pause
 from fl_labelskew_plugins.results import RunFolder
 

@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner
 from fl_labelskew_registry import LabelSkewError, MistakesError
 
-from fl_labelskew_plugins import locks, recipe, run, sweep
+from fl_labelskew_plugins import recipe, run, sweep
 from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.machine import locks
 
 SWEEPS = Path(__file__).parents[1] / "sweeps"
 BASE = """

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fl_labelskew_plugins import recipe, run, session, words
+from fl_labelskew_plugins import recipe, run, session
+from fl_labelskew_plugins.machine import text as words
 from fl_labelskew_plugins.results import RunFolder, summary
 
 TEXT = """\

@@ -8,7 +8,7 @@ import click
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
-from fl_labelskew_plugins.words import clean
+from fl_labelskew_plugins.machine.text import clean
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
@@ -58,7 +58,7 @@ def verify(folder: Path, last: str) -> None:
     Lines that are missing at the end are seen with --last alone.
     """
     from fl_labelskew_plugins import audit
-    from fl_labelskew_plugins.words import counted
+    from fl_labelskew_plugins.machine.text import counted
 
     log = audit.verify(folder, last.strip().lower())
     click.echo(f"ok: {counted(log.lines, 'line')} in {counted(log.files, 'file')}, last line's SHA-256 {log.last}")

@@ -12,7 +12,7 @@ from fl_labelskew_registry import Dataset, LabelSkewError, MistakesError, RunErr
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
-from fl_labelskew_plugins.words import counted
+from fl_labelskew_plugins.machine.text import counted
 
 SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="NAME's own data_args; repeatable.")
 

@@ -83,7 +83,7 @@ def _plot(rows: Sequence[Row], last: int, baseline: str, file: Path) -> None:
 
 def _page(rows: Sequence[Row], last: int, baseline: str, file: Path) -> None:
     from fl_labelskew_plugins import page
-    from fl_labelskew_plugins.atomic import replacing
+    from fl_labelskew_plugins.machine.files import replacing
 
     with replacing(file) as part:
         part.write_text(page.page(rows, last=last, baseline=baseline), encoding="utf-8")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from fl_labelskew_plugins import log
 from fl_labelskew_plugins.cli.exits import CONTEXT, PASSPHRASE, guarded
+from fl_labelskew_plugins.machine import log
 
 PATH = click.Path(path_type=Path)
 EPILOG = (

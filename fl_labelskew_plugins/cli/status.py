@@ -12,7 +12,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
-from fl_labelskew_plugins.words import clean
+from fl_labelskew_plugins.machine.text import clean
 
 HEAD = ("silo", "name", "state", "since", "last upload", "bytes in", "bytes out", "address")
 

@@ -25,8 +25,8 @@ from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.pictures import OnBadSample, fault, faults, opened, settle
 from fl_labelskew_plugins.data.split import stratified
 from fl_labelskew_plugins.data.stats import moments
+from fl_labelskew_plugins.machine.text import few
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.words import few
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 Samples = list[tuple[Path, str]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 from fl_labelskew_registry import LabelSkewError, MistakesError
 
-from fl_labelskew_plugins import log
+from fl_labelskew_plugins.machine import log
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -8,7 +8,7 @@ import torch
 from fl_labelskew_registry import LabelSkewError
 from torch import nn
 
-from fl_labelskew_plugins import log
+from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.mpirun import joined
 
 AUTO, NONE = "auto", "none"

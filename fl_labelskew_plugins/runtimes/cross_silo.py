@@ -12,9 +12,11 @@ from typing import TypeGuard
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import certs, keys, log, policy, revocation, silos, status
+from fl_labelskew_plugins import certs, keys, policy, revocation, silos, status
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.audit import Audit
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.processes import Part, threads_each, together
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import Checkpoint
@@ -25,7 +27,6 @@ from fl_labelskew_plugins.runtimes.silo_client import SiloClient
 from fl_labelskew_plugins.runtimes.silo_server import SiloServer, server_session
 from fl_labelskew_plugins.session import Session, assemble, build, of_classes, refuse_host_switches
 from fl_labelskew_plugins.wire import Spool
-from fl_labelskew_plugins.words import counted
 
 
 class CrossSilo(Runtime):

@@ -26,12 +26,12 @@ from torch import Tensor
 
 from fl_labelskew_plugins import addresses, certs, wire
 from fl_labelskew_plugins.audit import Audit, certificate, peer
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.revocation import Revocations
 from fl_labelskew_plugins.runtimes import door, pin
 from fl_labelskew_plugins.runtimes.door import Door, places
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
 from fl_labelskew_plugins.wire import CutShortError, Hashing, Header, Sha256, Spool, WireError
-from fl_labelskew_plugins.words import clean
 
 SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
 CHUNK = 2**20

@@ -12,9 +12,9 @@ from fl_labelskew_registry import RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.machine.text import TERM
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
 from fl_labelskew_plugins.state import group, joined
-from fl_labelskew_plugins.words import TERM
 
 SERVER = 0
 NOT_FINITE = ("nan", "inf", "-inf")

@@ -18,11 +18,13 @@ from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Images, LabelSkewError, Method, Optimizer, RunError
 from torch import Tensor
 
-from fl_labelskew_plugins import log, silos, wire
+from fl_labelskew_plugins import silos, wire
 from fl_labelskew_plugins.aggregate import check_upload, num_bytes
 from fl_labelskew_plugins.data.fingerprint import add_array
 from fl_labelskew_plugins.keys import readable_by_others
 from fl_labelskew_plugins.local import LocalResult, forms
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.policy import Guard, question
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.results import RunFolder
@@ -34,7 +36,6 @@ from fl_labelskew_plugins.silos import SiloData
 from fl_labelskew_plugins.state import OPTIMIZER, State, Versions, group, joined, rest, save_atomic
 from fl_labelskew_plugins.tensors import trim
 from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn
-from fl_labelskew_plugins.words import clean, counted
 
 
 class SiloClient(Manager):

@@ -22,6 +22,7 @@ from fl_labelskew_plugins.aggregate import check_extra, num_bytes
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.excluded import Excluded
 from fl_labelskew_plugins.local import LocalResult, forms
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import Checkpoint
@@ -36,7 +37,6 @@ from fl_labelskew_plugins.session import Session, assemble
 from fl_labelskew_plugins.silos import Facts
 from fl_labelskew_plugins.state import joined
 from fl_labelskew_plugins.tensors import trim
-from fl_labelskew_plugins.words import clean
 
 SLACK = 2**20
 """Bytes of a message beside its tensors' own, at most."""

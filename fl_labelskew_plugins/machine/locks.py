@@ -13,8 +13,8 @@ from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import log
-from fl_labelskew_plugins.words import clean
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.text import clean
 
 NAME = ".lock"
 PATIENCE_S = 2.0

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.words import clean, utc
+from fl_labelskew_plugins.machine.text import clean, utc
 
 FORM = "FL_LABELSKEW_LOG"
 """Environment variable with the form of a run's lines; the processes that the run starts are told by it, too."""

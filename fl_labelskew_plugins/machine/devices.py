@@ -7,7 +7,8 @@ import socket
 import torch
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import log, mpirun
+from fl_labelskew_plugins import mpirun
+from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.recipe import Recipe
 
 
