@@ -10,9 +10,8 @@ from fl_labelskew_registry import Aggregation, Method, Optimizer, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.tensors import pieces
+from fl_labelskew_plugins.tensors import Weights, pieces
 
-Weights = dict[str, Tensor]
 PROXIES = ("classifier.weight", "classifier.bias")
 
 
@@ -246,8 +245,3 @@ def _finite(value: Tensor) -> bool:
 def _shown(names: Sequence[str]) -> str:
     """Names that a stranger may have chosen, fit for a line of a log."""
     return ", ".join(clean(name, 80) for name in names)
-
-
-def num_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes that tensors take on the wire."""
-    return sum(t.numel() * t.element_size() for t in tensors)

@@ -15,7 +15,6 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.aggregate import (
     PROXIES,
     WeightedMean,
-    Weights,
     check_extra,
     check_made,
     check_upload,
@@ -28,7 +27,7 @@ from fl_labelskew_plugins.aggregate import (
 )
 from fl_labelskew_plugins.local import LocalResult
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
-from fl_labelskew_plugins.state import OPTIMIZER, group, joined, rest
+from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 from fl_labelskew_plugins.trainer import floating, restore
 
 

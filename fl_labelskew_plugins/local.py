@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.aggregate import Weights, check_terms
+from fl_labelskew_plugins.aggregate import check_terms
 from fl_labelskew_plugins.checked import backward
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.samples import Samples, Streamed
-from fl_labelskew_plugins.state import OPTIMIZER, group, joined, rest
-from fl_labelskew_plugins.tensors import evict
+from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, evict, group, joined, rest
 
 TEST_BATCH = {"cpu": 128, "cuda": 1024}
 """Samples of a batch where no gradient is needed: few enough that activations stay in a core's cache, or fill a GPU."""

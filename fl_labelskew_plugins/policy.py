@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fl_labelskew_plugins.recipe import Recipe
-    from fl_labelskew_plugins.state import State
+    from fl_labelskew_plugins.tensors import State
 
 SECTION = "policy"
 ACCOUNT = "account.json"

@@ -14,12 +14,13 @@ from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
 
 from fl_labelskew_plugins import mixing, plots
-from fl_labelskew_plugins.aggregate import Weights, check_upload
+from fl_labelskew_plugins.aggregate import check_upload
 from fl_labelskew_plugins.machine import log, signals
 from fl_labelskew_plugins.progress import Progress
 from fl_labelskew_plugins.results import Checkpoint, Norms, RunFolder, environment, peak_memory, read_lines, summary
 from fl_labelskew_plugins.session import Session, made_up, watch
-from fl_labelskew_plugins.state import OPTIMIZER, StateStore, joined, rest, save_atomic
+from fl_labelskew_plugins.state import StateStore
+from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, joined, rest, save_atomic
 
 PAUSE = "FL_LABELSKEW_PAUSE"
 """Environment variable with a :class:`Pause`, for the processes that a command has started."""

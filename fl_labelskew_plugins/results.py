@@ -20,10 +20,10 @@ from fl_labelskew_registry import LabelSkewError
 from safetensors import SafetensorError, safe_open
 
 from fl_labelskew_plugins import audit, status
-from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import copied, replacing
-from fl_labelskew_plugins.state import State, StateStore, group, save_atomic
+from fl_labelskew_plugins.state import StateStore
+from fl_labelskew_plugins.tensors import State, Weights, group, save_atomic
 
 CPU = torch.device("cpu")
 ABANDONED = "abandoned"

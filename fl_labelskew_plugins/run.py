@@ -14,7 +14,6 @@ from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins import mixing, mpirun, status
 from fl_labelskew_plugins import recipe as recipes
-from fl_labelskew_plugins.aggregate import num_bytes
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
 from fl_labelskew_plugins.machine.signals import interrupting
@@ -25,6 +24,7 @@ from fl_labelskew_plugins.record import Pause, Record
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.runtime import Call, Runtime
 from fl_labelskew_plugins.session import Session, host_switches, made_up, of_classes
+from fl_labelskew_plugins.tensors import num_bytes
 
 WHOSE = {"own": "", "corrected": " (the host's, corrected)", "host": " (the host's as it is)"}
 """What follows an optimiser's name."""

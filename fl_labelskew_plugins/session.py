@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_labelskew_plugins import mixing, mpirun, seeds
-from fl_labelskew_plugins.aggregate import Weights, check_extra
+from fl_labelskew_plugins.aggregate import check_extra
 from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.clients import Clients, divide
@@ -24,6 +24,7 @@ from fl_labelskew_plugins.machine import devices
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.samples import samples
+from fl_labelskew_plugins.tensors import Weights
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.diagnostics.watch import Watch

@@ -6,26 +6,16 @@ a round that breaks off leaves no trace. Files that a checkpoint refers to are n
 
 from __future__ import annotations
 
-import errno
-import os
-import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file
 
-from fl_labelskew_plugins.aggregate import num_bytes
-from fl_labelskew_plugins.machine.files import replacing
+from fl_labelskew_plugins.tensors import State, num_bytes, save_atomic
 
-State = dict[str, Tensor]
 Key = tuple[int, int]
 """A client and the round that wrote its state."""
-
-OPTIMIZER = "optimizer"
-"""Group of what belongs to the optimiser among tensors that are shared, kept or sent; the rest is the method's."""
 
 
 class StateStore:
@@ -188,31 +178,3 @@ class Versions:
 
     def _file(self, round: int) -> Path:
         return self.folder / f"round{round:06d}.safetensors"
-
-
-def joined(**groups: Mapping[str, Tensor]) -> State:
-    """Several dictionaries of tensors as one, each name preceded by its group's and a slash."""
-    return {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
-
-
-def group(tensors: Mapping[str, Tensor], name: str) -> State:
-    """The group ``name`` of what :func:`joined` made."""
-    return {key.removeprefix(f"{name}/"): tensor for key, tensor in tensors.items() if key.startswith(f"{name}/")}
-
-
-def rest(tensors: Mapping[str, Tensor], name: str) -> State:
-    """Everything but the group ``name`` of what :func:`joined` made."""
-    return {key: tensor for key, tensor in tensors.items() if not key.startswith(f"{name}/")}
-
-
-def save_atomic(tensors: State, path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as safetensors so that a reader sees the old file or the whole new one, also after a power cut."""
-    with replacing(path) as part:
-        try:
-            save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, part, metadata)
-        except SafetensorError as error:  # what it says of a full disk, in the form of every other file's
-            number = re.search(r"\(os error (\d+)\)", str(error))
-            code = int(number[1]) if number else errno.EIO
-            raise OSError(code, os.strerror(code) if number else str(error)) from error
-        with part.open("rb+") as stream:
-            os.fsync(stream.fileno())

@@ -1,17 +1,62 @@
-"""Large tensors a part at a time: how they lie in memory, or on disk, and how both are given back."""
+"""Dictionaries of tensors: their types, groups, sizes and files; large ones a part at a time, in memory and on disk."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
+import os
+import re
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
+from fl_labelskew_plugins.machine.files import replacing
+
+State = dict[str, Tensor]
+Weights = dict[str, Tensor]
+OPTIMIZER = "optimizer"
+"""Group of what belongs to the optimiser among tensors that are shared, kept or sent; the rest is the method's."""
 PIECE = 2**22
 """Entries of a large tensor, or bytes of a message on its way to disk, that are in memory at a time."""
+
+
+def joined(**groups: Mapping[str, Tensor]) -> State:
+    """Several dictionaries of tensors as one, each name preceded by its group's and a slash."""
+    return {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
+
+
+def group(tensors: Mapping[str, Tensor], name: str) -> State:
+    """The group ``name`` of what :func:`joined` made."""
+    return {key.removeprefix(f"{name}/"): tensor for key, tensor in tensors.items() if key.startswith(f"{name}/")}
+
+
+def rest(tensors: Mapping[str, Tensor], name: str) -> State:
+    """Everything but the group ``name`` of what :func:`joined` made."""
+    return {key: tensor for key, tensor in tensors.items() if not key.startswith(f"{name}/")}
+
+
+def save_atomic(tensors: State, path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors so that a reader sees the old file or the whole new one, also after a power cut."""
+    with replacing(path) as part:
+        try:
+            save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, part, metadata)
+        except SafetensorError as error:  # what it says of a full disk, in the form of every other file's
+            number = re.search(r"\(os error (\d+)\)", str(error))
+            code = int(number[1]) if number else errno.EIO
+            raise OSError(code, os.strerror(code) if number else str(error)) from error
+        with part.open("rb+") as stream:
+            os.fsync(stream.fileno())
+
+
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes that tensors take on the wire."""
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 class OnDisk(mmap.mmap):

@@ -9,10 +9,10 @@ from fl_labelskew_plugins.aggregate import (
     check_upload,
     class_weights,
     client_weights,
-    num_bytes,
     weighted_mean,
 )
 from fl_labelskew_plugins.methods.fedlc import FedLC
+from fl_labelskew_plugins.tensors import num_bytes
 
 
 def test_client_weights_by_hand():

@@ -11,7 +11,7 @@ import torch
 from fl_labelskew_plugins.machine.files import replacing
 from fl_labelskew_plugins.plots import figure, save
 from fl_labelskew_plugins.results import RunFolder
-from fl_labelskew_plugins.state import save_atomic
+from fl_labelskew_plugins.tensors import save_atomic
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path):

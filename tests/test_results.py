@@ -7,7 +7,8 @@ import torch
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.results import RunFolder, environment, peak_memory, read_lines, summary
-from fl_labelskew_plugins.state import StateStore, joined
+from fl_labelskew_plugins.state import StateStore
+from fl_labelskew_plugins.tensors import joined
 
 
 def test_truncate_drops_later_rounds_and_a_line_cut_in_half(tmp_path):

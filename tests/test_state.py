@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from fl_labelskew_plugins.state import StateStore, Versions, save_atomic
+from fl_labelskew_plugins.state import StateStore, Versions
+from fl_labelskew_plugins.tensors import save_atomic
 
 
 def state(value, size=4):

@@ -12,9 +12,8 @@ from fl_labelskew_registry import Batch, ClientView, LabelSkewError
 from torch import Tensor
 
 from fl_labelskew_plugins import plots, seeds
-from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.local import LocalTrainer
-from fl_labelskew_plugins.state import save_atomic
+from fl_labelskew_plugins.tensors import Weights, save_atomic
 
 
 @dataclass(frozen=True)

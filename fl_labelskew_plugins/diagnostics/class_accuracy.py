@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from fl_labelskew_plugins import metrics, plots
-from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.diagnostics.base import Diagnostic
+from fl_labelskew_plugins.tensors import Weights
 
 
 def class_accuracy(logits: Tensor, labels: Tensor) -> list[float | None]:

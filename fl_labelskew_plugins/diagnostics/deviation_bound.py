@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.diagnostics.base import Diagnostic, Scene, by_round, calibrated
 from fl_labelskew_plugins.ops import class_means
+from fl_labelskew_plugins.tensors import Weights
 
 
 def deviation_bound(probabilities: Tensor, features: Tensor, labels: Tensor) -> Tensor:

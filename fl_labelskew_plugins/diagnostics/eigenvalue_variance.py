@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.diagnostics.base import Diagnostic, by_round, some_test_samples, test_features
+from fl_labelskew_plugins.tensors import Weights
 
 TOP, BATCH, BATCHES = 50, 128, 8
 """Eigenvalues and samples of a batch as in the paper; so many batches are averaged."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.diagnostics.base import Diagnostic
+from fl_labelskew_plugins.tensors import Weights
 
 
 class LabelHeatmap(Diagnostic):

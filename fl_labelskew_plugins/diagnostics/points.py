@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.diagnostics.base import Diagnostic, Scene, some_test_samples, test_features
+from fl_labelskew_plugins.tensors import Weights
 
 MOST = 1000
 """Test samples that are drawn."""

@@ -35,7 +35,7 @@ from pydantic import Field
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import add_proximal, sum_of_coefficients
-from fl_labelskew_plugins.state import group, joined
+from fl_labelskew_plugins.tensors import group, joined
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_labelskew_plugins.local import LocalResult
 from fl_labelskew_plugins.machine.text import TERM
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
-from fl_labelskew_plugins.state import group, joined
+from fl_labelskew_plugins.tensors import group, joined
 
 SERVER = 0
 NOT_FINITE = ("nan", "inf", "-inf")

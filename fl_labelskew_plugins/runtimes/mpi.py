@@ -20,7 +20,6 @@ from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins import mpirun
-from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.local import TEST_BATCH, LocalResult
 from fl_labelskew_plugins.machine import devices
 from fl_labelskew_plugins.record import Record
@@ -31,7 +30,7 @@ from fl_labelskew_plugins.runtimes.mpi_transport import MPITransport
 from fl_labelskew_plugins.runtimes.rounds import Rounds
 from fl_labelskew_plugins.runtimes.transport import Kind
 from fl_labelskew_plugins.session import Session, build, host_switches
-from fl_labelskew_plugins.state import group, joined
+from fl_labelskew_plugins.tensors import Weights, group, joined
 from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn
 from fl_labelskew_plugins.wire import Spool
 

@@ -19,7 +19,7 @@ from fl_labelskew_registry import Images, LabelSkewError, Method, Optimizer, Run
 from torch import Tensor
 
 from fl_labelskew_plugins import silos, wire
-from fl_labelskew_plugins.aggregate import check_upload, num_bytes
+from fl_labelskew_plugins.aggregate import check_upload
 from fl_labelskew_plugins.data.fingerprint import add_array
 from fl_labelskew_plugins.keys import readable_by_others
 from fl_labelskew_plugins.local import LocalResult, forms
@@ -33,8 +33,8 @@ from fl_labelskew_plugins.runtimes.managers import SERVER, Manager, upload_meta,
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 from fl_labelskew_plugins.session import Session, assemble, host_switches
 from fl_labelskew_plugins.silos import SiloData
-from fl_labelskew_plugins.state import OPTIMIZER, State, Versions, group, joined, rest, save_atomic
-from fl_labelskew_plugins.tensors import trim
+from fl_labelskew_plugins.state import Versions
+from fl_labelskew_plugins.tensors import OPTIMIZER, State, group, joined, num_bytes, rest, save_atomic, trim
 from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn
 
 

@@ -17,8 +17,9 @@ import torch
 from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Arrays, Contribution, Data, Federation, Method, RunError
 
-from fl_labelskew_plugins import log, silos, status
-from fl_labelskew_plugins.aggregate import check_extra, num_bytes
+from fl_labelskew_plugins import silos, status
+from fl_labelskew_plugins.aggregate import check_extra
+from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.excluded import Excluded
 from fl_labelskew_plugins.local import LocalResult, forms
@@ -35,8 +36,7 @@ from fl_labelskew_plugins.runtimes.rounds import Rounds
 from fl_labelskew_plugins.runtimes.transport import Kind
 from fl_labelskew_plugins.session import Session, assemble
 from fl_labelskew_plugins.silos import Facts
-from fl_labelskew_plugins.state import joined
-from fl_labelskew_plugins.tensors import trim
+from fl_labelskew_plugins.tensors import joined, num_bytes, trim
 
 SLACK = 2**20
 """Bytes of a message beside its tensors' own, at most."""

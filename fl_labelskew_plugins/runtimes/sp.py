@@ -9,7 +9,6 @@ from fedml.simulation.sp.fedavg.client import Client
 from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
 from fl_labelskew_plugins import mixing
-from fl_labelskew_plugins.aggregate import Weights
 from fl_labelskew_plugins.local import LocalResult
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.runtime import Runtime
@@ -17,6 +16,7 @@ from fl_labelskew_plugins.runtimes import host
 from fl_labelskew_plugins.runtimes.hosted.federation import HostedFederation
 from fl_labelskew_plugins.runtimes.rounds import Rounds
 from fl_labelskew_plugins.session import Session, host_switches
+from fl_labelskew_plugins.tensors import Weights
 from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn, host_dataset
 
 

@@ -20,8 +20,7 @@ from fedml.simulation.sp.mime.mime_trainer import MimeTrainer
 from fedml.simulation.sp.scaffold.scaffold_trainer import ScaffoldTrainer
 from torch import Tensor, nn
 
-from fl_labelskew_plugins.aggregate import Weights
-from fl_labelskew_plugins.state import State, group, joined
+from fl_labelskew_plugins.tensors import State, Weights, group, joined
 
 
 class Hosted:
