@@ -86,7 +86,7 @@ def workers(recipe: Recipe, gpus: Sequence[int]) -> int:
 
     Args:
         recipe: what to run.
-        gpus: the GPUs in use, see :func:`fl_labelskew_plugins.machine.devices.gpus`; none on the CPU.
+        gpus: the GPUs in use, see :func:`fl_labelskew_plugins.devices.gpus`; none on the CPU.
     """
     place = joined()
     if place is not None:

@@ -13,14 +13,13 @@ from fl_labelskew_registry import Contribution, Data, Federation, LabelSkewError
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_labelskew_plugins import mixing, mpirun, seeds
+from fl_labelskew_plugins import devices, mixing, mpirun, seeds
 from fl_labelskew_plugins.aggregate import check_extra
 from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.clients import Clients, divide
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, snapshot
-from fl_labelskew_plugins.machine import devices
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.samples import samples

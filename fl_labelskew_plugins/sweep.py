@@ -28,9 +28,9 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, MistakesError
 from pydantic import Field
 
-from fl_labelskew_plugins import mistakes, plain_yaml, report
+from fl_labelskew_plugins import devices, mistakes, plain_yaml, report
 from fl_labelskew_plugins import recipe as recipes
-from fl_labelskew_plugins.machine import devices, locks
+from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.mpirun import available_cores

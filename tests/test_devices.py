@@ -10,8 +10,7 @@ import yaml
 from fedml.device import gpu_mapping_mpi
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import mpirun, recipe, session
-from fl_labelskew_plugins.machine import devices
+from fl_labelskew_plugins import devices, mpirun, recipe, session
 
 TEXT = """\
 data_args: {dataset: digits}

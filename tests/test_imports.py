@@ -75,6 +75,8 @@ def _why_not(found: Import, module: str) -> Iterator[str]:
         yield "only trainer, aggregator and runtimes know the host"
     if here == "partition" and (within(name, "torch") or within(name, "torchvision")):
         yield "partitions are pure numpy"
+    if here == "machine" and within(name, OURS) and there not in {"machine", "hook"}:
+        yield "the machine knows nothing of learning"
     if there == "cli" and here not in {"cli", "hook"}:
         yield "nothing imports the command line but the hook"
     if here == "methods" and within(name, OURS) and not any(within(name, may) for may in METHODS_MAY_IMPORT):
@@ -115,6 +117,7 @@ def test_imports_point_one_way(module, path):
         (f"{OURS}.data.digits", "def f():\n    from fedml.data import x"),
         (f"{OURS}.local", "from importlib import import_module\nimport_module('fedml.core')"),
         (f"{OURS}.partition.iid", "import torch.nn as nn"),
+        (f"{OURS}.machine.files", f"from {OURS}.tensors import State"),
         (f"{OURS}.run", f"from {OURS}.cli import main"),
         (f"{OURS}.run", f"from {OURS} import cli"),
         (f"{OURS}.run", "from .cli.run import run_command"),
@@ -149,6 +152,7 @@ def test_the_checker_sees_a_violation(module, source):
         (f"{REGISTRY}.contracts", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import numpy"),
         (f"{REGISTRY}.contracts", "def loss():\n    from torch.nn.functional import cross_entropy"),
         (f"{OURS}.data.digits", "import fedmlx"),
+        (f"{OURS}.machine.log", f"from {OURS}.machine.text import clean"),
     ],
 )
 def test_the_checker_lets_the_rest_pass(module, source):

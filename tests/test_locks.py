@@ -12,7 +12,7 @@ from fl_labelskew_plugins.machine import locks
 
 HOLD = """
 import pathlib, sys, time
-from fl_labelskew_plugins import locks
+from fl_labelskew_plugins.machine import locks
 with locks.alone(pathlib.Path(sys.argv[1]), "run"):
     print("held", flush=True)
     time.sleep(60)

@@ -21,7 +21,7 @@ TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 CHILD = """
 import sys
 from pathlib import Path
-from fl_labelskew_plugins import log
+from fl_labelskew_plugins.machine import log
 log.begin()
 log.note("  a table's row")
 log.warn("w")
@@ -122,6 +122,6 @@ def test_a_real_run_in_a_pipe_and_on_a_terminal(tmp_path, forker):
     assert all(re.match(f"{TIME} INFO    ", line) for line in lines)
     ours, theirs = pty.openpty()
     environment = os.environ | {log.FORM: "", "TERM": "xterm"}
-    script = "from fl_labelskew_plugins import log; log.begin(); log.warn('w'); print(log.form)"
+    script = "from fl_labelskew_plugins.machine import log; log.begin(); log.warn('w'); print(log.form)"
     subprocess.run([sys.executable, "-c", script], env=environment, stdout=theirs, stderr=theirs, check=True)
     assert os.read(ours, 1000).decode().split() == ["warning:", "w", "plain"]

@@ -16,8 +16,7 @@ from fedml.core.dp.fedml_differential_privacy import FedMLDifferentialPrivacy
 from fedml.core.security.fedml_attacker import FedMLAttacker
 from fedml.core.security.fedml_defender import FedMLDefender
 
-from fl_labelskew_plugins import mpirun
-from fl_labelskew_plugins.machine import devices
+from fl_labelskew_plugins import devices, mpirun
 from fl_labelskew_plugins.recipe import Recipe
 
 OURS = ("partition_args", "method_args", "model_args", "client_specific_args")

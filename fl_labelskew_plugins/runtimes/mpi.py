@@ -19,9 +19,8 @@ from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
-from fl_labelskew_plugins import mpirun
+from fl_labelskew_plugins import devices, mpirun
 from fl_labelskew_plugins.local import TEST_BATCH, LocalResult
-from fl_labelskew_plugins.machine import devices
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.runtime import Runtime
 from fl_labelskew_plugins.runtimes import host

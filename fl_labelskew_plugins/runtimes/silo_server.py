@@ -19,10 +19,10 @@ from fl_labelskew_registry import Arrays, Contribution, Data, Federation, Method
 
 from fl_labelskew_plugins import silos, status
 from fl_labelskew_plugins.aggregate import check_extra
-from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.excluded import Excluded
 from fl_labelskew_plugins.local import LocalResult, forms
+from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Record
