@@ -30,6 +30,11 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, utc
 
 NAME = "audit.jsonl"
+EVENTS = (
+    *("connected", "left", "refused", "received", "sent", "sent in part", "run", "list", "excluded", "included"),
+    *("began", "opened", "closed", "repaired", "gap", "repeated"),
+)
+"""Of connections and messages, and of the log itself."""
 MOST = 64 * 2**20
 """Bytes of a file, about; then another one is begun."""
 LETTERS = 300

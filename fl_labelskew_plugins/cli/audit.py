@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
@@ -25,8 +26,10 @@ def audit_group() -> None:
 @guarded
 def show(folder: Path, rank: int | None, event: str | None) -> None:
     """Show the log in RUN, the folder of a server's run or a silo's own."""
-    from fl_labelskew_plugins import audit
+    from fl_labelskew_plugins import audit, mistakes
 
+    if event not in (None, *audit.EVENTS):
+        raise LabelSkewError(f"--event: {mistakes.unknown(event, audit.EVENTS)}")
     shown = [
         content
         for _, _, content in audit.read(folder)
@@ -36,7 +39,7 @@ def show(folder: Path, rank: int | None, event: str | None) -> None:
     used = [key for key in keys if any(key in content for content in shown)]
     cells = {"sha256": 12}
     rows = [[*(clean(content.get(key, ""))[: cells.get(key)] for key in used), _more(content)] for content in shown]
-    click.echo(table.plain([*used, "more"], rows))
+    click.echo(table.plain([*used, "more"], rows) if rows else "no such line")
 
 
 def _more(content: dict[str, object]) -> str:

@@ -1,11 +1,14 @@
 """``labelskew audit``."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from fl_labelskew_plugins.audit import NAME, Audit
+import fl_labelskew_plugins
+from fl_labelskew_plugins.audit import EVENTS, NAME, Audit
 from fl_labelskew_plugins.cli.main import main
 
 
@@ -38,6 +41,16 @@ def test_the_log_is_shown(folder):
 def test_it_is_shown_of_one_silo_or_event(folder):
     assert len(call("show", folder, "--rank", 1).stdout.splitlines()) == 3
     assert "sent a pickle" in call("show", folder, "--event", "refused").stdout.splitlines()[1]
+    assert call("show", folder, "--event", "left").stdout == "no such line\n"
+    error = call("show", folder, "--event", "refsued", code=2).stderr
+    assert error.startswith("error: --event: 'refsued' is unknown; allowed: connected, left, refused, ")
+    assert error.endswith("; nearest: refused\n")
+
+
+def test_events_that_may_be_asked_for_are_those_that_are_noted():
+    source = "".join(path.read_text() for path in Path(fl_labelskew_plugins.__file__).parent.rglob("*.py"))
+    noted = set(re.findall(r'\bnote\("([a-z ]+)"|"event": "([a-z ]+)"|_note\("([a-z ]+)"', source))
+    assert {name for names in noted for name in names if name} <= set(EVENTS)
 
 
 def test_a_whole_log_is_ok_and_a_changed_one_is_exit_code_1(folder):
