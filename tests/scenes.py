@@ -1,4 +1,4 @@
-"""What tests of federations ask of their processes and runs, and a silo that lives in the test's own process."""
+"""What tests of federations share: questions to processes and runs, and transports and silos of the test's own process."""
 
 import threading
 
@@ -46,3 +46,30 @@ class Echo:
     def leave(self):
         self.transport.send_message(message(Kind.FINISH, self.rank, 0))
         self.transport.stop_receive_message()
+
+
+class Peer:
+    """A transport whose messages are kept, in order."""
+
+    def __init__(self, transport):
+        self.transport = transport
+        self.got = []
+        self.handlers = {}
+        transport.add_observer(self)
+
+    def receive_message(self, kind, arrived):
+        self.got.append(arrived)
+        self.handlers.get(kind, lambda arrived: None)(arrived)
+
+    @property
+    def kinds(self):
+        return [Kind(arrived.get_type()).name for arrived in self.got]
+
+    def wait(self, kind, count=1):
+        """The ``count``-th message of a kind."""
+        while self.kinds.count(kind.name) < count:
+            assert self.transport.receive(60), f"no {kind.name}, only {self.kinds}"
+        return [arrived for arrived in self.got if arrived.get_type() == kind][count - 1]
+
+    def send(self, kind, receiver=0, **content):
+        self.transport.send_message(message(kind, getattr(self.transport, "rank", 0), receiver, **content))

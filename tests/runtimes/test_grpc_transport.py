@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
+from scenes import Peer
 
 from fl_labelskew_plugins import certs, wire
 from fl_labelskew_plugins.audit import Audit
@@ -29,33 +30,6 @@ from fl_labelskew_plugins.wire import Header, Spool, WireError
 
 TENSORS = {"conv.weight": torch.randn(3, 4), "steps": torch.tensor(7), "columns": torch.randn(50, 40).t()}
 METHOD = f"/{grpc_transport.SERVICE}/{grpc_transport.METHOD}"
-
-
-class Peer:
-    """A transport whose messages are kept, in order."""
-
-    def __init__(self, transport):
-        self.transport = transport
-        self.got = []
-        self.handlers = {}
-        transport.add_observer(self)
-
-    def receive_message(self, kind, arrived):
-        self.got.append(arrived)
-        self.handlers.get(kind, lambda arrived: None)(arrived)
-
-    @property
-    def kinds(self):
-        return [Kind(arrived.get_type()).name for arrived in self.got]
-
-    def wait(self, kind, count=1):
-        """The ``count``-th message of a kind."""
-        while self.kinds.count(kind.name) < count:
-            assert self.transport.receive(60), f"no {kind.name}, only {self.kinds}"
-        return [arrived for arrived in self.got if arrived.get_type() == kind][count - 1]
-
-    def send(self, kind, receiver=0, **content):
-        self.transport.send_message(message(kind, getattr(self.transport, "rank", 0), receiver, **content))
 
 
 @pytest.fixture

@@ -6,33 +6,18 @@ import signal
 import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
+from scenes import Peer
 
 from fl_labelskew_plugins import audit, certs, run
 from fl_labelskew_plugins.revocation import FILE, Revocations, revoke
 from fl_labelskew_plugins.runtimes import sp
 from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.silo_client import secret
-from fl_labelskew_plugins.runtimes.transport import Kind, message
+from fl_labelskew_plugins.runtimes.transport import Kind
 
 
-class Peer:
-    """A transport whose messages are kept, in order."""
-
-    def __init__(self, transport):
-        self.transport, self.got = transport, []
-        transport.add_observer(self)
-
-    def receive_message(self, kind, arrived):
-        self.got.append(arrived)
-
-    def wait(self, kind, count=1):
-        """The ``count``-th message of a kind."""
-        while len(there := [arrived for arrived in self.got if arrived.get_type() == kind]) < count:
-            assert self.transport.receive(30), f"no {kind.name}"
-        return there[count - 1]
-
-    def send(self, kind, receiver=0, **content):
-        self.transport.send_message(message(kind, getattr(self.transport, "rank", 0), receiver, **content))
+class Member(Peer):
+    """A silo that may be sent away."""
 
     def refused(self):
         """Why the server sends this silo away for good."""
@@ -83,7 +68,7 @@ def start(at):
         revoked = None if thief else Revocations(own, tls)
         made.append(SiloTransport(address, rank, tls=tls, revoked=revoked, **options))
         made[-1].start()
-        return Peer(made[-1])
+        return Member(made[-1])
 
     server.silo = silo
     yield server
