@@ -1,4 +1,4 @@
-"""What tests of federations share: questions to processes and runs, and transports and silos of the test's own process."""
+"""What tests of federations share: questions to processes and runs, and transports and silos of the test's own."""
 
 import threading
 
