@@ -187,7 +187,7 @@ class SiloServer(Manager):
         for client in sorted(self._present):
             self._welcome(client)
         try:
-            if record.checkpoint is None and self._has_opening:
+            if self._has_opening and (record.checkpoint is None or self._has_to_open_again):
                 self._exchange_openings()
             self.rounds.run(self)
             self._finish()
@@ -197,6 +197,14 @@ class SiloServer(Manager):
     @property
     def _has_opening(self) -> bool:
         return type(self.recipe.method).opening is not Method.opening
+
+    @property
+    def _has_to_open_again(self) -> bool:
+        """Whether an excluded silo's opening is in what a resumed run shares, and everybody else's is at hand."""
+        assert self.rounds is not None
+        opened = set(self.rounds.server.opened)
+        kept = opened - self._excluded.clients.keys()
+        return kept < opened and kept <= self._present
 
     def _exchange_openings(self) -> None:
         """The opening exchange: a round in which everybody who is there is asked, by WELCOME, and nobody trains."""

@@ -43,6 +43,27 @@ def test_a_silo_is_left_out_of_a_running_federation_and_comes_back(federation):
 NOTED = ("excluded", "included")
 
 
+def test_a_silo_excluded_before_a_run_is_resumed_is_missing_from_its_first_round_on(federation):
+    federation.overrides = [
+        "train_args.epochs=40",
+        "train_args.comm_round=5",
+        "method_args.method=fedshift",
+        "tracking_args.checkpoint_every=1",
+    ]
+    server, silos = federation.server(), federation.silos()
+    server.says("round 2/5")
+    server.kill()
+    server.wait()
+    excluded.exclude(federation.run_dir, 2, "")
+    server = federation.server(resume=True)
+    for process in (server, *silos):
+        assert process.wait() == 0, process.text
+    left_out = [(line.get("left_out"), line.get("opening_left_out")) for line in federation.lines()]
+    first = left_out.index(([1], [1]))
+    assert 2 <= first <= 4
+    assert left_out == [(None, None)] * first + [([1], [1])] * (5 - first)
+
+
 def test_where_too_few_are_left_the_server_says_so(federation):
     federation.overrides = ["train_args.epochs=40", "train_args.comm_round=9", "comm_args.quorum_timeout_s=2"]
     server, silos = federation.server(), federation.silos()
