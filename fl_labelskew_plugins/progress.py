@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fl_labelskew_plugins.machine import log
@@ -13,7 +15,31 @@ from fl_labelskew_plugins.machine.text import TERMS, counted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fl_labelskew_plugins.record import Pause
+PAUSE = "FL_LABELSKEW_PAUSE"
+"""Environment variable with a :class:`Pause`, for the processes that a command has started."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """When a run stops before its last round, with a checkpoint to go on from.
+
+    Args:
+        rounds: as soon as so many are complete.
+        at: before the first round that would begin after this, in seconds of :func:`time.monotonic`, a clock that all
+            processes of a machine share.
+    """
+
+    rounds: int
+    at: float
+
+    @classmethod
+    def told(cls) -> Pause | None:
+        """The one of the command that has started this process."""
+        rounds, _, at = os.environ.get(PAUSE, "").partition(" ")
+        return cls(int(rounds), float(at)) if at else None
+
+    def __str__(self) -> str:
+        return f"{self.rounds} {self.at}"
 
 
 class Progress(Protocol):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from fl_labelskew_registry import LabelSkewError
@@ -16,37 +14,11 @@ from torch import Tensor
 from fl_labelskew_plugins import mixing, plots
 from fl_labelskew_plugins.aggregate import check_upload
 from fl_labelskew_plugins.machine import log, signals
-from fl_labelskew_plugins.progress import Progress
+from fl_labelskew_plugins.progress import Pause, Progress
 from fl_labelskew_plugins.results import Checkpoint, Norms, RunFolder, environment, peak_memory, read_lines, summary
 from fl_labelskew_plugins.session import Session, made_up, watch
 from fl_labelskew_plugins.state import StateStore
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, joined, rest, save_atomic
-
-PAUSE = "FL_LABELSKEW_PAUSE"
-"""Environment variable with a :class:`Pause`, for the processes that a command has started."""
-
-
-@dataclass(frozen=True)
-class Pause:
-    """When a run stops before its last round, with a checkpoint to go on from.
-
-    Args:
-        rounds: as soon as so many are complete.
-        at: before the first round that would begin after this, in seconds of :func:`time.monotonic`, a clock that all
-            processes of a machine share.
-    """
-
-    rounds: int
-    at: float
-
-    @classmethod
-    def told(cls) -> Pause | None:
-        """The one of the command that has started this process."""
-        rounds, _, at = os.environ.get(PAUSE, "").partition(" ")
-        return cls(int(rounds), float(at)) if at else None
-
-    def __str__(self) -> str:
-        return f"{self.rounds} {self.at}"
 
 
 class Record:

@@ -22,9 +22,8 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, catalog
 
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins import report, run, status
-from fl_labelskew_plugins.progress import clock
+from fl_labelskew_plugins.progress import Pause, clock
 from fl_labelskew_plugins.recipe import Recipe, RecipeError
-from fl_labelskew_plugins.record import Pause
 from fl_labelskew_plugins.results import RunFolder, read_lines
 from fl_labelskew_plugins.session import data_folder, made_up
 from fl_labelskew_plugins.settings import Expected

@@ -18,9 +18,9 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
 from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.machine.text import counted, ranged
-from fl_labelskew_plugins.progress import clock, progress
+from fl_labelskew_plugins.progress import Pause, clock, progress
 from fl_labelskew_plugins.recipe import Recipe
-from fl_labelskew_plugins.record import Pause, Record
+from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.runtime import Call, Runtime
 from fl_labelskew_plugins.session import Session, host_switches, made_up, of_classes

@@ -5,8 +5,7 @@ import pytest
 from rich.console import Console
 
 from fl_labelskew_plugins import progress as module
-from fl_labelskew_plugins.progress import Live, Plain, Silent, clock, progress, told
-from fl_labelskew_plugins.record import Pause
+from fl_labelskew_plugins.progress import Live, Pause, Plain, Silent, clock, progress, told
 
 LINE = {
     "round": 1,

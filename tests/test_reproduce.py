@@ -13,7 +13,8 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins import recipe, report, reproduce
 from fl_labelskew_plugins.cli.main import main
-from fl_labelskew_plugins.record import Pause, Record
+from fl_labelskew_plugins.progress import Pause
+from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.settings import Expected
 

@@ -12,7 +12,7 @@ from fl_labelskew_registry import RunError
 from fl_labelskew_plugins import run, status
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.machine import locks
-from fl_labelskew_plugins.record import Pause
+from fl_labelskew_plugins.progress import Pause
 from fl_labelskew_plugins.results import RunFolder
 
 

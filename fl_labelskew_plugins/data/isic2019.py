@@ -10,12 +10,10 @@ from __future__ import annotations
 import csv
 import fcntl
 import hashlib
-import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -23,50 +21,26 @@ import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset, Images, LabelSkewError
 from pydantic import Field
 
-from fl_labelskew_plugins.data import fakes, lesions, pictures
+from fl_labelskew_plugins.data import fakes, isic2019_fake, lesions, pictures
 from fl_labelskew_plugins.data.fingerprint import digest
+from fl_labelskew_plugins.data.isic2019_tables import (
+    CENTRES,
+    CLASSES,
+    META,
+    PREPARED,
+    RAW,
+    SPLIT,
+    SPLIT_COLUMNS,
+    TABLE,
+    TRUTH,
+    TRUTH_COLUMNS,
+    Row,
+    split_text,
+)
 from fl_labelskew_plugins.data.split import stratified
 from fl_labelskew_plugins.params import Params
 
-CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
-CENTRES = ("BCN", "HAM_vidir_molemax", "HAM_vidir_modern", "HAM_rosendahl", "MSK", "HAM_vienna_dias")
-TABLE = {
-    "train": (
-        (2279, 3363, 2245, 606, 923, 97, 87, 330),
-        (20, 2977, 2, 0, 96, 23, 45, 0),
-        (533, 1470, 174, 20, 379, 40, 64, 11),
-        (276, 649, 223, 86, 406, 20, 3, 144),
-        (166, 349, 0, 0, 140, 0, 0, 0),
-        (58, 276, 5, 0, 6, 4, 2, 0),
-    ),
-    "test": (
-        (578, 843, 564, 131, 215, 27, 24, 101),
-        (4, 743, 0, 0, 28, 7, 9, 0),
-        (147, 362, 37, 1, 96, 11, 18, 0),
-        (66, 154, 73, 23, 84, 10, 0, 42),
-        (49, 66, 0, 0, 49, 0, 0, 0),
-        (9, 74, 0, 0, 4, 0, 1, 0),
-    ),
-}
-"""Samples of each class at each centre in FLamby's split."""
-
-RAW, PREPARED = "ISIC_2019_Training_Input", "ISIC_2019_Training_Input_preprocessed"
-TRUTH, META = "ISIC_2019_Training_GroundTruth.csv", "ISIC_2019_Training_Metadata_FL.csv"
-SPLIT = "train_test_split"
 CHECKED = ".labelskew-checked.json"
-TRUTH_COLUMNS = ("image", *CLASSES, "UNK")
-SPLIT_COLUMNS = (*TRUTH_COLUMNS, "target", "center", "fold", "fold2")
-META_COLUMNS = ("image", "age_approx", "anatom_site_general", "sex", "dataset")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One picture: its name without ``.jpg``, class, centre, and ``"train"``, ``"test"`` or "" where not decided."""
-
-    image: str
-    target: int
-    centre: int
-    fold: str = ""
 
 
 class ISIC2019(Dataset):
@@ -160,8 +134,6 @@ class ISIC2019(Dataset):
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
         """Write a small tree with JPEGs of varied aspect, classes by centre in the table's proportions."""
-        from fl_labelskew_plugins.data import isic2019_fake
-
         isic2019_fake.write(fakes.fresh_folder(out), samples or 240, seed, raw=self.params.tree == "raw")
 
     # -- tables
@@ -276,17 +248,6 @@ class ISIC2019(Dataset):
         if broken:
             bad.append(f"{raw or folder}: {_some(broken)} broken, or no picture at all")
         return folder, {*missing, *broken}
-
-
-def split_text(rows: Iterable[Row]) -> str:
-    """Rows as a file in the format of FLamby's split."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(SPLIT_COLUMNS)
-    for row in rows:
-        truth = ["1.0" if c == row.target else "0.0" for c in range(len(TRUTH_COLUMNS) - 1)]
-        table.writerow([row.image, *truth, row.target, row.centre, row.fold, f"{row.fold}_{row.centre}"])
-    return text.getvalue()
 
 
 def prepare_all(raw: Path, folder: Path, images: Sequence[str]) -> list[str]:

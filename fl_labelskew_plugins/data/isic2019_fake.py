@@ -10,7 +10,7 @@ import numpy as np
 from fl_labelskew_registry import LabelSkewError
 from numpy.typing import NDArray
 
-from fl_labelskew_plugins.data import isic2019 as isic
+from fl_labelskew_plugins.data import isic2019_tables as isic
 from fl_labelskew_plugins.data import lesions
 
 ASPECTS = (1.0, 4 / 3, 3 / 2, 3 / 4, 1.2)

@@ -17,8 +17,8 @@ from PIL import Image
 from pydantic import ValidationError
 
 from fl_labelskew_plugins.cli.main import main
-from fl_labelskew_plugins.data import isic2019 as isic
-from fl_labelskew_plugins.data import lesions
+from fl_labelskew_plugins.data import isic2019, lesions
+from fl_labelskew_plugins.data import isic2019_tables as isic
 from fl_labelskew_plugins.data.clients import divide
 from fl_labelskew_plugins.data.isic2019 import ISIC2019
 from fl_labelskew_plugins.partition.natural import Natural
@@ -164,7 +164,7 @@ def test_raw_pictures_are_prepared_once(made, tmp_path):
     load(root)
     assert lost.exists()
     assert kept.stat().st_mtime_ns == before
-    assert [file.name for file in (root / isic.PREPARED).iterdir() if file.suffix != ".jpg"] == [isic.CHECKED]
+    assert [file.name for file in (root / isic.PREPARED).iterdir() if file.suffix != ".jpg"] == [isic2019.CHECKED]
 
 
 def test_a_broken_raw_picture_is_not_prepared(made, tmp_path):
@@ -318,9 +318,9 @@ def test_a_server_needs_the_pictures_of_the_test_part_alone(tree):
 
 def test_pictures_are_checked_once(tree, monkeypatch):
     load(tree)
-    monkeypatch.setattr(isic.pictures, "fault", lambda file: pytest.fail("checked again"))
+    monkeypatch.setattr(isic2019.pictures, "fault", lambda file: pytest.fail("checked again"))
     load(tree)
-    (tree / isic.PREPARED / isic.CHECKED).write_text("[")
+    (tree / isic.PREPARED / isic2019.CHECKED).write_text("[")
     monkeypatch.undo()
     load(tree)
 
@@ -348,9 +348,9 @@ def test_the_check_counts_and_names_what_is_missing(made, tree, monkeypatch):
     assert result.exit_code == 1
     assert "rows without a picture" in result.stderr
     BAD["unknown centre"][0](tree)
-    row = next(row for row in isic.ISIC2019().survey(tree) if row[0] == "rows of no known centre or class")
+    row = next(row for row in isic2019.ISIC2019().survey(tree) if row[0] == "rows of no known centre or class")
     assert row[1:] == ("1", "0")
-    assert ("pictures without a row", "0", "0") in isic.ISIC2019().survey(tree)
+    assert ("pictures without a row", "0", "0") in isic2019.ISIC2019().survey(tree)
     (tree / "labelskew-fake.json").unlink()
     result = check(tree)
     assert result.exit_code == 1
@@ -363,7 +363,7 @@ def test_the_check_counts_and_names_what_is_missing(made, tree, monkeypatch):
 
 def test_a_centre_that_is_not_there_is_refused_before_anything_is_read():
     with pytest.raises(ValidationError, match="centres"):
-        isic.ISIC2019.Params(centres=(6,))
+        isic2019.ISIC2019.Params(centres=(6,))
 
 
 def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):
