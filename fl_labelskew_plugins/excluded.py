@@ -28,8 +28,8 @@ def read(folder: Path) -> dict[int, str]:
     """
     file = folder / NAME
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        return {int(rank): clean(why, LETTERS) for rank, why in told.items()}
+        ranks = json.loads(file.read_text(encoding="utf-8"))
+        return {int(rank): clean(why, LETTERS) for rank, why in ranks.items()}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as error:
@@ -60,13 +60,13 @@ class Excluded:
     def read(self) -> bool:
         """Look it up; whether anything has changed. A file that makes no sense is said once, and changes nothing."""
         try:
-            told, mistake = read(self._folder), ""
+            ranks, mistake = read(self._folder), ""
         except LabelSkewError as error:
-            told, mistake = {client + 1: why for client, why in self.clients.items()}, str(error)
+            ranks, mistake = {client + 1: why for client, why in self.clients.items()}, str(error)
         if mistake and mistake != self._mistake:
             log.warn(f"{mistake}; until then it stays as it was")
         self._mistake = mistake
-        before, self.clients = self.clients, {rank - 1: why for rank, why in told.items() if 1 <= rank <= self._silos}
+        before, self.clients = self.clients, {rank - 1: why for rank, why in ranks.items() if 1 <= rank <= self._silos}
         changed = sorted(before.keys() ^ self.clients.keys())
         for client in changed:
             why = self.clients.get(client, "")

@@ -191,8 +191,8 @@ class RunFolder:
 
     def indices(self, round: int) -> list[dict[int, int]]:
         """Of the checkpoints before that of ``round`` rounds, oldest first: which clients' states they refer to."""
-        found = [_meta(file) for at, file in self.earlier().items() if at < round]
-        return [{int(k): v for k, v in meta["clients"].items()} for meta in found if meta is not None]
+        metas = [_meta(file) for at, file in self.earlier().items() if at < round]
+        return [{int(k): v for k, v in meta["clients"].items()} for meta in metas if meta is not None]
 
     def go_back(self, round: int) -> str:
         """Go back to the end of ``round``, from 1, for good; what is left of later rounds is put aside.
@@ -258,7 +258,7 @@ class RunFolder:
             meta["seconds"],
             meta["sizes"],
             meta.get("opened", []),
-            {int(k): {int(at): found for at, found in v.items()} for k, v in meta.get("norms", {}).items()},
+            {int(k): {int(at): norms for at, norms in v.items()} for k, v in meta.get("norms", {}).items()},
         )
 
 

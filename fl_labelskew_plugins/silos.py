@@ -266,7 +266,8 @@ def number(told: Mapping[str, Any], key: str, least: int, most: int, where: str)
 def numbers(told: Mapping[str, Any], key: str, least: int, most: int, where: str) -> set[int]:
     """Whole numbers that the server sent as a list; errors as of :func:`number`."""
     value = told.get(key)
-    return {number({key: each}, key, least, most, where) for each in (value if isinstance(value, list) else [value])}
+    values = value if isinstance(value, list) else [value]
+    return {number({key: one}, key, least, most, where) for one in values}
 
 
 def federation(told: Any, recipe: Recipe, facts: Facts) -> Federation:

@@ -41,7 +41,7 @@ class StateStore:
         self.memory_bytes = memory_bytes
         self.committed: dict[int, int] = dict(index or {})
         self.selections: dict[int, int] = dict(selections or {})
-        self._kept: list[dict[int, int]] = [dict(each) for each in (*earlier, index or {})]
+        self._kept: list[dict[int, int]] = [dict(rounds) for rounds in (*earlier, index or {})]
         self._pending: dict[int, int] = {}
         self._selected: list[int] = []
         self._memory: OrderedDict[Key, State] = OrderedDict()

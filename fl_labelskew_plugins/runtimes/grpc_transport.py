@@ -383,10 +383,12 @@ class ServerTransport(Transport):
         )
         if not same:
             copies = {} if all(map(wire.dense, tensors.values())) else wire.plain(tensors)
-            state = wire.tensors_hashed(_encoded(msg, copies or tensors)) if self.audit.digests else None
+        parts = _encoded(msg, copies or tensors)
+        if not same:
+            state = wire.tensors_hashed(parts) if self.audit.digests else None
             # no more of them than that: what is sent would be kept in memory until the next broadcast
             self._last = [(name, weakref.ref(tensor), version) for name, tensor, version in key], copies, state
-        return _encoded(msg, copies or tensors), _reason(msg), state
+        return parts, _reason(msg), state
 
     def _turn_out(self) -> None:
         """Once there is a newer list of revoked certificates: end the connections of who is on it.

@@ -36,21 +36,21 @@ def norms(result: LocalResult, old: Weights, parameters: Collection[str], *, sen
         ``update``: how far the parameters moved; ``buffers``: how far all else did, without whole numbers; of the
         optimiser's tensors together, and of each of the method's by its name. Whole numbers are left out.
     """
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for name, value in result.upload.items():
         trained = name in parameters
-        found |= _with(found, UPDATE if trained else BUFFERS, value, None if trained and sends_change else old[name])
+        totals |= _with(totals, UPDATE if trained else BUFFERS, value, None if trained and sends_change else old[name])
     for name, value in result.contributions.items():
-        found |= _with(found, OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else name, value, None)
-    return found
+        totals |= _with(totals, OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else name, value, None)
+    return totals
 
 
-def _with(found: Mapping[str, float], name: str, value: Tensor, old: Tensor | None) -> dict[str, float]:
+def _with(totals: Mapping[str, float], name: str, value: Tensor, old: Tensor | None) -> dict[str, float]:
     if not value.is_floating_point():
         return {}
     parts = matching(value, value if old is None else old)
     distances = (_distance(part, None if old is None else before) for part, before in parts)
-    return {name: math.hypot(found.get(name, 0.0), *distances)}
+    return {name: math.hypot(totals.get(name, 0.0), *distances)}
 
 
 @torch.no_grad()
@@ -98,10 +98,10 @@ class Judge:
     def objection(self, client: int) -> str:
         """What is wrong with an upload, now that all have come that are awaited; empty where it is accepted."""
         for name, norm in self._now[client].items():
-            own, others = self._own(client, name), self._others(client, name)
-            if norm and (own or others) and norm > max(self._most(own, median), self._most(others, median_low)):
+            before, others = self._own(client, name), self._others(client, name)
+            if norm and (before or others) and norm > max(self._most(before, median), self._most(others, median_low)):
                 said = [f"{median_low(others):.3g} at the others"] if others else []
-                said += [f"{median(own):.3g} at it before"] if own else []
+                said += [f"{median(before):.3g} at it before"] if before else []
                 return f"the norm of its {name} is {norm:.3g}, and mostly {' and '.join(said)}"
         self._accept(client)
         return ""
@@ -120,7 +120,7 @@ class Judge:
 
     def _others(self, client: int, name: str) -> list[float]:
         now = list(_above_0(norms.get(name) for k, norms in self._now.items() if k != client))
-        return now or [own[-1] for k in self.past if k != client and (own := self._own(k, name))]
+        return now or [before[-1] for k in self.past if k != client and (before := self._own(k, name))]
 
 
 def _above_0(norms: Iterator[float | None]) -> Iterator[float]:

@@ -18,10 +18,9 @@ from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Images, LabelSkewError, Method, Optimizer, RunError
 from torch import Tensor
 
-from fl_labelskew_plugins import silos, wire
+from fl_labelskew_plugins import keys, silos, wire
 from fl_labelskew_plugins.aggregate import check_upload
 from fl_labelskew_plugins.data.fingerprint import add_array
-from fl_labelskew_plugins.keys import readable_by_others
 from fl_labelskew_plugins.local import LocalResult, forms
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted
@@ -286,11 +285,8 @@ def secret(folder: Path) -> int:
     file = folder / "secret"
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():
-        part = file.with_name("secret.part")
-        part.touch(mode=0o600)
-        part.write_text(secrets.token_hex(16), encoding="ascii")
-        part.replace(file)
-    for warning in readable_by_others(file):
+        keys.write(file, secrets.token_hex(16).encode(), 0o600)
+    for warning in keys.readable_by_others(file):
         log.warn(warning)
     try:
         return int(file.read_text(encoding="ascii"), 16)
