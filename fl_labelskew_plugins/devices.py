@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 
 import torch
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import mpirun
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.place import available_cores, launched, mpi_rank
 from fl_labelskew_plugins.recipe import Recipe
 
 
@@ -69,6 +70,24 @@ def host_mapping(recipe: Recipe, workers: int) -> dict[str, dict[str, list[int]]
     return {"mapping_default": {socket.gethostname(): [ranks.count(gpu) for gpu in range(max(ranks) + 1)]}}
 
 
+def workers(recipe: Recipe, gpus: Sequence[int]) -> int:
+    """How many processes train, the server not counted.
+
+    Args:
+        recipe: what to run.
+        gpus: the GPUs in use, see :func:`gpus`; none on the CPU.
+    """
+    place = mpi_rank()
+    if place is not None:
+        return place[1] - 1
+    most, asked = recipe.train.clients_per_round, recipe.comm.workers
+    if asked is None:
+        return min(most, len(gpus) * recipe.device.workers_per_gpu if gpus else available_cores())
+    if asked > most:
+        log.warn(f"comm_args.workers: {asked} is more than the {most} clients of a round; {most} start")
+    return min(asked, most)
+
+
 def device(recipe: Recipe, rank: int | None = None) -> torch.device:
     """Where this process computes.
 
@@ -79,13 +98,13 @@ def device(recipe: Recipe, rank: int | None = None) -> torch.device:
     Raises:
         LabelSkewError: see :func:`gpus` and :func:`gpu_slots`.
     """
-    place = mpirun.joined() if recipe.comm.backend == mpirun.BACKEND else None
+    place = mpi_rank() if recipe.comm.over_mpi else None
     if rank is None and place is not None:
         rank = place[0]
-    use = gpus(recipe, warn=not rank and not mpirun.launched())  # who launches has said it already
+    use = gpus(recipe, warn=not rank and not launched())  # who launches has said it already
     if not use:
         return torch.device("cpu")
     if rank is None:
         return torch.device("cuda", use[0])
-    slots = gpu_slots(recipe, mpirun.workers(recipe, use))
+    slots = gpu_slots(recipe, workers(recipe, use))
     return torch.device("cuda", slots[max(rank - 1, 0)])

@@ -115,7 +115,7 @@ def _of(folder: Path, rank: int) -> dict[int, str]:
     if not run.recipe.is_file():
         raise LabelSkewError(f"{folder}: no recipe.yaml in it; use the folder of a server's run that has begun")
     recipe = recipes.load(run.recipe)
-    if recipe.common.training_type != "cross_silo":
+    if not recipe.common.across_silos:
         raise LabelSkewError(f"{folder}: is no run across silos; use the folder of one (training_type: cross_silo)")
     if not 1 <= rank <= (silos := recipe.train.client_num_in_total):
         raise LabelSkewError(f"{folder}: no silo {rank} in it; allowed: 1 to {silos}")

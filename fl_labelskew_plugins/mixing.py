@@ -156,7 +156,7 @@ def _why_not(recipe: Recipe, method: Method, optimizer: Optimizer) -> str | None
     after = train.momentum > 0 and bool(train.nesterov or train.dampening) and getattr(options, "mu", 0) > 0
     reasons = {
         f"the host has no {train.federated_optimizer}": train.federated_optimizer not in HOST,
-        f"the host's code runs with backend sp, not {comm.backend}": comm.backend != "sp",
+        f"the host's code runs with backend sp, not {comm.backend}": not comm.in_process,
         "the host has torch's server optimisers alone (server_form: host)": paper,
         "the host's FedNova adds the proximal term (mu) after nesterov or dampening": after,
         "the method changes more than logits, which the host's training does not know": not method.logits_only(),

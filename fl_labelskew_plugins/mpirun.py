@@ -20,28 +20,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.place import DOOR, RANKS, available_cores, launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import handled
 from fl_labelskew_plugins.typed import GO_ON
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.recipe import Recipe
-
-RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
-"""Where Open MPI, MPICH and Slurm say which process this is, and of how many."""
-
-BACKEND = "MPI"
-"""The name of this runtime in a recipe, which is also the host's."""
-
-DOOR = "FL_LABELSKEW_DOOR"
-"""Environment variable with the socket at which the ranks of :func:`launch` report."""
+    pass
 
 INSTALL = "apt-get install openmpi-bin libopenmpi-dev; pip install 'fl-labelskew-plugins[mpi]'"
 
@@ -59,44 +50,6 @@ GRACE = 6.0
 
 KEPT = 2**16
 """Last bytes kept of what a rank, or mpirun, says."""
-
-
-def joined() -> tuple[int, int] | None:
-    """Rank and size where this process is one of several under ``mpirun`` or ``srun``, else None."""
-    for rank, size in RANKS:
-        values = os.environ.get(rank, ""), os.environ.get(size, "")
-        if all(value.isdigit() for value in values):
-            place = int(values[0]), int(values[1])
-            return place if place[1] > 1 else None
-    return None
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def launched() -> bool:
-    """Whether :func:`launch` started this process, rather than an ``mpirun`` that somebody typed."""
-    return DOOR in os.environ
-
-
-def workers(recipe: Recipe, gpus: Sequence[int]) -> int:
-    """How many processes train, the server not counted.
-
-    Args:
-        recipe: what to run.
-        gpus: the GPUs in use, see :func:`fl_labelskew_plugins.devices.gpus`; none on the CPU.
-    """
-    place = joined()
-    if place is not None:
-        return place[1] - 1
-    most, asked = recipe.train.clients_per_round, recipe.comm.workers
-    if asked is None:
-        return min(most, len(gpus) * recipe.device.workers_per_gpu if gpus else available_cores())
-    if asked > most:
-        log.warn(f"comm_args.workers: {asked} is more than the {most} clients of a round; {most} start")
-    return min(asked, most)
 
 
 def check() -> str:
@@ -134,7 +87,7 @@ def world() -> Any:
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         raise LabelSkewError(f"comm_args.backend: MPI needs mpi4py: {reason}; to install it: {INSTALL}") from None
-    place = joined()
+    place = mpi_rank()
     size = MPI.COMM_WORLD.Get_size()
     if place is not None and size != place[1]:
         raise LabelSkewError(
@@ -161,7 +114,7 @@ def as_rank() -> Iterator[None]:
     A worker prints nothing, since the server does, unless it fails alone. A rank that fails ends without waiting for
     the others, whereupon ``mpirun`` ends those; ranks that succeed wait for each other.
     """
-    place = joined()
+    place = mpi_rank()
     if place is None:
         yield
         return
@@ -198,7 +151,7 @@ def launch(
     """Run a command in every rank of a new ``mpirun`` on this machine, until all of them have ended.
 
     Args:
-        command: what each rank executes; it finds out with :func:`joined` which one it is.
+        command: what each rank executes; it finds out with :func:`.machine.place.mpi_rank` which one it is.
         processes: the server and its workers.
         run_dir: the run's folder; whether there is something to go on with is seen there.
         environment: variables that each rank gets beside this process's own, :data:`.typed.GO_ON` among them.
@@ -228,7 +181,7 @@ def _mpirun(mpirun: str, processes: int, command: list[str]) -> list[str]:
 
 
 def _environment(processes: int, door: str) -> dict[str, str]:
-    inner = joined() is None and any(rank in os.environ for rank, _ in RANKS[:2])
+    inner = mpi_rank() is None and any(rank in os.environ for rank, _ in RANKS[:2])
     # inside `mpirun -np 1`, what that one told its rank would confuse a second one
     kept = {k: v for k, v in os.environ.items() if not (inner and k.startswith(("OMPI_", "PMIX_", "PMI_")))}
     kept.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // max(1, processes - 1))))

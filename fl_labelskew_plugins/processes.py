@@ -16,8 +16,8 @@ from typing import IO
 from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.signals import interrupting
-from fl_labelskew_plugins.mpirun import available_cores
 
 GRACE = 6.0
 """Seconds that a process has to end by itself once it has been told to; then it is killed."""

@@ -12,10 +12,11 @@ from pathlib import Path
 import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import mixing, mpirun, status
+from fl_labelskew_plugins import mixing, status
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
+from fl_labelskew_plugins.machine.place import launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.machine.text import counted, ranged
 from fl_labelskew_plugins.progress import Pause, clock, progress
@@ -68,7 +69,7 @@ def start(
         KeyboardInterrupt: Ctrl-C or a termination signal, after a checkpoint was saved; says how to go on.
     """
     _check(path, run_dir, resume, from_round, dry_run=dry_run)
-    place = mpirun.joined()
+    place = mpi_rank()
     worker = place is not None and place[0] > 0  # which writes nothing in the run's folder
     if role == "client":
         recipe, folder = _silo(path, overrides, run_dir, resume, rank)
@@ -78,12 +79,12 @@ def start(
             _go_back(folder, from_round, quiet=quiet)
     else:
         recipe, folder = _new(path, overrides, run_dir, worker=worker)
-    if place is not None and recipe.comm.backend != mpirun.BACKEND:
+    if place is not None and not recipe.comm.over_mpi:
         raise LabelSkewError(
             f"comm_args.backend: {recipe.comm.backend} is one process, and mpirun started {place[1]}; "
-            f"{mpirun.BACKEND}, or no mpirun, would be right"
+            "MPI, or no mpirun, would be right"
         )
-    by_hand = place is not None and not mpirun.launched()  # mpirun then shows a terminal even where there is a file
+    by_hand = place is not None and not launched()  # mpirun then shows a terminal even where there is a file
     show = progress(quiet, plain=by_hand)
     pause = pause or Pause.told()
     call = Call(path, tuple(overrides), resume is not None, quiet, role, rank, server, pause, passphrase_fd)

@@ -13,13 +13,14 @@ from fl_labelskew_registry import Contribution, Data, Federation, LabelSkewError
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_labelskew_plugins import devices, mixing, mpirun, seeds
+from fl_labelskew_plugins import devices, mixing, seeds
 from fl_labelskew_plugins.aggregate import check_extra
 from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.clients import Clients, divide
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, snapshot
+from fl_labelskew_plugins.machine.place import available_cores, mpi_rank
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.samples import samples
@@ -204,7 +205,7 @@ def assemble(
     """
     device = devices.device(recipe)
     # torch's own default honours OMP_NUM_THREADS, but not the cores that a batch system has given to this process
-    torch.set_num_threads(recipe.device.threads or min(torch.get_num_threads(), mpirun.available_cores()))
+    torch.set_num_threads(recipe.device.threads or min(torch.get_num_threads(), available_cores()))
     seed, num_classes = recipe.common.random_seed, len(data.class_names)
     shape = tuple(data.train.x.shape[1:])
 
@@ -255,8 +256,8 @@ def loader_workers(recipe: Recipe, device: torch.device) -> int:
     """Processes that decode pictures for this one: by default half of its cores, on a GPU all but one, at most 16."""
     if recipe.device.loader_workers is not None:
         return recipe.device.loader_workers
-    place = mpirun.joined()
-    cores = mpirun.available_cores() // (max(1, place[1] - 1) if place else 1)
+    place = mpi_rank()
+    cores = available_cores() // (max(1, place[1] - 1) if place else 1)
     return min(16, max(1, cores - 1 if device.type == "cuda" else cores // 2))
 
 

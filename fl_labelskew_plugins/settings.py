@@ -33,6 +33,11 @@ class CommonArgs(Params):
     )
     random_seed: int = Field(0, ge=0, lt=2**31, description="seed of everything random in this run")
 
+    @property
+    def across_silos(self) -> bool:
+        """Whether every client is a machine of its own."""
+        return self.training_type == "cross_silo"
+
 
 class DataArgs(Params):
     """Which data set, and where it lies."""
@@ -218,6 +223,16 @@ class CommArgs(Params):
     max_samples: int = Field(
         10**9, ge=1, le=10**12, description="cross_silo: training samples that a silo may say it has"
     )
+
+    @property
+    def in_process(self) -> bool:
+        """Whether one process is the server and all clients."""
+        return self.backend == "sp"
+
+    @property
+    def over_mpi(self) -> bool:
+        """Whether the processes of a simulation talk over MPI."""
+        return self.backend == "MPI"
 
     def quorum(self, clients_per_round: int) -> int:
         """Uploads that a round needs."""
@@ -577,7 +592,7 @@ def _train_conflicts(train: TrainArgs) -> Iterator[Conflict]:
 
 def _comm_conflicts(common: CommonArgs, train: TrainArgs, comm: CommArgs) -> Iterator[Conflict]:
     kind = ("common_args.training_type",)
-    cross_silo = common.training_type == "cross_silo"
+    cross_silo = common.across_silos
     if cross_silo != (comm.backend == "GRPC"):
         right = "GRPC" if cross_silo else "another backend, or GRPC with training_type cross_silo"
         yield Conflict(
@@ -585,7 +600,7 @@ def _comm_conflicts(common: CommonArgs, train: TrainArgs, comm: CommArgs) -> Ite
             f"{comm.backend} does not go with training_type {common.training_type}; allowed: {right}",
             kind,
         )
-    if comm.workers is not None and comm.backend != "MPI":
+    if comm.workers is not None and not comm.over_mpi:
         yield Conflict(
             "comm_args.workers",
             f"{comm.workers} does not go with backend {comm.backend}; allowed: null, or a number with MPI",
@@ -620,7 +635,7 @@ def _comm_conflicts(common: CommonArgs, train: TrainArgs, comm: CommArgs) -> Ite
 
 def _silo_conflicts(common: CommonArgs, train: TrainArgs, silos: ClientSpecificArgs) -> Iterator[Conflict]:
     files, key = silos.data_silo_config, "client_specific_args.data_silo_config"
-    if files and common.training_type != "cross_silo":
+    if files and not common.across_silos:
         yield Conflict(
             key,
             f"does not go with training_type {common.training_type}; allowed: files with cross_silo, or none",
@@ -642,7 +657,7 @@ def classes_of(data: DataArgs, params: Any) -> int | None:
 
 def form_conflicts(common: CommonArgs, data: DataArgs, validation: ValidationArgs, params: Any) -> Iterator[Conflict]:
     """What a server without test data has to be told, as no silo's word is taken for it; ``params``: the data set's."""
-    if common.training_type != "cross_silo" or validation.server_test_data:
+    if not common.across_silos or validation.server_test_data:
         return
     why = "missing; validation_args.server_test_data: false leaves the server no sample that tells; write"
     others = ("common_args.training_type", "validation_args.server_test_data", "data_args.dataset")
@@ -657,9 +672,9 @@ def form_conflicts(common: CommonArgs, data: DataArgs, validation: ValidationArg
 def _diagnostics_conflicts(common: CommonArgs, comm: CommArgs, tracking: TrackingArgs) -> Iterator[Conflict]:
     asked, places = tracking.diagnostics, ("common_args.training_type", "comm_args.backend")
     key = "tracking_args.diagnostics"
-    if asked and common.training_type == "cross_silo":
+    if asked and common.across_silos:
         yield Conflict(key, "no process of a cross_silo run sees what they need; allowed: none, or simulation", places)
-    elif comm.backend != "sp" and (blind := [name for name in asked if name in IN_TRAINING]):
+    elif not comm.in_process and (blind := [name for name in asked if name in IN_TRAINING]):
         yield Conflict(
             key,
             f"{', '.join(blind)}: with backend {comm.backend} other processes train and cannot be watched; allowed: "

@@ -31,9 +31,9 @@ from pydantic import Field
 from fl_labelskew_plugins import devices, mistakes, plain_yaml, report
 from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.machine import locks
+from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.machine.text import counted
-from fl_labelskew_plugins.mpirun import available_cores
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.processes import how_it_ended
 from fl_labelskew_plugins.progress import clock, told
@@ -149,7 +149,7 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
                 ours = line.startswith("--set ") and key not in typed
                 where.setdefault(f"{path}: {key}: {problem}" if ours else line, []).append(name)
             else:
-                gpus = tuple(each.device.gpu_ids) if each.device.using_gpu and each.comm.backend == "sp" else ()
+                gpus = tuple(each.device.gpu_ids) if each.device.using_gpu and each.comm.in_process else ()
                 found.append(Planned(name, base, (*settings, *_own(each)), each, gpus, folder, log))
     wrong = [f"{line} (in {_few(names)})" if len(names) < len(chosen) else line for line, names in where.items()]
     wrong += _bad_names(path, found)
@@ -283,7 +283,7 @@ def _checked(base: Path, settings: Sequence[str]) -> Iterator[tuple[str, Recipe 
 
 def _own(recipe: Recipe) -> tuple[str, ...]:
     """What a run of a sweep has that its recipe leaves open: one thread; and its one GPU, which is then GPU 0."""
-    if recipe.comm.backend != "sp":
+    if not recipe.comm.in_process:
         return ()
     threads = ("device_args.threads=1",) if recipe.device.threads is None else ()
     return (*threads, "device_args.gpu_ids=[0]") if recipe.device.using_gpu else threads
@@ -375,7 +375,7 @@ def _run_all(planned: Sequence[Planned], jobs: int | None, memory: float | None,
 
 def default_jobs(planned: Sequence[Planned]) -> int:
     """As many runs as there are GPUs in use, else as cores allow; one, where a run has several processes."""
-    if any(each.recipe.comm.backend != "sp" for each in planned):
+    if any(not each.recipe.comm.in_process for each in planned):
         return 1
     if gpus := _gpus(planned):
         return len(gpus)
@@ -417,7 +417,7 @@ class _Crew:
         self.left = len(open_)
         self._gpus = _gpus(open_)
         self._peaks: dict[str, float] = {}
-        if all(each.recipe.comm.backend == "sp" for each in open_):  # others share the cores out themselves
+        if all(each.recipe.comm.in_process for each in open_):  # others share the cores out themselves
             threads = max(each.recipe.device.threads or 1 for each in open_)
             os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         self._context = multiprocessing.get_context("forkserver")

@@ -10,7 +10,8 @@ import yaml
 from fedml.device import gpu_mapping_mpi
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import devices, mpirun, recipe, session
+from fl_labelskew_plugins import devices, recipe, session
+from fl_labelskew_plugins.machine.place import DOOR
 
 TEXT = """\
 data_args: {dataset: digits}
@@ -118,7 +119,7 @@ def test_a_missing_gpu_is_a_line_or_with_a_fallback_the_cpu(monkeypatch, capsys)
     assert capsys.readouterr().err == f"warning: {lack}; training on the CPU\n"
     # a job says it once: rank 0 where nobody launched it, else the launching process
     assert devices.device(patient, 1) == torch.device("cpu")
-    monkeypatch.setenv(mpirun.DOOR, "here")
+    monkeypatch.setenv(DOOR, "here")
     assert devices.device(patient, 0) == torch.device("cpu")
     assert capsys.readouterr().err == ""
 

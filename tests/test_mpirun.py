@@ -9,7 +9,8 @@ import time
 import pytest
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import mpirun, recipe
+from fl_labelskew_plugins import devices, mpirun, recipe
+from fl_labelskew_plugins.machine import place
 
 # What a rank does, by the way it is to end. The pids that it writes show afterwards whether it is gone.
 RANK = """
@@ -283,7 +284,7 @@ def test_without_mpi4py_it_is_a_line(monkeypatch):
 
 
 def test_srun_without_pmix_is_a_line_and_not_a_run_for_each_task(monkeypatch):
-    for name, _ in mpirun.RANKS:
+    for name, _ in place.RANKS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
     with pytest.raises(LabelSkewError, match=r"srun started 3 processes .*; srun --mpi=pmix"):
@@ -321,7 +322,7 @@ def test_an_mpirun_inside_a_single_rank(folder):
 
 
 @pytest.mark.parametrize(
-    ("environment", "place"),
+    ("environment", "expected"),
     [
         ({}, None),
         ({"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3"}, (2, 3)),
@@ -332,12 +333,12 @@ def test_an_mpirun_inside_a_single_rank(folder):
         ({"PMI_RANK": "x", "PMI_SIZE": "2"}, None),
     ],
 )
-def test_joined(monkeypatch, environment, place):
-    for name in [n for pair in mpirun.RANKS for n in pair]:
+def test_mpi_rank(monkeypatch, environment, expected):
+    for name in [n for pair in place.RANKS for n in pair]:
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert mpirun.joined() == place
+    assert place.mpi_rank() == expected
 
 
 TEXT = """\
@@ -361,17 +362,17 @@ comm_args: {backend: MPI}
     ],
 )
 def test_workers(capsys, overrides, gpus, expected):
-    assert mpirun.workers(recipe.parse(TEXT, overrides=overrides), gpus) == expected
+    assert devices.workers(recipe.parse(TEXT, overrides=overrides), gpus) == expected
     warning = "warning: comm_args.workers: 9 is more than the 4 clients of a round; 4 start\n"
     assert capsys.readouterr().err == (warning if "comm_args.workers=9" in overrides else "")
 
 
 def test_workers_by_default_and_under_mpirun(monkeypatch):
     plain = recipe.parse(TEXT)
-    assert mpirun.workers(plain, []) == min(4, len(os.sched_getaffinity(0)))
+    assert devices.workers(plain, []) == min(4, len(os.sched_getaffinity(0)))
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "7")
-    assert mpirun.workers(plain, []) == 6
+    assert devices.workers(plain, []) == 6
 
 
 @pytest.mark.parametrize(

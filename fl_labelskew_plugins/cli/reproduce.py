@@ -64,13 +64,14 @@ def reproduce_command(
     labelskew reproduce fedmr/table1_fmnist_p10c2 --budget 20m --set model_args.model=fedlc_cnn_mnist
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
     begun = time.monotonic()  # the imports take their part of the budget
-    from fl_labelskew_plugins import mpirun, reproduce
+    from fl_labelskew_plugins import reproduce
+    from fl_labelskew_plugins.machine.place import mpi_rank
 
     def say(line: str) -> None:
         if not quiet:
             click.echo(line)
 
-    if mpirun.joined() is not None:
+    if mpi_rank() is not None:
         raise LabelSkewError(
             "reproduce starts mpirun itself, where a recipe asks for it; without mpirun would be right"
         )

@@ -51,13 +51,14 @@ def sweep_command(
     labelskew sweep sweeps/fmnist.yaml --dry-run
     labelskew sweep sweeps/fmnist.yaml --jobs 2
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
-    from fl_labelskew_plugins import mpirun, report, sweep
+    from fl_labelskew_plugins import report, sweep
+    from fl_labelskew_plugins.machine.place import mpi_rank
 
     def say(line: str) -> None:
         if not quiet:
             click.echo(line)
 
-    if mpirun.joined() is not None:
+    if mpi_rank() is not None:
         raise LabelSkewError("sweep starts its processes itself; without mpirun would be right")
     planned = sweep.plan(file, overrides, out, only)
     if dry_run:

@@ -9,7 +9,7 @@ from fl_labelskew_registry import LabelSkewError
 from torch import nn
 
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.mpirun import joined
+from fl_labelskew_plugins.machine.place import mpi_rank
 
 AUTO, NONE = "auto", "none"
 
@@ -32,7 +32,7 @@ def load_imagenet(net: nn.Module, weights: str, *, name: str, cached: str, head:
         return
     path = Path(torch.hub.get_dir(), "checkpoints", cached) if weights == AUTO else Path(weights).expanduser()
     if weights == AUTO and not os.path.isfile(path):
-        if (joined() or (0, 1))[0] == 0:  # of several ranks on one machine, one says it
+        if (mpi_rank() or (0, 1))[0] == 0:  # of several ranks on one machine, one says it
             log.warn(
                 f"model {name}: no ImageNet weights in {path}; training from scratch (model_args.weights: "
                 f"a file of them, or {NONE}, would say what is meant)"

@@ -16,7 +16,8 @@ from fedml.core.dp.fedml_differential_privacy import FedMLDifferentialPrivacy
 from fedml.core.security.fedml_attacker import FedMLAttacker
 from fedml.core.security.fedml_defender import FedMLDefender
 
-from fl_labelskew_plugins import devices, mpirun
+from fl_labelskew_plugins import devices
+from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.recipe import Recipe
 
 OURS = ("partition_args", "method_args", "model_args", "client_specific_args")
@@ -46,7 +47,7 @@ def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
     The host would look up its cloud, replace ``sys.stdout.write`` and parse ``sys.argv``; none of it happens.
     """
     config = host_config(recipe)
-    if recipe.comm.backend == mpirun.BACKEND and (place := mpirun.joined()):
+    if recipe.comm.over_mpi and (place := mpi_rank()):
         mapping = config_file.with_name("gpu_mapping.yaml")
         keys: dict[str, Any] = {"gpu_mapping_file": None, "gpu_mapping_key": None}  # it reads them on the CPU too
         if gpus := devices.host_mapping(recipe, place[1] - 1):

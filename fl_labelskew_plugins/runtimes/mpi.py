@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins import devices, mpirun
 from fl_labelskew_plugins.local import TEST_BATCH, LocalResult
+from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.runtime import Runtime
 from fl_labelskew_plugins.runtimes import host
@@ -39,9 +40,9 @@ class MPI(Runtime):
 
     def delegated(self) -> bool:
         """Start ``mpirun``, or be a worker of it."""
-        place = mpirun.joined()
+        place = mpi_rank()
         if place is None:
-            workers = mpirun.workers(self.recipe, devices.gpus(self.recipe, warn=True))
+            workers = devices.workers(self.recipe, devices.gpus(self.recipe, warn=True))
             devices.gpu_slots(self.recipe, workers)  # whatever is wrong with the GPUs is said before anything starts
             command = self.call.command(self.recipe.path, self.folder.path, resume=self.call.resume)
             mpirun.launch(
@@ -55,7 +56,7 @@ class MPI(Runtime):
 
     def preview(self) -> Session:
         """The whole simulation in this process."""
-        devices.gpu_slots(self.recipe, mpirun.workers(self.recipe, devices.gpus(self.recipe)))
+        devices.gpu_slots(self.recipe, devices.workers(self.recipe, devices.gpus(self.recipe)))
         return build(self.recipe)
 
     def run(self, session: Session, record: Record) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from fl_labelskew_plugins import mpirun
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.local import LocalTrainer
+from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.run import start
 
 tested = []
@@ -62,7 +63,7 @@ def main():
 
 def play():
     recipe, jobs, out = map(Path, sys.argv[1:])
-    rank = mpirun.joined()[0]
+    rank = mpi_rank()[0]
     LocalTrainer.predict = counted(LocalTrainer.predict)
     for name, overrides in json.loads(jobs.read_text()).items():
         tested.clear()

@@ -1,0 +1,31 @@
+"""Where this process stands: which one of several it is, and how many cores it has."""
+
+from __future__ import annotations
+
+import os
+
+RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
+"""Where Open MPI, MPICH and Slurm say which process this is, and of how many."""
+
+DOOR = "FL_LABELSKEW_DOOR"
+"""Environment variable with the socket at which the ranks of :func:`launch` report."""
+
+
+def mpi_rank() -> tuple[int, int] | None:
+    """Rank and size where this process is one of several under ``mpirun`` or ``srun``, else None."""
+    for rank, size in RANKS:
+        values = os.environ.get(rank, ""), os.environ.get(size, "")
+        if all(value.isdigit() for value in values):
+            place = int(values[0]), int(values[1])
+            return place if place[1] > 1 else None
+    return None
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def launched() -> bool:
+    """Whether :func:`launch` started this process, rather than an ``mpirun`` that somebody typed."""
+    return DOOR in os.environ
