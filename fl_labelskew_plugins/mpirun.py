@@ -29,7 +29,7 @@ from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.machine.place import DOOR, RANKS, available_cores, launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import handled
-from fl_labelskew_plugins.typed import GO_ON
+from fl_labelskew_plugins.machine.typed import GO_ON
 
 if TYPE_CHECKING:
     pass

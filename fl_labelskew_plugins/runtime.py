@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.typed import GO_ON, to_go_on
 from fl_labelskew_plugins.progress import PAUSE, Pause
 from fl_labelskew_plugins.recipe import Recipe
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.session import Session, build
-from fl_labelskew_plugins.typed import GO_ON, to_go_on
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.progress import Progress

@@ -12,7 +12,7 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.recipes import find
-from fl_labelskew_plugins.typed import to_go_on
+from fl_labelskew_plugins.machine.typed import to_go_on
 
 
 def named(recipes: tuple[str, ...]) -> dict[str, Path]:

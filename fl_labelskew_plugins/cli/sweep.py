@@ -12,7 +12,7 @@ from fl_labelskew_registry import LabelSkewError, RunError
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.machine.text import counted
-from fl_labelskew_plugins.typed import to_go_on
+from fl_labelskew_plugins.machine.typed import to_go_on
 
 
 @click.command("sweep")
