@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.recipe import Recipe
+    from fl_labelskew_plugins.recipe.parse import Recipe
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FASHION = (RECIPES / "small" / "fedavg_fmnist.yaml", [])
@@ -41,10 +41,10 @@ NEVER = ["validation_args.frequency_of_the_test=0", "validation_args.personalise
 
 def loaded(rounds: int, overrides: list[str], tiny: bool) -> Recipe:
     """The recipe to measure."""
-    from fl_labelskew_plugins import recipe
+    from fl_labelskew_plugins.recipe import parse
 
     path, own = TINY if tiny else FASHION
-    return recipe.load(path, [*own, *COMMON, f"train_args.comm_round={rounds}", *overrides])
+    return parse.load(path, [*own, *COMMON, f"train_args.comm_round={rounds}", *overrides])
 
 
 def ours(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
@@ -72,9 +72,9 @@ def ours(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
             self.marks.append((time.process_time(), time.perf_counter()))
 
     with tempfile.TemporaryDirectory() as folder:
-        recipe, clock = loaded(rounds, overrides, tiny), Clock()
+        parse, clock = loaded(rounds, overrides, tiny), Clock()
         call = Call(path=None, overrides=(), resume=False, quiet=True)
-        runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, RunFolder(Path(folder)), clock)
+        runtime = registry.load("runtimes", parse.comm.backend)(parse, call, RunFolder(Path(folder)), clock)
         session = runtime.session()
         record = Record(session, runtime.folder, clock, resume=False)
         runtime.run(session, record)

@@ -28,9 +28,10 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    from fl_labelskew_plugins import recipe, session
+    from fl_labelskew_plugins import session
     from fl_labelskew_plugins.data import fakes
     from fl_labelskew_plugins.data.isic2019 import ISIC2019
+    from fl_labelskew_plugins.recipe import parse
 
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "isic"
@@ -43,7 +44,7 @@ def main() -> None:
         }
         if options.tiny:
             sets["model_args.model"] = "logistic"
-        made = session.build(recipe.load(RECIPE, [f"{key}={value}" for key, value in sets.items()]))
+        made = session.build(parse.load(RECIPE, [f"{key}={value}" for key, value in sets.items()]))
         local = made.trainer
         reader = local.train._reader  # type: ignore[union-attr]
         for part in (local.train, local.test):

@@ -30,15 +30,16 @@ def main() -> None:
 
     from fl_labelskew_registry import Contribution, catalog
 
-    from fl_labelskew_plugins import recipe, session
+    from fl_labelskew_plugins import session
     from fl_labelskew_plugins.aggregator import LabelSkewAggregator
+    from fl_labelskew_plugins.recipe import parse
 
-    made = session.build(recipe.load(path, common))
+    made = session.build(parse.load(path, common))
     local, start = made.trainer, made.start
 
     def choose(override: str) -> None:
         overrides = [*common, override, *(["train_args.momentum=0.0"] if override.endswith("=Mime") else [])]
-        asked = recipe.load(path, overrides)
+        asked = parse.load(path, overrides)
         local.method, local.optimizer, local.settings = asked.method, asked.optimizer, session.local_settings(asked)
 
     def first_round() -> tuple[dict[str, object], dict[int, object]]:

@@ -25,9 +25,9 @@ from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import addresses
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, utc
+from fl_labelskew_plugins.recipe import addresses
 
 NAME = "audit.jsonl"
 EVENTS = (

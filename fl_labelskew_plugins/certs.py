@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import addresses, issuing, keys
+from fl_labelskew_plugins import issuing, keys
 from fl_labelskew_plugins.keys import Passphrase
 from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.recipe import addresses
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -200,7 +201,7 @@ def named(folder: Path, names: Sequence[str]) -> list[str]:
     Raises:
         LabelSkewError: one is not there, or is the authority's.
     """
-    from fl_labelskew_plugins import mistakes  # which takes a moment to import
+    from fl_labelskew_plugins.recipe import mistakes
 
     there = [path.stem for path in _paths(folder) if path.stem == "server" or rank_of(path.stem)]
     for name in names:

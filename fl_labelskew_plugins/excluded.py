@@ -8,11 +8,11 @@ from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import replacing
 from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.results import RunFolder
 
 NAME = "excluded.json"

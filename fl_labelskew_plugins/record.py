@@ -11,10 +11,11 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
 
-from fl_labelskew_plugins import mixing, plots
+from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.aggregate import check_upload
 from fl_labelskew_plugins.machine import log, signals
 from fl_labelskew_plugins.progress import Pause, Progress
+from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.results import Checkpoint, Norms, RunFolder, environment, peak_memory, read_lines, summary
 from fl_labelskew_plugins.session import Session, made_up, watch
 from fl_labelskew_plugins.state import StateStore
@@ -169,11 +170,11 @@ class Record:
             "data": session.data,
             "partition": session.digest,
             "method": session.recipe.method_name,
-            "optimizer": mixing.describe(session.recipe, session.trainer.model),
+            "optimizer": compatibility.describe(session.recipe, session.trainer.model),
             "deviations": [
                 *session.method.deviations(),
                 *session.recipe.optimizer.deviations(),
-                *mixing.overruled(session.recipe, session.trainer.model),
+                *compatibility.overruled(session.recipe, session.trainer.model),
             ],
             "report": session.method.report(session.federation),
             "personal_models": session.method.personalises(),

@@ -21,8 +21,8 @@ from typing import Any
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import plain_yaml
-from fl_labelskew_plugins.settings import EXPECTED
+from fl_labelskew_plugins.recipe import yaml
+from fl_labelskew_plugins.recipe.sections import EXPECTED
 
 Resolved = Mapping[str, Mapping[str, Any]]
 Curve = dict[int, list[float]]
@@ -150,12 +150,12 @@ def read(folder: Path) -> Run:
     if not folder.is_dir():
         raise LabelSkewError(f"{folder}: no such folder")
     try:
-        recipe, _ = plain_yaml.read((folder / "recipe.yaml").read_text(encoding="utf-8"))
+        recipe, _ = yaml.read((folder / "recipe.yaml").read_text(encoding="utf-8"))
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         timings = _text(folder / "timings.jsonl").splitlines()
     except FileNotFoundError as error:
         raise LabelSkewError(f"{folder}: no run: {Path(error.filename).name} is missing") from None
-    except (OSError, ValueError, plain_yaml.YamlError) as error:
+    except (OSError, ValueError, yaml.YamlError) as error:
         raise LabelSkewError(f"{folder}: cannot be read: {' '.join(str(error).split())}") from None
     if isinstance(recipe, dict):
         recipe.pop(EXPECTED, None)  # no section

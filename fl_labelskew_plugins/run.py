@@ -12,15 +12,16 @@ from pathlib import Path
 import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import mixing, status
-from fl_labelskew_plugins import recipe as recipes
+from fl_labelskew_plugins import status
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
 from fl_labelskew_plugins.machine.place import launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.machine.text import counted, ranged
 from fl_labelskew_plugins.progress import Pause, clock, progress
-from fl_labelskew_plugins.recipe import Recipe
+from fl_labelskew_plugins.recipe import compatibility
+from fl_labelskew_plugins.recipe import parse as recipes
+from fl_labelskew_plugins.recipe.parse import Recipe
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.runtime import Call, Runtime
@@ -113,7 +114,10 @@ def _warned(session: Session) -> Session:
     if made_up(session.recipe):
         name = session.recipe.data.dataset
         log.warn(f"data_args.data_cache_dir: made up, not the real {name}; numbers say nothing")
-    ours, hosts = session.method.warnings(session.federation), mixing.warnings(session.recipe, session.trainer.model)
+    ours, hosts = (
+        session.method.warnings(session.federation),
+        compatibility.warnings(session.recipe, session.trainer.model),
+    )
     for warning in [*ours, *hosts]:
         log.warn(warning)
     return session
@@ -176,14 +180,14 @@ def describe(session: Session) -> str:
         held += f" ({recipe.partition.partition_method})"
     numbers = sum(p.numel() for p in session.trainer.model.parameters())
     size = num_bytes(session.start.values()) / 1e6
-    optimizer, source = recipe.train.federated_optimizer, mixing.source(recipe, session.trainer.model)
+    optimizer, source = recipe.train.federated_optimizer, compatibility.source(recipe, session.trainer.model)
     return "\n".join(
         [
             f"{recipe.name}: {recipe.method_name} with {optimizer}{WHOSE[source]}, {recipe.comm.backend}",
             f"data: {recipe.data.dataset}, {of_classes(session.class_names, counts, sum(sizes))}, {held}",
             f"network: {recipe.model.model}, {numbers} parameters, {size:.2f} MB a message, {federation.num_features} "
             f"features",
-            *mixing.overruled(recipe, session.trainer.model),
+            *compatibility.overruled(recipe, session.trainer.model),
         ]
     )
 

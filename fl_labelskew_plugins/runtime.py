@@ -12,7 +12,7 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.typed import GO_ON, to_go_on
 from fl_labelskew_plugins.progress import PAUSE, Pause
-from fl_labelskew_plugins.recipe import Recipe
+from fl_labelskew_plugins.recipe.parse import Recipe
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.session import Session, build
 

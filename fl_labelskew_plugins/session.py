@@ -13,7 +13,7 @@ from fl_labelskew_registry import Contribution, Data, Federation, LabelSkewError
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_labelskew_plugins import devices, mixing, seeds
+from fl_labelskew_plugins import devices, seeds
 from fl_labelskew_plugins.aggregate import check_extra
 from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.data import fakes
@@ -22,7 +22,8 @@ from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.machine.place import available_cores, mpi_rank
 from fl_labelskew_plugins.machine.text import counted, few
-from fl_labelskew_plugins.recipe import Recipe
+from fl_labelskew_plugins.recipe import compatibility
+from fl_labelskew_plugins.recipe.parse import Recipe
 from fl_labelskew_plugins.samples import samples
 from fl_labelskew_plugins.tensors import Weights
 
@@ -270,10 +271,14 @@ def refuse_host_switches(recipe: Recipe) -> None:
     on = host_switches(recipe)
     if not on:
         return
-    optimizer = recipe.train.federated_optimizer
+    optimizer, more = recipe.train.federated_optimizer, compatibility.sends_more(recipe.optimizer)
     for sends, what, right in (
         (type(recipe.method).contribute is not Method.contribute, f"method {recipe.method_name}", "a method"),
-        (mixing.sends_more(recipe.optimizer), f"federated_optimizer {optimizer}", "an optimiser, such as FedProx,"),
+        (
+            compatibility.sends_more(recipe.optimizer),
+            f"federated_optimizer {optimizer}",
+            "an optimiser, such as FedProx,",
+        ),
     ):
         if sends:
             raise LabelSkewError(

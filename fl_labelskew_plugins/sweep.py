@@ -28,8 +28,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, MistakesError
 from pydantic import Field
 
-from fl_labelskew_plugins import devices, mistakes, plain_yaml, report
-from fl_labelskew_plugins import recipe as recipes
+from fl_labelskew_plugins import devices, report
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.signals import interrupting
@@ -37,11 +36,13 @@ from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.processes import how_it_ended
 from fl_labelskew_plugins.progress import clock, told
-from fl_labelskew_plugins.recipe import Recipe, RecipeError
+from fl_labelskew_plugins.recipe import mistakes, yaml
+from fl_labelskew_plugins.recipe import parse as recipes
+from fl_labelskew_plugins.recipe.parse import Recipe, RecipeError
+from fl_labelskew_plugins.recipe.sections import PLUGGED
 from fl_labelskew_plugins.reproduce import complete, held
 from fl_labelskew_plugins.results import RunFolder, read_lines
 from fl_labelskew_plugins.session import data_folder
-from fl_labelskew_plugins.settings import PLUGGED
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 LONGEST = 150
@@ -186,8 +187,8 @@ def _place(recipe: Recipe) -> str:
 
 def _read(path: Path) -> SweepFile:
     try:
-        content, twice = plain_yaml.read(recipes.read_text(path))
-    except plain_yaml.YamlError as error:
+        content, twice = yaml.read(recipes.read_text(path))
+    except yaml.YamlError as error:
         raise LabelSkewError(f"{path}: {error}") from None
     known = list(mistakes.keys_of(SweepFile))
     if not isinstance(content, dict):

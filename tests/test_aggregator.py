@@ -6,9 +6,10 @@ import pytest
 import torch
 from fl_labelskew_registry import Contribution, Method, RunError
 
-from fl_labelskew_plugins import params, recipe, session
+from fl_labelskew_plugins import params, session
 from fl_labelskew_plugins.local import LocalResult
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
+from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runtimes import host
 
 RECIPE = """\
@@ -23,7 +24,7 @@ method_args: {method: fedavg}
 def server(tmp_path, *overrides, smoothing=None):
     from fl_labelskew_plugins.aggregator import LabelSkewAggregator
 
-    made = session.build(recipe.parse(RECIPE, overrides=overrides))
+    made = session.build(parse.parse(RECIPE, overrides=overrides))
     args = host.start(made.recipe, tmp_path / "fedml.yaml")
     aggregator = LabelSkewAggregator(
         made.trainer.model,

@@ -27,11 +27,12 @@ from fl_labelskew_registry import (
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins import recipe, run
+from fl_labelskew_plugins import run
 from fl_labelskew_plugins.checked import CHECKS, HookError, checked
-from fl_labelskew_plugins.combine import combine
+from fl_labelskew_plugins.methods.combined import combine
 from fl_labelskew_plugins.methods.fedlc import FedLC
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.recipe import parse
 
 RUN = Federation(2, 2, 2, 2, 3, 5, 16, 8, 0)
 OLD = {"w": torch.zeros(2, 3), "b": torch.zeros(2)}
@@ -527,7 +528,7 @@ def test_stages_are_looked_at_before_anything_starts(attempt, tmp_path):
         f"A.stages ({module}) returned 2 stages with upload=True; give exactly one upload=True, all others upload=False"
     )
     assert str(error) == f"--set method_args.method: {says}"
-    assert isinstance(error, recipe.RecipeError)
+    assert isinstance(error, parse.RecipeError)
     assert not (tmp_path / "run").exists()
 
 

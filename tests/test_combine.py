@@ -7,7 +7,8 @@ import torch
 from fl_labelskew_registry import Contribution, Federation, LabelSkewError, Method
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins import combine, recipe, silos
+from fl_labelskew_plugins import silos
+from fl_labelskew_plugins.methods import combined
 from fl_labelskew_plugins.methods.fedavg import FedAvg
 from fl_labelskew_plugins.methods.fedlc import FedLC, calibrated_logits
 from fl_labelskew_plugins.methods.fedmr import FedMR, intra_class_loss
@@ -16,6 +17,7 @@ from fl_labelskew_plugins.methods.fedrs import FedRS
 from fl_labelskew_plugins.methods.fedshift import FedShift, shifted_logits
 from fl_labelskew_plugins.methods.map import MAP
 from fl_labelskew_plugins.ops import restricted_logits
+from fl_labelskew_plugins.recipe import parse
 
 TEXT = """\
 data_args: {dataset: digits}
@@ -55,7 +57,7 @@ def samples():
 
 def test_a_calibration_inside_the_loss_of_another(samples):
     """FedShift's calibration inside FedMR's cross-entropy."""
-    both = combine.combine({"fedshift": FedShift(), "fedmr": FedMR(FedMR.Params(mu1=0.5))})
+    both = combined.combine({"fedshift": FedShift(), "fedmr": FedMR(FedMR.Params(mu1=0.5))})
     terms = samples.loss(both)
     shifted = shifted_logits(samples.logits, samples.counts, samples.prior, smoothing=1.0)
     assert torch.equal(terms["cross_entropy"], cross_entropy(shifted, samples.labels))
@@ -67,18 +69,18 @@ def test_a_calibration_ends_with_the_upload(samples):
     plain = cross_entropy(samples.logits, samples.labels)
     lowered = calibrated_logits(samples.logits, samples.counts, tau=1.0)
     restricted = restricted_logits(lowered, samples.counts, alpha=0.5)
-    both = combine.combine({"fedlc": FedLC(), "map": MAP()})
+    both = combined.combine({"fedlc": FedLC(), "map": MAP()})
     assert [stage.name for stage in both.stages(2)] == ["aggregate", "personalise"]
     assert torch.equal(samples.loss(both, "aggregate")["cross_entropy"], cross_entropy(restricted, samples.labels))
     assert torch.equal(samples.loss(both, "personalise")["cross_entropy"], plain)
-    both = combine.combine({"fedlc": FedLC(), "fedphp": FedPHP()})
+    both = combined.combine({"fedlc": FedLC(), "fedphp": FedPHP()})
     assert torch.equal(samples.loss(both, "personalise")["cross_entropy"], cross_entropy(lowered, samples.labels))
 
 
 def test_calibrations_in_the_order_in_which_they_stand(samples):
     parts = {"fedrs": FedRS(), "fedlc": FedLC()}
-    first = combine.combine(parts).calibrate(samples.logits, samples.view())
-    second = combine.combine(dict(reversed(parts.items()))).calibrate(samples.logits, samples.view())
+    first = combined.combine(parts).calibrate(samples.logits, samples.view())
+    second = combined.combine(dict(reversed(parts.items()))).calibrate(samples.logits, samples.view())
     scaled = restricted_logits(samples.logits, samples.counts, alpha=0.5)
     lowered = calibrated_logits(samples.logits, samples.counts, tau=1.0)
     assert torch.equal(first, calibrated_logits(scaled, samples.counts, tau=1.0))
@@ -87,14 +89,14 @@ def test_calibrations_in_the_order_in_which_they_stand(samples):
 
 
 def test_it_is_what_its_parts_are():
-    logits = combine.combine({"fedrs": FedRS(), "fedlc": FedLC()})
+    logits = combined.combine({"fedrs": FedRS(), "fedlc": FedLC()})
     assert logits.logits_only()
     assert not logits.protects()
     assert not logits.personalises()
     assert type(logits).contribute is Method.contribute  # so the host's switches may be on
     assert logits.aggregation == "samples"  # the last one's
-    assert combine.combine({"fedlc": FedLC(), "fedrs": FedRS()}).aggregation == "uniform"
-    both = combine.combine({"fedshift": FedShift(), "fedmr": FedMR()})
+    assert combined.combine({"fedlc": FedLC(), "fedrs": FedRS()}).aggregation == "uniform"
+    both = combined.combine({"fedshift": FedShift(), "fedmr": FedMR()})
     assert not both.logits_only()
     assert type(both).contribute is not Method.contribute
     assert "Classifier Shift" in both.paper
@@ -102,7 +104,7 @@ def test_it_is_what_its_parts_are():
 
 
 def test_opening_and_prototypes_live_side_by_side():
-    both = combine.combine({"fedshift": FedShift(), "fedmr": FedMR()})
+    both = combined.combine({"fedshift": FedShift(), "fedmr": FedMR()})
     opened = both.open(
         [Contribution(0, {"counts": torch.tensor([1, 1])}), Contribution(1, {"counts": torch.tensor([2, 0])})]
     )
@@ -133,48 +135,48 @@ def test_opening_and_prototypes_live_side_by_side():
 )
 def test_what_has_no_meaning_is_refused(method, line):
     with pytest.raises(LabelSkewError) as error:
-        recipe.parse(TEXT, overrides=[f"method_args.method={method}"])
+        parse.parse(TEXT, overrides=[f"method_args.method={method}"])
     assert f"--set method_args.method: {line}" in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("same", ["fedshift+fedmr", " fedshift + fedmr", "[fedshift, fedmr]", "[fedmr, fedshift]"])
 def test_the_same_methods_keep_the_files_parameters(same):
-    keys = recipe.parse(TEXT, overrides=[f"method_args.method={same}"]).resolved()["method_args"]
+    keys = parse.parse(TEXT, overrides=[f"method_args.method={same}"]).resolved()["method_args"]
     assert (keys["fedshift"]["smoothing"], keys["fedmr"]["mu1"]) == (2.0, 0.5)
 
 
 def test_a_dotted_key_reaches_a_parameter_of_one_of_them():
     """And leaves the others of the file; in any order with what names the methods, of which the file's are dropped."""
-    keys = recipe.parse(TEXT, overrides=["method_args.fedmr.mu2=0.25"]).resolved()["method_args"]
+    keys = parse.parse(TEXT, overrides=["method_args.fedmr.mu2=0.25"]).resolved()["method_args"]
     assert (keys["fedshift"]["smoothing"], keys["fedmr"]["mu1"], keys["fedmr"]["mu2"]) == (2.0, 0.5, 0.25)
     overrides = ["method_args.fedmr.mu2=0.25", "method_args.method=fedlc+fedmr", "method_args.fedlc.tau=5"]
     for order in (overrides, overrides[::-1]):
-        keys = recipe.parse(TEXT, overrides=order).resolved()["method_args"]
+        keys = parse.parse(TEXT, overrides=order).resolved()["method_args"]
         assert (keys["fedlc"]["tau"], keys["fedmr"]["mu1"], keys["fedmr"]["mu2"]) == (5.0, 0.01, 0.25)
 
 
 def test_the_last_ones_weights_are_in_force_and_the_record_says_so():
-    both = combine.combine({"fedshift": FedShift(), "fedmr": FedMR()})
+    both = combined.combine({"fedshift": FedShift(), "fedmr": FedMR()})
     assert both.aggregation == "samples"
     assert both.deviations()[-1] == (
         "uploads are weighed as fedmr has it (samples), not as fedshift has it (population)"
     )
-    assert combine.combine({"fedmr": FedMR(), "fedshift": FedShift()}).aggregation == "population"
-    assert not any("weighed" in line for line in combine.combine({"fedlc": FedLC(), "fedmr": FedMR()}).deviations())
-    assert "denominator" not in recipe.parse(TEXT).resolved()["method_args"]["fedshift"]
+    assert combined.combine({"fedmr": FedMR(), "fedshift": FedShift()}).aggregation == "population"
+    assert not any("weighed" in line for line in combined.combine({"fedlc": FedLC(), "fedmr": FedMR()}).deviations())
+    assert "denominator" not in parse.parse(TEXT).resolved()["method_args"]["fedshift"]
 
 
 @pytest.mark.parametrize("value", ["participants", "population"])
 def test_weights_that_would_not_be_in_force_are_refused(value):
     asked = f"method_args.fedshift={{denominator: {value}}}"
     with pytest.raises(LabelSkewError) as error:
-        recipe.parse(TEXT, overrides=[asked])
+        parse.parse(TEXT, overrides=[asked])
     assert str(error.value) == (
         "recipe.yaml: method_args.method: fedshift.denominator chooses the weights of the uploads, which are those of "
         "the last method, fedmr; without it, or with fedshift last, would be right"
     )
-    last = recipe.parse(TEXT, overrides=[asked, "method_args.method=[fedmr, fedshift]"])
+    last = parse.parse(TEXT, overrides=[asked, "method_args.method=[fedmr, fedshift]"])
     assert last.resolved()["method_args"]["fedshift"]["denominator"] == value
     assert last.method.aggregation == ("samples" if value == "participants" else "population")
 
@@ -197,11 +199,11 @@ def silo(tmp_path):
     """The federation's recipe as silo 1 runs it, with a section of its own."""
     path = tmp_path / "federation.yaml"
     path.write_text(FEDERATION)
-    whole = recipe.load(path)
+    whole = parse.load(path)
 
     def own(section):
         (tmp_path / "one.yaml").write_text(f"data_args: {{dataset: digits}}\nmethod_args: {section}\n")
-        return whole, recipe.silo(whole, 1)
+        return whole, parse.silo(whole, 1)
 
     return own
 
@@ -263,19 +265,19 @@ def test_another_smoothing_is_no_agreement(silo):
 )
 def test_parameters_stand_under_their_methods_names(overrides, line):
     with pytest.raises(LabelSkewError) as error:
-        recipe.parse(TEXT, overrides=overrides)
+        parse.parse(TEXT, overrides=overrides)
     assert line in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_a_recipe_comes_back_as_it_was():
-    loaded = recipe.parse(TEXT)
+    loaded = parse.parse(TEXT)
     assert loaded.method_name == "fedshift+fedmr"
-    again = recipe.parse(loaded.dump())
+    again = parse.parse(loaded.dump())
     assert again.resolved() == loaded.resolved()
     keys = loaded.resolved()["method_args"]
     assert (keys["fedshift"]["smoothing"], keys["fedmr"]["mu1"]) == (2.0, 0.5)
-    assert recipe.parse(TEXT, overrides=["method_args.method=fedlc"]).resolved()["method_args"] == {
+    assert parse.parse(TEXT, overrides=["method_args.method=fedlc"]).resolved()["method_args"] == {
         "method": "fedlc",
         "tau": 1.0,
         "missing": "one",
@@ -284,7 +286,7 @@ def test_a_recipe_comes_back_as_it_was():
 
 
 def test_the_schema_knows_lists():
-    key = recipe.json_schema()["$defs"]["recipe"]["properties"]["method_args"]["properties"]["method"]
+    key = parse.json_schema()["$defs"]["recipe"]["properties"]["method_args"]["properties"]["method"]
     assert key["anyOf"][2]["minItems"] == 2
     assert "fedmr" in json.dumps(key)
 
@@ -297,4 +299,4 @@ def test_a_method_with_a_loss_of_its_own_is_not_calibrated():
             return {}
 
     with pytest.raises(LabelSkewError, match="own has a loss of its own that takes no calibrated logits"):
-        combine.combine({"fedlc": FedLC(), "own": Own()})
+        combined.combine({"fedlc": FedLC(), "own": Own()})

@@ -10,8 +10,9 @@ import yaml
 from fedml.device import gpu_mapping_mpi
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import devices, recipe, session
+from fl_labelskew_plugins import devices, session
 from fl_labelskew_plugins.machine.place import DOOR
+from fl_labelskew_plugins.recipe import parse
 
 TEXT = """\
 data_args: {dataset: digits}
@@ -24,7 +25,7 @@ comm_args: {backend: sp}
 
 
 def asked(ids="[0]", *overrides):
-    return recipe.parse(TEXT, overrides=[f"device_args.gpu_ids={ids}", *overrides])
+    return parse.parse(TEXT, overrides=[f"device_args.gpu_ids={ids}", *overrides])
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,11 @@ import click
 import pytest
 from fl_labelskew_registry import LabelSkewError, catalog
 
-from fl_labelskew_plugins import recipe, sweep
+from fl_labelskew_plugins import sweep
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.cli.recipes import find
 from fl_labelskew_plugins.cli.run import run_command
+from fl_labelskew_plugins.recipe import parse
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
@@ -127,7 +128,7 @@ def check_command(path, args, fashion_mnist):
             check_file(path, file, overrides, given.get("only"), fashion_mnist)
     for name in given.get("recipes", ()):
         if name.islower():
-            recipe.load(find(name), overrides)
+            parse.load(find(name), overrides)
     if command.name in ("methods", "optimizers", "partitions", "datasets", "models", "check", "fake"):
         kind = command.name if command.name.endswith("s") else "datasets"
         names = [entry.name for entry in catalog.entries(kind)]
@@ -141,7 +142,7 @@ def check_file(path, file, overrides, only, fashion_mnist):
         return  # one of the reader's own
     if only is None:
         try:
-            recipe.load(here, overrides)
+            parse.load(here, overrides)
         except LabelSkewError:
             # the document's own method, which is not installed here
             method = re.search(r"method_args.method=(\w+)", " ".join(overrides))

@@ -13,8 +13,9 @@ import pytest
 import torch
 from fl_labelskew_registry import Aggregated, LabelSkewError, catalog
 
-from fl_labelskew_plugins import mixing, plots, recipe, run, session
+from fl_labelskew_plugins import plots, run, session
 from fl_labelskew_plugins.progress import progress
+from fl_labelskew_plugins.recipe import compatibility, parse
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import RunFolder
 
@@ -41,10 +42,10 @@ def names(kind):
 def cell(method, optimizer):
     """``host``, ``ours`` or ``no: reason`` for a recipe of the defaults under ``backend: sp``."""
     try:
-        loaded = recipe.parse(TEXT.format(method=method, optimizer=optimizer))
+        loaded = parse.parse(TEXT.format(method=method, optimizer=optimizer))
     except LabelSkewError as error:
         return "no: " + str(error).partition(": ")[2]
-    return {"own": "ours", "corrected": "host"}[mixing.source(loaded, loaded.network.build((1, 8, 8), 10))]
+    return {"own": "ours", "corrected": "host"}[compatibility.source(loaded, loaded.network.build((1, 8, 8), 10))]
 
 
 def table():
@@ -72,7 +73,7 @@ def test_two_rounds_of_every_pair(method, optimizer):
         assert re.search(r"; (allowed|.* would be right)", said)
         assert "\n" not in said
         return
-    made = session.build(recipe.parse(TEXT.format(method=method, optimizer=optimizer)))
+    made = session.build(parse.parse(TEXT.format(method=method, optimizer=optimizer)))
     local = made.trainer
     server = LabelSkewAggregator(
         local.model,
@@ -146,8 +147,8 @@ BASE = TEXT.format(method="fedlc", optimizer="FedProx")
     ],
 )
 def test_whose_code_runs(overrides, source):
-    loaded = recipe.parse(BASE, overrides=overrides)
-    assert mixing.source(loaded, loaded.network.build((1, 8, 8), 10)) == source
+    loaded = parse.parse(BASE, overrides=overrides)
+    assert compatibility.source(loaded, loaded.network.build((1, 8, 8), 10)) == source
 
 
 @pytest.mark.parametrize(
@@ -162,14 +163,14 @@ def test_whose_code_runs(overrides, source):
 )
 def test_the_hosts_code_is_refused_with_the_reason(overrides, line):
     with pytest.raises(LabelSkewError) as error:
-        recipe.parse(BASE, overrides=["train_args.optimizer_source=host", *overrides])
+        parse.parse(BASE, overrides=["train_args.optimizer_source=host", *overrides])
     assert f"--set train_args.optimizer_source: host: {line}; allowed: own, or null" in str(error.value)
 
 
 def test_a_network_with_buffers_is_refused_where_the_host_is_asked_for():
-    loaded = recipe.parse(BASE, overrides=["train_args.optimizer_source=host", "model_args.model=resnet18"])
+    loaded = parse.parse(BASE, overrides=["train_args.optimizer_source=host", "model_args.model=resnet18"])
     with pytest.raises(LabelSkewError, match="the host cannot train resnet18, which has batch normalisation"):
-        mixing.source(loaded, loaded.network.build((1, 8, 8), 10))
+        compatibility.source(loaded, loaded.network.build((1, 8, 8), 10))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_whose_weights_of_the_uploads_are_in_force_is_said(method, optimizer, mo
     """In the first lines of a run, and in its record."""
     monkeypatch.setattr(plots, "heat_map", lambda *_, **__: None)
     overrides = [f"train_args.{option}" for option in more]
-    made = session.build(recipe.parse(TEXT.format(method=method, optimizer=optimizer), overrides=overrides))
+    made = session.build(parse.parse(TEXT.format(method=method, optimizer=optimizer), overrides=overrides))
     folder = RunFolder(tmp_path / "run")
     folder.create()
     Record(made, folder, progress(True), resume=False)
@@ -200,10 +201,10 @@ def test_whose_weights_of_the_uploads_are_in_force_is_said(method, optimizer, mo
 
 
 def test_changes_are_no_weights_to_protect():
-    optimizer = session.build(recipe.parse(TEXT.format(method="fedavg", optimizer="FedProx"))).recipe.optimizer
-    assert not mixing.sends_more(optimizer)
+    optimizer = session.build(parse.parse(TEXT.format(method="fedavg", optimizer="FedProx"))).recipe.optimizer
+    assert not compatibility.sends_more(optimizer)
     optimizer.sends_change = True
-    assert mixing.sends_more(optimizer)
+    assert compatibility.sends_more(optimizer)
 
 
 def test_contributions_that_must_not_leave_are_refused_where_the_optimiser_needs_them():
@@ -211,12 +212,12 @@ def test_contributions_that_must_not_leave_are_refused_where_the_optimiser_needs
     with pytest.raises(
         LabelSkewError, match=r"send_contributions: false does not go with federated_optimizer SCAFFOLD"
     ):
-        recipe.parse(BASE, overrides=["train_args.federated_optimizer=SCAFFOLD", *silos])
-    recipe.parse(BASE, overrides=silos)
+        parse.parse(BASE, overrides=["train_args.federated_optimizer=SCAFFOLD", *silos])
+    parse.parse(BASE, overrides=silos)
     drift = ["train_args.federated_optimizer=FedDC", *silos]
     with pytest.raises(LabelSkewError, match="FedDC, which sends more than weights"):
-        recipe.parse(BASE, overrides=drift)
-    recipe.parse(BASE, overrides=["train_args.feddc_correction=false", *drift])
+        parse.parse(BASE, overrides=drift)
+    parse.parse(BASE, overrides=["train_args.feddc_correction=false", *drift])
 
 
 if __name__ == "__main__":

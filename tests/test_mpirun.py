@@ -9,8 +9,9 @@ import time
 import pytest
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import devices, mpirun, recipe
+from fl_labelskew_plugins import devices, mpirun
 from fl_labelskew_plugins.machine import place
+from fl_labelskew_plugins.recipe import parse
 
 # What a rank does, by the way it is to end. The pids that it writes show afterwards whether it is gone.
 RANK = """
@@ -362,13 +363,13 @@ comm_args: {backend: MPI}
     ],
 )
 def test_workers(capsys, overrides, gpus, expected):
-    assert devices.workers(recipe.parse(TEXT, overrides=overrides), gpus) == expected
+    assert devices.workers(parse.parse(TEXT, overrides=overrides), gpus) == expected
     warning = "warning: comm_args.workers: 9 is more than the 4 clients of a round; 4 start\n"
     assert capsys.readouterr().err == (warning if "comm_args.workers=9" in overrides else "")
 
 
 def test_workers_by_default_and_under_mpirun(monkeypatch):
-    plain = recipe.parse(TEXT)
+    plain = parse.parse(TEXT)
     assert devices.workers(plain, []) == min(4, len(os.sched_getaffinity(0)))
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "7")

@@ -8,9 +8,9 @@ from fedml.core.dp.mechanisms.gaussian import Gaussian
 from fedml.core.dp.mechanisms.laplace import Laplace
 from fl_labelskew_registry import Federation, LabelSkewError, RunError
 
-from fl_labelskew_plugins import policy, recipe
-from fl_labelskew_plugins.policy import Guard, Policy, PolicyError, question
-from fl_labelskew_plugins.recipe import RecipeError
+from fl_labelskew_plugins.recipe import parse, policy
+from fl_labelskew_plugins.recipe.parse import RecipeError
+from fl_labelskew_plugins.recipe.policy import Guard, Policy, PolicyError, question
 
 RECIPE = """\
 common_args: {{training_type: cross_silo}}
@@ -31,7 +31,7 @@ def lines(tmp_path, text, method="method: fedavg", train="", comm="", more="", o
     (tmp_path / "north.yaml").write_text(f"policy: {{{text}}}\n{own}")
     source = RECIPE.format(method=method, train=train, comm=comm, more=more)
     try:
-        recipe.silo(recipe.parse(source, source=tmp_path / "r.yaml", overrides=overrides), 1)
+        parse.silo(parse.parse(source, source=tmp_path / "r.yaml", overrides=overrides), 1)
     except RecipeError as error:
         return [line.removeprefix(f"{tmp_path / 'north.yaml'}: policy.") for line in error.mistakes]
     return []
@@ -113,7 +113,7 @@ def test_what_keeps_to_it_is_taken(tmp_path, text, more):
 
 @pytest.mark.parametrize(("mechanism", "made"), [("gaussian", Gaussian), ("laplace", Laplace)])
 def test_the_hosts_noise_is_what_the_host_computes(tmp_path, mechanism, made):
-    own = recipe.parse(
+    own = parse.parse(
         RECIPE.format(
             method="method: fedavg", train="", comm="", more=LDP + f"mechanism_type: {mechanism}, delta: 0.1}}"
         )
@@ -143,9 +143,9 @@ def test_a_policy_is_checked_like_every_section(tmp_path, text, said):
 def test_no_recipe_and_no_set_has_a_word_in_it(tmp_path):
     plain = RECIPE.format(method="method: fedavg", train="", comm="", more="")
     with pytest.raises(RecipeError, match="policy: unknown section; allowed: common_args"):
-        recipe.parse(plain + "policy: {max_rounds: 9}")
+        parse.parse(plain + "policy: {max_rounds: 9}")
     with pytest.raises(RecipeError, match=r"--set policy.max_rounds: unknown section"):
-        recipe.parse(plain, overrides=["policy.max_rounds=9"])
+        parse.parse(plain, overrides=["policy.max_rounds=9"])
     assert lines(tmp_path, "max_rounds: 5", overrides=["train_args.comm_round=6"])[0].startswith(
         "max_rounds: 5 does no"
     )
@@ -154,13 +154,13 @@ def test_no_recipe_and_no_set_has_a_word_in_it(tmp_path):
 def test_a_policy_is_part_of_no_record_and_of_the_silos_own_file(tmp_path):
     (tmp_path / "north.yaml").write_text("policy: {max_rounds: 5, account: answers.json}")
     (tmp_path / "r.yaml").write_text(RECIPE.format(method="method: fedavg", train="", comm="", more=""))
-    assert recipe.check(tmp_path / "north.yaml") == "ok, silo 1 of r.yaml"
-    own = recipe.silo(recipe.load(tmp_path / "r.yaml"), 1)
+    assert parse.check(tmp_path / "north.yaml") == "ok, silo 1 of r.yaml"
+    own = parse.silo(parse.load(tmp_path / "r.yaml"), 1)
     assert own.policy.account == str(tmp_path / "answers.json")
     assert "policy" not in own.resolved()
     (tmp_path / "north.yaml").write_text("policy: {max_rounds: 1}")
     with pytest.raises(RecipeError, match="max_rounds: 1 does not allow"):
-        recipe.check(tmp_path / "north.yaml")
+        parse.check(tmp_path / "north.yaml")
 
 
 # The account
@@ -214,7 +214,7 @@ def test_without_its_account_a_silo_answers_nothing(tmp_path):
 
 
 def test_who_has_answered_under_a_policy_does_not_begin_without_one(tmp_path):
-    own = recipe.parse(RECIPE.format(method="method: fedavg", train="", comm="", more=""))
+    own = parse.parse(RECIPE.format(method="method: fedavg", train="", comm="", more=""))
     assert policy.guard(own, 1, tmp_path) is None
     guard(tmp_path).answer("a", 0, "q")
     with pytest.raises(LabelSkewError, match="has answered under a policy, and this recipe names no file with one"):

@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from fl_labelskew_plugins import mistakes, plain_yaml, recipe
-from fl_labelskew_plugins.recipe import PARTS, RecipeError
-from fl_labelskew_plugins.settings import DEAD, NEEDS, SECTIONS, DpArgs, SecurityArgs
+from fl_labelskew_plugins.recipe import mistakes, parse
+from fl_labelskew_plugins.recipe import yaml as plain_yaml
+from fl_labelskew_plugins.recipe.parse import PARTS, RecipeError
+from fl_labelskew_plugins.recipe.sections import DEAD, NEEDS, SECTIONS, DpArgs, SecurityArgs
 
 HOSPITALS = Path(__file__).parents[1] / "examples" / "hospitals"
 GOOD = {
@@ -28,8 +29,8 @@ GOOD = {
 @pytest.fixture(autouse=True)
 def runtimes(monkeypatch):
     """Three runtimes, whichever of them are installed here."""
-    real = recipe._names
-    monkeypatch.setattr(recipe, "_names", lambda kind: ["GRPC", "MPI", "sp"] if kind == "runtimes" else real(kind))
+    real = parse._names
+    monkeypatch.setattr(parse, "_names", lambda kind: ["GRPC", "MPI", "sp"] if kind == "runtimes" else real(kind))
 
 
 def text_with(**sections):
@@ -45,7 +46,7 @@ def text_with(**sections):
 
 def lines_of(text, *overrides):
     with pytest.raises(RecipeError) as error:
-        recipe.parse(text, source="r.yaml", overrides=overrides)
+        parse.parse(text, source="r.yaml", overrides=overrides)
     assert all("\n" not in line for line in error.value.mistakes)
     assert str(error.value) == "\n".join(error.value.mistakes)
     return error.value.mistakes
@@ -60,7 +61,7 @@ def only_line(text, *overrides):
 
 
 def test_defaults_are_filled_in_and_plugins_are_made():
-    loaded = recipe.parse(text_with(), source="some/where/r.yaml")
+    loaded = parse.parse(text_with(), source="some/where/r.yaml")
     assert loaded.name == "r"
     assert loaded.method_name == "fedmr"
     assert (loaded.method.params.mu1, loaded.method.params.mu2) == (0.1, 1e-4)
@@ -71,12 +72,12 @@ def test_defaults_are_filled_in_and_plugins_are_made():
 
 def test_the_least_recipe():
     least = text_with(train_args=None, partition_args=None).replace("train_args: null\n", "")
-    loaded = recipe.parse(least.replace("partition_args: null\n", ""))
+    loaded = parse.parse(least.replace("partition_args: null\n", ""))
     assert loaded.partition.partition_method == "iid"
 
 
 def test_resolved_has_every_section_and_plain_values():
-    resolved = recipe.parse(text_with()).resolved()
+    resolved = parse.parse(text_with()).resolved()
     assert tuple(resolved) == SECTIONS
     assert resolved["method_args"]["method"] == "fedmr"
     assert resolved["method_args"]["negatives"] == "all"
@@ -94,10 +95,10 @@ def test_a_dump_loads_to_the_same(tmp_path):
             "attack_mode": "zero",
         },
     )
-    first = recipe.parse(odd, source="odd.yaml")
+    first = parse.parse(odd, source="odd.yaml")
     path = tmp_path / "recipe.yaml"
     path.write_text(first.dump(), encoding="utf-8")
-    again = recipe.load(path)
+    again = parse.load(path)
     assert again.resolved() == first.resolved()
     assert again.security == first.security
     assert first.dump().startswith("# fedml run odd.yaml\ncommon_args: {")
@@ -105,15 +106,15 @@ def test_a_dump_loads_to_the_same(tmp_path):
 
 @pytest.mark.parametrize("number", ["1e-5", "1E-5", "1.0e-5", "+1e-5", ".1e-4", "0.00001"])
 def test_every_way_to_write_a_float(number):
-    assert recipe.parse(text_with(), overrides=[f"train_args.weight_decay={number}"]).train.weight_decay == 1e-5
+    assert parse.parse(text_with(), overrides=[f"train_args.weight_decay={number}"]).train.weight_decay == 1e-5
 
 
 def test_a_whole_number_is_a_float_where_one_is_asked_for():
-    assert recipe.parse(text_with(train_args={"learning_rate": 1})).train.learning_rate == 1.0
+    assert parse.parse(text_with(train_args={"learning_rate": 1})).train.learning_rate == 1.0
 
 
 def test_overrides_win_and_the_last_one_most():
-    loaded = recipe.parse(
+    loaded = parse.parse(
         text_with(),
         overrides=[
             "train_args.epochs=3",
@@ -133,31 +134,31 @@ def test_overrides_win_and_the_last_one_most():
 
 def test_an_alias_that_stays_small_is_fine():
     text = "data_args: &d {dataset: digits}\nmodel_args: {model: mlp}\nmethod_args: {method: fedavg}\n"
-    assert recipe.parse(text + "device_args: {gpu_ids: &g [0]}").device.gpu_ids == [0]
+    assert parse.parse(text + "device_args: {gpu_ids: &g [0]}").device.gpu_ids == [0]
 
 
 def test_a_file_with_a_byte_order_mark(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + text_with().encode())
-    assert recipe.load(path).method_name == "fedmr"
+    assert parse.load(path).method_name == "fedmr"
 
 
 def test_differences_name_the_key_and_leave_tracking_out():
-    a = recipe.parse(text_with()).resolved()
-    b = recipe.parse(
+    a = parse.parse(text_with()).resolved()
+    b = parse.parse(
         text_with(method_args={"mu1": 0.2}, tracking_args={"run_dir": "x"}, dp_args={"epsilon": 1.0})
     ).resolved()
-    assert recipe.different(a, a) == []
-    assert recipe.different(a, b) == ["method_args.mu1", "dp_args.epsilon"]
-    assert recipe.different(b, a) == ["method_args.mu1", "dp_args.epsilon"]
+    assert parse.different(a, a) == []
+    assert parse.different(a, b) == ["method_args.mu1", "dp_args.epsilon"]
+    assert parse.different(b, a) == ["method_args.mu1", "dp_args.epsilon"]
 
 
 def test_differences_leave_out_where_processes_find_each_other():
-    a = recipe.parse(text_with(), overrides=["comm_args.backend=MPI", "comm_args.workers=2"]).resolved()
-    b = recipe.parse(text_with(), overrides=["comm_args.backend=MPI", "comm_args.round_deadline_s=5"]).resolved()
-    c = recipe.parse(text_with()).resolved()
-    assert recipe.different(a, b) == []
-    assert recipe.different(a, c) == ["comm_args.backend"]
+    a = parse.parse(text_with(), overrides=["comm_args.backend=MPI", "comm_args.workers=2"]).resolved()
+    b = parse.parse(text_with(), overrides=["comm_args.backend=MPI", "comm_args.round_deadline_s=5"]).resolved()
+    c = parse.parse(text_with()).resolved()
+    assert parse.different(a, b) == []
+    assert parse.different(a, c) == ["comm_args.backend"]
 
 
 # Files
@@ -168,7 +169,7 @@ def test_files_that_cannot_be_read(tmp_path):
     cases = {tmp_path / "nope.yaml": "cannot be read: No such file", tmp_path: "cannot be read: Is a directory"}
     for path, message in cases.items():
         with pytest.raises(RecipeError) as error:
-            recipe.load(path)
+            parse.load(path)
         assert error.value.mistakes[0].startswith(f"{path}: {message}")
     for content, message in {
         b"a: \xff\xfe": "not text: byte 4 is not UTF-8",
@@ -179,7 +180,7 @@ def test_files_that_cannot_be_read(tmp_path):
     }.items():
         junk.write_bytes(content)
         with pytest.raises(RecipeError) as error:
-            recipe.load(junk)
+            parse.load(junk)
         assert len(error.value.mistakes) == 1
         assert error.value.mistakes[0].startswith(f"{junk}: {message}")
 
@@ -432,7 +433,7 @@ def foreign_text(**keys):
 
 @pytest.mark.usefixtures("foreign")
 def test_parameters_of_a_lenient_model_are_checked_all_the_same():
-    assert recipe.parse(foreign_text(pair=[3, 4])).method.params.pair == (3, 4)
+    assert parse.parse(foreign_text(pair=[3, 4])).method.params.pair == (3, 4)
     assert "unknown key; allowed: method, number, pair; nearest: number" in only_line(foreign_text(numbr=1))
     assert "method_args.pair: item 2: missing; allowed: a list of 2: an integer; an integer" in only_line(
         foreign_text(pair=[3])
@@ -496,7 +497,7 @@ def host_case(name):
 def test_the_keys_that_a_type_needs(name):
     section, keys = host_case(name)
     full = keys | {key: ENOUGH[key] for key in NEEDS[name]}
-    loaded = recipe.parse(text_with(**{section: full}))
+    loaded = parse.parse(text_with(**{section: full}))
     args = loaded.security if section == "security_args" else loaded.dp
     assert {key: args.host_keys()[key] for key in full} == full
     lines = lines_of(text_with(**{section: keys}))
@@ -575,7 +576,7 @@ def cross_silo(**comm):
 def silo_with(tmp_path, text, rank=1, base=None):
     """Silo 1's recipe where its file is ``text``; the other silo's file is on another machine."""
     (tmp_path / "one.yaml").write_text(text, encoding="utf-8")
-    return recipe.silo(recipe.parse(base or cross_silo(), source=tmp_path / "r.yaml"), rank)
+    return parse.silo(parse.parse(base or cross_silo(), source=tmp_path / "r.yaml"), rank)
 
 
 def silo_lines(tmp_path, text, base=None):
@@ -618,13 +619,13 @@ def test_an_address_that_others_can_reach_needs_certificates(key, host):
         f"r.yaml: comm_args.certs: missing; {key} {host}:8890 can be reached from other machines; a folder of "
         "`labelskew certs new`, or an address such as 127.0.0.1:8890, would be right"
     )
-    assert recipe.parse(cross_silo(**{key: f"{host}:8890", "certs": "c"})).comm.certs
-    assert recipe.parse(text_with(comm_args={key: f"{host}:8890"})).comm.certs is None
+    assert parse.parse(cross_silo(**{key: f"{host}:8890", "certs": "c"})).comm.certs
+    assert parse.parse(text_with(comm_args={key: f"{host}:8890"})).comm.certs is None
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "127.8.9.1:65535", "[::1]:8890", "localhost:8890"])
 def test_loopback_needs_none(address):
-    assert recipe.parse(cross_silo(server_address=address)).comm.address() == address
+    assert parse.parse(cross_silo(server_address=address)).comm.address() == address
 
 
 @pytest.mark.parametrize(
@@ -637,31 +638,31 @@ def test_addresses_that_are_none(address):
 
 
 def test_a_round_needs_two_uploads_where_two_join_it():
-    assert recipe.parse(text_with()).comm.quorum(10) == 2
-    assert recipe.parse(text_with()).comm.quorum(1) == 1
-    assert recipe.parse(text_with(comm_args={"min_clients": 7})).comm.quorum(10) == 7
+    assert parse.parse(text_with()).comm.quorum(10) == 2
+    assert parse.parse(text_with()).comm.quorum(1) == 1
+    assert parse.parse(text_with(comm_args={"min_clients": 7})).comm.quorum(10) == 7
 
 
 def test_paths_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     source = tmp_path / "recipes" / "r.yaml"
-    loaded = recipe.parse(cross_silo(certs="../c", grpc_ipconfig_path="/abs.csv"), source=source)
+    loaded = parse.parse(cross_silo(certs="../c", grpc_ipconfig_path="/abs.csv"), source=source)
     assert loaded.comm.certs == str(tmp_path / "c")
     assert loaded.comm.grpc_ipconfig_path == "/abs.csv"
     assert loaded.client_specific.data_silo_config == [
         str(tmp_path / "recipes" / "one.yaml"),
         str(tmp_path / "recipes" / "sub" / "two.yaml"),
     ]
-    assert recipe.parse(loaded.dump(), source="run/recipe.yaml").resolved() == loaded.resolved()
-    on_command_line = recipe.parse(cross_silo(), source=source, overrides=["comm_args.certs=c"])
+    assert parse.parse(loaded.dump(), source="run/recipe.yaml").resolved() == loaded.resolved()
+    on_command_line = parse.parse(cross_silo(), source=source, overrides=["comm_args.certs=c"])
     assert on_command_line.comm.certs == str(tmp_path / "here" / "c")
 
 
 def test_the_hosts_file_of_addresses(tmp_path):
     path = tmp_path / "ip.csv"
     text = cross_silo(grpc_ipconfig_path="ip.csv", certs="c")
-    comm = recipe.parse(text, source=tmp_path / "r.yaml").comm
+    comm = parse.parse(text, source=tmp_path / "r.yaml").comm
     with pytest.raises(LabelSkewError, match="cannot be read: No such file"):
         comm.address()
     head = "eid,rank,grpc_server_ip,grpc_server_port\n"
@@ -689,12 +690,12 @@ def test_the_hosts_file_of_addresses(tmp_path):
 
 
 def test_a_silo_without_a_file_runs_the_recipe():
-    loaded = recipe.parse(text_with(**CROSS_SILO | {"client_specific_args": {}}))
-    assert recipe.silo(loaded, 2) is loaded
+    loaded = parse.parse(text_with(**CROSS_SILO | {"client_specific_args": {}}))
+    assert parse.silo(loaded, 2) is loaded
     assert not loaded.own_data
     for rank in (0, 3):
         with pytest.raises(RecipeError, match=f"--rank {rank}: out of range; allowed: 1 to 2"):
-            recipe.silo(loaded, rank)
+            parse.silo(loaded, rank)
 
 
 def test_a_silos_file_speaks_for_itself_alone(tmp_path):
@@ -746,7 +747,7 @@ def test_a_silos_file_is_checked_like_a_recipe(tmp_path, text, messages):
 
 
 def test_a_silo_sets_what_its_method_leaves_to_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(type(recipe.parse(text_with()).method), "silo_choices", ("mu2",))
+    monkeypatch.setattr(type(parse.parse(text_with()).method), "silo_choices", ("mu2",))
     own = silo_with(tmp_path, "method_args: {mu2: 0.5}")
     assert (own.method.params.mu1, own.method.params.mu2) == (0.1, 0.5)
     assert silo_lines(tmp_path, "method_args: {mu2: -1}") == [
@@ -766,18 +767,18 @@ NUMBER = {"value": 74.97, "paper": "FedMR", "table": "Table 1"}
 
 
 def test_one_number_or_several_survive_the_dump():
-    assert recipe.parse(text_with()).expected == ()
-    (one,) = recipe.parse(text_with(expected=NUMBER)).expected
+    assert parse.parse(text_with()).expected == ()
+    (one,) = parse.parse(text_with(expected=NUMBER)).expected
     assert (one.value, one.measure, one.tolerance) == (74.97, "accuracy", 2.0)
     rounds = NUMBER | {"measure": "rounds_to", "value": 149, "target": 54.31}
-    loaded = recipe.parse(text_with(expected=[NUMBER, rounds]))
+    loaded = parse.parse(text_with(expected=[NUMBER, rounds]))
     assert [each.value for each in loaded.expected] == [74.97, 149]
-    assert recipe.parse(loaded.dump()).expected == loaded.expected
+    assert parse.parse(loaded.dump()).expected == loaded.expected
 
 
 def test_numbers_are_no_part_of_what_is_run():
-    a, b = recipe.parse(text_with()), recipe.parse(text_with(expected=NUMBER))
-    assert recipe.different(a.resolved(), b.resolved()) == []
+    a, b = parse.parse(text_with()), parse.parse(text_with(expected=NUMBER))
+    assert parse.different(a.resolved(), b.resolved()) == []
     assert a.resolved() == b.resolved()
 
 
@@ -796,7 +797,7 @@ def test_wrong_numbers_are_one_line_each():
 
 
 def test_the_schema_knows_every_section_and_every_plugin():
-    schema = recipe.json_schema()
+    schema = parse.json_schema()
     whole = schema["$defs"]["recipe"]
     assert tuple(whole["properties"]) == PARTS
     assert whole["additionalProperties"] is False
@@ -814,7 +815,7 @@ def test_a_broken_plugin_does_not_hide_the_schema(monkeypatch):
         raise PluginError("broken")
 
     monkeypatch.setattr(catalog, "load", load)
-    assert recipe.json_schema()["$defs"]["recipe"]["properties"]["model_args"]["allOf"] == []
+    assert parse.json_schema()["$defs"]["recipe"]["properties"]["model_args"]["allOf"] == []
 
 
 KINDS = {"object": dict, "array": list, "string": str, "boolean": bool, "null": type(None), "integer": int}
@@ -856,7 +857,7 @@ OWN_FILE = {
 
 
 def test_the_schema_takes_recipes_and_silos_own_files_and_nothing_between():
-    schema = recipe.json_schema()
+    schema = parse.json_schema()
     good = [yaml.safe_load(text_with()), yaml.safe_load(cross_silo()), OWN_FILE, {"data_args": {"dataset": "digits"}}]
     good += [yaml.safe_load(file.read_text(encoding="utf-8")) for file in sorted(HOSPITALS.glob("*.yaml"))]
     assert len(good) == 8
@@ -883,11 +884,11 @@ def test_a_silos_own_file_is_checked_with_the_recipe_that_names_it(tmp_path):
     (tmp_path / "broken.yml").write_text("a: [")
     own = tmp_path / "one.yaml"
     own.write_text("data_args: {dataset: digits}\ncomm_args: {send_measures: true}")
-    assert recipe.check(own) == "ok, silo 1 of federation.yaml"
-    assert recipe.check(tmp_path / "federation.yaml") == "ok"
+    assert parse.check(own) == "ok, silo 1 of federation.yaml"
+    assert parse.check(tmp_path / "federation.yaml") == "ok"
     own.write_text("method_args: {mu1: 1}\ncomm_args: {certz: x}\ndata_args: {dataset: digit}")
     with pytest.raises(RecipeError) as error:
-        recipe.check(own)
+        parse.check(own)
     assert [line.removeprefix(f"{own}: ").split(";")[0] for line in error.value.mistakes] == [
         "method_args.mu1: unknown key",
         "comm_args.certz: unknown key",
@@ -895,28 +896,28 @@ def test_a_silos_own_file_is_checked_with_the_recipe_that_names_it(tmp_path):
     ]
     own.write_text("comm_args: {send_measures: true}")
     with pytest.raises(RecipeError, match=r"--set train_args.epochs: 0 is out of range"):
-        recipe.check(own, ["train_args.epochs=0"])
+        parse.check(own, ["train_args.epochs=0"])
 
 
 def test_a_silos_own_file_by_itself(tmp_path):
     own = tmp_path / "mine.yaml"
     own.write_text(plain_yaml.write(OWN_FILE))
-    assert recipe.check(own) == (
+    assert parse.check(own) == (
         "ok, as a silo's own file; method_args were not checked, for no recipe beside it names it"
     )
     own.write_text(plain_yaml.write(OWN_FILE | {"device_args": {"threads": 0}, "comm_args": {"backend": "GRPC"}}))
     with pytest.raises(RecipeError) as error:
-        recipe.check(own)
+        parse.check(own)
     assert [line.removeprefix(f"{own}: ").split(";")[0] for line in error.value.mistakes] == [
         "comm_args.backend: unknown key",
         "device_args.threads: 0 is out of range",
     ]
     own.write_text(text_with(model_args=None))
     with pytest.raises(RecipeError, match=r"mine.yaml: model_args: null is no mapping"):
-        recipe.check(own)
+        parse.check(own)
     own.write_text("")
     with pytest.raises(RecipeError, match="empty; a recipe has the sections"):
-        recipe.check(own)
+        parse.check(own)
 
 
 # Whatever comes in, nothing but RecipeError comes out
@@ -932,7 +933,7 @@ values = st.recursive(
 def parses_or_refuses(text, *overrides):
     mistakes_found = ["none"]
     try:
-        recipe.parse(text, source="r.yaml", overrides=overrides).dump()
+        parse.parse(text, source="r.yaml", overrides=overrides).dump()
     except RecipeError as error:
         mistakes_found = error.mistakes
     assert mistakes_found
@@ -945,7 +946,7 @@ def test_any_bytes(tmp_path_factory, content):
     path = tmp_path_factory.mktemp("fuzz") / "r.yaml"
     path.write_bytes(content)
     with pytest.raises(LabelSkewError):
-        recipe.load(path)
+        parse.load(path)
 
 
 @FUZZ
@@ -959,9 +960,9 @@ def test_any_key_and_value(section, key, value):
 
 
 @FUZZ
-@given(st.sampled_from(sorted(k for keys in recipe.parse(text_with()).resolved().values() for k in keys)), values)
+@given(st.sampled_from(sorted(k for keys in parse.parse(text_with()).resolved().values() for k in keys)), values)
 def test_any_value_of_a_known_key(key, value):
-    content = recipe.parse(text_with()).resolved()
+    content = parse.parse(text_with()).resolved()
     for keys in content.values():
         if key in keys:
             keys[key] = value
@@ -987,8 +988,8 @@ def test_another_plugin_by_set_starts_from_its_own_defaults():
     text = text_with(partition_args={"partition_method": "pcdd", "classes_per_client": 2})
     dirichlet = ["partition_args.partition_method=dirichlet", "partition_args.beta=0.1"]
     for overrides in (dirichlet, dirichlet[::-1]):
-        assert recipe.parse(text, overrides=overrides).partitioner.params.beta == 0.1
-    same = recipe.parse(text, overrides=["partition_args.partition_method=pcdd"])
+        assert parse.parse(text, overrides=overrides).partitioner.params.beta == 0.1
+    same = parse.parse(text, overrides=["partition_args.partition_method=pcdd"])
     assert same.partitioner.params.classes_per_client == 2
     wrong = lines_of(text, dirichlet[0], "partition_args.classes_per_client=3")
     assert any("--set partition_args.classes_per_client: unknown key" in line for line in wrong)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fl_labelskew_registry import catalog
 
-from fl_labelskew_plugins import plain_yaml, recipe
+from fl_labelskew_plugins.recipe import parse, yaml
 from fl_labelskew_plugins.run import start
 from fl_labelskew_plugins.session import loaded
 
@@ -36,7 +36,7 @@ def name_of(path):
 
 @cache
 def load(path):
-    return recipe.load(path)
+    return parse.load(path)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +56,7 @@ def test_all_seven_in_both_sizes_and_a_quick_start():
 
 @cache
 def content_of(path):
-    return plain_yaml.read(path.read_text("utf-8") if path.exists() else WRITTEN[path])[0]
+    return yaml.read(path.read_text("utf-8") if path.exists() else WRITTEN[path])[0]
 
 
 def kinds(*of):
@@ -81,7 +81,7 @@ def test_it_is_valid_and_what_it_asks_for_is_what_is_resolved(path):
 @pytest.mark.parametrize("path", [*BY_HAND, *kinds("data_args", "model_args")], ids=name_of)
 def test_it_survives_its_own_dump(path):
     mine = load(path)
-    again = recipe.parse(mine.dump(), source=path)
+    again = parse.parse(mine.dump(), source=path)
     assert (again.resolved(), again.expected) == (mine.resolved(), mine.expected)
 
 
@@ -256,7 +256,7 @@ def fitted(small):
 
     @cache
     def groups(name):
-        mine = recipe.load(
+        mine = parse.load(
             next(p for p in WRITTEN if load(p).data.dataset == name),
             [f"data_args.data_cache_dir={small(name)}", "data_args.users=null"],
         )
@@ -291,12 +291,12 @@ def test_every_partition_is_dealt(fitted):
 
     @cache
     def data(overrides, path):
-        return loaded(recipe.load(path, overrides))
+        return loaded(parse.load(path, overrides))
 
     first = {}
     for path in kinds("data_args", "partition_args", "train_args"):
         overrides = tuple(fitted(path))
-        mine = recipe.load(path, overrides)
+        mine = parse.load(path, overrides)
         key = json.dumps([mine.resolved()["data_args"]])
         split = divide(
             data(overrides, first.setdefault(key, path)),

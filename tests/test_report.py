@@ -5,7 +5,8 @@ import json
 import pytest
 from fl_labelskew_registry import LabelSkewError, catalog, load
 
-from fl_labelskew_plugins import plain_yaml, report
+from fl_labelskew_plugins import report
+from fl_labelskew_plugins.recipe import yaml
 
 
 def resolved(seed=0, method="fedavg", partition="iid", optimizer="FedAvg", **method_args):
@@ -21,7 +22,7 @@ def resolved(seed=0, method="fedavg", partition="iid", optimizer="FedAvg", **met
 
 def folder(path, recipe, accuracies, personal=None, seconds=(), **more):
     path.mkdir()
-    (path / "recipe.yaml").write_text(plain_yaml.write(recipe))
+    (path / "recipe.yaml").write_text(yaml.write(recipe))
     lines = [{"round": r, **more} | ({} if a is None else {"accuracy": a}) for r, a in enumerate(accuracies)]
     if personal is not None:
         lines[-1]["personalised_accuracy"] = personal

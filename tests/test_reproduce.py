@@ -11,12 +11,13 @@ import pytest
 from click.testing import CliRunner
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import recipe, report, reproduce
+from fl_labelskew_plugins import report, reproduce
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.progress import Pause
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe.sections import Expected
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import RunFolder
-from fl_labelskew_plugins.settings import Expected
 
 TEXT = """
 data_args: {dataset: digits}
@@ -101,15 +102,15 @@ def test_what_a_run_has_for_each_measure(file, tmp_path):
 
 
 def test_what_counts_as_another_experiment(file):
-    plain = recipe.load(file)
+    plain = parse.load(file)
     same = [
         "common_args.random_seed=3",
         "tracking_args.run_dir=x",
         "device_args.threads=1",
         "data_args.data_cache_dir=x",
     ]
-    assert reproduce.differences(plain, recipe.load(file, same)) == ()
-    other = recipe.load(
+    assert reproduce.differences(plain, parse.load(file, same)) == ()
+    other = parse.load(
         file, ["method_args.alpha=0.9", "device_args.precision=bf16", "partition_args.partition_method=iid"]
     )
     assert set(reproduce.differences(plain, other)) == {

@@ -5,8 +5,9 @@ import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import recipe, session
+from fl_labelskew_plugins import session
 from fl_labelskew_plugins.progress import Silent
+from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import RunFolder
 
@@ -21,7 +22,7 @@ device_args: {threads: 1}
 
 
 def built(*overrides):
-    return session.build(recipe.parse(TEXT, overrides=overrides))
+    return session.build(parse.parse(TEXT, overrides=overrides))
 
 
 def test_a_session_holds_what_the_recipe_says():

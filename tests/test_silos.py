@@ -8,8 +8,8 @@ import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins import session, silos
+from fl_labelskew_plugins.recipe import parse as recipes
 
 RECIPE = """\
 common_args: {training_type: cross_silo}

@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner
 from fl_labelskew_registry import LabelSkewError, MistakesError
 
-from fl_labelskew_plugins import recipe, run, sweep
+from fl_labelskew_plugins import run, sweep
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.machine import locks
+from fl_labelskew_plugins.recipe import parse
 
 SWEEPS = Path(__file__).parents[1] / "sweeps"
 BASE = """
@@ -68,7 +69,7 @@ def test_the_product_of_the_axes_without_what_is_skipped(write, tmp_path):
     last = planned[2].recipe
     assert (last.method_name, last.method.params.tau, last.common.random_seed) == ("fedlc", 2.0, 0)
     # another method drops the base's alpha; a run without a number of threads has one
-    assert last.resolved() == recipe.parse(
+    assert last.resolved() == parse.parse(
         BASE.replace("method: fedrs, alpha: 0.3", "method: fedlc, tau: 2.0").replace("seed: 5", "seed: 0"),
         overrides=["device_args.threads=1", "train_args.epochs=3"],
     ).resolved()  # fmt: skip

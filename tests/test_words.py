@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fl_labelskew_plugins import recipe, run, session
+from fl_labelskew_plugins import run, session
 from fl_labelskew_plugins.machine import text as words
+from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.results import RunFolder, summary
 
 TEXT = """\
@@ -45,7 +46,7 @@ def test_somebody_elses_words_are_fit_for_a_line():
 
 
 def described(*overrides):
-    return run.describe(session.build(recipe.parse(TEXT, overrides=overrides))).splitlines()[1]
+    return run.describe(session.build(parse.parse(TEXT, overrides=overrides))).splitlines()[1]
 
 
 def test_the_opening_lines_count_as_people_do():

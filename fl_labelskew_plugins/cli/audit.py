@@ -26,7 +26,8 @@ def audit_group() -> None:
 @guarded
 def show(folder: Path, rank: int | None, event: str | None) -> None:
     """Show the log in RUN, the folder of a server's run or a silo's own."""
-    from fl_labelskew_plugins import audit, mistakes
+    from fl_labelskew_plugins import audit
+    from fl_labelskew_plugins.recipe import mistakes
 
     if event not in (None, *audit.EVENTS):
         raise LabelSkewError(f"--event: {mistakes.unknown(event, audit.EVENTS)}")

@@ -23,7 +23,7 @@ def chosen(name: str, overrides: tuple[str, ...]) -> Dataset:
     Raises:
         LabelSkewError: an unknown name, key or value.
     """
-    from fl_labelskew_plugins import mistakes, plain_yaml
+    from fl_labelskew_plugins.recipe import mistakes, yaml
 
     plugin = catalog.load("datasets", name)
     raw: dict[str, Any] = {}
@@ -36,8 +36,8 @@ def chosen(name: str, overrides: tuple[str, ...]) -> Dataset:
             lines.append(f"--set {override}: {why}")
             continue
         try:
-            raw[key], _ = plain_yaml.read(text)
-        except plain_yaml.YamlError as error:
+            raw[key], _ = yaml.read(text)
+        except yaml.YamlError as error:
             lines.append(f"--set {override}: {mistakes.show(text)} is no YAML value: {error}")
     params, wrong = mistakes.validate(plugin.Params, raw)
     lines += [f"--set {key}: {message}" if key else message for key, message in wrong.items()]

@@ -31,7 +31,7 @@ def details(kind: Kind, name: str) -> str:
 
 def parameters(model: Any) -> list[list[str]]:
     """A row for each key: name, default, what is allowed, help text."""
-    from fl_labelskew_plugins import mistakes
+    from fl_labelskew_plugins.recipe import mistakes
 
     schema = mistakes.schema_of(model)
     return [

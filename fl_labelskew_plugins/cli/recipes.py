@@ -28,7 +28,7 @@ def find(name: str) -> Path:
     recipes = shipped()
     path = recipes.get(name.removesuffix(".yaml"))
     if path is None:
-        from fl_labelskew_plugins import mistakes
+        from fl_labelskew_plugins.recipe import mistakes
 
         near = mistakes.nearest(name, recipes)
         raise LabelSkewError(
@@ -60,7 +60,7 @@ def number(expected: dict[str, Any]) -> str:
 
 def needs(data_args: dict[str, Any]) -> tuple[str, str]:
     """Whether a recipe's data are at hand, in a word, and where they come from if they are not."""
-    from fl_labelskew_plugins import mistakes
+    from fl_labelskew_plugins.recipe import mistakes
 
     own = {key: value for key, value in data_args.items() if key not in ("dataset", "data_cache_dir", "download")}
     try:
@@ -86,20 +86,20 @@ def recipes_group() -> None:
 @guarded
 def ls(paper: str | None) -> None:
     """List the recipes; with --paper those of its experiments, what they need on disk, and the paper's numbers."""
-    from fl_labelskew_plugins import plain_yaml
+    from fl_labelskew_plugins.recipe import yaml
 
     everything = shipped()
     papers = Counter(name.partition("/")[0] for name in everything if "/" in name and not name.startswith("small/"))
     head = ["name", "method", "data", "network", "clients", "rounds"]
     if paper is None:
         own = {name: path for name, path in everything.items() if name.partition("/")[0] not in papers}
-        rows = [row(name, plain_yaml.read(path.read_text("utf-8"))[0]) for name, path in own.items()]
+        rows = [row(name, yaml.read(path.read_text("utf-8"))[0]) for name, path in own.items()]
         click.echo(table.plain(head, rows))
         more = ", ".join(f"{name} ({count})" for name, count in papers.items())
         click.echo(f"and the papers' experiments, with --paper: {more}")
         return
     if paper.lower() not in papers:
-        from fl_labelskew_plugins import mistakes
+        from fl_labelskew_plugins.recipe import mistakes
 
         raise LabelSkewError(f"--paper {mistakes.unknown(paper, papers)}")
     rows, sources = [], {}
@@ -107,7 +107,7 @@ def ls(paper: str | None) -> None:
     for name, path in everything.items():
         if not name.startswith(f"{paper.lower()}/"):
             continue
-        recipe, _ = plain_yaml.read(path.read_text("utf-8"))
+        recipe, _ = yaml.read(path.read_text("utf-8"))
         data = recipe["data_args"]
         if (key := str(data)) not in found:
             found[key] = needs(data)

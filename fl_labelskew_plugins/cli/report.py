@@ -53,7 +53,7 @@ def report_command(
     keeps no others; the latter is not compared. With --format latex the best is bold, the second best underlined.
     """
     from fl_labelskew_plugins import report
-    from fl_labelskew_plugins.mistakes import unknown
+    from fl_labelskew_plugins.recipe.mistakes import unknown
 
     found, missing = report.read_all(runs)
     if found:

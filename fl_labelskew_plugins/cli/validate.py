@@ -18,7 +18,7 @@ def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...]) -> Non
 
     A silo's own file is checked with the recipes in its folder whose client_specific_args.data_silo_config names it.
     """
-    from fl_labelskew_plugins.recipe import RecipeError, check
+    from fl_labelskew_plugins.recipe.parse import RecipeError, check
 
     found: list[str] = []
     for file in files:

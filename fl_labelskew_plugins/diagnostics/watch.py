@@ -9,7 +9,6 @@ from pathlib import Path
 from fl_labelskew_registry import Batch, ClientView
 
 from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.diagnostics import IN_TRAINING, Name
 from fl_labelskew_plugins.diagnostics.base import Diagnostic, Scene
 from fl_labelskew_plugins.diagnostics.class_accuracy import ClassAccuracy
 from fl_labelskew_plugins.diagnostics.deviation_bound import DeviationBound
@@ -22,6 +21,7 @@ from fl_labelskew_plugins.diagnostics.observed_probability import ObservedProbab
 from fl_labelskew_plugins.diagnostics.proxy_gradients import ProxyGradients
 from fl_labelskew_plugins.diagnostics.tsne import TSNE
 from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.recipe.diagnostics import IN_TRAINING, Name
 from fl_labelskew_plugins.results import read_lines
 from fl_labelskew_plugins.tensors import Weights
 

@@ -12,12 +12,13 @@ from typing import TypeGuard
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import certs, keys, policy, revocation, silos, status
-from fl_labelskew_plugins import recipe as recipes
+from fl_labelskew_plugins import certs, keys, revocation, silos, status
 from fl_labelskew_plugins.audit import Audit
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.processes import Part, threads_each, together
+from fl_labelskew_plugins.recipe import parse as recipes
+from fl_labelskew_plugins.recipe import policy
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import Checkpoint
 from fl_labelskew_plugins.runtime import Runtime

@@ -20,7 +20,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fl_labelskew_plugins.addresses import of_peer, plain
+from fl_labelskew_plugins.recipe.addresses import of_peer, plain
 
 PLACES = 4096
 """Connections at a time, those of silos included. Without a stream: half of them in all, a quarter of one address."""

@@ -24,9 +24,10 @@ from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
-from fl_labelskew_plugins import addresses, certs, wire
+from fl_labelskew_plugins import certs, wire
 from fl_labelskew_plugins.audit import Audit, certificate, peer
 from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.revocation import Revocations
 from fl_labelskew_plugins.runtimes import door, pin
 from fl_labelskew_plugins.runtimes.door import Door, places

@@ -8,7 +8,8 @@ import os
 import socket
 import ssl
 
-from fl_labelskew_plugins import addresses, certs
+from fl_labelskew_plugins import certs
+from fl_labelskew_plugins.recipe import addresses
 
 WAIT_S = 10.0
 

@@ -24,8 +24,8 @@ from fl_labelskew_plugins.data.fingerprint import add_array
 from fl_labelskew_plugins.local import LocalResult, forms
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted
-from fl_labelskew_plugins.policy import Guard, question
-from fl_labelskew_plugins.recipe import Recipe
+from fl_labelskew_plugins.recipe.parse import Recipe
+from fl_labelskew_plugins.recipe.policy import Guard, question
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.runtimes.grpc_transport import SiloTransport
 from fl_labelskew_plugins.runtimes.managers import SERVER, Manager, upload_meta, upload_tensors

@@ -24,7 +24,7 @@ from fl_labelskew_plugins.excluded import Excluded
 from fl_labelskew_plugins.local import LocalResult, forms
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.recipe import Recipe
+from fl_labelskew_plugins.recipe.parse import Recipe
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import Checkpoint
 from fl_labelskew_plugins.runtimes.clock import ListeningClock

@@ -8,8 +8,8 @@ from typing import Any
 from fedml.simulation.sp.fedavg.client import Client
 from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
-from fl_labelskew_plugins import mixing
 from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.runtime import Runtime
 from fl_labelskew_plugins.runtimes import host
@@ -26,7 +26,7 @@ class SP(Runtime):
     def run(self, session: Session, record: Record) -> None:
         """Run a session's rounds from where the record stands."""
         args = host.start(session.recipe, record.folder.path / "fedml.yaml")
-        source = mixing.source(session.recipe, session.trainer.model)
+        source = compatibility.source(session.recipe, session.trainer.model)
         if source != "own":
             HostedFederation(args, session, record, corrected=source == "corrected").train()
             return

@@ -62,7 +62,7 @@ def test_a_mistake_ends_with_2_and_a_line(tmp_path):
 
 def test_a_failure_ends_with_1_and_keeps_its_traceback():
     script = """
-import fl_labelskew_plugins.recipe as recipe
+import fl_labelskew_plugins.recipe.parse as recipe
 from fl_labelskew_plugins.cli.main import main
 def bug(*args): raise ZeroDivisionError
 recipe.check = bug

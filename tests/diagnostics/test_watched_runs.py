@@ -11,9 +11,10 @@ from fl_labelskew_registry import LabelSkewError
 from PIL import Image
 from safetensors.torch import load_file
 
-from fl_labelskew_plugins import diagnostics, recipe, run, session
+from fl_labelskew_plugins import diagnostics, run, session
 from fl_labelskew_plugins.diagnostics.watch import KINDS
-from fl_labelskew_plugins.recipe import RecipeError
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe.parse import RecipeError
 from fl_labelskew_plugins.results import read_lines
 
 BASE = """\
@@ -43,7 +44,7 @@ def go(tmp_path_factory):
         run.start(path, [*overrides, *asked], run_dir=out, quiet=True, **kwargs)
         return out
 
-    go.load = lambda *overrides: recipe.load(path, overrides)
+    go.load = lambda *overrides: parse.load(path, overrides)
     return go
 
 

@@ -13,8 +13,9 @@ import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation
 from torch import Tensor, nn
 
-from fl_labelskew_plugins import recipe, session
+from fl_labelskew_plugins import session
 from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.recipe import parse
 
 
 class TinyNet(nn.Module):
@@ -133,7 +134,7 @@ class Digits:
         from fl_labelskew_plugins.aggregator import LabelSkewAggregator
 
         overrides = [f"method_args.{key}={value}" for key, value in options.items()]
-        made = session.build(recipe.parse(DIGITS + f"method_args: {{method: {method}}}", overrides=overrides))
+        made = session.build(parse.parse(DIGITS + f"method_args: {{method: {method}}}", overrides=overrides))
         self.made, self.method, self.trainer = made, made.method, made.trainer
         self.server = LabelSkewAggregator(
             made.trainer.model, Namespace(), method=made.method, federation=made.federation, weights=made.start

@@ -4,10 +4,10 @@ import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import recipe
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.optimizers.feddc import FedDC
 from fl_labelskew_plugins.optimizers.feddyn import FedDyn
+from fl_labelskew_plugins.recipe import parse
 
 
 def make(alpha=0.5, **options):
@@ -117,5 +117,5 @@ def test_weights_of_the_uploads():
 def test_what_it_does_not_go_with(override, line):
     base = "data_args: {dataset: digits}\nmodel_args: {model: mlp}\ntrain_args: {federated_optimizer: FedDC}\n"
     with pytest.raises(LabelSkewError) as error:
-        recipe.parse(base + "method_args: {method: fedavg}\n", overrides=[override])
+        parse.parse(base + "method_args: {method: fedavg}\n", overrides=[override])
     assert line in str(error.value)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import recipe
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.optimizers.fedopt import FedOpt
+from fl_labelskew_plugins.recipe import parse
 
 
 def make(**options):
@@ -98,7 +98,7 @@ def test_mistakes(override, line):
         "train_args: {federated_optimizer: FedOpt, server_optimizer: adam}\n"
     )
     with pytest.raises(LabelSkewError) as error:
-        recipe.parse(text, overrides=[override])
+        parse.parse(text, overrides=[override])
     assert line in str(error.value)
 
 
@@ -118,6 +118,6 @@ def test_what_would_do_nothing_is_refused_and_a_run_s_own_recipe_is_not(options,
     with pytest.raises(
         LabelSkewError, match=f"train_args: {name} does not go with .* server_form: paper, or null, would"
     ):
-        recipe.parse(text)
-    right = recipe.parse(text, overrides=[f"train_args.{name}=null"])
-    assert recipe.parse(right.dump()).resolved() == right.resolved()  # as for a run that goes on
+        parse.parse(text)
+    right = parse.parse(text, overrides=[f"train_args.{name}=null"])
+    assert parse.parse(right.dump()).resolved() == right.resolved()  # as for a run that goes on

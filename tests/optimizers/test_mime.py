@@ -3,9 +3,9 @@
 import pytest
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import recipe
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.optimizers.mime import Mime
+from fl_labelskew_plugins.recipe import parse
 
 
 def make(**options):
@@ -66,4 +66,4 @@ def test_local_momentum_is_refused():
         "train_args: {federated_optimizer: Mime, momentum: 0.9}\n"
     )
     with pytest.raises(LabelSkewError, match=r"train_args.momentum: 0\.9 does not go with .* Mime, .*; allowed: 0"):
-        recipe.parse(text)
+        parse.parse(text)

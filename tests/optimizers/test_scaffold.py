@@ -3,9 +3,9 @@
 import pytest
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import recipe
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.optimizers.scaffold import SCAFFOLD
+from fl_labelskew_plugins.recipe import parse
 
 
 def make(**options):
@@ -91,6 +91,6 @@ method_args: {method: fedavg}
 )
 def test_what_it_does_not_go_with(override, line):
     with pytest.raises(LabelSkewError) as error:
-        recipe.parse(BASE, overrides=override)
+        parse.parse(BASE, overrides=override)
     assert line in str(error.value)
     assert "\n" not in str(error.value)

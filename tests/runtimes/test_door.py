@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from fl_labelskew_plugins import certs
-from fl_labelskew_plugins.addresses import of_peer
+from fl_labelskew_plugins.recipe.addresses import of_peer
 from fl_labelskew_plugins.runtimes import door, grpc_transport
 from fl_labelskew_plugins.runtimes.door import Door, Stranger
 from fl_labelskew_plugins.runtimes.grpc_transport import METHOD, SERVICE, ServerTransport, SiloTransport

@@ -11,9 +11,10 @@ from fl_labelskew_registry import RunError
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins import host_faults, plots, recipe, run, seeds, session
+from fl_labelskew_plugins import plots, run, seeds, session
 from fl_labelskew_plugins.local import snapshot
 from fl_labelskew_plugins.progress import progress
+from fl_labelskew_plugins.recipe import host_faults, parse
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import RunFolder, read_lines
 
@@ -52,7 +53,7 @@ def go(tmp_path):
     count = iter(range(100))
 
     def go(*overrides, change=None, base=BASE):
-        loaded = recipe.parse(base, overrides=overrides)
+        loaded = parse.parse(base, overrides=overrides)
         folder, show = RunFolder(tmp_path / f"run{next(count)}"), progress(True)
         folder.create()
         made = session.build(loaded)
@@ -106,7 +107,7 @@ def stock(overrides, folder):
 
     from fl_labelskew_plugins.runtimes import host
 
-    loaded = recipe.parse(BASE, overrides=overrides)
+    loaded = parse.parse(BASE, overrides=overrides)
     made = session.build(loaded)
     name = loaded.train.federated_optimizer
     module, _, kind = host_faults.CLASSES[name].rpartition(".")
@@ -173,7 +174,7 @@ ROUND = ["train_args.comm_round=1", "train_args.client_num_in_total=2", "partiti
 
 @cache
 def two():
-    return session.build(recipe.parse(BASE, overrides=ROUND))
+    return session.build(parse.parse(BASE, overrides=ROUND))
 
 
 def test_its_scaffold_is_its_last_clients_model_and_no_scaffold(go):
@@ -284,7 +285,7 @@ def test_corrected_equals_our_own_bit_for_bit_where_nothing_is_averaged(settings
     ids=lambda value: "-".join(each.partition("=")[2].strip('"') for each in value) if isinstance(value, list) else "",
 )
 def test_each_fault_is_there_and_corrected(settings, fault, weights):
-    found = host_faults.found(recipe.parse(BASE, overrides=settings))
+    found = host_faults.found(parse.parse(BASE, overrides=settings))
     assert fault in [each.wrong[: len(fault)] for each in found if each.right]
     own, host, corrected = (
         weights(*settings, f"train_args.optimizer_source={source}") for source in ("own", "host", "corrected")

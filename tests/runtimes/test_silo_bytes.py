@@ -9,8 +9,8 @@ import pytest
 from wire_table import FIELDS, PAGE, Wire
 from wiretap import grpc_messages
 
-from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins import silos
+from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runtimes.grpc_transport import SiloTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 

@@ -9,7 +9,7 @@ import torch
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins import audit, certs, session, silos
-from fl_labelskew_plugins import recipe as recipes
+from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 

@@ -4,8 +4,8 @@ import pytest
 from safetensors.torch import load_file
 from wiretap import messages
 
-from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins import silos
+from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runtimes.transport import Kind
 
 

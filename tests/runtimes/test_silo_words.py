@@ -9,8 +9,8 @@ import torch
 from matplotlib.text import Text
 
 from fl_labelskew_plugins import plots, silos, wire
-from fl_labelskew_plugins import recipe as recipes
 from fl_labelskew_plugins.progress import Plain
+from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.results import RunFolder
 from fl_labelskew_plugins.runtimes import host

@@ -10,8 +10,9 @@ from fl_labelskew_registry import LabelSkewError
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins import recipe, run, seeds, session
+from fl_labelskew_plugins import run, seeds, session
 from fl_labelskew_plugins.aggregate import client_weights, weighted_mean
+from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.results import read_lines
 
 BASE = """\
@@ -36,7 +37,7 @@ def go(tmp_path):
         run.start(path, overrides, run_dir=folder, quiet=True)
         return folder
 
-    go.load = lambda *overrides: recipe.load(path, overrides)
+    go.load = lambda *overrides: parse.load(path, overrides)
     return go
 
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fl_labelskew_plugins import plain_yaml
-from fl_labelskew_plugins.settings import EXPECTED, SECTIONS
+from fl_labelskew_plugins.recipe import yaml
+from fl_labelskew_plugins.recipe.sections import EXPECTED, SECTIONS
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parent.parent / "recipes"
@@ -90,7 +90,7 @@ def expected(table: dict[str, Any], part: dict[str, Any], row: dict[str, Any], n
 
 def recipes(paper: str) -> Iterator[tuple[str, str]]:
     """Path below ``recipes/`` and text of each recipe of ``paper``, the name of a table."""
-    table, twice = plain_yaml.read((HERE / f"{paper}.yaml").read_text(encoding="utf-8"))
+    table, twice = yaml.read((HERE / f"{paper}.yaml").read_text(encoding="utf-8"))
     if twice:
         raise SystemExit(f"{paper}.yaml: {twice[0]}")
     for part in table["tables"]:
@@ -132,7 +132,7 @@ def text(table: dict[str, Any], part: dict[str, Any], row: dict[str, Any], name:
         mark,
     ]
     lines = [f"# fedml run recipes/{path}", *(f"# {line}" for line in comment)]
-    return "\n".join(lines) + "\n" + plain_yaml.write(content)
+    return "\n".join(lines) + "\n" + yaml.write(content)
 
 
 def everything() -> dict[str, str]:

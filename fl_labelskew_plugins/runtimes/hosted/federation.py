@@ -17,9 +17,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fl_labelskew_plugins.aggregate import check_made
 from fl_labelskew_plugins.aggregator import LabelSkewAggregator
-from fl_labelskew_plugins.host_faults import LIVE_IN_EVERY_ROUND
 from fl_labelskew_plugins.local import LocalResult, LocalSettings, learning_rate, load, snapshot
 from fl_labelskew_plugins.ops import sum_of_coefficients
+from fl_labelskew_plugins.recipe.host_faults import LIVE_IN_EVERY_ROUND
 from fl_labelskew_plugins.record import Record
 from fl_labelskew_plugins.runtimes.hosted.trainers import AS_THEY_ARE, CORRECTED, make
 from fl_labelskew_plugins.runtimes.rounds import Rounds

@@ -21,13 +21,13 @@ from pydantic import Field, field_validator
 
 from fl_labelskew_plugins.machine.files import replacing
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.mistakes import show
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.recipe.mistakes import show
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fl_labelskew_plugins.recipe import Recipe
+    from fl_labelskew_plugins.recipe.parse import Recipe
     from fl_labelskew_plugins.tensors import State
 
 SECTION = "policy"

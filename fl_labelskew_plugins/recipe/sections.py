@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fl_labelskew_plugins import addresses, policy
-from fl_labelskew_plugins.diagnostics import BESIDE_TRAINING, IN_TRAINING, Name
-from fl_labelskew_plugins.mistakes import show
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.recipe import addresses, policy
+from fl_labelskew_plugins.recipe.diagnostics import BESIDE_TRAINING, IN_TRAINING, Name
+from fl_labelskew_plugins.recipe.mistakes import show
 
 Positive = Annotated[int, Field(ge=1)]
 MOST_NUMBERS = 10**8

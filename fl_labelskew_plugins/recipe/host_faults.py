@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.recipe import Recipe
+    from fl_labelskew_plugins.recipe.parse import Recipe
 
 CLASSES = {
     "FedAvg": "fedml.simulation.sp.fedavg.fedavg_api.FedAvgAPI",

@@ -23,10 +23,12 @@ from fl_labelskew_registry import (
 )
 from pydantic import BaseModel
 
-from fl_labelskew_plugins import combine, mistakes, mixing, plain_yaml, policy, settings
 from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.settings import EXPECTED, PLAIN, PLUGGED, SECTIONS, Expected, PluginSection
+from fl_labelskew_plugins.methods import combined
+from fl_labelskew_plugins.recipe import compatibility, mistakes, policy, yaml
+from fl_labelskew_plugins.recipe import sections as settings
+from fl_labelskew_plugins.recipe.sections import EXPECTED, PLAIN, PLUGGED, SECTIONS, Expected, PluginSection
 
 PARTS = (*SECTIONS, EXPECTED)
 
@@ -115,7 +117,7 @@ class Recipe:
         content: dict[str, Any] = {**self.resolved()}
         if self.expected:
             content[EXPECTED] = [each.model_dump(mode="json", exclude_none=True) for each in self.expected]
-        return f"# fedml run {clean(self.name)}.yaml\n{plain_yaml.write(content)}"
+        return f"# fedml run {clean(self.name)}.yaml\n{yaml.write(content)}"
 
 
 def _merged(models: Sequence[BaseModel]) -> dict[str, Any]:
@@ -145,11 +147,11 @@ def read_text(path: str | Path) -> str:
     """
     try:
         with Path(path).open("rb") as file:
-            content = file.read(plain_yaml.MAX_BYTES + 1)
+            content = file.read(yaml.MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise RecipeError([f"{_shown(path)}: cannot be read: {reason}"]) from None
-    if len(content) > plain_yaml.MAX_BYTES:
+    if len(content) > yaml.MAX_BYTES:
         raise RecipeError([f"{_shown(path)}: larger than 1 MiB; a recipe is a page of YAML"])
     try:
         return content.decode("utf-8-sig")
@@ -215,8 +217,8 @@ def check(path: Path, overrides: Sequence[str] = ()) -> str:
 def _content(text: str) -> Any:
     """What a text holds; None where it is no YAML, which is told elsewhere."""
     try:
-        return plain_yaml.read(text)[0]
-    except plain_yaml.YamlError:
+        return yaml.read(text)[0]
+    except yaml.YamlError:
         return None
 
 
@@ -433,7 +435,7 @@ class _Check:
 
     def _own_method(self, place: str, method: Method, own: Any) -> Method | None:
         """``method`` with what a silo chooses for itself; of a combination, under the name of each part."""
-        parts = method.parts if isinstance(method, combine.Combined) else {}
+        parts = method.parts if isinstance(method, combined.Combined) else {}
         choices = [name for name, part in parts.items() if part.silo_choices] or method.silo_choices
         if not isinstance(own, dict):
             form = ", ".join(choices) or "none"
@@ -444,7 +446,7 @@ class _Check:
             known = {name: own.get(name, {}) if name in choices else {} for name in parts}
             mine = {name: self._own_method(f"{place}.{name}", part, known[name]) for name, part in parts.items()}
             whole = {name: part for name, part in mine.items() if part is not None}
-            return combine.combine(whole) if len(whole) == len(parts) else None
+            return combined.combine(whole) if len(whole) == len(parts) else None
         good = {key: value for key, value in own.items() if key in choices}
         given = method.params.model_dump(mode="json", by_alias=True, exclude_unset=True) | good
         params = self._validated(place, type(method).Params, given)
@@ -468,8 +470,8 @@ class _Check:
 
     def _sections(self, text: str) -> dict[str, dict[str, Any]]:
         try:
-            content, twice = plain_yaml.read(text)
-        except plain_yaml.YamlError as error:
+            content, twice = yaml.read(text)
+        except yaml.YamlError as error:
             raise RecipeError([f"{_shown(self.path)}: {error}"]) from None
         if content is None:
             what = "a recipe" if self.allowed == PARTS else "a silo's file"
@@ -520,8 +522,8 @@ class _Check:
         place = f"{section}.{key}"
         self.overridden.add(place)
         try:
-            value, twice = plain_yaml.read(text)
-        except plain_yaml.YamlError as error:
+            value, twice = yaml.read(text)
+        except yaml.YamlError as error:
             self._say(place, f"{mistakes.show(text)} is no YAML value: {error}")
             return
         if section in PLUGGED and key == PLUGGED[section].key:
@@ -576,8 +578,8 @@ class _Check:
             instead = f"; found instead: {near}" if near else ""
             self._say(place, f"missing; allowed: {', '.join(_names(plugged.kind))}{instead}")
         args = self._validated(section, plugged.model, raw)
-        if isinstance(args, settings.MethodArgs) and combine.SIGN in args.method:
-            return args, self._combined(section, args.method.split(combine.SIGN), raw)
+        if isinstance(args, settings.MethodArgs) and combined.SIGN in args.method:
+            return args, self._combined(section, args.method.split(combined.SIGN), raw)
         plugin = self._plugin(section, plugged, args)
         if args is None or plugin is None:
             return args, None
@@ -611,7 +613,7 @@ class _Check:
             for name in names:
                 if (part := self._part(f"{section}.{name}", name, own.get(name, {}))) is not None:
                     parts[name] = part
-            return combine.combine(parts) if len(parts) == len(names) and not self.mistakes else None
+            return combined.combine(parts) if len(parts) == len(names) and not self.mistakes else None
         except LabelSkewError as error:
             self._say(place, str(error))
             return None
@@ -665,7 +667,7 @@ class _Check:
         names = ("common", "train", "comm", "client_specific", "tracking", "security", "dp")
         found = list(settings.conflicts(*(args[name] for name in names)))
         if method is not None and optimizer is not None:
-            found += mixing.conflicts(cast("Recipe", SimpleNamespace(**args)), method, optimizer)
+            found += compatibility.conflicts(cast("Recipe", SimpleNamespace(**args)), method, optimizer)
         self._say_conflicts(found)
 
     def _say_conflicts(self, conflicts: Iterable[settings.Conflict]) -> None:

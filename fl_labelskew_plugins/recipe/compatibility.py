@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fl_labelskew_registry import LabelSkewError, Method, Optimizer
 
-from fl_labelskew_plugins import host_faults
-from fl_labelskew_plugins.diagnostics import OF_UPLOADS
-from fl_labelskew_plugins.settings import Conflict
+from fl_labelskew_plugins.recipe import host_faults
+from fl_labelskew_plugins.recipe.diagnostics import OF_UPLOADS
+from fl_labelskew_plugins.recipe.sections import Conflict
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from fl_labelskew_plugins.recipe import Recipe
+    from fl_labelskew_plugins.recipe.parse import Recipe
 
 Source = Literal["own", "corrected", "host"]
 
