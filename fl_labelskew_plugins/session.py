@@ -274,11 +274,7 @@ def refuse_host_switches(recipe: Recipe) -> None:
     optimizer, more = recipe.train.federated_optimizer, compatibility.sends_more(recipe.optimizer)
     for sends, what, right in (
         (type(recipe.method).contribute is not Method.contribute, f"method {recipe.method_name}", "a method"),
-        (
-            compatibility.sends_more(recipe.optimizer),
-            f"federated_optimizer {optimizer}",
-            "an optimiser, such as FedProx,",
-        ),
+        (more, f"federated_optimizer {optimizer}", "an optimiser, such as FedProx,"),
     ):
         if sends:
             raise LabelSkewError(

@@ -11,9 +11,10 @@ from fl_labelskew_registry import LabelSkewError
 from PIL import Image
 from safetensors.torch import load_file
 
-from fl_labelskew_plugins import diagnostics, run, session
+from fl_labelskew_plugins import run, session
 from fl_labelskew_plugins.diagnostics.watch import KINDS
 from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe.diagnostics import Name
 from fl_labelskew_plugins.recipe.parse import RecipeError
 from fl_labelskew_plugins.results import read_lines
 
@@ -27,7 +28,7 @@ method_args: {method: fedrs}
 device_args: {threads: 1}
 tracking_args: {checkpoint_every: 1}
 """
-FLAT = [name for name in get_args(diagnostics.Name) if name != "feature_sphere"]
+FLAT = [name for name in get_args(Name) if name != "feature_sphere"]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def lines(folder, name):
 
 
 def test_every_name_has_a_class_and_every_class_a_name():
-    assert set(KINDS) == set(get_args(diagnostics.Name))
+    assert set(KINDS) == set(get_args(Name))
     assert set(diagnostics.IN_TRAINING) | set(diagnostics.BESIDE_TRAINING) == set(KINDS)
 
 
