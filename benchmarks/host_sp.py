@@ -55,9 +55,9 @@ def ours(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
     imported = time.perf_counter()
     import fl_labelskew_registry as registry
 
-    from fl_labelskew_plugins.progress import Silent
-    from fl_labelskew_plugins.record import Record
-    from fl_labelskew_plugins.results import RunFolder, read_lines
+    from fl_labelskew_plugins.runs.folder import RunFolder, read_lines
+    from fl_labelskew_plugins.runs.progress import Silent
+    from fl_labelskew_plugins.runs.record import Record
     from fl_labelskew_plugins.runtime import Call
 
     class Clock(Silent):
@@ -93,10 +93,10 @@ def stock(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
     import torch
     from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
-    from fl_labelskew_plugins import session
-    from fl_labelskew_plugins.runtimes import host
-    from fl_labelskew_plugins.samples import ClientBatches
-    from fl_labelskew_plugins.trainer import host_dataset
+    from fl_labelskew_plugins.engine.samples import ClientBatches
+    from fl_labelskew_plugins.host import start as host
+    from fl_labelskew_plugins.host.trainer import host_dataset
+    from fl_labelskew_plugins.runs import session
 
     marks: list[tuple[float, float]] = []
 
@@ -160,8 +160,8 @@ def methods(repetitions: int, tiny: bool) -> dict[str, list[float]]:
     import torch
     from fl_labelskew_registry import Contribution, load
 
-    from fl_labelskew_plugins import session
-    from fl_labelskew_plugins.local import snapshot
+    from fl_labelskew_plugins.engine.local import snapshot
+    from fl_labelskew_plugins.runs import session
 
     cases = {
         "fedavg": ("fedavg", {}),

@@ -28,10 +28,10 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    from fl_labelskew_plugins import session
     from fl_labelskew_plugins.data import fakes
     from fl_labelskew_plugins.data.isic2019 import ISIC2019
     from fl_labelskew_plugins.recipe import parse
+    from fl_labelskew_plugins.runs import session
 
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "isic"

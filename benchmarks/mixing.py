@@ -30,9 +30,9 @@ def main() -> None:
 
     from fl_labelskew_registry import Contribution, catalog
 
-    from fl_labelskew_plugins import session
-    from fl_labelskew_plugins.aggregator import LabelSkewAggregator
+    from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
     from fl_labelskew_plugins.recipe import parse
+    from fl_labelskew_plugins.runs import session
 
     made = session.build(parse.load(path, common))
     local, start = made.trainer, made.start

@@ -202,8 +202,8 @@ def training(recipe: Path, clients: int, repetitions: int) -> float:
     """CPU seconds of one client's round with one thread, in this process."""
     import torch
 
-    from fl_labelskew_plugins import session
     from fl_labelskew_plugins.recipe import parse as recipes
+    from fl_labelskew_plugins.runs import session
 
     torch.set_num_threads(1)
     made = session.build(recipes.load(recipe))

@@ -47,8 +47,8 @@ from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import audit
 from fl_labelskew_plugins.machine.signals import interrupting
+from fl_labelskew_plugins.runs import audit
 
 RECIPE = """\
 common_args: {{training_type: cross_silo}}

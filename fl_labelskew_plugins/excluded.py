@@ -13,7 +13,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import replacing
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import parse as recipes
-from fl_labelskew_plugins.results import RunFolder
+from fl_labelskew_plugins.runs.folder import RunFolder
 
 NAME = "excluded.json"
 LETTERS = 300

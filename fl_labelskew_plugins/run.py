@@ -12,20 +12,20 @@ from pathlib import Path
 import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import status
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
 from fl_labelskew_plugins.machine.place import launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.machine.text import counted, ranged
-from fl_labelskew_plugins.progress import Pause, clock, progress
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.parse import Recipe
-from fl_labelskew_plugins.record import Record
-from fl_labelskew_plugins.results import RunFolder
+from fl_labelskew_plugins.runs import status
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import Pause, clock, progress
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.session import Session, host_switches, made_up, of_classes
 from fl_labelskew_plugins.runtime import Call, Runtime
-from fl_labelskew_plugins.session import Session, host_switches, made_up, of_classes
 from fl_labelskew_plugins.tensors import num_bytes
 
 WHOSE = {"own": "", "corrected": " (the host's, corrected)", "host": " (the host's as it is)"}

@@ -11,14 +11,14 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.typed import GO_ON, to_go_on
-from fl_labelskew_plugins.progress import PAUSE, Pause
 from fl_labelskew_plugins.recipe.parse import Recipe
-from fl_labelskew_plugins.record import Record
-from fl_labelskew_plugins.session import Session, build
+from fl_labelskew_plugins.runs.progress import PAUSE, Pause
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.session import Session, build
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.progress import Progress
-    from fl_labelskew_plugins.results import RunFolder
+    from fl_labelskew_plugins.runs.folder import RunFolder
+    from fl_labelskew_plugins.runs.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Runtime:
     Args:
         recipe: what to run.
         call: how it was asked for.
-        folder: the run's folder; made by :class:`~fl_labelskew_plugins.record.Record`'s owner, not here.
+        folder: the run's folder; made by :class:`~fl_labelskew_plugins.runs.record.Record`'s owner, not here.
         show: who watches.
     """
 

@@ -21,7 +21,7 @@ from fl_labelskew_plugins.methods.combined import Combined
 from fl_labelskew_plugins.recipe import mistakes
 from fl_labelskew_plugins.recipe.parse import Recipe, different
 from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, MOST_NUMBERS, classes_of
-from fl_labelskew_plugins.session import check_form, data_folder, divided, loaded, numbered
+from fl_labelskew_plugins.runs.session import check_form, data_folder, divided, loaded, numbered
 
 MOST_SAMPLES = 10**12
 MOST_SILOS = 10**6

@@ -28,21 +28,22 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, MistakesError
 from pydantic import Field
 
-from fl_labelskew_plugins import devices, report
+from fl_labelskew_plugins import report
+from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.processes import how_it_ended
-from fl_labelskew_plugins.progress import clock, told
 from fl_labelskew_plugins.recipe import mistakes, yaml
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.parse import Recipe, RecipeError
 from fl_labelskew_plugins.recipe.sections import PLUGGED
 from fl_labelskew_plugins.reproduce import complete, held
-from fl_labelskew_plugins.results import RunFolder, read_lines
-from fl_labelskew_plugins.session import data_folder
+from fl_labelskew_plugins.runs.folder import RunFolder, read_lines
+from fl_labelskew_plugins.runs.progress import clock, told
+from fl_labelskew_plugins.runs.session import data_folder
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 LONGEST = 150

@@ -2,7 +2,7 @@ import pytest
 import torch
 from fl_labelskew_registry import RunError
 
-from fl_labelskew_plugins.aggregate import (
+from fl_labelskew_plugins.engine.aggregate import (
     WeightedMean,
     check_extra,
     check_terms,

@@ -6,11 +6,12 @@ import pytest
 import torch
 from fl_labelskew_registry import Contribution, Method, RunError
 
-from fl_labelskew_plugins import params, session
-from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins import params
+from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.host import start
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.runtimes import host
+from fl_labelskew_plugins.runs import session
 
 RECIPE = """\
 data_args: {dataset: digits}
@@ -22,10 +23,10 @@ method_args: {method: fedavg}
 
 
 def server(tmp_path, *overrides, smoothing=None):
-    from fl_labelskew_plugins.aggregator import LabelSkewAggregator
+    from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
 
     made = session.build(parse.parse(RECIPE, overrides=overrides))
-    args = host.start(made.recipe, tmp_path / "fedml.yaml")
+    args = start.start(made.recipe, tmp_path / "fedml.yaml")
     aggregator = LabelSkewAggregator(
         made.trainer.model,
         args,

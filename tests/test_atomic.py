@@ -10,7 +10,7 @@ import torch
 
 from fl_labelskew_plugins.machine.files import replacing
 from fl_labelskew_plugins.plots import figure, save
-from fl_labelskew_plugins.results import RunFolder
+from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.tensors import save_atomic
 
 

@@ -7,9 +7,9 @@ import threading
 import pytest
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import audit
-from fl_labelskew_plugins.audit import NAME, Audit
-from fl_labelskew_plugins.results import RunFolder
+from fl_labelskew_plugins.runs import audit
+from fl_labelskew_plugins.runs.audit import NAME, Audit
+from fl_labelskew_plugins.runs.folder import RunFolder
 
 
 def write(folder, count=5, **options):

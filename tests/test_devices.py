@@ -10,9 +10,10 @@ import yaml
 from fedml.device import gpu_mapping_mpi
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import devices, session
+from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.machine.place import DOOR
 from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runs import session
 
 TEXT = """\
 data_args: {dataset: digits}

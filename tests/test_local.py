@@ -7,13 +7,13 @@ from fl_labelskew_registry import Arrays, Data, Federation, Method, Optimizer, S
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins import local
-from fl_labelskew_plugins.local import TEST_BATCH, LocalSettings, LocalTrainer, learning_rate, snapshot
+from fl_labelskew_plugins.engine import local
+from fl_labelskew_plugins.engine.local import TEST_BATCH, LocalSettings, LocalTrainer, learning_rate, snapshot
+from fl_labelskew_plugins.engine.samples import ClientBatches, Samples, samples
 from fl_labelskew_plugins.methods.flda import FLDA
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.optimizers.mime import Mime
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.samples import ClientBatches, Samples, samples
 
 CPU = torch.device("cpu")
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score
 
-from fl_labelskew_plugins.metrics import confusion, measures
+from fl_labelskew_plugins.engine.metrics import confusion, measures
 
 
 def test_confusion_by_hand():

@@ -13,11 +13,12 @@ import pytest
 import torch
 from fl_labelskew_registry import Aggregated, LabelSkewError, catalog
 
-from fl_labelskew_plugins import plots, run, session
-from fl_labelskew_plugins.progress import progress
+from fl_labelskew_plugins import plots, run
 from fl_labelskew_plugins.recipe import compatibility, parse
-from fl_labelskew_plugins.record import Record
-from fl_labelskew_plugins.results import RunFolder
+from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import progress
+from fl_labelskew_plugins.runs.record import Record
 
 DOCS = Path(__file__).parents[1] / "docs" / "mixing.md"
 OPTIMIZERS = ["FedAvg", "FedProx", "FedOpt", "FedNova", "FedDyn", "Mime", "SCAFFOLD"]
@@ -66,7 +67,7 @@ def test_the_docs_have_the_grid_as_it_is():
 @pytest.mark.parametrize("method", names("methods"))
 def test_two_rounds_of_every_pair(method, optimizer):
     """Through our own loop, which every runtime has; refused pairs say why in one line."""
-    from fl_labelskew_plugins.aggregator import LabelSkewAggregator
+    from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
 
     said = cell(method, optimizer)
     if said.startswith("no:"):

@@ -9,7 +9,8 @@ import time
 import pytest
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import devices, mpirun
+from fl_labelskew_plugins import mpirun
+from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.machine import place
 from fl_labelskew_plugins.recipe import parse
 

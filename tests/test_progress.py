@@ -4,8 +4,8 @@ import math
 import pytest
 from rich.console import Console
 
-from fl_labelskew_plugins import progress as module
-from fl_labelskew_plugins.progress import Live, Pause, Plain, Silent, clock, progress, told
+from fl_labelskew_plugins.runs import progress as module
+from fl_labelskew_plugins.runs.progress import Live, Pause, Plain, Silent, clock, progress, told
 
 LINE = {
     "round": 1,

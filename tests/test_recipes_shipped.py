@@ -11,7 +11,7 @@ from fl_labelskew_registry import catalog
 
 from fl_labelskew_plugins.recipe import parse, yaml
 from fl_labelskew_plugins.run import start
-from fl_labelskew_plugins.session import loaded
+from fl_labelskew_plugins.runs.session import loaded
 
 ROOT = Path(__file__).parent.parent
 TABLES = ROOT / "tools" / "recipes"

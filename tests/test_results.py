@@ -6,8 +6,8 @@ import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.results import RunFolder, environment, peak_memory, read_lines, summary
-from fl_labelskew_plugins.state import StateStore
+from fl_labelskew_plugins.engine.client_state import StateStore
+from fl_labelskew_plugins.runs.folder import RunFolder, environment, peak_memory, read_lines, summary
 from fl_labelskew_plugins.tensors import joined
 
 

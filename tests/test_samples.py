@@ -13,7 +13,7 @@ import pytest
 import torch
 from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError, RunError
 
-from fl_labelskew_plugins.samples import samples
+from fl_labelskew_plugins.engine.samples import samples
 
 sys.path.append(str(Path(__file__).parent))  # which processes that decode have, too
 reading = importlib.import_module("reading")
@@ -121,7 +121,7 @@ sys.path.append(sys.argv[1])
 import reading, torch
 import numpy as np
 from fl_labelskew_registry import Arrays, Data, Images
-from fl_labelskew_plugins.samples import samples
+from fl_labelskew_plugins.engine.samples import samples
 part = Arrays(Images([str(k) for k in range(12)], reading.SIZE, reading.read), np.arange(12) % 3)
 train, _ = samples(Data(part, part, ["a", "b", "c"]), torch.device("cpu"), workers=2)
 stream = train.stream([torch.arange(12)] * 50)

@@ -5,11 +5,11 @@ import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import session
-from fl_labelskew_plugins.progress import Silent
 from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.record import Record
-from fl_labelskew_plugins.results import RunFolder
+from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import Silent
+from fl_labelskew_plugins.runs.record import Record
 
 TEXT = """\
 data_args: {dataset: digits}

@@ -8,8 +8,9 @@ import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import session, silos
+from fl_labelskew_plugins import silos
 from fl_labelskew_plugins.recipe import parse as recipes
+from fl_labelskew_plugins.runs import session
 
 RECIPE = """\
 common_args: {training_type: cross_silo}
@@ -187,8 +188,8 @@ def test_no_two_answers_of_a_silo_share_their_noise():
     """Counts with noise of strength 20 and of 40, and of one sample less: neither gives the true ones away."""
     from dataclasses import replace
 
+    from fl_labelskew_plugins.runs.session import assemble
     from fl_labelskew_plugins.runtimes.silo_client import about, noise_seed
-    from fl_labelskew_plugins.session import assemble
 
     def counts(noise, without=0):
         own = parsed("method_args.method=fedshift", f"method_args.count_noise={noise}")

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fl_labelskew_plugins.state import StateStore, Versions
+from fl_labelskew_plugins.engine.client_state import StateStore, Versions
 from fl_labelskew_plugins.tensors import save_atomic
 
 

@@ -9,11 +9,12 @@ import pytest
 from click.testing import CliRunner
 from fl_labelskew_registry import RunError
 
-from fl_labelskew_plugins import run, status
+from fl_labelskew_plugins import run
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.machine import locks
-from fl_labelskew_plugins.progress import Pause
-from fl_labelskew_plugins.results import RunFolder
+from fl_labelskew_plugins.runs import status
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import Pause
 
 
 def shown(folder, *more, code=0):

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from fl_labelskew_plugins import run, session
+from fl_labelskew_plugins import run
 from fl_labelskew_plugins.machine import text as words
 from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.results import RunFolder, summary
+from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runs.folder import RunFolder, summary
 
 TEXT = """\
 data_args: {dataset: digits}

@@ -26,7 +26,7 @@ from fl_labelskew_plugins.cli.exits import guarded
 def partition_command(recipe: Path, overrides: tuple[str, ...], out: Path) -> None:
     """Show the training samples of each client and class under RECIPE's partition, as table and as heat map."""
     from fl_labelskew_plugins.recipe.parse import load
-    from fl_labelskew_plugins.session import divided
+    from fl_labelskew_plugins.runs.session import divided
 
     checked = load(recipe, overrides)
     data, clients = divided(checked)

@@ -26,7 +26,7 @@ def status_command(folder: Path, *, as_json: bool) -> None:
 
     Reads files alone, on the machine where the run, or its server, writes them.
     """
-    from fl_labelskew_plugins import status
+    from fl_labelskew_plugins.runs import status
 
     known = status.read(folder)
     if as_json:

@@ -12,7 +12,7 @@ from fl_labelskew_registry import Batch, ClientView, LabelSkewError
 from torch import Tensor
 
 from fl_labelskew_plugins import plots, seeds
-from fl_labelskew_plugins.local import LocalTrainer
+from fl_labelskew_plugins.engine.local import LocalTrainer
 from fl_labelskew_plugins.tensors import Weights, save_atomic
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fl_labelskew_plugins import metrics, plots
+from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.diagnostics.base import Diagnostic
+from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.tensors import Weights
 
 

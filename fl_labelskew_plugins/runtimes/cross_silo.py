@@ -12,21 +12,22 @@ from typing import TypeGuard
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import certs, keys, revocation, silos, status
-from fl_labelskew_plugins.audit import Audit
+from fl_labelskew_plugins import certs, keys, revocation, silos
+from fl_labelskew_plugins.host import start
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.processes import Part, threads_each, together
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe import policy
-from fl_labelskew_plugins.record import Record
-from fl_labelskew_plugins.results import Checkpoint
+from fl_labelskew_plugins.runs import status
+from fl_labelskew_plugins.runs.audit import Audit
+from fl_labelskew_plugins.runs.folder import Checkpoint
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.session import Session, assemble, build, of_classes, refuse_host_switches
 from fl_labelskew_plugins.runtime import Runtime
-from fl_labelskew_plugins.runtimes import host
 from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.silo_client import SiloClient
 from fl_labelskew_plugins.runtimes.silo_server import SiloServer, server_session
-from fl_labelskew_plugins.session import Session, assemble, build, of_classes, refuse_host_switches
 from fl_labelskew_plugins.wire import Spool
 
 
@@ -100,7 +101,7 @@ class CrossSilo(Runtime):
         self.folder.tell(state=status.WAITING, address=transport.address, quorum=comm.quorum(train.clients_per_round))
         self._audit.open(self.folder.path, "server")
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
-        args = host.start(self.recipe, self.folder.path / "fedml.yaml", rank=0)
+        args = start.start(self.recipe, self.folder.path / "fedml.yaml", rank=0)
         self._server = SiloServer(
             args,
             transport,
@@ -160,7 +161,7 @@ class CrossSilo(Runtime):
             revoked=revoked,
         )
         self._transport = transport
-        args = host.start(recipe, self.folder.path / "fedml.yaml", rank=rank)
+        args = start.start(recipe, self.folder.path / "fedml.yaml", rank=rank)
         client = SiloClient(args, transport, rank, recipe, data, self.folder.path, say, guard, self._warn)
         transport.start()
         client.run()

@@ -25,10 +25,10 @@ from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins import certs, wire
-from fl_labelskew_plugins.audit import Audit, certificate, peer
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.revocation import Revocations
+from fl_labelskew_plugins.runs.audit import Audit, certificate, peer
 from fl_labelskew_plugins.runtimes import door, pin
 from fl_labelskew_plugins.runtimes.door import Door, places
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message

@@ -19,19 +19,20 @@ from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
-from fl_labelskew_plugins import devices, mpirun
-from fl_labelskew_plugins.local import TEST_BATCH, LocalResult
+from fl_labelskew_plugins import mpirun
+from fl_labelskew_plugins.engine import devices
+from fl_labelskew_plugins.engine.local import TEST_BATCH, LocalResult
+from fl_labelskew_plugins.host import start
+from fl_labelskew_plugins.host.trainer import LabelSkewTrainer, Turn
 from fl_labelskew_plugins.machine.place import mpi_rank
-from fl_labelskew_plugins.record import Record
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.rounds import Rounds
+from fl_labelskew_plugins.runs.session import Session, build, host_switches
 from fl_labelskew_plugins.runtime import Runtime
-from fl_labelskew_plugins.runtimes import host
 from fl_labelskew_plugins.runtimes.managers import SERVER, Manager, upload, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.mpi_transport import MPITransport
-from fl_labelskew_plugins.runtimes.rounds import Rounds
 from fl_labelskew_plugins.runtimes.transport import Kind
-from fl_labelskew_plugins.session import Session, build, host_switches
 from fl_labelskew_plugins.tensors import Weights, group, joined
-from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn
 from fl_labelskew_plugins.wire import Spool
 
 
@@ -61,7 +62,7 @@ class MPI(Runtime):
 
     def run(self, session: Session, record: Record) -> None:
         """The server's part."""
-        args = host.start(self.recipe, self.folder.path / "fedml.yaml")
+        args = start.start(self.recipe, self.folder.path / "fedml.yaml")
         transport = MPITransport(Spool(self.recipe.comm.upload_memory_mb * 2**20, self.folder.path))
         size = transport.size
         server = Server(args, transport, size, session, record)
@@ -71,7 +72,7 @@ class MPI(Runtime):
     def _work(self, rank: int, size: int) -> None:
         session = build(self.recipe)
         with tempfile.TemporaryDirectory() as folder:
-            args = host.start(self.recipe, Path(folder) / "fedml.yaml", rank=rank)
+            args = start.start(self.recipe, Path(folder) / "fedml.yaml", rank=rank)
             transport = MPITransport(Spool(self.recipe.comm.upload_memory_mb * 2**20, Path(folder)))
             Worker(args, transport, rank, size, session).run()
 

@@ -13,9 +13,9 @@ from statistics import median, median_low
 import torch
 from torch import Tensor
 
-from fl_labelskew_plugins.aggregate import matching
-from fl_labelskew_plugins.local import LocalResult
-from fl_labelskew_plugins.results import Norms
+from fl_labelskew_plugins.engine.aggregate import matching
+from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.runs.folder import Norms
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
 
 UPDATE, BUFFERS = "update", "buffers"

@@ -19,22 +19,22 @@ from fl_labelskew_registry import Images, LabelSkewError, Method, Optimizer, Run
 from torch import Tensor
 
 from fl_labelskew_plugins import keys, silos, wire
-from fl_labelskew_plugins.aggregate import check_upload
 from fl_labelskew_plugins.data.fingerprint import add_array
-from fl_labelskew_plugins.local import LocalResult, forms
+from fl_labelskew_plugins.engine.aggregate import check_upload
+from fl_labelskew_plugins.engine.client_state import Versions
+from fl_labelskew_plugins.engine.local import LocalResult, forms
+from fl_labelskew_plugins.host.trainer import LabelSkewTrainer, Turn
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.parse import Recipe
 from fl_labelskew_plugins.recipe.policy import Guard, question
-from fl_labelskew_plugins.results import RunFolder
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
 from fl_labelskew_plugins.runtimes.grpc_transport import SiloTransport
 from fl_labelskew_plugins.runtimes.managers import SERVER, Manager, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.transport import Kind, message
-from fl_labelskew_plugins.session import Session, assemble, host_switches
 from fl_labelskew_plugins.silos import SiloData
-from fl_labelskew_plugins.state import Versions
 from fl_labelskew_plugins.tensors import OPTIMIZER, State, group, joined, num_bytes, rest, save_atomic, trim
-from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn
 
 
 class SiloClient(Manager):

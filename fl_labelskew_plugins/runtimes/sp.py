@@ -8,16 +8,16 @@ from typing import Any
 from fedml.simulation.sp.fedavg.client import Client
 from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
-from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.host import start
+from fl_labelskew_plugins.host.trainer import LabelSkewTrainer, Turn, host_dataset
 from fl_labelskew_plugins.recipe import compatibility
-from fl_labelskew_plugins.record import Record
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.rounds import Rounds
+from fl_labelskew_plugins.runs.session import Session, host_switches
 from fl_labelskew_plugins.runtime import Runtime
-from fl_labelskew_plugins.runtimes import host
 from fl_labelskew_plugins.runtimes.hosted.federation import HostedFederation
-from fl_labelskew_plugins.runtimes.rounds import Rounds
-from fl_labelskew_plugins.session import Session, host_switches
 from fl_labelskew_plugins.tensors import Weights
-from fl_labelskew_plugins.trainer import LabelSkewTrainer, Turn, host_dataset
 
 
 class SP(Runtime):
@@ -25,7 +25,7 @@ class SP(Runtime):
 
     def run(self, session: Session, record: Record) -> None:
         """Run a session's rounds from where the record stands."""
-        args = host.start(session.recipe, record.folder.path / "fedml.yaml")
+        args = start.start(session.recipe, record.folder.path / "fedml.yaml")
         source = compatibility.source(session.recipe, session.trainer.model)
         if source != "own":
             HostedFederation(args, session, record, corrected=source == "corrected").train()

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 import fl_labelskew_plugins
-from fl_labelskew_plugins.audit import EVENTS, NAME, Audit
 from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.runs.audit import EVENTS, NAME, Audit
 
 
 @pytest.fixture

@@ -11,12 +11,13 @@ from fl_labelskew_registry import LabelSkewError
 from PIL import Image
 from safetensors.torch import load_file
 
-from fl_labelskew_plugins import run, session
+from fl_labelskew_plugins import run
 from fl_labelskew_plugins.diagnostics.watch import KINDS
 from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.recipe.diagnostics import Name
+from fl_labelskew_plugins.recipe.diagnostics import BESIDE_TRAINING, IN_TRAINING, Name
 from fl_labelskew_plugins.recipe.parse import RecipeError
-from fl_labelskew_plugins.results import read_lines
+from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runs.folder import read_lines
 
 BASE = """\
 data_args: {dataset: digits}
@@ -60,7 +61,7 @@ def lines(folder, name):
 
 def test_every_name_has_a_class_and_every_class_a_name():
     assert set(KINDS) == set(get_args(Name))
-    assert set(diagnostics.IN_TRAINING) | set(diagnostics.BESIDE_TRAINING) == set(KINDS)
+    assert set(IN_TRAINING) | set(BESIDE_TRAINING) == set(KINDS)
 
 
 @pytest.mark.parametrize("method", ["fedrs", "map", "fedmr"])
@@ -68,7 +69,7 @@ def test_they_change_nothing(go, watched, method):
     # MAP trains on after its upload, and FedMR draws which samples it compares
     extra = [f"method_args.method={method}", *([] if method == "fedrs" else ["train_args.comm_round=2"])]
     extra += ["method_args.lite=3"] if method == "fedmr" else []
-    with_them = watched if method == "fedrs" else go(*extra, names=diagnostics.IN_TRAINING)
+    with_them = watched if method == "fedrs" else go(*extra, names=IN_TRAINING)
     without = go(*extra)
     assert (without / "metrics.jsonl").read_bytes() == (with_them / "metrics.jsonl").read_bytes()
     assert (without / "model.safetensors").read_bytes() == (with_them / "model.safetensors").read_bytes()

@@ -13,9 +13,9 @@ import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation
 from torch import Tensor, nn
 
-from fl_labelskew_plugins import session
-from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runs import session
 
 
 class TinyNet(nn.Module):
@@ -131,7 +131,7 @@ class Digits:
     """Three clients with digits, in the real local loop and the real aggregator, round by round."""
 
     def __init__(self, method: str, **options: Any) -> None:
-        from fl_labelskew_plugins.aggregator import LabelSkewAggregator
+        from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
 
         overrides = [f"method_args.{key}={value}" for key, value in options.items()]
         made = session.build(parse.parse(DIGITS + f"method_args: {{method: {method}}}", overrides=overrides))

@@ -7,9 +7,9 @@ import torch
 from fl_labelskew_registry import Federation, Method
 from torch import nn
 
-from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, snapshot
+from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
+from fl_labelskew_plugins.engine.samples import Samples
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.samples import Samples
 
 
 class Point(nn.Module):
@@ -56,7 +56,7 @@ class World:
     """
 
     def __init__(self, optimizer, *, a=(1.0, 3.0), b=(0.0, 1.0), steps=(2, 2), at=1.0, stages=None, **settings):
-        from fl_labelskew_plugins.aggregator import LabelSkewAggregator
+        from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
 
         number, ends = sum(steps), torch.tensor(steps).cumsum(0).tolist()
         samples = Samples(torch.zeros(number, 1), torch.zeros(number, dtype=torch.long), (0.0,), (1.0,))

@@ -9,7 +9,8 @@ from fl_labelskew_registry import Federation, Method
 from torch import nn
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, snapshot
+from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
+from fl_labelskew_plugins.engine.samples import Samples
 from fl_labelskew_plugins.optimizers.feddc import FedDC
 from fl_labelskew_plugins.optimizers.feddyn import FedDyn
 from fl_labelskew_plugins.optimizers.fednova import FedNova
@@ -17,7 +18,6 @@ from fl_labelskew_plugins.optimizers.fedopt import FedOpt
 from fl_labelskew_plugins.optimizers.mime import Mime
 from fl_labelskew_plugins.optimizers.scaffold import SCAFFOLD
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.samples import Samples
 
 CLASSES, RATE, BATCH = 3, 0.2, 3
 SIZES = (7, 4, 5)
@@ -77,7 +77,7 @@ class Three:
 
     def play(self, optimizer):
         """The server's weights after all rounds."""
-        from fl_labelskew_plugins.aggregator import LabelSkewAggregator
+        from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
 
         samples = Samples(self.x, LABELS, (0.0,), (1.0,))
         federation = Federation(len(SIZES), 2, len(ROUNDS), 2, CLASSES, 4, sum(SIZES), min(SIZES), 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fl_labelskew_plugins import mpirun
 from fl_labelskew_plugins.cli.exits import guarded
-from fl_labelskew_plugins.local import LocalTrainer
+from fl_labelskew_plugins.engine.local import LocalTrainer
 from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.run import start
 

@@ -22,7 +22,7 @@ from fl_labelskew_registry import LabelSkewError, RunError
 from scenes import Peer
 
 from fl_labelskew_plugins import certs, wire
-from fl_labelskew_plugins.audit import Audit
+from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes import door, grpc_transport
 from fl_labelskew_plugins.runtimes.grpc_transport import FROM_SERVER, FROM_SILOS, ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, message

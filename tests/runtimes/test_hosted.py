@@ -11,12 +11,13 @@ from fl_labelskew_registry import RunError
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins import plots, run, seeds, session
-from fl_labelskew_plugins.local import snapshot
-from fl_labelskew_plugins.progress import progress
+from fl_labelskew_plugins import plots, run, seeds
+from fl_labelskew_plugins.engine.local import snapshot
 from fl_labelskew_plugins.recipe import host_faults, parse
-from fl_labelskew_plugins.record import Record
-from fl_labelskew_plugins.results import RunFolder, read_lines
+from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runs.folder import RunFolder, read_lines
+from fl_labelskew_plugins.runs.progress import progress
+from fl_labelskew_plugins.runs.record import Record
 
 BASE = """\
 data_args: {dataset: digits}
@@ -105,7 +106,7 @@ def stock(overrides, folder):
     """The weights that the host's own class ends with, run in one go on the same clients and batches."""
     import importlib
 
-    from fl_labelskew_plugins.runtimes import host
+    from fl_labelskew_plugins.host import start as host
 
     loaded = parse.parse(BASE, overrides=overrides)
     made = session.build(loaded)
@@ -295,7 +296,7 @@ def test_each_fault_is_there_and_corrected(settings, fault, weights):
 
 
 def test_other_optimisers_of_the_process_are_left_alone():
-    from fl_labelskew_plugins.local import LocalSettings
+    from fl_labelskew_plugins.engine.local import LocalSettings
     from fl_labelskew_plugins.runtimes.hosted.federation import asked_for
 
     weight = torch.nn.Parameter(torch.zeros(1))

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.runtimes.outliers import Judge, norms
 from fl_labelskew_plugins.tensors import PIECE
 

@@ -5,7 +5,8 @@ import signal
 
 import torch
 
-from fl_labelskew_plugins import audit, certs
+from fl_labelskew_plugins import certs
+from fl_labelskew_plugins.runs import audit
 
 ENDS = ("sent", "received")
 

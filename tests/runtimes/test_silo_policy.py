@@ -8,8 +8,9 @@ import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import audit, certs, session, silos
+from fl_labelskew_plugins import certs, silos
 from fl_labelskew_plugins.recipe import parse as recipes
+from fl_labelskew_plugins.runs import audit, session
 from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 

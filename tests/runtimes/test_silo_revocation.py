@@ -8,8 +8,9 @@ import torch
 from fl_labelskew_registry import LabelSkewError
 from scenes import Peer
 
-from fl_labelskew_plugins import audit, certs, run
+from fl_labelskew_plugins import certs, run
 from fl_labelskew_plugins.revocation import FILE, Revocations, revoke
+from fl_labelskew_plugins.runs import audit
 from fl_labelskew_plugins.runtimes import sp
 from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.silo_client import secret

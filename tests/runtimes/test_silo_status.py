@@ -6,8 +6,8 @@ import time
 
 from click.testing import CliRunner
 
-from fl_labelskew_plugins import audit, status
 from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.runs import audit, status
 
 SLOW = "train_args.epochs=40"
 

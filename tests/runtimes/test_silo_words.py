@@ -9,11 +9,11 @@ import torch
 from matplotlib.text import Text
 
 from fl_labelskew_plugins import plots, silos, wire
-from fl_labelskew_plugins.progress import Plain
+from fl_labelskew_plugins.host import start
 from fl_labelskew_plugins.recipe import parse as recipes
-from fl_labelskew_plugins.record import Record
-from fl_labelskew_plugins.results import RunFolder
-from fl_labelskew_plugins.runtimes import host
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import Plain
+from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport, _decoded
 from fl_labelskew_plugins.runtimes.silo_client import SiloClient
 from fl_labelskew_plugins.runtimes.silo_server import SiloServer
@@ -90,7 +90,7 @@ def test_what_silos_send(recipe, tmp_path, capsys, monkeypatch):
     transport = ServerTransport("127.0.0.1:0", silos=3)
     folder = RunFolder(tmp_path / "run")
     folder.hold()
-    args = host.start(own, tmp_path / "fedml.yaml")
+    args = start.start(own, tmp_path / "fedml.yaml")
     server = SiloServer(args, transport, own, None, lines.append, "to go on", tmp_path, tell=folder.tell)
     for meta in variants(FACTS | {"counts": [40] * 10, "classes": "0" * 32}):
         transport.arrived.put(decoded(Kind.HELLO, 3, meta=meta))
@@ -145,7 +145,7 @@ def client(recipe, tmp_path):
     own = recipe()
     data = silos.load(own, 0)
     lines = []
-    args = host.start(own, tmp_path / "fedml.yaml", rank=1)
+    args = start.start(own, tmp_path / "fedml.yaml", rank=1)
     made = SiloClient(args, SiloTransport("127.0.0.1:1", 1), 1, own, data, tmp_path / "silo", lines.append)
     samples = data.facts.samples
     numbers = {"num_clients": 3, "clients_per_round": 3, "rounds": 3, "epochs": 1, "num_classes": 10}

@@ -15,17 +15,17 @@ from fl_labelskew_registry import ClientView
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from fl_labelskew_plugins.aggregate import check_made
-from fl_labelskew_plugins.aggregator import LabelSkewAggregator
-from fl_labelskew_plugins.local import LocalResult, LocalSettings, learning_rate, load, snapshot
+from fl_labelskew_plugins.engine.aggregate import check_made
+from fl_labelskew_plugins.engine.local import LocalResult, LocalSettings, learning_rate, load, snapshot
+from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
+from fl_labelskew_plugins.host.trainer import host_dataset
 from fl_labelskew_plugins.ops import sum_of_coefficients
 from fl_labelskew_plugins.recipe.host_faults import LIVE_IN_EVERY_ROUND
-from fl_labelskew_plugins.record import Record
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.rounds import Rounds
+from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.runtimes.hosted.trainers import AS_THEY_ARE, CORRECTED, make
-from fl_labelskew_plugins.runtimes.rounds import Rounds
-from fl_labelskew_plugins.session import Session
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
-from fl_labelskew_plugins.trainer import host_dataset
 
 
 class HostedFederation:

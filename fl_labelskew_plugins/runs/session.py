@@ -13,18 +13,19 @@ from fl_labelskew_registry import Contribution, Data, Federation, LabelSkewError
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fl_labelskew_plugins import devices, seeds
-from fl_labelskew_plugins.aggregate import check_extra
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.clients import Clients, divide
 from fl_labelskew_plugins.data.fingerprint import fingerprint
-from fl_labelskew_plugins.local import LocalSettings, LocalTrainer, snapshot
+from fl_labelskew_plugins.engine import devices
+from fl_labelskew_plugins.engine.aggregate import check_extra
+from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
+from fl_labelskew_plugins.engine.samples import samples
 from fl_labelskew_plugins.machine.place import available_cores, mpi_rank
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.parse import Recipe
-from fl_labelskew_plugins.samples import samples
 from fl_labelskew_plugins.tensors import Weights
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from fedml.core.dp.fedml_differential_privacy import FedMLDifferentialPrivacy
 from fedml.core.security.fedml_attacker import FedMLAttacker
 from fedml.core.security.fedml_defender import FedMLDefender
 
-from fl_labelskew_plugins import devices
+from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.recipe.parse import Recipe
 

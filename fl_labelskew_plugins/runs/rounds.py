@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fl_labelskew_plugins import metrics, seeds
-from fl_labelskew_plugins.aggregator import LabelSkewAggregator
-from fl_labelskew_plugins.local import LocalResult, mean_loss
-from fl_labelskew_plugins.record import Record
-from fl_labelskew_plugins.session import Session, host_switches
+from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins.engine import metrics
+from fl_labelskew_plugins.engine.local import LocalResult, mean_loss
+from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.session import Session, host_switches
 from fl_labelskew_plugins.tensors import Weights, num_bytes
 
 

@@ -12,7 +12,7 @@ from fl_labelskew_registry import Aggregated, Contribution, Federation, Method, 
 from torch import Tensor
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.aggregate import (
+from fl_labelskew_plugins.engine.aggregate import (
     PROXIES,
     WeightedMean,
     check_extra,
@@ -25,10 +25,10 @@ from fl_labelskew_plugins.aggregate import (
     share_of_old,
     weighted_mean,
 )
-from fl_labelskew_plugins.local import LocalResult
+from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.host.trainer import floating, restore
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
-from fl_labelskew_plugins.trainer import floating, restore
 
 
 class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host is untyped

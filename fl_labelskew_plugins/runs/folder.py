@@ -19,10 +19,10 @@ import torch
 from fl_labelskew_registry import LabelSkewError
 from safetensors import SafetensorError, safe_open
 
-from fl_labelskew_plugins import audit, status
+from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import copied, replacing
-from fl_labelskew_plugins.state import StateStore
+from fl_labelskew_plugins.runs import audit, status
 from fl_labelskew_plugins.tensors import State, Weights, group, save_atomic
 
 CPU = torch.device("cpu")

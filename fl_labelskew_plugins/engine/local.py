@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.aggregate import check_terms
 from fl_labelskew_plugins.checked import backward
+from fl_labelskew_plugins.engine.aggregate import check_terms
+from fl_labelskew_plugins.engine.samples import Samples, Streamed
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
-from fl_labelskew_plugins.samples import Samples, Streamed
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, evict, group, joined, rest
 
 TEST_BATCH = {"cpu": 128, "cuda": 1024}

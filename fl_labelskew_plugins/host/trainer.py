@@ -14,8 +14,8 @@ from fedml.core.security.fedml_attacker import FedMLAttacker
 from torch import Tensor
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.local import LocalResult, LocalTrainer
-from fl_labelskew_plugins.samples import ClientBatches, Samples
+from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
+from fl_labelskew_plugins.engine.samples import ClientBatches, Samples
 from fl_labelskew_plugins.tensors import Weights
 
 
