@@ -58,7 +58,7 @@ def ours(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
     from fl_labelskew_plugins.runs.folder import RunFolder, read_lines
     from fl_labelskew_plugins.runs.progress import Silent
     from fl_labelskew_plugins.runs.record import Record
-    from fl_labelskew_plugins.runtime import Call
+    from fl_labelskew_plugins.runtimes.base import Call
 
     class Clock(Silent):
         def __init__(self) -> None:

@@ -25,7 +25,7 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause, clock, progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, host_switches, made_up, of_classes
-from fl_labelskew_plugins.runtime import Call, Runtime
+from fl_labelskew_plugins.runtimes.base import Call, Runtime
 from fl_labelskew_plugins.tensors import num_bytes
 
 WHOSE = {"own": "", "corrected": " (the host's, corrected)", "host": " (the host's as it is)"}

@@ -35,7 +35,6 @@ from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.processes import how_it_ended
 from fl_labelskew_plugins.recipe import mistakes, yaml
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.parse import Recipe, RecipeError
@@ -44,6 +43,7 @@ from fl_labelskew_plugins.reproduce import complete, held
 from fl_labelskew_plugins.runs.folder import RunFolder, read_lines
 from fl_labelskew_plugins.runs.progress import clock, told
 from fl_labelskew_plugins.runs.session import data_folder
+from fl_labelskew_plugins.runtimes.processes import how_it_ended
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 LONGEST = 150
@@ -56,7 +56,7 @@ SHARE = 0.8
 """Share of the free memory that all runs together may take."""
 GRACE = 30.0
 """Seconds in which a run that was told to end saves its checkpoint; then it is killed."""
-PRELOADED = ["fl_labelskew_plugins.runtimes.sp", "matplotlib.backends.backend_agg", "sklearn.datasets"]
+PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.backend_agg", "sklearn.datasets"]
 """What runs in one process import, slow ones first; before all of them comes ``sweep_server``."""
 
 Say = Callable[[str], None]

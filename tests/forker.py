@@ -88,8 +88,8 @@ if __name__ == "__main__":  # processes that decode pictures read this file too,
     import sklearn.datasets  # noqa: F401
 
     import fl_labelskew_plugins.cli.main
-    import fl_labelskew_plugins.runtimes.silo_client
-    import fl_labelskew_plugins.runtimes.sp
+    import fl_labelskew_plugins.runtimes.silo.client
+    import fl_labelskew_plugins.runtimes.sp.runtime
 
     assert "grpc" not in sys.modules, "gRPC does not survive a fork"
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import certs, issuing
+from fl_labelskew_plugins.runtimes.silo import certs, issuing
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import torch
 from fl_labelskew_registry import Contribution, Federation, LabelSkewError, Method
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins import silos
 from fl_labelskew_plugins.methods import combined
 from fl_labelskew_plugins.methods.fedavg import FedAvg
 from fl_labelskew_plugins.methods.fedlc import FedLC, calibrated_logits
@@ -18,6 +17,7 @@ from fl_labelskew_plugins.methods.fedshift import FedShift, shifted_logits
 from fl_labelskew_plugins.methods.map import MAP
 from fl_labelskew_plugins.ops import restricted_logits
 from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runtimes.silo import facts
 
 TEXT = """\
 data_args: {dataset: digits}
@@ -213,7 +213,7 @@ def test_a_silo_sets_its_own_noise_under_the_parts_name(silo, samples):
     shift, mr = own.method.parts["fedshift"].params, own.method.parts["fedmr"].params
     assert (shift.count_noise, shift.smoothing, mr.mu1) == (4.0, 2.0, 0.5)
     assert own.method.report(None)["privacy"]["epsilon"] == 0.5
-    silos.check_agreement(silos.agreed(whole), own)
+    facts.check_agreement(facts.agreed(whole), own)
     # built anew, not on top of what is there: calibrated once
     assert torch.equal(samples.loss(own.method)["cross_entropy"], samples.loss(whole.method)["cross_entropy"])
     assert silo("{}")[1].resolved() == whole.resolved()
@@ -241,11 +241,11 @@ def test_no_more_than_that(silo, section, line):
 
 def test_another_smoothing_is_no_agreement(silo):
     whole, own = silo("{fedshift: {count_noise: 4.0}}")
-    server = silos.agreed(whole)
+    server = facts.agreed(whole)
     assert "count_noise" not in server["method_args"]["fedshift"]
     server["method_args"]["fedshift"]["smoothing"] = 1.0
     with pytest.raises(LabelSkewError, match=r"method_args\.fedshift"):
-        silos.check_agreement(server, own)
+        facts.check_agreement(server, own)
 
 
 @pytest.mark.parametrize(

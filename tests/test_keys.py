@@ -7,8 +7,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import certs, keys, revocation
-from fl_labelskew_plugins.keys import Passphrase
+from fl_labelskew_plugins.runtimes.silo import certs, keys, revocation
+from fl_labelskew_plugins.runtimes.silo.keys import Passphrase
 
 WORD = "correct horse, größer"
 

@@ -9,10 +9,10 @@ import time
 import pytest
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import mpirun
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.machine import place
 from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runtimes.mpi import launch
 
 # What a rank does, by the way it is to end. The pids that it writes show afterwards whether it is gone.
 RANK = """
@@ -280,9 +280,9 @@ def test_without_mpirun_it_is_a_line(folder):
 
 
 def test_without_mpi4py_it_is_a_line(monkeypatch):
-    monkeypatch.setattr(mpirun.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LabelSkewError, match=r"MPI needs mpi4py, which is missing; .*openmpi-bin.*\[mpi\]"):
-        mpirun.check()
+        launch.check()
 
 
 def test_srun_without_pmix_is_a_line_and_not_a_run_for_each_task(monkeypatch):
@@ -290,9 +290,9 @@ def test_srun_without_pmix_is_a_line_and_not_a_run_for_each_task(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
     with pytest.raises(LabelSkewError, match=r"srun started 3 processes .*; srun --mpi=pmix"):
-        mpirun.check()
+        launch.check()
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
-    assert mpirun.check()
+    assert launch.check()
 
 
 def program(folder, name, text):
@@ -389,9 +389,9 @@ def test_workers_by_default_and_under_mpirun(monkeypatch):
     ],
 )
 def test_what_mpirun_says_is_understood(text, expected):
-    found = mpirun.cause(text)
+    found = launch.cause(text)
     assert (found.rank, found.code, found.signal) == expected
 
 
 def test_what_mpirun_does_not_say():
-    assert mpirun.cause("ORTE_ERROR_LOG: Out of resource") is None
+    assert launch.cause("ORTE_ERROR_LOG: Out of resource") is None

@@ -9,9 +9,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import certs, keys, revocation
-from fl_labelskew_plugins.revocation import FILE, Revocations, revoke
 from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runtimes.silo import certs, keys, revocation
+from fl_labelskew_plugins.runtimes.silo.revocation import FILE, Revocations, revoke
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import silos
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runtimes.silo import facts as silos
 
 RECIPE = """\
 common_args: {training_type: cross_silo}
@@ -150,7 +150,7 @@ def test_agreement_covers_what_moves_the_result_and_leaves_a_silo_its_choices():
 
 
 def test_a_silo_keeps_its_secret(tmp_path):
-    from fl_labelskew_plugins.runtimes.silo_client import secret
+    from fl_labelskew_plugins.runtimes.silo.client import secret
 
     first = secret(tmp_path)
     assert secret(tmp_path) == first
@@ -163,7 +163,7 @@ def test_a_silo_keeps_its_secret(tmp_path):
 
 
 def test_a_silo_s_last_words_name_no_folder_of_its_machine():
-    from fl_labelskew_plugins.runtimes.silo_client import without_paths
+    from fl_labelskew_plugins.runtimes.silo.client import without_paths
 
     for said, told in (
         ("run directory /home/ann/x cannot be written: No space left", "run directory (path) cannot be written: No sp"),
@@ -175,7 +175,7 @@ def test_a_silo_s_last_words_name_no_folder_of_its_machine():
 
 
 def test_noise_repeats_with_a_round_and_changes_with_what_the_server_asks():
-    from fl_labelskew_plugins.runtimes.silo_client import noise_seed
+    from fl_labelskew_plugins.runtimes.silo.client import noise_seed
 
     weights = {"w": torch.ones(3), "steps": torch.tensor(4)}
     assert noise_seed(5, b"a", weights) == noise_seed(5, b"a", {k: v.clone() for k, v in weights.items()})
@@ -189,7 +189,7 @@ def test_no_two_answers_of_a_silo_share_their_noise():
     from dataclasses import replace
 
     from fl_labelskew_plugins.runs.session import assemble
-    from fl_labelskew_plugins.runtimes.silo_client import about, noise_seed
+    from fl_labelskew_plugins.runtimes.silo.client import about, noise_seed
 
     def counts(noise, without=0):
         own = parsed("method_args.method=fedshift", f"method_args.count_noise={noise}")
@@ -211,7 +211,7 @@ def test_no_two_answers_of_a_silo_share_their_noise():
 
 
 def test_every_setting_that_an_answer_rests_on_changes_the_noise():
-    from fl_labelskew_plugins.runtimes.silo_client import about
+    from fl_labelskew_plugins.runtimes.silo.client import about
 
     def digest(*overrides):
         own = parsed("method_args.method=fedrs", "method_args.upload_clip=1", *overrides)

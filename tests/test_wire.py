@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from fl_labelskew_plugins import wire
+from fl_labelskew_plugins.runtimes import wire
+from fl_labelskew_plugins.runtimes.wire import Hashing, Header, Spool, WireError
 from fl_labelskew_plugins.tensors import PIECE, evict, pieces
-from fl_labelskew_plugins.wire import Hashing, Header, Spool, WireError
 
 EVERY = {
     "steps": torch.tensor(7),

@@ -4,7 +4,7 @@ import struct
 
 from http2 import frames
 
-from fl_labelskew_plugins import wire
+from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.transport import Kind
 
 

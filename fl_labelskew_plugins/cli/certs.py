@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from fl_labelskew_plugins import keys
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import PASSPHRASE, guarded
-from fl_labelskew_plugins.revocation import REASONS
+from fl_labelskew_plugins.runtimes.silo import keys
+from fl_labelskew_plugins.runtimes.silo.revocation import REASONS
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 IN = click.option("--certs", "folder", type=FOLDER, metavar="DIR", default="certs", show_default=True, help="Folder.")
@@ -44,7 +44,7 @@ def new(
     *, silos: int, out: Path, hosts: tuple[str, ...], days: int, add: bool, encrypt: bool, descriptor: int | None
 ) -> None:
     """Make an authority, a certificate for the server and one for each silo."""
-    from fl_labelskew_plugins import certs
+    from fl_labelskew_plugins.runtimes.silo import certs
 
     passphrase = keys.Passphrase(descriptor)
     made = certs.new(out, silos, hosts, days=days, add=add, encrypt=encrypt, passphrase=passphrase)
@@ -80,7 +80,7 @@ def renew(
     descriptor: int | None,
 ) -> None:
     """Make the certificates of server, silo-1, ... or all anew, each with a new key."""
-    from fl_labelskew_plugins import certs
+    from fl_labelskew_plugins.runtimes.silo import certs
 
     passphrase = keys.Passphrase(descriptor)
     for name in certs.renew(folder, names, hosts, days=days, encrypt=encrypt, passphrase=passphrase):
@@ -97,7 +97,7 @@ def renew(
 @guarded
 def revoke(*, names: tuple[str, ...], folder: Path, why: str, old: bool, descriptor: int | None) -> None:
     """Put the certificates of server, silo-1, ... or all on a signed list of those that no longer count."""
-    from fl_labelskew_plugins import revocation
+    from fl_labelskew_plugins.runtimes.silo import revocation
 
     listed, new = revocation.revoke(folder, names, why=why, old=old, passphrase=keys.Passphrase(descriptor))
     path = folder / revocation.FILE
@@ -113,7 +113,7 @@ def revoke(*, names: tuple[str, ...], folder: Path, why: str, old: bool, descrip
 @guarded
 def show(folder: Path) -> None:
     """Show who the certificates in DIR are for, until when, and their SHA-256 fingerprints."""
-    from fl_labelskew_plugins import certs, revocation
+    from fl_labelskew_plugins.runtimes.silo import certs, revocation
 
     shown, warnings = certs.show(folder)
     listed = revocation.shown(folder)

@@ -11,9 +11,9 @@ from typing import ParamSpec
 import click
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import keys
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.signals import ending
+from fl_labelskew_plugins.runtimes.silo import keys
 
 P = ParamSpec("P")
 

@@ -26,7 +26,7 @@ def exclude(folder: Path, rank: int, why: str) -> None:
 
     It stays connected and is not asked, and not waited for. A run that has ended keeps to it when it is resumed.
     """
-    from fl_labelskew_plugins import excluded
+    from fl_labelskew_plugins.runtimes.silo import excluded
 
     _tell(f"silo {rank} is left out from the next round on", excluded.exclude(folder, rank, why))
 
@@ -37,7 +37,7 @@ def exclude(folder: Path, rank: int, why: str) -> None:
 @guarded
 def include(folder: Path, rank: int) -> None:
     """Let silo RANK take part in the run in RUN again, from its next round on."""
-    from fl_labelskew_plugins import excluded
+    from fl_labelskew_plugins.runtimes.silo import excluded
 
     _tell(f"silo {rank} takes part again from the next round on", excluded.include(folder, rank))
 

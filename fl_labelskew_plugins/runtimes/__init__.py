@@ -1,7 +1,5 @@
-"""Runtimes: own wiring of the host's classes. Importing this package imports the host."""
+"""How do the server and its clients reach each other: in one process, over MPI, or from silo to silo?
 
-import warnings
-
-with warnings.catch_warnings():  # of the host's own imports, about which a user can do nothing
-    warnings.simplefilter("ignore")
-    import fedml  # noqa: F401
+May import runs, host and below. ``run.py`` chooses one by ``comm_args.backend``. Importing a runtime imports FedML;
+:mod:`.base`, :mod:`.processes` and the certificates of :mod:`.silo` do without.
+"""

@@ -9,11 +9,11 @@ import threading
 import time
 from pathlib import Path
 
-from fl_labelskew_plugins import mpirun
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.engine.local import LocalTrainer
 from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.run import start
+from fl_labelskew_plugins.runtimes.mpi import launch
 
 tested = []
 """Samples of each test in this rank."""
@@ -57,7 +57,7 @@ class Peak(threading.Thread):
 
 
 def main():
-    with mpirun.as_rank():
+    with launch.as_rank():
         play()
 
 

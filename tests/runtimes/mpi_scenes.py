@@ -7,9 +7,9 @@ import time
 import pytest
 import torch
 
-from fl_labelskew_plugins import mpirun, wire
-from fl_labelskew_plugins.runtimes import mpi_transport
-from fl_labelskew_plugins.runtimes.mpi_transport import MPITransport
+from fl_labelskew_plugins.runtimes import wire
+from fl_labelskew_plugins.runtimes.mpi import launch, transport
+from fl_labelskew_plugins.runtimes.mpi.transport import MPITransport
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 
 
@@ -127,7 +127,7 @@ def huge(box, rank):
 
 
 def parts(box, rank):
-    mpi_transport.CHUNK, before = 1000, mpi_transport.CHUNK
+    transport.CHUNK, before = 1000, transport.CHUNK
     sizes = (0, 1, 100, 12345)
     if rank == 0:
         for size in sizes:
@@ -135,7 +135,7 @@ def parts(box, rank):
     elif rank == 1:
         for size in sizes:
             assert torch.equal(box.next().get("tensors")["x"], torch.arange(size))
-    mpi_transport.CHUNK = before
+    transport.CHUNK = before
 
 
 def stop(box, rank):
@@ -149,11 +149,11 @@ def stop(box, rank):
     box.transport.stop_receive_message()
     assert not box.transport.sending
     assert not box.transport.running
-    mpi_transport.STOP, before = 0.3, mpi_transport.STOP
+    transport.STOP, before = 0.3, transport.STOP
     box.send(2, tensors=big)
     box.transport.stop_receive_message()
     assert box.transport.sending
-    mpi_transport.STOP = before
+    transport.STOP = before
 
 
 def loop(box, rank):
@@ -178,11 +178,11 @@ def stray(box, rank):
     """Bytes that are no message."""
     from mpi4py import MPI
 
-    comm = mpirun.world()
+    comm = launch.world()
     if rank == 1:
-        comm.Send([bytes(wire.Header.SIZE), MPI.BYTE], 0, mpi_transport.HEADER)
+        comm.Send([bytes(wire.Header.SIZE), MPI.BYTE], 0, transport.HEADER)
         header = wire.Header(Kind.UPLOAD, 2, 0, 0, 5)  # as if from rank 2
-        comm.Send([header.pack(), MPI.BYTE], 0, mpi_transport.HEADER)
+        comm.Send([header.pack(), MPI.BYTE], 0, transport.HEADER)
     elif rank == 0:
         for said in ("no message of ours", "it came from rank 1"):
             with pytest.raises(wire.WireError, match=said):
@@ -193,7 +193,7 @@ def main():
     def refuse(*_, **__):
         raise AssertionError("pickled")
 
-    comm = mpirun.world()
+    comm = launch.world()
     from mpi4py import MPI
 
     MPI.pickle.__init__(refuse, refuse)
@@ -210,5 +210,5 @@ def main():
 
 
 if __name__ == "__main__":
-    with mpirun.as_rank():
+    with launch.as_rank():
         main()

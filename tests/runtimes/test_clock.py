@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fl_labelskew_plugins.runtimes import clock
-from fl_labelskew_plugins.runtimes.clock import OVERTIME_S, SETTLE_S, ListeningClock
+from fl_labelskew_plugins.runtimes.silo import clock
+from fl_labelskew_plugins.runtimes.silo.clock import OVERTIME_S, SETTLE_S, ListeningClock
 
 
 class Scripted:

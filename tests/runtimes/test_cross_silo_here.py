@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fl_labelskew_plugins import certs, keys
 from fl_labelskew_plugins.runs.folder import read_lines
+from fl_labelskew_plugins.runtimes.silo import certs, keys
 
 SLOW = [
     "method_args.method=fedphp", "train_args.epochs=40", "train_args.comm_round=4", "tracking_args.checkpoint_every=1",

@@ -10,11 +10,11 @@ import time
 import grpc
 import pytest
 
-from fl_labelskew_plugins import certs
 from fl_labelskew_plugins.recipe.addresses import of_peer
-from fl_labelskew_plugins.runtimes import door, grpc_transport
-from fl_labelskew_plugins.runtimes.door import Door, Stranger
-from fl_labelskew_plugins.runtimes.grpc_transport import METHOD, SERVICE, ServerTransport, SiloTransport
+from fl_labelskew_plugins.runtimes.silo import certs, door
+from fl_labelskew_plugins.runtimes.silo import transport as grpc_transport
+from fl_labelskew_plugins.runtimes.silo.door import Door, Stranger
+from fl_labelskew_plugins.runtimes.silo.transport import METHOD, SERVICE, ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.transport import Kind
 
 

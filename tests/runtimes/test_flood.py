@@ -1,6 +1,6 @@
 """Lines about peers: each kind once a minute, with a number of those held back."""
 
-from fl_labelskew_plugins.runtimes.flood import KINDS, Flood
+from fl_labelskew_plugins.runtimes.silo.flood import KINDS, Flood
 
 
 class Told:

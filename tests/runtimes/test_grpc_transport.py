@@ -21,12 +21,13 @@ import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 from scenes import Peer
 
-from fl_labelskew_plugins import certs, wire
 from fl_labelskew_plugins.runs.audit import Audit
-from fl_labelskew_plugins.runtimes import door, grpc_transport
-from fl_labelskew_plugins.runtimes.grpc_transport import FROM_SERVER, FROM_SILOS, ServerTransport, SiloTransport
+from fl_labelskew_plugins.runtimes import wire
+from fl_labelskew_plugins.runtimes.silo import certs, door
+from fl_labelskew_plugins.runtimes.silo import transport as grpc_transport
+from fl_labelskew_plugins.runtimes.silo.transport import FROM_SERVER, FROM_SILOS, ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, message
-from fl_labelskew_plugins.wire import Header, Spool, WireError
+from fl_labelskew_plugins.runtimes.wire import Header, Spool, WireError
 
 TENSORS = {"conv.weight": torch.randn(3, 4), "steps": torch.tensor(7), "columns": torch.randn(50, 40).t()}
 METHOD = f"/{grpc_transport.SERVICE}/{grpc_transport.METHOD}"
@@ -229,7 +230,7 @@ def script(source, *args):
     """A process of its own."""
     head = """
         import sys
-        from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport
+        from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport, SiloTransport
         from fl_labelskew_plugins.runtimes.transport import Kind, message
     """
     code = textwrap.dedent(head) + textwrap.dedent(source)

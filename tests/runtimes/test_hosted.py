@@ -48,8 +48,8 @@ def _no_pictures(monkeypatch):
 @pytest.fixture
 def go(tmp_path):
     """Run the base recipe with overrides; returns the run's folder. ``change`` may touch the session first."""
-    from fl_labelskew_plugins.runtime import Call
-    from fl_labelskew_plugins.runtimes.sp import SP
+    from fl_labelskew_plugins.runtimes.base import Call
+    from fl_labelskew_plugins.runtimes.sp.runtime import SP
 
     count = iter(range(100))
 
@@ -297,7 +297,7 @@ def test_each_fault_is_there_and_corrected(settings, fault, weights):
 
 def test_other_optimisers_of_the_process_are_left_alone():
     from fl_labelskew_plugins.engine.local import LocalSettings
-    from fl_labelskew_plugins.runtimes.hosted.federation import asked_for
+    from fl_labelskew_plugins.runtimes.sp.hosted import asked_for
 
     weight = torch.nn.Parameter(torch.zeros(1))
     weight.grad = torch.ones(1)
@@ -404,7 +404,7 @@ def test_the_record_and_the_first_lines_say_whose_code_ran(tmp_path, capsys):
 
 
 def test_the_classes_of_the_record_are_those_that_run():
-    from fl_labelskew_plugins.runtimes.hosted.trainers import AS_THEY_ARE, CORRECTED
+    from fl_labelskew_plugins.runtimes.sp.host_optimizers import AS_THEY_ARE, CORRECTED
 
     for kinds in (AS_THEY_ARE, CORRECTED):
         for name, kind in kinds.items():

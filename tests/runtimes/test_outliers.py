@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.runtimes.outliers import Judge, norms
+from fl_labelskew_plugins.runtimes.silo.outliers import Judge, norms
 from fl_labelskew_plugins.tensors import PIECE
 
 

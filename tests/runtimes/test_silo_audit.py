@@ -5,8 +5,8 @@ import signal
 
 import torch
 
-from fl_labelskew_plugins import certs
 from fl_labelskew_plugins.runs import audit
+from fl_labelskew_plugins.runtimes.silo import certs
 
 ENDS = ("sent", "received")
 

@@ -4,8 +4,8 @@ import json
 
 from click.testing import CliRunner
 
-from fl_labelskew_plugins import excluded
 from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.runtimes.silo import excluded
 
 
 def typed(*words, verb="silo"):

@@ -12,10 +12,10 @@ import pytest
 import torch
 from scenes import FACTS, Echo
 
-from fl_labelskew_plugins import certs, excluded
-from fl_labelskew_plugins.runtimes.grpc_transport import METHOD, SERVICE
+from fl_labelskew_plugins.runtimes.silo import certs, excluded
+from fl_labelskew_plugins.runtimes.silo.transport import METHOD, SERVICE
 from fl_labelskew_plugins.runtimes.transport import Kind, message
-from fl_labelskew_plugins.wire import Header
+from fl_labelskew_plugins.runtimes.wire import Header
 
 GIANT = {"input_shape": [10**6] * 5}
 SLOW = "train_args.epochs=40"

@@ -8,10 +8,10 @@ import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import certs, silos
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import audit, session
-from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport
+from fl_labelskew_plugins.runtimes.silo import certs, facts
+from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 
 OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"
@@ -34,7 +34,7 @@ class FakeServer:
     def receive_message(self, kind, arrived):
         self.kinds.append(Kind(kind).name)
         if kind == Kind.HELLO:
-            settings = silos.agreed(self.session.recipe)
+            settings = facts.agreed(self.session.recipe)
             told = {"run": self.run, "federation": asdict(self.federation), "settings": settings}
             self.send(Kind.WELCOME, meta=told if self.quorum is None else told | {"quorum": self.quorum})
             self.ask()
@@ -67,7 +67,7 @@ def scene(federation):
     def play(policy, questions=(), **options):
         (federation.folder / "one.yaml").write_text(f"policy: {json.dumps(policy)}")
         own = recipes.silo(recipes.load(federation.recipe, federation.overrides), 1)
-        data = silos.load(own, 0)
+        data = facts.load(own, 0)
         made = session.assemble(own, data.data, {0: data.train}, {0: data.test}, [data.facts.samples] * 3)
         server = FakeServer(federation.address, made, questions, **options)
         servers.append(server)

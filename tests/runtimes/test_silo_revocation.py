@@ -8,12 +8,13 @@ import torch
 from fl_labelskew_registry import LabelSkewError
 from scenes import Peer
 
-from fl_labelskew_plugins import certs, run
-from fl_labelskew_plugins.revocation import FILE, Revocations, revoke
+from fl_labelskew_plugins import run
 from fl_labelskew_plugins.runs import audit
-from fl_labelskew_plugins.runtimes import sp
-from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport
-from fl_labelskew_plugins.runtimes.silo_client import secret
+from fl_labelskew_plugins.runtimes.silo import certs
+from fl_labelskew_plugins.runtimes.silo.client import secret
+from fl_labelskew_plugins.runtimes.silo.revocation import FILE, Revocations, revoke
+from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport, SiloTransport
+from fl_labelskew_plugins.runtimes.sp import runtime
 from fl_labelskew_plugins.runtimes.transport import Kind
 
 
@@ -207,7 +208,7 @@ def test_a_rank_may_be_made_while_the_server_waits_for_it(start, folder, tmp_pat
 
 def leave_out(monkeypatch, client, since, *, asked):
     """Let simulations go on without a client from some round on; in that one it may have been asked for its part."""
-    uploads = sp.SingleProcess.uploads
+    uploads = runtime.SingleProcess.uploads
 
     def there(round, clients, since):
         return [k for k in clients if k != client or round < since]
@@ -215,8 +216,8 @@ def leave_out(monkeypatch, client, since, *, asked):
     def invite(self, round, clients):
         return there(round, clients, since + asked)
 
-    monkeypatch.setattr(sp.SingleProcess, "invite", invite)
-    monkeypatch.setattr(sp.SingleProcess, "uploads", lambda s, round, k: uploads(s, round, there(round, k, since)))
+    monkeypatch.setattr(runtime.SingleProcess, "invite", invite)
+    monkeypatch.setattr(runtime.SingleProcess, "uploads", lambda s, round, k: uploads(s, round, there(round, k, since)))
 
 
 def test_a_silo_that_is_revoked_in_a_run_is_left_out_from_then_on(federation, folder, at, monkeypatch, tmp_path):

@@ -4,8 +4,8 @@ import pytest
 from safetensors.torch import load_file
 from wiretap import messages
 
-from fl_labelskew_plugins import silos
 from fl_labelskew_plugins.recipe import parse as recipes
+from fl_labelskew_plugins.runtimes.silo import facts
 from fl_labelskew_plugins.runtimes.transport import Kind
 
 
@@ -77,7 +77,7 @@ def test_only_weights_and_what_the_method_announces_leave_a_silo(mixture, watche
     recipe = recipes.load(federation.recipe, federation.overrides)
     bytes_sent = b"".join(bytes(stream) for stream in proxy.sent)
     for client in range(3):
-        data = silos.load(recipe, client).data
+        data = facts.load(recipe, client).data
         for sample in data.train.x:
             assert sample.tobytes() not in bytes_sent
         assert data.train.y.tobytes() not in bytes_sent
@@ -105,7 +105,7 @@ def test_counts_leave_a_silo_with_the_noise_it_wants(watched, federation):
     noise = ["--set", "method_args.count_noise=20"]
     sent, _ = watched("method_args.method=fedshift", "train_args.comm_round=1", silo=noise)
     recipe = recipes.load(federation.recipe, federation.overrides)
-    true = [silos.load(recipe, client) for client in range(3)]
+    true = [facts.load(recipe, client) for client in range(3)]
     for kind, header, _, tensors in sent:
         if kind == Kind.OPENING:
             labels = true[header.sender - 1].data.train.y

@@ -8,17 +8,19 @@ import pytest
 import torch
 from matplotlib.text import Text
 
-from fl_labelskew_plugins import plots, silos, wire
+from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.host import start
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Plain
 from fl_labelskew_plugins.runs.record import Record
-from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport, _decoded
-from fl_labelskew_plugins.runtimes.silo_client import SiloClient
-from fl_labelskew_plugins.runtimes.silo_server import SiloServer
+from fl_labelskew_plugins.runtimes import wire
+from fl_labelskew_plugins.runtimes.silo import facts
+from fl_labelskew_plugins.runtimes.silo.client import SiloClient
+from fl_labelskew_plugins.runtimes.silo.server import SiloServer
+from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport, SiloTransport, _decoded
 from fl_labelskew_plugins.runtimes.transport import Kind, message
-from fl_labelskew_plugins.wire import Header, WireError
+from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
 LOGISTIC = ["model_args.model=logistic", "method_args.method=fedshift", "train_args.epochs=1"]
 EVIL = ["a\nround 9/9  accuracy 99.99 %", "a\x1b[2J", "\u202eb\u2066", "c\u2028d\x85\r", "x" * 300_000]
@@ -143,14 +145,14 @@ def test_what_silos_send(recipe, tmp_path, capsys, monkeypatch):
 def client(recipe, tmp_path):
     """Silo 1 of this process, which has no line to any server, and what it was told that was right."""
     own = recipe()
-    data = silos.load(own, 0)
+    data = facts.load(own, 0)
     lines = []
     args = start.start(own, tmp_path / "fedml.yaml", rank=1)
     made = SiloClient(args, SiloTransport("127.0.0.1:1", 1), 1, own, data, tmp_path / "silo", lines.append)
     samples = data.facts.samples
     numbers = {"num_clients": 3, "clients_per_round": 3, "rounds": 3, "epochs": 1, "num_classes": 10}
     numbers |= {"num_features": 64, "num_samples": 3 * samples, "min_samples": samples, "seed": 0}
-    made.welcome = {"run": "0" * 16, "federation": numbers, "settings": silos.agreed(own)}
+    made.welcome = {"run": "0" * 16, "federation": numbers, "settings": facts.agreed(own)}
     made.lines = lines
     return made
 

@@ -6,12 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedml.core.distributed.communication.message import Message
-from fedml.core.distributed.fedml_comm_manager import FedMLCommManager
 from fl_labelskew_registry import RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.host import FedMLCommManager, Message
 from fl_labelskew_plugins.machine.text import TERM
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
 from fl_labelskew_plugins.tensors import group, joined

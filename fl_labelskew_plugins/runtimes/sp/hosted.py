@@ -24,7 +24,7 @@ from fl_labelskew_plugins.recipe.host_faults import LIVE_IN_EVERY_ROUND
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session
-from fl_labelskew_plugins.runtimes.hosted.trainers import AS_THEY_ARE, CORRECTED, make
+from fl_labelskew_plugins.runtimes.sp.host_optimizers import AS_THEY_ARE, CORRECTED, make
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
 

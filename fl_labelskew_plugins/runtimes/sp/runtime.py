@@ -15,8 +15,8 @@ from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session, host_switches
-from fl_labelskew_plugins.runtime import Runtime
-from fl_labelskew_plugins.runtimes.hosted.federation import HostedFederation
+from fl_labelskew_plugins.runtimes.base import Runtime
+from fl_labelskew_plugins.runtimes.sp.hosted import HostedFederation
 from fl_labelskew_plugins.tensors import Weights
 
 

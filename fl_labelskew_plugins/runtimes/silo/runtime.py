@@ -12,11 +12,9 @@ from typing import TypeGuard
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins import certs, keys, revocation, silos
 from fl_labelskew_plugins.host import start
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
-from fl_labelskew_plugins.processes import Part, threads_each, together
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe import policy
 from fl_labelskew_plugins.runs import status
@@ -24,11 +22,13 @@ from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runs.folder import Checkpoint
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, assemble, build, of_classes, refuse_host_switches
-from fl_labelskew_plugins.runtime import Runtime
-from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport, SiloTransport
-from fl_labelskew_plugins.runtimes.silo_client import SiloClient
-from fl_labelskew_plugins.runtimes.silo_server import SiloServer, server_session
-from fl_labelskew_plugins.wire import Spool
+from fl_labelskew_plugins.runtimes.base import Runtime
+from fl_labelskew_plugins.runtimes.processes import Part, threads_each, together
+from fl_labelskew_plugins.runtimes.silo import certs, facts, keys, revocation
+from fl_labelskew_plugins.runtimes.silo.client import SiloClient
+from fl_labelskew_plugins.runtimes.silo.server import SiloServer, server_session
+from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport, SiloTransport
+from fl_labelskew_plugins.runtimes.wire import Spool
 
 
 class CrossSilo(Runtime):
@@ -62,9 +62,9 @@ class CrossSilo(Runtime):
         first: list[str] = []
         for rank in ranks:
             recipe = recipes.silo(self.recipe, rank)
-            silo = silos.load(recipe, rank - 1)
+            silo = facts.load(recipe, rank - 1)
             first = first or silo.data.class_names
-            if apart := silos.differing(silo.data.class_names, list(first), f"in silo {ranks[0]}'s data"):
+            if apart := facts.differing(silo.data.class_names, list(first), f"in silo {ranks[0]}'s data"):
                 raise LabelSkewError(f"silo {rank}: {apart}")
             sizes[rank - 1] = silo.facts.samples
             counts.append(torch.from_numpy(silo.counts))
@@ -73,7 +73,7 @@ class CrossSilo(Runtime):
 
     def _alone(self, sizes: list[int]) -> Session:
         """The server's session, with nobody to wait for."""
-        return server_session(self.recipe, silos.test_data(self.recipe), sizes)
+        return server_session(self.recipe, facts.test_data(self.recipe), sizes)
 
     def session(self) -> Session:
         """Listen, and wait for the silos; not where all rounds are done and everybody knows."""
@@ -138,7 +138,7 @@ class CrossSilo(Runtime):
         assert rank is not None  # start() has checked it
         recipe = recipes.silo(self.recipe, rank)
         refuse_host_switches(recipe)
-        data = silos.load(recipe, rank - 1)
+        data = facts.load(recipe, rank - 1)
         guard = policy.guard(recipe, rank, self.folder.path)
         self.folder.hold()
         comm = recipe.comm

@@ -24,15 +24,15 @@ from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
-from fl_labelskew_plugins import certs, wire
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import addresses
-from fl_labelskew_plugins.revocation import Revocations
 from fl_labelskew_plugins.runs.audit import Audit, certificate, peer
-from fl_labelskew_plugins.runtimes import door, pin
-from fl_labelskew_plugins.runtimes.door import Door, places
+from fl_labelskew_plugins.runtimes import wire
+from fl_labelskew_plugins.runtimes.silo import certs, door, pin
+from fl_labelskew_plugins.runtimes.silo.door import Door, places
+from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
-from fl_labelskew_plugins.wire import CutShortError, Hashing, Header, Sha256, Spool, WireError
+from fl_labelskew_plugins.runtimes.wire import CutShortError, Hashing, Header, Sha256, Spool, WireError
 
 SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
 CHUNK = 2**20

@@ -8,8 +8,8 @@ import os
 import socket
 import ssl
 
-from fl_labelskew_plugins import certs
 from fl_labelskew_plugins.recipe import addresses
+from fl_labelskew_plugins.runtimes.silo import certs
 
 WAIT_S = 10.0
 

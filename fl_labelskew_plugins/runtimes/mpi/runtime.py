@@ -19,7 +19,6 @@ from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
-from fl_labelskew_plugins import mpirun
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.engine.local import TEST_BATCH, LocalResult
 from fl_labelskew_plugins.host import start
@@ -28,12 +27,13 @@ from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session, build, host_switches
-from fl_labelskew_plugins.runtime import Runtime
-from fl_labelskew_plugins.runtimes.managers import SERVER, Manager, upload, upload_meta, upload_tensors
-from fl_labelskew_plugins.runtimes.mpi_transport import MPITransport
+from fl_labelskew_plugins.runtimes.base import Runtime
+from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload, upload_meta, upload_tensors
+from fl_labelskew_plugins.runtimes.mpi import launch
+from fl_labelskew_plugins.runtimes.mpi.transport import MPITransport
 from fl_labelskew_plugins.runtimes.transport import Kind
+from fl_labelskew_plugins.runtimes.wire import Spool
 from fl_labelskew_plugins.tensors import Weights, group, joined
-from fl_labelskew_plugins.wire import Spool
 
 
 class MPI(Runtime):
@@ -46,7 +46,7 @@ class MPI(Runtime):
             workers = devices.workers(self.recipe, devices.gpus(self.recipe, warn=True))
             devices.gpu_slots(self.recipe, workers)  # whatever is wrong with the GPUs is said before anything starts
             command = self.call.command(self.recipe.path, self.folder.path, resume=self.call.resume)
-            mpirun.launch(
+            launch.launch(
                 command, workers + 1, run_dir=self.folder.path, environment=self.call.environment(self.folder.path)
             )
             return True

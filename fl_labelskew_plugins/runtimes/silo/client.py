@@ -18,7 +18,6 @@ from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Images, LabelSkewError, Method, Optimizer, RunError
 from torch import Tensor
 
-from fl_labelskew_plugins import keys, silos, wire
 from fl_labelskew_plugins.data.fingerprint import add_array
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import Versions
@@ -30,10 +29,12 @@ from fl_labelskew_plugins.recipe.parse import Recipe
 from fl_labelskew_plugins.recipe.policy import Guard, question
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
-from fl_labelskew_plugins.runtimes.grpc_transport import SiloTransport
-from fl_labelskew_plugins.runtimes.managers import SERVER, Manager, upload_meta, upload_tensors
+from fl_labelskew_plugins.runtimes import wire
+from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload_meta, upload_tensors
+from fl_labelskew_plugins.runtimes.silo import facts, keys
+from fl_labelskew_plugins.runtimes.silo.facts import SiloData
+from fl_labelskew_plugins.runtimes.silo.transport import SiloTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, message
-from fl_labelskew_plugins.silos import SiloData
 from fl_labelskew_plugins.tensors import OPTIMIZER, State, group, joined, num_bytes, rest, save_atomic, trim
 
 
@@ -117,8 +118,8 @@ class SiloClient(Manager):
         meta = message.get("meta")
         if not re.fullmatch("[0-9a-f]{16}", str(meta["run"])):  # it names a folder
             raise LabelSkewError("the server's name of the run is not one of ours")
-        silos.check_agreement(meta["settings"], self.recipe)
-        federation = silos.federation(meta["federation"], self.recipe, self.data.facts)
+        facts.check_agreement(meta["settings"], self.recipe)
+        federation = facts.federation(meta["federation"], self.recipe, self.data.facts)
         if self.guard is not None:
             self.guard.join(federation, meta.get("quorum"))
         if self._run != meta["run"]:
@@ -132,7 +133,7 @@ class SiloClient(Manager):
                 federation=federation,
                 secret=self._seed,
             )
-            silos.check_features(federation, session.trainer.model)
+            facts.check_features(federation, session.trainer.model)
             self.session, self._run, self._round, self._upload = session, str(meta["run"]), -1, None
             self.session.start = forms(self.session.start)  # every round begins with the server's
             self.transport.audit.note("run", run=self._run)
@@ -163,10 +164,10 @@ class SiloClient(Manager):
         if num_bytes(session.start.values()) > self.recipe.comm.upload_memory_mb * 2**20:
             trim()
         rounds = session.federation.rounds
-        silos.number({"round": round}, "round", 0, rounds - 1, "TRAIN")
-        before = silos.number(meta, "state_round", -1, rounds - 1, "TRAIN")
-        kept = silos.numbers(meta, "kept_rounds", 0, rounds - 1, "TRAIN")
-        times = silos.number(meta, "times_selected", 1, rounds, "TRAIN")
+        facts.number({"round": round}, "round", 0, rounds - 1, "TRAIN")
+        before = facts.number(meta, "state_round", -1, rounds - 1, "TRAIN")
+        kept = facts.numbers(meta, "kept_rounds", 0, rounds - 1, "TRAIN")
+        times = facts.number(meta, "times_selected", 1, rounds, "TRAIN")
         device = session.trainer.device
         weights = {k: v.to(device) for k, v in group(message.get("tensors"), "model").items()}
         shared = {k: v.to(device) for k, v in group(message.get("tensors"), "shared").items()}
@@ -244,7 +245,7 @@ class SiloClient(Manager):
         if meta["done"] is not True:
             # no failure that the server is told of: this silo's class names are nobody's business
             names = wire.cleaned(list(self.data.data.class_names))  # as those of the server, which came over the wire
-            names = silos.differing(names, meta.get("class_names"), "at the server")
+            names = facts.differing(names, meta.get("class_names"), "at the server")
             why = clean(meta.get("reason"), 500)
             self.failure = LabelSkewError(names or f"the server turned this silo away: {why}")
             self.transport.stop_receive_message()
@@ -253,7 +254,7 @@ class SiloClient(Manager):
             weights = group(message.get("tensors"), "model")
             check_upload(weights, self.session.start, where="the server's final model")
             save_atomic(weights, self.run_folder.path / "model.safetensors")
-            last = silos.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")
+            last = facts.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")
             state = rest(self.states.get(last), OPTIMIZER)
             own = self.session.method.personalised(state)
             if own is not None:

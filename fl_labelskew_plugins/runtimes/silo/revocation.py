@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import certs, keys
-from fl_labelskew_plugins.keys import Passphrase
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
+from fl_labelskew_plugins.runtimes.silo import certs, keys
+from fl_labelskew_plugins.runtimes.silo.keys import Passphrase
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -17,11 +17,9 @@ import torch
 from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Arrays, Contribution, Data, Federation, Method, RunError
 
-from fl_labelskew_plugins import silos
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.engine.aggregate import check_extra
 from fl_labelskew_plugins.engine.local import LocalResult, forms
-from fl_labelskew_plugins.excluded import Excluded
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.parse import Recipe
@@ -30,13 +28,15 @@ from fl_labelskew_plugins.runs.folder import Checkpoint
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session, assemble
-from fl_labelskew_plugins.runtimes.clock import ListeningClock
-from fl_labelskew_plugins.runtimes.flood import Flood
-from fl_labelskew_plugins.runtimes.grpc_transport import ServerTransport
-from fl_labelskew_plugins.runtimes.managers import SERVER, Manager, upload
-from fl_labelskew_plugins.runtimes.outliers import Judge, norms
+from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload
+from fl_labelskew_plugins.runtimes.silo import facts as silos
+from fl_labelskew_plugins.runtimes.silo.clock import ListeningClock
+from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
+from fl_labelskew_plugins.runtimes.silo.facts import Facts
+from fl_labelskew_plugins.runtimes.silo.flood import Flood
+from fl_labelskew_plugins.runtimes.silo.outliers import Judge, norms
+from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport
 from fl_labelskew_plugins.runtimes.transport import Kind
-from fl_labelskew_plugins.silos import Facts
 from fl_labelskew_plugins.tensors import joined, num_bytes, trim
 
 SLACK = 2**20

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import issuing, keys
-from fl_labelskew_plugins.keys import Passphrase
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import addresses
+from fl_labelskew_plugins.runtimes.silo import issuing, keys
+from fl_labelskew_plugins.runtimes.silo.keys import Passphrase
 
 if TYPE_CHECKING:
     from cryptography import x509

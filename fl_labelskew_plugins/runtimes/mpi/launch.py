@@ -172,7 +172,7 @@ def launch(
 
 
 def _mpirun(mpirun: str, processes: int, command: list[str]) -> list[str]:
-    enter = [sys.executable, "-m", "fl_labelskew_plugins.mpirun", *command]
+    enter = [sys.executable, "-m", "fl_labelskew_plugins.runtimes.mpi.launch", *command]
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return [
         mpirun, "-np", str(processes), "--host", f"localhost:{processes}", "--oversubscribe", "--bind-to", "none",

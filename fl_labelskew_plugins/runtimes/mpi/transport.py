@@ -1,4 +1,4 @@
-"""Messages over MPI: the bytes of :mod:`fl_labelskew_plugins.wire`, sent and received without blocking calls.
+"""Messages over MPI: the bytes of :mod:`fl_labelskew_plugins.runtimes.wire`, sent and received without blocking calls.
 
 MPI's own blocking calls spin a core until something comes. Here a process that waits looks for traffic and sleeps in
 between, for longer the longer nothing has come. There is no thread: whoever calls ``receive`` moves all traffic.
@@ -14,7 +14,8 @@ from typing import Any
 
 from fedml.core.distributed.communication.message import Message
 
-from fl_labelskew_plugins import mpirun, wire
+from fl_labelskew_plugins.runtimes import wire
+from fl_labelskew_plugins.runtimes.mpi import launch
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
 
 HEADER, PAYLOAD = 1, 2
@@ -57,7 +58,7 @@ class MPITransport(Transport):
     def __init__(self, spool: wire.Spool | None = None, comm: Any = None) -> None:
         super().__init__()
         self._spool = spool or wire.Spool()
-        self._comm = comm or mpirun.world()
+        self._comm = comm or launch.world()
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -71,7 +72,7 @@ class MPITransport(Transport):
         """Start to send a message; it leaves while this process receives, sends or stops.
 
         Raises:
-            TypeError: it holds something that does not travel, see :func:`fl_labelskew_plugins.wire.encode`.
+            TypeError: it holds something that does not travel, see :func:`fl_labelskew_plugins.runtimes.wire.encode`.
         """
         receiver = msg.get_receiver_id()
         parts = wire.encode(msg.get_type(), self.rank, receiver, msg.get("round"), msg.get("meta"), msg.get("tensors"))

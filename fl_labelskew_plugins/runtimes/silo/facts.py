@@ -14,7 +14,6 @@ import numpy as np
 from fl_labelskew_registry import Arrays, Data, Federation, LabelSkewError, Method, RunError
 from numpy.typing import NDArray
 
-from fl_labelskew_plugins import wire
 from fl_labelskew_plugins.data.clients import class_counts
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.methods.combined import Combined
@@ -22,6 +21,7 @@ from fl_labelskew_plugins.recipe import mistakes
 from fl_labelskew_plugins.recipe.parse import Recipe, different
 from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, MOST_NUMBERS, classes_of
 from fl_labelskew_plugins.runs.session import check_form, data_folder, divided, loaded, numbered
+from fl_labelskew_plugins.runtimes import wire
 
 MOST_SAMPLES = 10**12
 MOST_SILOS = 10**6
