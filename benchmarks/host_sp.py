@@ -55,7 +55,8 @@ def ours(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
     imported = time.perf_counter()
     import fl_labelskew_registry as registry
 
-    from fl_labelskew_plugins.runs.folder import RunFolder, read_lines
+    from fl_labelskew_plugins.machine.files import read_lines
+    from fl_labelskew_plugins.runs.folder import RunFolder
     from fl_labelskew_plugins.runs.progress import Silent
     from fl_labelskew_plugins.runs.record import Record
     from fl_labelskew_plugins.runtimes.base import Call

@@ -11,11 +11,11 @@ import click
 import pytest
 from fl_labelskew_registry import LabelSkewError, catalog
 
-from fl_labelskew_plugins import sweep
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.cli.recipes import find
 from fl_labelskew_plugins.cli.run import run_command
 from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.studies.sweep import plan
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
@@ -152,7 +152,7 @@ def check_file(path, file, overrides, only, fashion_mnist):
         return
     if "fmnist" in here.stem:
         overrides = [fashion_mnist, *overrides]
-    assert sweep.plan(here, overrides, only=only)
+    assert plan.plan(here, overrides, only=only)
 
 
 def all_of(path):

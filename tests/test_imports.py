@@ -1,4 +1,4 @@
-"""Imports point one way, ``cli -> runtimes -> trainer/aggregator -> methods -> ops``, and few places know the host."""
+"""Imports point one way, down the floors of docs/architecture.md, and few places know the host."""
 
 import ast
 from collections.abc import Iterator
@@ -9,43 +9,60 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 OURS, REGISTRY = "fl_labelskew_plugins", "fl_labelskew_registry"
-LAYERS = [{"cli"}, {"runtimes"}, {"trainer", "aggregator"}, {"methods"}, {"ops"}]
-KNOWS_THE_HOST = {"trainer", "aggregator", "runtimes"}
+FLOORS = (
+    {"machine", "tensors", "ops", "seeds", "params", "checked", "plots"},
+    {"methods", "optimizers", "partition", "models", "data"},
+    {"recipe"},
+    {"engine"},
+    {"host", "diagnostics"},
+    {"runs"},
+    {"runtimes"},
+    {"run"},
+    {"studies"},
+    {"cli"},
+)
+"""From the ground. A room imports from floors below its own, and on the ground floor from its neighbours, too."""
+KNOWS_THE_HOST = ("host", "runtimes.sp")
 METHODS_MAY_IMPORT = {f"{OURS}.params", f"{OURS}.ops"}
 INHERITS = {"fedphp": "map", "reweighting": "fedshift"}
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name, such as ``torch.nn``; ``lazy`` inside a function; not those under ``if TYPE_CHECKING``."""
+    """One imported name, such as ``torch.nn``; ``lazy`` inside a function, ``typing`` under ``if TYPE_CHECKING``."""
 
     name: str
     line: int
     lazy: bool
+    typing: bool
 
 
 def imports(source: str, module: str) -> Iterator[Import]:
-    """Every import of a module that can happen when it runs, ``import_module("...")`` included."""
+    """Every import of a module, ``import_module("...")`` included."""
 
-    def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
+    def walk(node: ast.AST, lazy: bool, typing: bool) -> Iterator[Import]:
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            for child in node.body:
+                yield from walk(child, lazy, True)
             for child in node.orelse:
-                yield from walk(child, lazy)
+                yield from walk(child, lazy, typing)
             return
+        names: list[str] = []
         if isinstance(node, ast.Import):
-            yield from (Import(alias.name, node.lineno, lazy) for alias in node.names)
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 base = ".".join([*module.split(".")[: -node.level], *filter(None, [base])])
-            yield from (Import(f"{base}.{alias.name}", node.lineno, lazy) for alias in node.names)
+            names = [f"{base}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {"import_module", "__import__"}:
-            yield from (Import(str(a.value), node.lineno, lazy) for a in node.args[:1] if isinstance(a, ast.Constant))
+            names = [str(a.value) for a in node.args[:1] if isinstance(a, ast.Constant)]
+        yield from (Import(name, node.lineno, lazy, typing) for name in names)
         lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         for child in ast.iter_child_nodes(node):
-            yield from walk(child, lazy)
+            yield from walk(child, lazy, typing)
 
-    yield from walk(ast.parse(source), lazy=False)
+    yield from walk(ast.parse(source), lazy=False, typing=False)
 
 
 def within(name: str, package: str) -> bool:
@@ -60,19 +77,25 @@ def part(name: str) -> str:
 
 def violations(source: str, module: str) -> list[str]:
     """A sentence for every import of ``module`` that breaks a rule."""
-    found = list(imports(source, module))
-    return [f"{module}:{i.line} imports {i.name}: {why}" for i in found for why in _why_not(i, module)]
+    return [
+        f"{module}:{i.line} imports {i.name}: {why}" for i in imports(source, module) for why in _why_not(i, module)
+    ]
 
 
-def _why_not(found: Import, module: str) -> Iterator[str]:
-    name, here, there = found.name, part(module), part(found.name)
+def _why_not(imported: Import, module: str) -> Iterator[str]:
+    name, here, there = imported.name, part(module), part(imported.name)
+    floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+    if here in floor and there in floor and here != there and floor[there] >= (floor[here] or 1):
+        yield "imports point down the floors"
+    if imported.typing:  # which loads nothing
+        return
     if within(module, REGISTRY):
-        lazy_torch = found.lazy and within(name, "torch") and module == f"{REGISTRY}.contracts"
+        lazy_torch = imported.lazy and within(name, "torch") and module == f"{REGISTRY}.contracts"
         if any(within(name, heavy) for heavy in ("torch", "numpy", "fedml", "pydantic", OURS)) and not lazy_torch:
             yield "the registry stays light"
         return
-    if within(name, "fedml") and here not in KNOWS_THE_HOST:
-        yield "only trainer, aggregator and runtimes know the host"
+    if within(name, "fedml") and not any(within(module, f"{OURS}.{room}") for room in KNOWS_THE_HOST):
+        yield "only host and runtimes.sp know the host"
     if here == "partition" and (within(name, "torch") or within(name, "torchvision")):
         yield "partitions are pure numpy"
     if here == "machine" and within(name, OURS) and there not in {"machine", "hook"}:
@@ -83,9 +106,6 @@ def _why_not(found: Import, module: str) -> Iterator[str]:
         parent = INHERITS.get(module.rpartition(".")[2])
         if parent is None or not within(name, f"{OURS}.methods.{parent}"):
             yield "a method imports params, ops and the registry"
-    rank = {p: level for level, parts in enumerate(LAYERS) for p in parts}
-    if here in rank and there in rank and rank[there] < rank[here]:
-        yield "imports point from the command line down to the formulas"
 
 
 def modules() -> list[tuple[str, Path]]:
@@ -102,7 +122,7 @@ def modules() -> list[tuple[str, Path]]:
 
 def test_every_module_is_looked_at():
     names = {name for name, _ in modules()}
-    assert {f"{OURS}.trainer", f"{OURS}.hook.__init__", f"{OURS}.cli.__init__", f"{REGISTRY}.catalog"} <= names
+    assert {f"{OURS}.host.trainer", f"{OURS}.hook.__init__", f"{OURS}.cli.__init__", f"{REGISTRY}.catalog"} <= names
 
 
 @pytest.mark.parametrize(("module", "path"), modules(), ids=[name for name, _ in modules()])
@@ -113,20 +133,23 @@ def test_imports_point_one_way(module, path):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        (f"{OURS}.local", "import fedml"),
+        (f"{OURS}.engine.local", "import fedml"),
         (f"{OURS}.data.digits", "def f():\n    from fedml.data import x"),
-        (f"{OURS}.local", "from importlib import import_module\nimport_module('fedml.core')"),
+        (f"{OURS}.engine.local", "from importlib import import_module\nimport_module('fedml.core')"),
         (f"{OURS}.partition.iid", "import torch.nn as nn"),
         (f"{OURS}.machine.files", f"from {OURS}.tensors import State"),
         (f"{OURS}.run", f"from {OURS}.cli import main"),
         (f"{OURS}.run", f"from {OURS} import cli"),
         (f"{OURS}.run", "from .cli.run import run_command"),
-        (f"{OURS}.trainer", f"import {OURS}.runtimes.sp"),
-        (f"{OURS}.methods.fedlc", f"from {OURS}.local import train"),
+        (f"{OURS}.host.trainer", f"import {OURS}.runtimes.sp"),
+        (f"{OURS}.runtimes.mpi.runtime", "from fedml.core import x"),
+        (f"{OURS}.recipe.host_faults", f"if TYPE_CHECKING:\n    from {OURS}.engine.local import LocalTrainer"),
+        (f"{OURS}.diagnostics.watch", f"from {OURS}.host import trainer"),
+        (f"{OURS}.methods.fedlc", f"from {OURS}.engine.local import train"),
         (f"{OURS}.methods.fedlc", f"from {OURS}.methods.map import mmd"),
         (f"{OURS}.methods.fedlc", "from .map import mmd"),
         (f"{OURS}.methods.reweighting", f"from {OURS}.methods.map import MAP"),
-        (f"{OURS}.methods.fedlc", "class A:\n    def loss(self):\n        from ..trainer import Trainer"),
+        (f"{OURS}.methods.fedlc", "class A:\n    def loss(self):\n        from ..host.trainer import Trainer"),
         (f"{OURS}.ops", f"from {OURS}.methods import fedlc"),
         (f"{REGISTRY}.catalog", "import numpy"),
         (f"{REGISTRY}.catalog", "def f():\n    import torch"),
@@ -143,8 +166,8 @@ def test_the_checker_sees_a_violation(module, source):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        (f"{OURS}.trainer", "from fedml.core import ClientTrainer"),
-        (f"{OURS}.runtimes.sp", f"import fedml\nfrom {OURS}.trainer import Trainer"),
+        (f"{OURS}.host.trainer", "from fedml.core import ClientTrainer"),
+        (f"{OURS}.runtimes.sp.runtime", f"import fedml\nfrom {OURS}.host.trainer import Trainer"),
         (f"{OURS}.methods.fedphp", f"from {OURS}.methods.map import MAP"),
         (f"{OURS}.methods.reweighting", f"from {OURS}.methods.fedshift import KnownPrior"),
         (f"{OURS}.methods.fedlc", f"import torch\nfrom {OURS}.params import Params\nfrom {OURS} import ops"),

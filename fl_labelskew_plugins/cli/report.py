@@ -13,7 +13,7 @@ from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.report import Row
+    from fl_labelskew_plugins.studies.report import Row
 
 FORMATS = ("table", "csv", "markdown", "latex")
 FEDAVG = "fedavg"
@@ -22,7 +22,7 @@ FILE = click.Path(path_type=Path, dir_okay=False)
 
 def shown(rows: Sequence[Row], form: str) -> str:
     """The table in one of :data:`FORMATS`."""
-    from fl_labelskew_plugins import report
+    from fl_labelskew_plugins.studies import report
 
     head, cells = report.table(rows, split=form == "csv")
     if form == "latex":
@@ -52,8 +52,8 @@ def report_command(
     own models on their own test splits, local model that of the models that clients have just trained, where a method
     keeps no others; the latter is not compared. With --format latex the best is bold, the second best underlined.
     """
-    from fl_labelskew_plugins import report
     from fl_labelskew_plugins.recipe.mistakes import unknown
+    from fl_labelskew_plugins.studies import report
 
     found, missing = report.read_all(runs)
     if found:
@@ -75,15 +75,15 @@ def report_command(
 
 
 def _plot(rows: Sequence[Row], last: int, baseline: str, file: Path) -> None:
-    from fl_labelskew_plugins import report
     from fl_labelskew_plugins.plots import compare
+    from fl_labelskew_plugins.studies import report
 
     compare(report.curves(rows), file)
 
 
 def _page(rows: Sequence[Row], last: int, baseline: str, file: Path) -> None:
-    from fl_labelskew_plugins import page
     from fl_labelskew_plugins.machine.files import replacing
+    from fl_labelskew_plugins.studies import page
 
     with replacing(file) as part:
         part.write_text(page.page(rows, last=last, baseline=baseline), encoding="utf-8")

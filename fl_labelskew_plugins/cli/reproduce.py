@@ -64,8 +64,8 @@ def reproduce_command(
     labelskew reproduce fedmr/table1_fmnist_p10c2 --budget 20m --set model_args.model=fedlc_cnn_mnist
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
     begun = time.monotonic()  # the imports take their part of the budget
-    from fl_labelskew_plugins import reproduce
     from fl_labelskew_plugins.machine.place import mpi_rank
+    from fl_labelskew_plugins.studies import reproduce
 
     def say(line: str) -> None:
         if not quiet:

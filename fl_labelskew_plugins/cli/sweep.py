@@ -51,8 +51,9 @@ def sweep_command(
     labelskew sweep sweeps/fmnist.yaml --dry-run
     labelskew sweep sweeps/fmnist.yaml --jobs 2
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
-    from fl_labelskew_plugins import report, sweep
     from fl_labelskew_plugins.machine.place import mpi_rank
+    from fl_labelskew_plugins.studies import report
+    from fl_labelskew_plugins.studies.sweep import plan
 
     def say(line: str) -> None:
         if not quiet:
@@ -60,14 +61,14 @@ def sweep_command(
 
     if mpi_rank() is not None:
         raise LabelSkewError("sweep starts its processes itself; without mpirun would be right")
-    planned = sweep.plan(file, overrides, out, only)
+    planned = plan.plan(file, overrides, out, only)
     if dry_run:
-        states = sweep.states_of(planned)
+        states = plan.states_of(planned)
         click.echo(table.plain(["run", "state"], [[name, state or "-"] for name, state in states.items()]))
         click.echo(f"{counted(len(planned), 'run')}, {list(states.values()).count('done')} done; nothing was run")
         return
     try:
-        failed = sweep.run_all(planned, jobs=jobs, memory=memory, say=say)
+        failed = plan.run_all(planned, jobs=jobs, memory=memory, say=say)
     except KeyboardInterrupt:
         done = sum(each.folder.summary.exists() for each in planned)
         go_on = to_go_on(sys.argv[1:])

@@ -1,1 +1,4 @@
-"""What the papers plot of a run beside its accuracy; a run that names none of it imports and computes nothing here."""
+"""What do the papers plot of a run beside its accuracy?
+
+May import engine and below. A run that asks for none of it imports and computes nothing here.
+"""

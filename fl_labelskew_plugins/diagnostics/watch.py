@@ -21,8 +21,8 @@ from fl_labelskew_plugins.diagnostics.observed_probability import ObservedProbab
 from fl_labelskew_plugins.diagnostics.proxy_gradients import ProxyGradients
 from fl_labelskew_plugins.diagnostics.tsne import TSNE
 from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe.diagnostics import IN_TRAINING, Name
-from fl_labelskew_plugins.runs.folder import read_lines
 from fl_labelskew_plugins.tensors import Weights
 
 KINDS: dict[Name, type[Diagnostic]] = {

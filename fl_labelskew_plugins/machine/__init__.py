@@ -1,4 +1,4 @@
-"""What a process shares with its machine: files, locks, signals, and the lines that people read.
+"""What does a process share with its machine: files, locks, signals, its place, the lines that people read?
 
-Imports nothing of this package but its own modules (and the hook's way to end). Everybody above uses it.
+Imports nothing of this package but the hook's way to end. Everybody above uses it.
 """

@@ -1,13 +1,15 @@
-"""Files that are written as a whole or not at all."""
+"""Files that are written as a whole or not at all, and files of JSON lines that a kill may have cut."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EFBIG)
 """What a disk that is full or has gone away says."""
@@ -33,3 +35,17 @@ def copied(path: Path, to: Path) -> None:
             os.link(path, part)
         except OSError:  # a file system without links
             shutil.copyfile(path, part)
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file's lines; stops at a line that was cut in half, or is damaged otherwise."""
+    lines: list[dict[str, Any]] = []
+    if file.exists():
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+            value = None
+            with suppress(json.JSONDecodeError):
+                value = json.loads(line)
+            if not isinstance(value, dict):
+                break
+            lines.append(value)
+    return lines

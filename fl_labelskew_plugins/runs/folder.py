@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.machine import locks
-from fl_labelskew_plugins.machine.files import copied, replacing
+from fl_labelskew_plugins.machine.files import copied, read_lines, replacing
 from fl_labelskew_plugins.runs import audit, status
 from fl_labelskew_plugins.tensors import State, Weights, group, save_atomic
 
@@ -291,20 +291,6 @@ def _meta(file: Path) -> dict[str, Any] | None:
             return meta
     except (SafetensorError, OSError, KeyError, TypeError, ValueError):
         return None
-
-
-def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file's lines; stops at a line that was cut in half, or is damaged otherwise."""
-    lines: list[dict[str, Any]] = []
-    if file.exists():
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-            value = None
-            with contextlib.suppress(json.JSONDecodeError):
-                value = json.loads(line)
-            if not isinstance(value, dict):
-                break
-            lines.append(value)
-    return lines
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.machine import log, signals
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import compatibility
-from fl_labelskew_plugins.runs.folder import Checkpoint, Norms, RunFolder, environment, peak_memory, read_lines, summary
+from fl_labelskew_plugins.runs.folder import Checkpoint, Norms, RunFolder, environment, peak_memory, summary
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.session import Session, made_up, watch
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, joined, rest, save_atomic

@@ -20,7 +20,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine import locks
-from fl_labelskew_plugins.machine.files import replacing
+from fl_labelskew_plugins.machine.files import read_lines, replacing
 from fl_labelskew_plugins.machine.text import clean, utc
 
 NAME = "status.json"
@@ -165,7 +165,7 @@ def _read(folder: Path) -> dict[str, Any]:
     told = _told(folder / NAME)
     if not told and not (folder / "recipe.yaml").is_file():
         raise LabelSkewError(f"{folder}: neither {NAME} nor recipe.yaml in it; use the folder of a run")
-    lines = _lines(folder / "metrics.jsonl")
+    lines = [line for line in read_lines(folder / "metrics.jsonl") if isinstance(line.get("round"), int)]
     holder, state = locks.held_by(folder), told.get("state")
     if holder:
         state = RUNNING if state not in (WAITING, RUNNING) else state
@@ -213,12 +213,3 @@ def _told(file: Path) -> dict[str, Any]:
         return {}
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise LabelSkewError(f"{file}: {DAMAGED}") from None
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    """The lines of whole rounds, before one that is cut in half; results.read_lines() would import torch."""
-    lines = []
-    with contextlib.suppress(FileNotFoundError, ValueError), file.open(encoding="utf-8") as stream:
-        for line in stream:
-            lines.append(json.loads(line))
-    return [line for line in lines if isinstance(line, dict) and isinstance(line.get("round"), int)]

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
-from fedml.core.distributed.communication.base_com_manager import BaseCommunicationManager
-from fedml.core.distributed.communication.message import Message
-from fedml.core.distributed.communication.observer import Observer
 from torch import Tensor
+
+from fl_labelskew_plugins.host import BaseCommunicationManager, Message, Observer
 
 
 class Kind(IntEnum):

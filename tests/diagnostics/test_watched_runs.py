@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from fl_labelskew_plugins import run
 from fl_labelskew_plugins.diagnostics.watch import KINDS
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.diagnostics import BESIDE_TRAINING, IN_TRAINING, Name
 from fl_labelskew_plugins.recipe.parse import RecipeError
 from fl_labelskew_plugins.runs import session
-from fl_labelskew_plugins.runs.folder import read_lines
 
 BASE = """\
 data_args: {dataset: digits}

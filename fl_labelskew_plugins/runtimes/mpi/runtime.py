@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.engine.local import TEST_BATCH, LocalResult
-from fl_labelskew_plugins.host import start
+from fl_labelskew_plugins.host import Message, start
 from fl_labelskew_plugins.host.trainer import LabelSkewTrainer, Turn
 from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.runs.record import Record

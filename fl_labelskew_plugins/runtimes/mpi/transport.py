@@ -12,8 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from fedml.core.distributed.communication.message import Message
-
+from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.mpi import launch
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Images, LabelSkewError, Method, Optimizer, RunError
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from fl_labelskew_plugins.data.fingerprint import add_array
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import Versions
 from fl_labelskew_plugins.engine.local import LocalResult, forms
+from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.host.trainer import LabelSkewTrainer, Turn
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import Arrays, Contribution, Data, Federation, Method, RunError
 
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.engine.aggregate import check_extra
 from fl_labelskew_plugins.engine.local import LocalResult, forms
+from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.parse import Recipe

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from fedml.core.distributed.communication.message import Message
 from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
+from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runs.audit import Audit, certificate, peer

@@ -13,9 +13,10 @@ from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import plots, run, seeds
 from fl_labelskew_plugins.engine.local import snapshot
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import host_faults, parse
 from fl_labelskew_plugins.runs import session
-from fl_labelskew_plugins.runs.folder import RunFolder, read_lines
+from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import progress
 from fl_labelskew_plugins.runs.record import Record
 

@@ -13,12 +13,13 @@ import pytest
 from click.testing import CliRunner
 from fl_labelskew_registry import LabelSkewError, MistakesError
 
-from fl_labelskew_plugins import run, sweep
+from fl_labelskew_plugins import run
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.studies.sweep import plan
 
-SWEEPS = Path(__file__).parents[1] / "sweeps"
+SWEEPS = Path(__file__).parents[2] / "sweeps"
 BASE = """
 common_args: {random_seed: 5}
 data_args: {dataset: digits}
@@ -53,7 +54,7 @@ def write(tmp_path):
 
 def mistakes(path, *overrides):
     with pytest.raises(LabelSkewError) as error:
-        sweep.plan(path, overrides, path.parent / "out")
+        plan.plan(path, overrides, path.parent / "out")
     lines = error.value.mistakes if isinstance(error.value, MistakesError) else [str(error.value)]
     return [line.replace(f"{path.parent}/", "") for line in lines]
 
@@ -62,7 +63,7 @@ def mistakes(path, *overrides):
 
 
 def test_the_product_of_the_axes_without_what_is_skipped(write, tmp_path):
-    planned = sweep.plan(write(GRID), ["train_args.epochs=3"], tmp_path / "out")
+    planned = plan.plan(write(GRID), ["train_args.epochs=3"], tmp_path / "out")
     assert [each.name for each in planned] == ["fedavg-seed0", "fedavg-seed1", "fedlc-seed0"]
     assert [each.folder.path for each in planned] == [tmp_path / "out" / each.name for each in planned]
     assert {each.recipe.train.epochs for each in planned} == {3}
@@ -85,7 +86,7 @@ grid:
 - partition_args.partition_method: [iid]
 - {all: , few: {train_args.client_num_per_round: 2}}
 """
-    planned = sweep.plan(write(text))
+    planned = plan.plan(write(text))
     assert [str(each.folder.path) for each in planned] == [
         f"elsewhere/alpha{alpha}-partition_methodiid-{clients}"
         for alpha in ("0.1", "0.001")
@@ -94,12 +95,12 @@ grid:
     assert [each.recipe.train.client_num_per_round for each in planned] == [5, 2, 5, 2]
     assert {(each.recipe.device.threads, each.recipe.train.epochs) for each in planned} == {(3, 2)}
     no_out = write("base: base.yaml\ngrid: [{one: {}}]", "named.yaml")
-    assert str(sweep.plan(no_out)[0].folder.path) == "runs/named/one"
+    assert str(plan.plan(no_out)[0].folder.path) == "runs/named/one"
 
 
 def test_some_values_of_an_axis_alone(write, tmp_path):
     def names(*only):
-        return [each.name for each in sweep.plan(write(GRID), out=tmp_path, only=only)]
+        return [each.name for each in plan.plan(write(GRID), out=tmp_path, only=only)]
 
     assert names("seed0") == ["fedavg-seed0", "fedlc-seed0"]
     assert names("seed0", "fedlc") == ["fedlc-seed0"]
@@ -118,7 +119,7 @@ def test_data_of_ones_own_make_runs_of_their_own(write, tmp_path):
     north, south = tmp_path / "north.npz", tmp_path / "south.npz"
     text = "base: base.yaml\nset: {{data_args.dataset: npz}}\ngrid:\n- {{a: {{data_args.data_cache_dir: {}}}"
     text += ", b: {{data_args.data_cache_dir: {}}}}}\n"
-    planned = sweep.plan(write(text.format(north, south)), out=tmp_path / "out")
+    planned = plan.plan(write(text.format(north, south)), out=tmp_path / "out")
     assert [each.name for each in planned] == ["a", "b"]
     line = "grid.yaml: grid: a and b have the same settings, data and seed; use one of them"
     assert mistakes(write(text.format(north, f"{tmp_path}/../{tmp_path.name}/north.npz"))) == [line]
@@ -126,7 +127,7 @@ def test_data_of_ones_own_make_runs_of_their_own(write, tmp_path):
 
 @pytest.mark.parametrize("file", sorted(SWEEPS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_sweeps_that_come_with_the_source(file, fashion_mnist):
-    planned = sweep.plan(file, [fashion_mnist] if "fmnist" in file.stem else [])
+    planned = plan.plan(file, [fashion_mnist] if "fmnist" in file.stem else [])
     assert file.read_text().startswith(f"# labelskew sweep sweeps/{file.name}\n")
     assert len({json.dumps(each.recipe.resolved(), sort_keys=True) for each in planned}) == len(planned)
 
@@ -238,13 +239,13 @@ def test_mistakes_of_the_command_line_are_told_as_such(write):
 
 
 def crew(planned, slots, bound):
-    made = sweep._Crew(planned, planned[1:], slots, bound, print)
-    made.running.append(sweep._Job(planned[0], None, 0, None))
+    made = plan._Crew(planned, planned[1:], slots, bound, print)
+    made.running.append(plan._Job(planned[0], None, 0, None))
     return made
 
 
 def test_as_many_runs_as_fit_in_memory_once_it_is_known_what_one_takes(write, tmp_path):
-    planned = sweep.plan(write(GRID), out=tmp_path / "out")
+    planned = plan.plan(write(GRID), out=tmp_path / "out")
     assert not crew(planned, 3, 10e9)._room()  # nobody knows yet
     planned[0].folder.create()
     planned[0].folder.append(planned[0].folder.timings, {"round": 0, "seconds": 1.0, "peak_mb": 600.0})
@@ -252,20 +253,20 @@ def test_as_many_runs_as_fit_in_memory_once_it_is_known_what_one_takes(write, tm
     assert crew(planned, 3, 1.4e9)._room()
     assert not crew(planned, 3, 1.39e9)._room()
     assert not crew(planned, 1, 1.4e9)._room()
-    other = sweep.plan(write(GRID), ["model_args.model=mlp"], tmp_path / "other")
+    other = plan.plan(write(GRID), ["model_args.model=mlp"], tmp_path / "other")
     made = crew(planned, 3, 10e9)
     made.waiting = other
     assert not made._room()  # of another network nobody knows
     made.running.clear()
     assert made._room()
-    assert 0 < sweep.free_memory() < 1e15
+    assert 0 < plan.free_memory() < 1e15
 
 
 @pytest.mark.parametrize(
     "line", [b'"x"', b"\xff\xfe", b"\0\0\0\0", b'{"peak_mb": "much"}', b'{"peak_mb": null}', b"[1]"]
 )
 def test_damaged_timings_of_a_run_that_is_done_stop_no_sweep(write, tmp_path, line):
-    planned = sweep.plan(write(GRID), out=tmp_path / "out")
+    planned = plan.plan(write(GRID), out=tmp_path / "out")
     for each in planned[:2]:
         each.folder.create()
         each.folder.timings.write_bytes(line + b"\n")
@@ -278,22 +279,22 @@ def test_damaged_timings_of_a_run_that_is_done_stop_no_sweep(write, tmp_path, li
 def test_each_run_has_a_gpu_of_its_own(write, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     gpus = ["device_args.using_gpu=true", "device_args.gpu_ids=[3, 1]"]
-    planned = sweep.plan(write(GRID), gpus, tmp_path / "out")
+    planned = plan.plan(write(GRID), gpus, tmp_path / "out")
     assert {tuple(each.recipe.device.gpu_ids) for each in planned} == {(0,)}  # the only one that it will see
-    assert sweep.default_jobs(planned) == 2
-    assert sweep._Crew(planned, planned, 2, 1e9, print)._gpus == [3, 1]
+    assert plan.default_jobs(planned) == 2
+    assert plan._Crew(planned, planned, 2, 1e9, print)._gpus == [3, 1]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert sweep._visible(3) == "3"
+    assert plan._visible(3) == "3"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,GPU-a,5,6")
-    assert sweep._visible(1) == "GPU-a"
+    assert plan._visible(1) == "GPU-a"
     assert "no GPU 4" in mistakes(write(GRID), *gpus[:1], "device_args.gpu_ids=[4]")[0]
 
 
 def test_threads_decide_how_many_runs_there_are_at_a_time(write, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "available_cores", lambda: 8)
-    assert sweep.default_jobs(sweep.plan(write(GRID), out=tmp_path)) == 8
-    assert sweep.default_jobs(sweep.plan(write(GRID), ["device_args.threads=3"], tmp_path)) == 2
-    assert sweep.default_jobs(sweep.plan(write(GRID), ["comm_args.backend=MPI"], tmp_path)) == 1
+    monkeypatch.setattr(plan, "available_cores", lambda: 8)
+    assert plan.default_jobs(plan.plan(write(GRID), out=tmp_path)) == 8
+    assert plan.default_jobs(plan.plan(write(GRID), ["device_args.threads=3"], tmp_path)) == 2
+    assert plan.default_jobs(plan.plan(write(GRID), ["comm_args.backend=MPI"], tmp_path)) == 1
 
 
 # One sweep from start to end
@@ -366,7 +367,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
 
     # The same bytes as without a sweep, though one run was interrupted and the others ran beside each other.
     context = multiprocessing.get_context("forkserver")
-    for each in sweep.plan(file, ["train_args.comm_round=60"], out)[::2]:
+    for each in plan.plan(file, ["train_args.comm_round=60"], out)[::2]:
         alone = tmp_path / "alone" / each.name
         process = context.Process(
             target=run.start, args=(each.base, each.settings), kwargs={"run_dir": alone, "quiet": True}
@@ -379,18 +380,18 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
 
 
 def test_two_sweeps_do_not_share_a_folder(write, tmp_path):
-    planned = sweep.plan(write(GRID), out=tmp_path / "out")
+    planned = plan.plan(write(GRID), out=tmp_path / "out")
     (tmp_path / "out").mkdir()
     with (
         locks.alone(tmp_path / "out", "sweep"),
         pytest.raises(LabelSkewError, match=rf"out: process {os.getpid()} is writing this sweep already; wait until"),
     ):
-        sweep.run_all(planned, jobs=None, memory=None, say=print)
+        plan.run_all(planned, jobs=None, memory=None, say=print)
     assert list((tmp_path / "out").iterdir()) == []
     (tmp_path / "file").write_text("")
-    planned = sweep.plan(write(GRID), out=tmp_path / "file" / "out")
+    planned = plan.plan(write(GRID), out=tmp_path / "file" / "out")
     with pytest.raises(LabelSkewError, match="file/out: cannot be written: Not a directory"):
-        sweep.run_all(planned, jobs=None, memory=None, say=print)
+        plan.run_all(planned, jobs=None, memory=None, say=print)
 
 
 SLOW = "import pathlib, time\npathlib.Path(__file__).with_suffix('.begun').touch()\ntime.sleep({})\n"
@@ -401,7 +402,8 @@ def test_nothing_but_one_line_when_it_is_interrupted_while_it_still_imports(writ
     (tmp_path / "slow.py").write_text(SLOW.format(60))
     script = tmp_path / "script.py"
     script.write_text(
-        "import os\nfrom fl_labelskew_plugins import sweep\nfrom fl_labelskew_plugins.cli.main import main\n"
+        "import os\n"
+        "from fl_labelskew_plugins.studies.sweep import plan as sweep\nfrom fl_labelskew_plugins.cli.main import main\n"
         "os.setsid()\nsweep.PRELOADED = ['slow']\nmain()\n"
     )
     out = tmp_path / "out"
@@ -442,31 +444,31 @@ def test_why_a_run_failed_is_told_where_no_log_can_be_written(write, tmp_path):
     context = multiprocessing.get_context("forkserver")
     words, theirs = context.Pipe(duplex=False)
     arguments = (tmp_path / "base.yaml", (), out / "one", Path("/dev/full"), theirs, None)
-    process = context.Process(target=sweep._work, args=arguments)
+    process = context.Process(target=plan._work, args=arguments)
     process.start()
     theirs.close()
     process.join(60)
     assert process.exitcode
-    assert sweep._received(words) == reason
-    assert sweep._received(words) == ""
+    assert plan._received(words) == reason
+    assert plan._received(words) == ""
 
 
 def test_the_last_words_of_a_run(tmp_path):
     log = tmp_path / "log.txt"
-    assert sweep._last_words(log) == ""
+    assert plan._last_words(log) == ""
     log.write_text("warning: x\nerror: one\nerror: two\n")
-    assert sweep._last_words(log) == "one; two"
+    assert plan._last_words(log) == "one; two"
     log.write_text("Traceback (most recent call last):\n  a\nZeroDivisionError: b\n")
-    assert sweep._last_words(log) == f"ZeroDivisionError: b (all of it: {log})"
+    assert plan._last_words(log) == f"ZeroDivisionError: b (all of it: {log})"
 
 
 def test_a_folder_that_was_begun_and_holds_no_recipe_is_begun_anew(write, tmp_path):
     out, file = tmp_path / "out", write("base: base.yaml\nset: {train_args.comm_round: 2}\ngrid: [{one: {}}]")
-    (planned,) = sweep.plan(file, out=out)
+    (planned,) = plan.plan(file, out=out)
     planned.folder.create()
     planned.folder.write_json("environment.json", {"run": "broken off"})
     (planned.folder.path / "partition.png.part").write_bytes(b"half")
     assert call("sweep", file, "--out", out).stdout.startswith("1 run: 0 done, 0 to go on with")
     assert planned.folder.run_id() != "broken off"
     assert not list(planned.folder.path.glob("*.part"))
-    assert (rounds(planned.folder.path), sweep.states_of([planned])) == (2, {"one": "done"})
+    assert (rounds(planned.folder.path), plan.states_of([planned])) == (2, {"one": "done"})

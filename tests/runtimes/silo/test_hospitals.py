@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "hospitals"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "hospitals"
 NAMES = ("north", "south", "coast")
 LABELSKEW = [sys.executable, "-m", "fl_labelskew_plugins.cli.main"]
 

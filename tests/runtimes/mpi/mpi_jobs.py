@@ -1,4 +1,4 @@
-"""What the ranks of test_mpi.py's hand-typed mpirun do: run after run, and afterwards what each of them cost.
+"""What the ranks of test_runtime.py's hand-typed mpirun do: run after run, and afterwards what each of them cost.
 
 Arguments: RECIPE JOBS OUT; JOBS maps names to overrides, and OUT gets a folder for each name.
 """

@@ -15,7 +15,7 @@ from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError, RunError
 
 from fl_labelskew_plugins.engine.samples import samples
 
-sys.path.append(str(Path(__file__).parent))  # which processes that decode have, too
+sys.path.append(str(Path(__file__).parents[1]))  # which processes that decode have, too
 reading = importlib.import_module("reading")
 read, SIZE = reading.read, reading.SIZE
 CPU = torch.device("cpu")
@@ -133,7 +133,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_process_that_is_killed_leaves_none_that_decode(method):
-    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), method]
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parents[1]), method]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline() == "reading\n"
         family = psutil.Process(process.pid).children(recursive=True)

@@ -12,9 +12,9 @@ from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import run, seeds
 from fl_labelskew_plugins.engine.aggregate import client_weights, weighted_mean
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
-from fl_labelskew_plugins.runs.folder import read_lines
 
 BASE = """\
 data_args: {dataset: digits}

@@ -1,4 +1,4 @@
-"""What a silo's policy refuses of recipes, and its account of answers; of servers: runtimes/test_silo_policy.py."""
+"""What a silo's policy refuses of recipes, and its account of answers; silos at work: test_policed_runs.py."""
 
 import json
 

@@ -19,7 +19,7 @@ RANK = """
 import os, signal, sys, time
 from pathlib import Path
 from fl_labelskew_registry import LabelSkewError, RunError
-from fl_labelskew_plugins import mpirun
+from fl_labelskew_plugins.runtimes.mpi import launch
 from fl_labelskew_plugins.cli.exits import guarded
 
 how = sys.argv[1]
@@ -31,8 +31,8 @@ def interrupt(*_):
 
 @guarded
 def work():
-    with mpirun.as_rank():
-        comm = mpirun.world()
+    with launch.as_rank():
+        comm = launch.world()
         rank = comm.Get_rank()
         Path(f"pid{rank}").write_text(str(os.getpid()))
         print(f"rank {rank} of {comm.Get_size()}", flush=True)
@@ -68,14 +68,14 @@ work()
 PARENT = """
 import os, sys
 from pathlib import Path
-from fl_labelskew_plugins import mpirun
+from fl_labelskew_plugins.runtimes.mpi import launch
 from fl_labelskew_plugins.cli.exits import guarded
 
 @guarded
 def parent():
     Path("parent").write_text(str(os.getpid()))
     go_on = {"FL_LABELSKEW_GO_ON": "to go on: labelskew run --resume run"}
-    mpirun.launch([sys.executable, "rank.py", sys.argv[1]], 3, run_dir=Path("run"), environment=go_on)
+    launch.launch([sys.executable, "rank.py", sys.argv[1]], 3, run_dir=Path("run"), environment=go_on)
     print("done")
 
 parent()

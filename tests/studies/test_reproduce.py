@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins import report, reproduce
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.sections import Expected
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.studies import report, reproduce
 
 TEXT = """
 data_args: {dataset: digits}

@@ -5,8 +5,8 @@ import json
 import pytest
 from fl_labelskew_registry import LabelSkewError, catalog, load
 
-from fl_labelskew_plugins import report
 from fl_labelskew_plugins.recipe import yaml
+from fl_labelskew_plugins.studies import report
 
 
 def resolved(seed=0, method="fedavg", partition="iid", optimizer="FedAvg", **method_args):

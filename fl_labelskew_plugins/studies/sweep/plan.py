@@ -28,9 +28,9 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, MistakesError
 from pydantic import Field
 
-from fl_labelskew_plugins import report
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.machine import locks
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.machine.text import counted
@@ -39,11 +39,12 @@ from fl_labelskew_plugins.recipe import mistakes, yaml
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.parse import Recipe, RecipeError
 from fl_labelskew_plugins.recipe.sections import PLUGGED
-from fl_labelskew_plugins.reproduce import complete, held
-from fl_labelskew_plugins.runs.folder import RunFolder, read_lines
+from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import clock, told
 from fl_labelskew_plugins.runs.session import data_folder
 from fl_labelskew_plugins.runtimes.processes import how_it_ended
+from fl_labelskew_plugins.studies import report
+from fl_labelskew_plugins.studies.reproduce import complete, held
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 LONGEST = 150
@@ -316,7 +317,7 @@ class _Job:
 
 
 def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
-    """Name to ``done``, ``begun``, or None for nothing yet; see :func:`fl_labelskew_plugins.reproduce.held`.
+    """Name to ``done``, ``begun``, or None for nothing yet; see :func:`fl_labelskew_plugins.studies.reproduce.held`.
 
     Raises:
         MistakesError: folders hold other runs.
@@ -423,7 +424,7 @@ class _Crew:
             threads = max(each.recipe.device.threads or 1 for each in open_)
             os.environ.setdefault("OMP_NUM_THREADS", str(threads))
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["fl_labelskew_plugins.sweep_server", *PRELOADED])
+        self._context.set_forkserver_preload(["fl_labelskew_plugins.studies.sweep.forkserver", *PRELOADED])
         for each in planned:
             self._remember(each)
 
@@ -509,7 +510,7 @@ class _Crew:
 
 
 def _serve() -> None:
-    """Start the process that forks the runs, with Ctrl-C held back until :mod:`fl_labelskew_plugins.sweep_server`."""
+    """Start the process that forks the runs, with Ctrl-C held back until :mod:`.forkserver` is there."""
     resource_tracker.ensure_running()  # which lets signals in again, once it has been started
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -16,9 +16,10 @@ from html import escape
 from itertools import compress
 from pathlib import Path
 
-from fl_labelskew_plugins import __version__, report
+from fl_labelskew_plugins import __version__
 from fl_labelskew_plugins.machine.text import counted
-from fl_labelskew_plugins.report import Row
+from fl_labelskew_plugins.studies import report
+from fl_labelskew_plugins.studies.report import Row
 
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 44, 548, 12, 282
@@ -40,7 +41,7 @@ def page(found: Sequence[Row], *, last: int, baseline: str) -> str:
     """The page's text.
 
     Args:
-        found: from :func:`fl_labelskew_plugins.report.rows`.
+        found: from :func:`fl_labelskew_plugins.studies.report.rows`.
         last: tests that means were taken over.
         baseline: the method whose best is to be reached.
     """

@@ -11,8 +11,8 @@ import pytest
 from chromium import CHROMIUM, Browser
 from PIL import Image
 
-from fl_labelskew_plugins import page, report
-from fl_labelskew_plugins.report import Run
+from fl_labelskew_plugins.studies import page, report
+from fl_labelskew_plugins.studies.report import Run
 
 NASTY = "\"><img src=x onerror=\"throw 'bad'\"><script>throw 'bad'</script>&amp;'`\\"
 VOID = ("meta", "line", "br")

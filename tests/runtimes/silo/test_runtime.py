@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fl_labelskew_plugins.runs.folder import read_lines
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.runtimes.silo import certs, keys
 
 SLOW = [

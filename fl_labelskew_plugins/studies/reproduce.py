@@ -20,14 +20,16 @@ from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, MistakesError, catalog
 
-from fl_labelskew_plugins import report, run
+from fl_labelskew_plugins import run
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.parse import Recipe, RecipeError
 from fl_labelskew_plugins.recipe.sections import Expected
 from fl_labelskew_plugins.runs import status
-from fl_labelskew_plugins.runs.folder import RunFolder, read_lines
+from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause, clock
 from fl_labelskew_plugins.runs.session import data_folder, made_up
+from fl_labelskew_plugins.studies import report
 
 SHARE = 0.8
 """Part of the time that is planned for at once: as rounds may get slower, what is left of it is planned for later."""

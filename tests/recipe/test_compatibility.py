@@ -1,6 +1,6 @@
 """Every method with every optimiser: what runs, whose code runs it, what is refused; docs/mixing.md says the same.
 
-``python tests/test_mixing.py`` prints the table for the docs.
+``python tests/recipe/test_compatibility.py`` prints the table for the docs.
 """
 
 import json
@@ -20,7 +20,7 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import progress
 from fl_labelskew_plugins.runs.record import Record
 
-DOCS = Path(__file__).parents[1] / "docs" / "mixing.md"
+DOCS = Path(__file__).parents[2] / "docs" / "mixing.md"
 OPTIMIZERS = ["FedAvg", "FedProx", "FedOpt", "FedNova", "FedDyn", "Mime", "SCAFFOLD"]
 OURS = "fl-labelskew-plugins"
 

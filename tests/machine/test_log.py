@@ -16,7 +16,7 @@ from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.runtimes.processes import Part, together
 
-QUICK = Path(__file__).parents[1] / "recipes" / "quickstart.yaml"
+QUICK = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 CHILD = """
 import sys

@@ -7,7 +7,8 @@ import torch
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.engine.client_state import StateStore
-from fl_labelskew_plugins.runs.folder import RunFolder, environment, peak_memory, read_lines, summary
+from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.runs.folder import RunFolder, environment, peak_memory, summary
 from fl_labelskew_plugins.tensors import joined
 
 

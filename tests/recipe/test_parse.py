@@ -16,7 +16,7 @@ from fl_labelskew_plugins.recipe import yaml as plain_yaml
 from fl_labelskew_plugins.recipe.parse import PARTS, RecipeError
 from fl_labelskew_plugins.recipe.sections import DEAD, NEEDS, SECTIONS, DpArgs, SecurityArgs
 
-HOSPITALS = Path(__file__).parents[1] / "examples" / "hospitals"
+HOSPITALS = Path(__file__).parents[2] / "examples" / "hospitals"
 GOOD = {
     "data_args": {"dataset": "digits"},
     "partition_args": {"partition_method": "pcdd", "classes_per_client": 2},
