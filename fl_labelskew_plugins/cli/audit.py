@@ -9,9 +9,8 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.options import RUN
 from fl_labelskew_plugins.machine.text import clean
-
-FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 @click.group("audit")
@@ -20,7 +19,7 @@ def audit_group() -> None:
 
 
 @audit_group.command("show")
-@click.argument("folder", metavar="RUN", type=FOLDER)
+@RUN
 @click.option("--rank", type=click.IntRange(0), help="Lines about this silo alone; 0: about the server.")
 @click.option("--event", help="Lines of this event alone, such as sent, received or refused.")
 @guarded
@@ -51,7 +50,7 @@ def _more(content: dict[str, object]) -> str:
 
 
 @audit_group.command("verify")
-@click.argument("folder", metavar="RUN", type=FOLDER)
+@RUN
 @click.option(
     "--last", default="", metavar="SHA256", help="A line's SHA-256 that has to be there, as a run's end says."
 )

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import PASSPHRASE, guarded
+from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.options import FOLDER, PASSPHRASE
+from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.runtimes.silo import keys
 from fl_labelskew_plugins.runtimes.silo.revocation import REASONS
 
-FOLDER = click.Path(path_type=Path, file_okay=False)
 IN = click.option("--certs", "folder", type=FOLDER, metavar="DIR", default="certs", show_default=True, help="Folder.")
 NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 DAYS = click.option(
     "--days", type=click.IntRange(1, 36_500), default=825, show_default=True, help="How long they hold."
 )
 ENCRYPT = click.option("--encrypt", is_flag=True, help="Encrypt the keys with a passphrase.")
+
+
+def _server(default: str) -> Callable[..., Any]:
+    what = f"Name or IP address at which silos reach the server; repeatable.  [default: {default}]"
+    return click.option("--server", "hosts", multiple=True, metavar="HOST", help=what)
 
 
 @click.group("certs")
@@ -28,13 +36,7 @@ def certs_group() -> None:
 @certs_group.command("new")
 @click.option("--silos", required=True, type=click.IntRange(1, 100_000), help="Number of silos.")
 @click.option("--out", type=FOLDER, metavar="DIR", default="certs", show_default=True, help="Folder to write.")
-@click.option(
-    "--server",
-    "hosts",
-    multiple=True,
-    metavar="HOST",
-    help="Name or IP address at which silos reach the server; repeatable.  [default: this machine alone]",
-)
+@_server("this machine alone")
 @DAYS
 @click.option("--add", is_flag=True, help="Keep what is in DIR and make what is missing; needs the authority's key.")
 @ENCRYPT
@@ -59,13 +61,7 @@ def new(
 @certs_group.command("renew")
 @NAMES
 @IN
-@click.option(
-    "--server",
-    "hosts",
-    multiple=True,
-    metavar="HOST",
-    help="Name or IP address at which silos reach the server; repeatable.  [default: as before]",
-)
+@_server("as before")
 @DAYS
 @ENCRYPT
 @PASSPHRASE
@@ -132,7 +128,7 @@ def show(folder: Path) -> None:
     if listed.number:
         click.echo(f"{revocation.FILE}: {listed}")
     for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+        log.warn(warning)
 
 
 def _host_of(name: str) -> str:

@@ -12,9 +12,10 @@ from fl_labelskew_registry import Dataset, LabelSkewError, MistakesError, RunErr
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.options import PATH, overrides
 from fl_labelskew_plugins.machine.text import counted
 
-SET = click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="NAME's own data_args; repeatable.")
+SET = overrides("NAME's own data_args", "KEY=VALUE")
 
 
 def chosen(name: str, overrides: tuple[str, ...]) -> Dataset:
@@ -54,7 +55,7 @@ def data_group() -> None:
 
 @data_group.command("check")
 @click.argument("name")
-@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", metavar="[DIR]", required=False, type=PATH)
 @click.option("--deep", is_flag=True, help="Also open every file, and list all that are broken.")
 @SET
 @guarded
@@ -88,7 +89,7 @@ def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, .
 
 @data_group.command("fake")
 @click.argument("name")
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new or empty folder.")
+@click.option("--out", required=True, type=PATH, metavar="DIR", help="A new or empty folder.")
 @click.option("--samples", "--images", type=click.IntRange(1, 20_000), help="Samples in all.  [default: a few hundred]")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Chooses the content.")
 @SET

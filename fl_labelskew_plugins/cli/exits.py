@@ -5,27 +5,19 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import ParamSpec
 
-import click
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.signals import ending
-from fl_labelskew_plugins.runtimes.silo import keys
 
 P = ParamSpec("P")
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
-PASSPHRASE = click.option(
-    keys.OPTION,
-    "descriptor",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help=f"Of encrypted keys: read it from this file descriptor.  [default: {keys.VARIABLE}, or the terminal]",
-)
-"""Of every verb that reads or makes a key."""
 
 
 def guarded(verb: Callable[P, None]) -> Callable[P, None]:
@@ -50,3 +42,12 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
             log.end()
 
     return ends
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """A file or folder that cannot be written is a user's mistake: a disk is full, a folder is not there."""
+    try:
+        yield
+    except OSError as error:
+        raise LabelSkewError(f"{place}: cannot be written: {error.strerror}") from None

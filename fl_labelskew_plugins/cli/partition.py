@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.options import PATH, SET
 
 
 @click.command("partition")
-@click.argument("recipe", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a value; repeatable.")
+@click.argument("recipe", type=PATH)
+@SET
 @click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="DIR",
     default=".",
     show_default="here",
@@ -36,10 +36,8 @@ def partition_command(recipe: Path, overrides: tuple[str, ...], out: Path) -> No
     from fl_labelskew_plugins.plots import heat_map
 
     title = f"{checked.data.dataset}, {checked.partition.partition_method}"
-    try:
+    with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{checked.name}-partition.csv").write_text(table.comma_separated(head, rows) + "\n", encoding="utf-8")
         heat_map(clients.counts, data.class_names, out / f"{checked.name}-partition.png", title=title)
-    except OSError as error:
-        raise LabelSkewError(f"{out}: cannot be written: {error.strerror}") from None
     click.echo(f"written: {out / checked.name}-partition.png and .csv")

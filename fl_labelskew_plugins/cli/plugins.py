@@ -9,6 +9,7 @@ from fl_labelskew_registry import Kind, catalog
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.machine import log
 
 
 def names(kind: Kind) -> str:
@@ -56,7 +57,7 @@ def _command(verb: str, kind: Kind, what: str) -> click.Command:
     def show(name: str | None) -> None:
         click.echo(names(kind) if name is None else details(kind, name))
         for line in catalog.misplaced(kind) if name is None else ():
-            click.echo(f"warning: {line}", err=True)
+            log.warn(line)
 
     return show
 

@@ -10,14 +10,14 @@ import click
 from fl_labelskew_registry import LabelSkewError, MistakesError
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.options import FILE, PATH
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.studies.report import Row
 
 FORMATS = ("table", "csv", "markdown", "latex")
 FEDAVG = "fedavg"
-FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 def shown(rows: Sequence[Row], form: str) -> str:
@@ -31,7 +31,7 @@ def shown(rows: Sequence[Row], form: str) -> str:
 
 
 @click.command("report")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, type=PATH)
 @click.option("--last", default=5, show_default=True, type=click.IntRange(1), help="Tests that a mean is taken over.")
 @click.option("--baseline", default=FEDAVG, show_default=True, metavar="METHOD", help="Whose best is to be reached.")
 @click.option("--format", "form", default="table", show_default=True, type=click.Choice(FORMATS))
@@ -66,10 +66,8 @@ def report_command(
             click.echo(note, err=True)
         for file, draw in ((plot, _plot), (html, _page)):
             if file is not None:
-                try:
+                with writing(file):
                     draw(rows, last, baseline, file)
-                except OSError as error:
-                    raise LabelSkewError(f"{file}: cannot be written: {error.strerror}") from None
     if missing:
         raise MistakesError(missing)
 

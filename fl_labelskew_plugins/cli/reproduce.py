@@ -11,6 +11,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.options import FOLDER, QUIET, SET
 from fl_labelskew_plugins.cli.recipes import find
 from fl_labelskew_plugins.machine.typed import to_go_on
 
@@ -38,15 +39,9 @@ def named(recipes: tuple[str, ...]) -> dict[str, Path]:
     "--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each recipe, seeds 0, 1, ..."
 )
 @click.option("--budget", metavar="TIME", help="Stop all runs early to fit: 90s, 30m, 2h.  [default: all rounds]")
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a value; repeatable.")
-@click.option(
-    "--out",
-    default="reproduced",
-    show_default=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of runs and tables.",
-)
-@click.option("--quiet", is_flag=True, help="Print the table, errors and warnings alone.")
+@SET
+@click.option("--out", default="reproduced", show_default=True, type=FOLDER, help="Folder of runs and tables.")
+@QUIET
 @guarded
 def reproduce_command(
     recipes: tuple[str, ...], seeds: int, budget: str | None, overrides: tuple[str, ...], out: Path, quiet: bool

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from fl_labelskew_plugins.cli.exits import CONTEXT, PASSPHRASE, guarded
+from fl_labelskew_plugins.cli.exits import CONTEXT, guarded
+from fl_labelskew_plugins.cli.options import PASSPHRASE, PATH, SET
 from fl_labelskew_plugins.machine import log
 
-PATH = click.Path(path_type=Path)
 EPILOG = (
     "Where stdout is no terminal, each line has time (UTC) and level; the environment variable FL_LABELSKEW_LOG says "
     "otherwise: plain, text or json."
@@ -18,7 +18,7 @@ EPILOG = (
 
 @click.command("run", context_settings=CONTEXT, epilog=EPILOG)
 @click.argument("recipe", required=False, type=PATH)
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a value; repeatable.")
+@SET
 @click.option("--run-dir", type=PATH, metavar="DIR", help="Folder of this run, new or empty.  [default: one in runs/]")
 @click.option("--resume", type=PATH, metavar="RUN_DIR", help="Continue a run from its last checkpoint.")
 @click.option(

@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from fl_labelskew_plugins.cli.exits import guarded
-
-FOLDER = click.Path(path_type=Path, file_okay=False)
+from fl_labelskew_plugins.cli.options import RUN
 
 
 @click.group("silo")
@@ -17,7 +16,7 @@ def silo_group() -> None:
 
 
 @silo_group.command("exclude")
-@click.argument("folder", metavar="RUN", type=FOLDER)
+@RUN
 @click.argument("rank", type=click.IntRange(1))
 @click.option("--why", default="", metavar="TEXT", help="For the server's log and its audit log.")
 @guarded
@@ -32,7 +31,7 @@ def exclude(folder: Path, rank: int, why: str) -> None:
 
 
 @silo_group.command("include")
-@click.argument("folder", metavar="RUN", type=FOLDER)
+@RUN
 @click.argument("rank", type=click.IntRange(1))
 @guarded
 def include(folder: Path, rank: int) -> None:

@@ -12,13 +12,14 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.options import PATH
 from fl_labelskew_plugins.machine.text import clean
 
 HEAD = ("silo", "name", "state", "since", "last upload", "bytes in", "bytes out", "address")
 
 
 @click.command("status")
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="RUN", type=PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print all that is known as JSON; its times are UTC.")
 @guarded
 def status_command(folder: Path, *, as_json: bool) -> None:

@@ -11,17 +11,16 @@ from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.options import FOLDER, PATH, QUIET, overrides
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.machine.typed import to_go_on
 
 
 @click.command("sweep")
-@click.argument("file", metavar="SWEEP.yaml", type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="For all runs; repeatable.")
+@click.argument("file", metavar="SWEEP.yaml", type=PATH)
+@overrides("For all runs")
 @click.option("--only", multiple=True, metavar="NAME", help="Of this name's axis, this value alone; repeatable.")
-@click.option(
-    "--out", type=click.Path(path_type=Path, file_okay=False), help="Folder of all runs.  [default: the file's]"
-)
+@click.option("--out", type=FOLDER, help="Folder of all runs.  [default: the file's]")
 @click.option("--jobs", type=click.IntRange(1), help="Runs at a time.  [default: cores / threads, or GPUs]")
 @click.option(
     "--memory",
@@ -30,7 +29,7 @@ from fl_labelskew_plugins.machine.typed import to_go_on
     help="What all runs together may take.  [default: 80 % of what is free]",
 )
 @click.option("--dry-run", is_flag=True, help="List the combinations, and which are done.")
-@click.option("--quiet", is_flag=True, help="Print the table, errors and warnings alone.")
+@QUIET
 @guarded
 def sweep_command(
     file: Path,

@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 
 from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.options import PATH, SET
 
 
 @click.command("validate")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a value; repeatable.")
+@click.argument("files", nargs=-1, required=True, type=PATH)
+@SET
 @guarded
 def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
     """Check recipes and silos' own files; all mistakes of all FILES are shown, and the exit code is 2 if there are any.
