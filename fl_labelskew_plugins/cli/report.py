@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,19 +13,20 @@ from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.cli.options import FILE, PATH
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.studies.report import Row
+    from pandas import DataFrame
 
 FORMATS = ("table", "csv", "markdown", "latex")
 FEDAVG = "fedavg"
 
 
-def shown(rows: Sequence[Row], form: str) -> str:
+def shown(rows: DataFrame, form: str) -> str:
     """The table in one of :data:`FORMATS`."""
     from fl_labelskew_plugins.studies import report
 
-    head, cells = report.table(rows, split=form == "csv")
+    texts = report.texts(rows, split=form == "csv")
+    head, cells = texts.columns.tolist(), texts.to_numpy().tolist()
     if form == "latex":
-        return table.latex(head, cells, report.marks(rows))
+        return table.latex(head, cells, report.marks(rows).to_numpy().tolist())
     return {"table": table.plain, "csv": table.comma_separated, "markdown": table.markdown}[form](head, cells)
 
 
@@ -58,9 +58,9 @@ def report_command(
     found, missing = report.read_all(runs)
     if found:
         rows = report.rows(report.grouped(found), last, baseline)
-        methods = {row.method for row in rows}
-        if baseline not in methods and baseline != FEDAVG:
-            raise LabelSkewError(f"--baseline: {unknown(baseline, sorted(methods))}")
+        methods = sorted(set(rows["method"]))
+        if baseline not in (*methods, FEDAVG):
+            raise LabelSkewError(f"--baseline: {unknown(baseline, methods)}")
         click.echo(shown(rows, form))
         for note in report.notes(rows, found):
             click.echo(note, err=True)
@@ -72,14 +72,14 @@ def report_command(
         raise MistakesError(missing)
 
 
-def _plot(rows: Sequence[Row], last: int, baseline: str, file: Path) -> None:
+def _plot(rows: DataFrame, last: int, baseline: str, file: Path) -> None:
     from fl_labelskew_plugins.plots import compare
     from fl_labelskew_plugins.studies import report
 
     compare(report.curves(rows), file)
 
 
-def _page(rows: Sequence[Row], last: int, baseline: str, file: Path) -> None:
+def _page(rows: DataFrame, last: int, baseline: str, file: Path) -> None:
     from fl_labelskew_plugins.machine.files import replacing
     from fl_labelskew_plugins.studies import page
 

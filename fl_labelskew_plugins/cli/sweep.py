@@ -12,6 +12,7 @@ from fl_labelskew_registry import LabelSkewError, RunError
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import FOLDER, PATH, QUIET, overrides
+from fl_labelskew_plugins.cli.report import shown
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.machine.typed import to_go_on
 
@@ -75,7 +76,7 @@ def sweep_command(
     runs, missing = report.read_all([each.folder.path for each in planned if each.folder.summary.exists()])
     if runs:  # a run without any test is in no table
         last = planned[0].recipe.validation.last_rounds
-        click.echo(table.plain(*report.table(report.rows(report.grouped(runs), last))))
+        click.echo(shown(report.rows(report.grouped(runs), last), "table"))
         folder = planned[0].folder.path.parent
         say(
             f"more of it: labelskew report {shlex.quote(str(folder))} --html {shlex.quote(str(folder / 'report.html'))}"

@@ -1,7 +1,7 @@
 """A report as one HTML page that is complete in itself: table, curves, heat maps, costs; nothing is fetched.
 
-What comes from a run is escaped; the page's policy (a ``meta`` element) allows its own script alone, by its digest, and
-no request to anywhere.
+Its markup is ``page.html.j2``, which escapes what comes from a run; the page's policy (a ``meta`` element) allows its
+own script alone, by its digest, and no request to anywhere.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from html import escape
-from itertools import compress
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fl_labelskew_plugins import __version__
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.studies import report
-from fl_labelskew_plugins.studies.report import Row
 
-WIDTH, HEIGHT = 560, 320
-LEFT, RIGHT, TOP, BOTTOM = 44, 548, 12, 282
-"""Size of a chart, and where its axes are."""
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+SIZE = {"width": 560, "height": 320, "left": 44, "right": 548, "top": 12, "bottom": 282}
+"""Of a chart, and where its axes are."""
 COLOURS = 10
 """Colours of page.css, ``--c0`` on; further lines have another dash."""
 DASHES = ("", "7 4", "2 4", "10 3 2 3")
@@ -35,9 +37,16 @@ MOST_LABELS = 24
 """Classes up to which a heat map's cells say their value."""
 UPRIGHT = 4
 """Letters beyond which the heads of a heat map of more than three columns are turned."""
+COSTS = {
+    "Sent to the server, MB a round": "MB up",
+    "Sent to the clients, MB a round": "MB down",
+    "Seconds a round": "s/round",
+    "Peak memory, MB": "peak MB",
+    "Peak memory of the GPU, MB": "peak GPU MB",
+}
 
 
-def page(found: Sequence[Row], *, last: int, baseline: str) -> str:
+def page(found: DataFrame, *, last: int, baseline: str) -> str:
     """The page's text.
 
     Args:
@@ -46,172 +55,106 @@ def page(found: Sequence[Row], *, last: int, baseline: str) -> str:
         baseline: the method whose best is to be reached.
     """
     here = Path(__file__)
-    style = here.with_suffix(".css").read_text(encoding="utf-8")
     script = here.with_suffix(".js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    settings = list(dict.fromkeys(row.setting for row in found))
-    names = list(dict.fromkeys(report.label(row) for row in found))
-    runs = sum(len(row.runs) for row in found)
-    body = [
-        _summary(found, last, baseline),
-        _curves(found, settings, names),
-        _heat(found, settings, names),
-        _classes(found, settings, last),
-        _costs(found, settings, names),
-        _settings(found),
-    ]
-    data = ", ".join(dict.fromkeys(row.data for row in found))
-    return "\n".join(
-        [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>Report: {escape(data)}</title>\n<style>\n{style}</style>\n</head>\n<body>",
-            f"<header><h1>{escape(data)}</h1>",
-            f'<p class="note">{runs} runs: {len(found)} rows of {counted(len(settings), "setting")}. '
-            "Accuracies are in per cent.</p></header>\n<main>",
-            *filter(None, body),
-            f"</main>\n<footer>labelskew report, fl-labelskew-plugins {escape(__version__)}</footer>",
-            f"<script>{script}</script>\n</body>\n</html>\n",
-        ]
+    settings, labels = found["setting"].unique().tolist(), found["label"].unique().tolist()
+    shared, own = _settings(found)
+    environment = Environment(
+        loader=FileSystemLoader(here.parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=StrictUndefined,
+    )
+    environment.globals |= {"counted": counted, "dash": lambda number: DASHES[number // COLOURS % len(DASHES)]}
+    return environment.get_template("page.html.j2").render(
+        style=here.with_suffix(".css").read_text(encoding="utf-8"),
+        script=script,
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        version=__version__,
+        data=", ".join(found["data"].unique()),
+        runs=sum(map(len, found["runs"])),
+        last=last,
+        baseline=baseline,
+        settings=settings,
+        labels=labels,
+        colours=COLOURS,
+        shades=", ".join(map(_rgb, SHADES)),
+        size=SIZE,
+        long=LONG,
+        summary=_summary(found),
+        charts={setting: _chart(rows, labels) for setting, rows in found.groupby("setting", sort=False)},
+        means=_means(found, settings, labels),
+        classes=_classes(found),
+        costs=_costs(found, labels),
+        shared=shared,
+        found=[
+            {
+                "label": row["label"],
+                "setting": row["setting"],
+                "own": sections,
+                "folders": [Path(run.name).name for run in row["runs"]],
+            }
+            for row, sections in zip(found.to_dict("records"), own, strict=True)
+        ],
     )
 
 
-def _section(title: str, note: str, *content: str) -> str:
-    return f'<section>\n<h2>{title}</h2>\n<p class="note">{note}</p>\n' + "\n".join(content) + "\n</section>"
+def _summary(found: DataFrame) -> list[dict[str, Any]]:
+    """The columns of the table that tell something: an empty one does not, and the title tells the data set."""
+    texts, marks = report.texts(found), report.marks(found)
+    columns = []
+    for name in texts:
+        different = set(texts[name])
+        if different - {"", "-"} and (name != "data" or len(different) > 1):
+            is_text = name in report.WORDS
+            keys = texts[name] if is_text else found[name].map(_key)
+            cells = list(zip(texts[name], marks[name], keys, strict=True))
+            columns.append({"name": name, "is_text": is_text, "cells": cells})
+    return columns
 
 
-def _summary(found: Sequence[Row], last: int, baseline: str) -> str:
-    texts_of = [(column.name, {column.text(row) for row in found}) for column in report.columns(found)]
-    # nothing is told by a column that is empty, and the title tells the data set
-    told = [bool(texts - {"", "-"}) and (name != "data" or len(texts) > 1) for name, texts in texts_of]
-    shown = list(compress(report.columns(found), told))
-    marks = [list(compress(mine, told)) for mine in report.marks(found)]
-    texts = [all(column.value(row) is None for row in found) and column.name != "rounds" for column in shown]
-    texts = [text and not column.better for text, column in zip(texts, shown, strict=True)]
-    head = "".join(
-        f'<th scope="col"{_class(text)}><button type="button">{escape(column.name)}</button></th>'
-        for column, text in zip(shown, texts, strict=True)
-    )
-    forms = ("{}", "<strong>{}</strong>", "<u>{}</u>")
-    lines = []
-    for row, mine in zip(found, marks, strict=True):
-        cells = []
-        for column, text, mark in zip(shown, texts, mine, strict=True):
-            value = column.value(row)
-            key = column.text(row) if text else "" if value is None else f"{value:.6g}"
-            words = forms[mark].format(escape(column.text(row)))
-            kind = ' class="text long"' if text and len(column.text(row)) > LONG else _class(text)
-            cells.append(f'<td{kind} data-value="{escape(key)}">{words}</td>')
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    note = (
-        f"Means over the last {counted(last, 'test')} ± standard deviation over seeds; the best of a setting is "
-        "bold, the second best underlined. Personalised: clients' own models, on their own test splits; local model: "
-        "where a method keeps none, what a client has just trained, on its own test split; that is not compared. Rank: "
-        "by mean accuracy on the same data and partition. Rounds to baseline: "
-        f"until the mean over seeds reaches the highest of {escape(baseline)} with FedAvg, and how many times fewer "
-        "that is (FedMR table 4, FedShift table 2). MB (10<sup>6</sup> bytes) a round, of all its clients (FedMR table "
-        "3). Seconds a round, and the most memory that the server's process held (FedMR figure 4). A head sorts."
-    )
-    return _section("Summary", note, _table("summary", f"<tr>{head}</tr>", lines))
+def _key(value: Any) -> str:
+    """What a cell is sorted by."""
+    return "" if isinstance(value, str) or math.isnan(value) else f"{value:.6g}"
 
 
-def _table(kind: str, head: str, lines: Sequence[str]) -> str:
-    body = "\n".join(lines)
-    return f'<div class="wide"><table class="{kind}">\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table></div>'
-
-
-def _class(text: bool) -> str:
-    return ' class="text"' if text else ""
-
-
-def _stroke(number: int) -> str:
-    dash = DASHES[number // COLOURS % len(DASHES)]
-    return f'stroke="var(--c{number % COLOURS})"' + (f' stroke-dasharray="{dash}"' if dash else "")
-
-
-def _curves(found: Sequence[Row], settings: Sequence[str], names: Sequence[str]) -> str:
-    keys = "".join(
-        f'<li><button type="button" aria-pressed="true" data-series="{number}">'
-        '<svg viewBox="0 0 24 10" aria-hidden="true">'
-        f'<line x1="1" x2="23" y1="5" y2="5" stroke-width="3" {_stroke(number)}/></svg>'
-        f"{escape(name)}</button></li>"
-        for number, name in enumerate(names)
-    )
-    if many := len(names) > COLOURS:
-        keys += "".join(
-            f'<li><button type="button" data-all="{on}">{word}</button></li>'
-            for on, word in (("true", "all"), ("false", "none"))
-        )
-    charts = []
-    for setting in settings:
-        lines = [(report.label(row), row.curve) for row in found if row.setting == setting]
-        charts.append(
-            f'<figure><figcaption>{escape(setting)}</figcaption><div class="chart">\n'
-            f"{_chart(setting, lines, names)}\n</div></figure>"
-        )
-    note = (
-        "On the global test set. Lines are means over the seeds, bands reach from the lowest to the highest. A name "
-        "takes its line out and back; in a chart, the pointer or the arrow keys read values off, of many lines "
-        "those nearest to it."
-    )
-    if many:
-        note += " A line has its band while its name is pointed at."
-    figures = "\n".join(charts)
-    return _section(
-        "Accuracy over the rounds",
-        note,
-        f'<ul class="legend">{keys}</ul>\n<div class="charts side{" many" if many else ""}">\n{figures}\n</div>',
-    )
-
-
-def _chart(title: str, lines: Sequence[tuple[str, report.Curve]], names: Sequence[str]) -> str:
-    """An SVG of ``lines``: name to accuracies."""
+def _chart(rows: DataFrame, labels: Sequence[str]) -> dict[str, Any]:
+    """What is drawn of a setting's rows, in a chart's own units."""
     series = [
         (name, [(r, 100 * statistics.fmean(v), 100 * min(v), 100 * max(v)) for r, v in sorted(curve.items())])
-        for name, curve in lines
+        for name, curve in zip(rows["label"], rows["curve"], strict=True)
     ]
     everything = [point for _, points in series for point in points]
     first, last = min(p[0] for p in everything), max(p[0] for p in everything)
     low, high, step = _ticks(min(p[2] for p in everything), max(p[3] for p in everything))
 
     def x(round_: float) -> float:
-        return LEFT + (RIGHT - LEFT) * ((round_ - first) / (last - first) if last > first else 0.5)
+        share = (round_ - first) / (last - first) if last > first else 0.5
+        return SIZE["left"] + (SIZE["right"] - SIZE["left"]) * share
 
     def y(value: float) -> float:
-        return BOTTOM - (BOTTOM - TOP) * (value - low) / (high - low)
+        return SIZE["bottom"] - (SIZE["bottom"] - SIZE["top"]) * (value - low) / (high - low)
 
-    parts = []
-    for number in range(round((high - low) / step) + 1):
-        value = low + number * step
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
-        parts.append(f'<text x="{LEFT - 7}" y="{y(value) + 4:.1f}" text-anchor="end">{value:g}</text>')
-    for round_ in _rounds(first, last):
-        parts.append(f'<text x="{x(round_):.1f}" y="{BOTTOM + 18}" text-anchor="middle">{round_}</text>')
-    middle = (LEFT + RIGHT) / 2
-    parts.append(f'<text x="{middle}" y="{HEIGHT - 3}" text-anchor="middle">round</text>')
-    parts.append(f'<line class="cursor" x1="0" x2="0" y1="{TOP}" y2="{BOTTOM}"/>')
-    for name, points in series:
-        number = names.index(name)
+    def line(name: str, points: Sequence[tuple[int, float, float, float]]) -> dict[str, Any]:
         upper = [f"{x(p[0]):.1f},{y(p[3]):.1f}" for p in points]
         lower = [f"{x(p[0]):.1f},{y(p[2]):.1f}" for p in reversed(points)]
         path = "M" + "L".join(f"{x(p[0]):.1f},{y(p[1]):.1f}" for p in points)
-        path += "h.01" if len(points) == 1 else ""  # a dot
-        data = json.dumps([[p[0], *(round(value, 3) for value in p[1:])] for p in points])
-        band = f'<polygon points="{" ".join(upper + lower)}" fill="var(--c{number % COLOURS})"/>'
-        parts.append(
-            f'<g class="series" data-series="{number}" data-name="{escape(name)}" data-points="{escape(data)}">'
-            f'{band if any(p[2] < p[3] for p in points) else ""}<path d="{path}" {_stroke(number)}/></g>'
-        )
-    axes = f'data-first="{first}" data-last="{last}" data-left="{LEFT}" data-right="{RIGHT}" '
-    axes += f'data-low="{low}" data-high="{high}" data-top="{TOP}" data-bottom="{BOTTOM}"'
-    words = f"{title}: accuracy in per cent over the rounds, {counted(len(lines), 'line')}; arrow keys read values off"
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" tabindex="0" aria-label="{escape(words)}" {axes}>'
-        + "\n".join(parts)
-        + "</svg>"
-    )
+        return {
+            "number": labels.index(name),
+            "name": name,
+            "points": json.dumps([[p[0], *(round(value, 3) for value in p[1:])] for p in points]),
+            "path": path + ("h.01" if len(points) == 1 else ""),  # a dot
+            "band": " ".join(upper + lower) if any(p[2] < p[3] for p in points) else "",
+        }
+
+    levels = [low + number * step for number in range(round((high - low) / step) + 1)]
+    return {
+        **{"first": first, "last": last, "low": low, "high": high},
+        "levels": [(y(value), f"{value:g}") for value in levels],
+        "rounds": [(x(round_), round_) for round_ in _rounds(first, last)],
+        "lines": [line(name, points) for name, points in series],
+    }
 
 
 def _ticks(low: float, high: float) -> tuple[float, float, float]:
@@ -232,136 +175,90 @@ def _shade(value: float, low: float, high: float) -> tuple[str, str]:
     i = min(int(place), len(SHADES) - 2)
     red, green, blue = (round(a + (b - a) * (place - i)) for a, b in zip(SHADES[i], SHADES[i + 1], strict=True))
     dark = 0.299 * red + 0.587 * green + 0.114 * blue < 140
-    return f"rgb({red} {green} {blue})", "#fff" if dark else "#111"
+    return _rgb((red, green, blue)), "#fff" if dark else "#111"
 
 
-def _heat_table(
-    head: Sequence[str], lines: Sequence[tuple[str, Sequence[float | None]]], low: float, high: float, form: str | None
-) -> str:
-    """A heat map as a table; ``form``: how a cell says its value, None where there is no room."""
-
-    def cell(value: float | None, column: str) -> str:
-        if value is None:
-            return '<td class="none">-</td>'
-        back, text = _shade(value, low, high)
-        words = format(value, form) if form else ""
-        title = escape(f"{column}: {value:.2f}")
-        return f'<td style="background:{back};color:{text}" title="{title}">{words}</td>'
-
-    rows = [
-        f'<tr><th scope="row">{escape(name)}</th>'
-        + "".join(cell(value, column) for value, column in zip(values, head, strict=True))
-        + "</tr>"
-        for name, values in lines
-    ]
-    heads = "".join(f'<th scope="col" title="{escape(name)}"><span>{escape(name)}</span></th>' for name in head)
-    stops = ", ".join(f"rgb({r} {g} {b})" for r, g, b in SHADES)
-    scale = f'{low:.1f} <i style="background:linear-gradient(90deg, {stops})"></i> {high:.1f}'
-    kind = "heat upright" if max(map(len, head)) > UPRIGHT and len(head) > 3 else "heat"
-    return _table(kind, f"<tr><td></td>{heads}</tr>", rows) + f'<div class="scale">{scale}</div>'
+def _rgb(colour: Sequence[int]) -> str:
+    return f"rgb({' '.join(map(str, colour))})"
 
 
-def _heat(found: Sequence[Row], settings: Sequence[str], names: Sequence[str]) -> str:
-    means = {(report.label(row), row.setting): report.mean(row.accuracy) for row in found}
-    known = [value for value in means.values() if value is not None]
-    lines = [(name, [means.get((name, setting)) for setting in settings]) for name in names]
-    return _section(
-        "Methods and partitions",
-        "Mean accuracy on the global test set, as in the summary; a dash where nothing was run.",
-        _heat_table(settings, lines, min(known), max(known), ".2f"),
-    )
+def _heat_map(
+    head: Sequence[str], lines: Iterable[tuple[str, Sequence[float]]], low: float, high: float, form: str | None
+) -> dict[str, Any]:
+    """A table of shades, empty for NaN; ``form``: how a cell says its value, None where there is no room."""
+
+    def cell(column: str, value: float) -> dict[str, str] | None:
+        if math.isnan(value):
+            return None
+        back, ink = _shade(value, low, high)
+        text = format(value, form) if form else ""
+        return {"back": back, "ink": ink, "title": f"{column}: {value:.2f}", "text": text}
+
+    return {
+        "head": head,
+        "upright": max(map(len, head)) > UPRIGHT and len(head) > 3,
+        "lines": [(name, list(map(cell, head, values))) for name, values in lines],
+        "low": low,
+        "high": high,
+    }
 
 
-def _classes(found: Sequence[Row], settings: Sequence[str], last: int) -> str:
-    figures = []
-    for setting in settings:
-        lines = [(report.label(row), row.recall) for row in found if row.setting == setting and row.recall]
-        classes = max((len(recall) for _, recall in lines), default=0)
-        if classes:
-            runs = [run for row in found if row.setting == setting for run in row.runs]
-            numbers = [str(label) for label in range(classes)]
-            head = next((run.class_names for run in runs if len(run.class_names) == classes), numbers)
-            padded = [(name, [*recall, *[None] * (classes - len(recall))]) for name, recall in lines]
-            form = ".0f" if classes <= MOST_LABELS else None
-            table = _heat_table(head, padded, 0, 100, form)
-            figures.append(f"<figure><figcaption>{escape(setting)}</figcaption>{table}</figure>")
-    if not figures:
-        return ""
-    note = (
-        "Share of each class's test samples that are right (recall), means over the last "
-        f"{counted(last, 'test')} and the seeds."
-    )
-    return _section("Accuracy of each class", note, '<div class="side">', *figures, "</div>")
+def _means(found: DataFrame, settings: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+    last = found.drop_duplicates(["label", "setting"], keep="last")
+    means = last.pivot(index="label", columns="setting", values="accuracy").loc[labels, settings]
+    lines = zip(labels, means.to_numpy().tolist(), strict=True)
+    return _heat_map(settings, lines, last["accuracy"].min(), last["accuracy"].max(), ".2f")
 
 
-def _costs(found: Sequence[Row], settings: Sequence[str], names: Sequence[str]) -> str:
-    measures: list[tuple[str, Callable[[Row], float | None], str]] = [
-        ("Sent to the server, MB a round", lambda row: row.up, ".3f"),
-        ("Sent to the clients, MB a round", lambda row: row.down, ".3f"),
-        ("Seconds a round", lambda row: row.seconds, ".2f"),
-        ("Peak memory, MB", lambda row: row.peak, ".0f"),
-        ("Peak memory of the GPU, MB", lambda row: row.peak_gpu, ".0f"),
-    ]
-    figures = []
-    for title, value, form in measures:
-        most = max((known for row in found if (known := value(row)) is not None), default=None)
-        if most is not None:
-            bars = "\n".join(_bars(found, settings, names, value, form, most))
-            figures.append(f'<figure><figcaption>{title}</figcaption>\n<div class="bars">\n{bars}\n</div></figure>')
-    if not figures:
-        return ""
-    grid = '<div class="side">\n' + "\n".join(figures) + "\n</div>"
-    return _section("What a round costs", "Seconds depend on what else the machine did meanwhile.", grid)
+def _classes(found: DataFrame) -> dict[str, dict[str, Any]]:
+    """For each setting that has any, a heat map of its rows' recall."""
+    maps = {}
+    for setting, rows in found.groupby("setting", sort=False):
+        lines = [(label, recall) for label, recall in zip(rows["label"], rows["recall"], strict=True) if recall]
+        if classes := max((len(recall) for _, recall in lines), default=0):
+            names = [run.class_names for runs in rows["runs"] for run in runs if len(run.class_names) == classes]
+            head = names[0] if names else [str(number) for number in range(classes)]
+            padded = [(label, [*recall, *[math.nan] * (classes - len(recall))]) for label, recall in lines]
+            maps[setting] = _heat_map(head, padded, 0, 100, ".0f" if classes <= MOST_LABELS else None)
+    return maps
 
 
-def _bars(
-    found: Sequence[Row],
-    settings: Sequence[str],
-    names: Sequence[str],
-    value: Callable[[Row], float | None],
-    form: str,
-    most: float,
-) -> Iterator[str]:
-    for setting in settings:
-        yield f"<h4>{escape(setting)}</h4>"
-        for row in found:
-            known = value(row)
-            if row.setting == setting and known is not None:
-                name = report.label(row)
-                share = 100 * known / most if most else 0
-                fill = f"width:{share:.2f}%;background:var(--c{names.index(name) % COLOURS})"
-                yield (
-                    f'<span>{escape(name)}</span><div class="bar"><div class="track"><i style="{fill}"></i></div>'
-                    f"<span>{known:{form}}</span></div>"
-                )
+def _costs(found: DataFrame, labels: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """Title to bars of what is known."""
+    costs = {}
+    for title, column in COSTS.items():
+        known = found[found[column].notna()]
+        if len(known):
+            most = known[column].max()
+            costs[title] = [
+                {
+                    "setting": setting,
+                    "label": label,
+                    "number": labels.index(label),
+                    "share": 100 * value / most if most else 0,
+                    "text": format(value, report.FORMS[column]),
+                }
+                for setting, label, value in zip(known["setting"], known["label"], known[column], strict=True)
+            ]
+    return costs
 
 
-def _settings(found: Sequence[Row]) -> str:
-    """What all rows have in common, what those of a setting have, and for each the rest and its folders."""
-    keys = list(dict.fromkeys(key for row in found for key in row.keys))
-    several = [key for key in keys if len({json.dumps(row.keys.get(key)) for row in found}) > 1]
+def _settings(found: DataFrame) -> tuple[dict[str, dict[str, list[str]]], list[dict[str, list[str]]]]:
+    """What all rows have in common, and what those of a setting have; and of each row the rest."""
+    keys = list(dict.fromkeys(key for row in found["keys"] for key in row))
+    several = [key for key in keys if len({row.get(key, "null") for row in found["keys"]}) > 1]
     scene = [key for key in several if key.startswith(report.SCENE)]
+    shared = {"Everywhere": _told(found["keys"][0], [key for key in keys if key not in several])}
+    shared |= {setting: _told(row, scene) for setting, row in zip(found["setting"], found["keys"], strict=True)}
     own = [key for key in several if key not in scene]
-    shared = {"Everywhere": _told(found[0], [key for key in keys if key not in several])}
-    shared |= {row.setting: _told(row, scene) for row in found}
-    lists = "\n".join(f"<dt>{escape(name)}</dt><dd>{words}</dd>" for name, words in shared.items() if words)
-    lines = [
-        f'<tr><th scope="row">{escape(report.label(row))}</th><td>{escape(row.setting)}</td><td>{_told(row, own)}</td>'
-        f"<td>{'<br>'.join(escape(Path(run.name).name) for run in row.runs)}</td></tr>"
-        for row in found
-    ]
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("row", "setting", "its own", "folders"))
-    table = _table("settings", f"<tr>{head}</tr>", lines)
-    note = "Without seeds, and where and on what was computed; what is null is left out."
-    return _section("Settings", note, f"<details><summary>Show</summary>\n<dl>{lists}</dl>\n{table}</details>")
+    return shared, [_told(row, own) for row in found["keys"]]
 
 
-def _told(row: Row, keys: Sequence[str]) -> str:
-    """Keys and values, a line a section."""
+def _told(row: Mapping[str, str], keys: Sequence[str]) -> dict[str, list[str]]:
+    """Section to its keys and their values."""
     sections: dict[str, list[str]] = {}
     for key in keys:
-        if row.keys.get(key) is not None:
+        if row.get(key, "null") != "null":
             section, _, name = key.partition(".")
-            value = json.dumps(row.keys[key]).replace('"', "")
-            sections.setdefault(section, []).append(f"{name}: {value}")
-    return "<br>".join(f"{escape(section)}: {escape(', '.join(words))}" for section, words in sections.items())
+            sections.setdefault(section, []).append(f"{name}: {row[key]}".replace('"', ""))
+    return sections

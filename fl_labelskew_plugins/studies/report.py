@@ -5,349 +5,158 @@ that has whole ones; a row without any shows what there is and is compared with 
 
 Rows on the same data and partition are compared with each other: their rank by mean accuracy, and the rounds until they
 reach what the baseline reaches at best, as FedMR's table 4 and FedShift's table 2 have it.
+
+pandas is imported once there are rows to count.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
-import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, MistakesError
 
-from fl_labelskew_plugins.recipe import yaml
-from fl_labelskew_plugins.recipe.sections import EXPECTED
+from fl_labelskew_plugins.studies.finished import PLACES, Run, flat, grouped, number, read_all, same
 
-Resolved = Mapping[str, Mapping[str, Any]]
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+__all__ = ["Run", "curves", "flat", "grouped", "marks", "notes", "number", "read_all", "rows", "same"]
+__all__ += ["spread", "table", "texts"]
+
 Curve = dict[int, list[float]]
 """Round, counted from 1, to the accuracy of each seed."""
 
-SEED = "common_args.random_seed"
-# Where and how fast a run was computed does not make it another experiment, its precision does.
-ELSEWHERE = ("tracking_args", "device_args", "comm_args")
-PRECISION = "device_args.precision"
 METHOD, OPTIMIZER = "method_args.method", "train_args.federated_optimizer"
+DATA, PARTITION = "data_args.dataset", "partition_args.partition_method"
 PLAIN_OPTIMIZER = "FedAvg"
-PLACES = ("data_args.data_cache_dir", "data_args.download")
-"""Keys that say where the data lie on this machine."""
 SCENE = ("data_args.", "partition_args.")
 """What keys that make a setting begin with."""
-COLUMNS = (METHOD, OPTIMIZER, "data_args.dataset", "partition_args.partition_method")
+WORDS = ("method", "optimizer", "data", "partition", "differs in")
+"""Columns that hold no numbers."""
+FORMS = {
+    **dict.fromkeys((*WORDS, "seeds", "unfinished", "rounds"), ""),
+    **{f"{name}{part}": ".2f" for name in ("accuracy", "personalised", "local model", "best") for part in ("", "_std")},
+    **{"rank": ".0f", "rounds to baseline": ".0f", "speedup": ".2f", "MB up": ".3f", "MB down": ".3f"},
+    **{"s/round": ".2f", "peak MB": ".0f", "peak GPU MB": ".0f"},
+}
+"""Columns of a table, in their order, and how their numbers are written."""
+BETTER = {"accuracy": 1, "personalised": 1, "best": 1, "rounds to baseline": -1}
+"""Columns that are compared: 1 where more is better, -1 where less is."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one run left behind.
+def table(folders: Iterable[str | Path], *, last: int = 5, baseline: str = "fedavg") -> DataFrame:
+    """What ``labelskew report`` prints of the runs in these folders, as numbers: a column for each of :data:`FORMS`.
 
     Args:
-        name: its folder.
-        recipe: its resolved recipe, section to keys.
-        metrics: a mapping a round; those of a test have ``accuracy``.
-        timings: a mapping a round, with ``seconds`` and ``peak_mb``.
-        data: what tells its data from others (``environment.json``); None where nobody wrote it down.
-        partition: likewise, of who held which samples with this seed.
-        personal: whether its method keeps a model for each client.
-        class_names: of its data; none where they are not known.
-    """
-
-    name: str
-    recipe: Resolved
-    metrics: Sequence[Mapping[str, Any]]
-    timings: Sequence[Mapping[str, Any]] = ()
-    data: str | None = None
-    partition: str | None = None
-    personal: bool = False
-    class_names: Sequence[str] = ()
-
-    @property
-    def seed(self) -> str:
-        """As its recipe has it."""
-        return str(self.recipe.get("common_args", {}).get("random_seed"))
-
-    @property
-    def place(self) -> str:
-        """The folder of its data, as its recipe has it; empty where that says none."""
-        return str(self.recipe.get("data_args", {}).get("data_cache_dir") or "")
-
-    @property
-    def planned(self) -> int:
-        """The rounds that its recipe asks for."""
-        return int(number(self.recipe.get("train_args", {}), "comm_round") or 0)
-
-    @property
-    def whole(self) -> bool:
-        """Whether it has them all."""
-        return len(self.metrics) >= self.planned
-
-    @property
-    def tests(self) -> list[Mapping[str, Any]]:
-        """The rounds with a test."""
-        return [line for line in self.metrics if line.get("accuracy") is not None]
-
-    def last(self, key: str, count: int) -> float | None:
-        """Mean of ``key`` over the last ``count`` tests; None where they do not have it."""
-        return mean(number(line, key) for line in self.tests[-count:])
-
-    @property
-    def best(self) -> float:
-        """Highest accuracy of any test."""
-        return max(float(line["accuracy"]) for line in self.tests)
-
-    def recall(self, count: int) -> list[float | None]:
-        """Mean accuracy of each class over the last ``count`` tests; None for a class without a test sample."""
-        lists = [line["recall"] for line in self.tests[-count:] if isinstance(line.get("recall"), list)]
-        classes = min(map(len, lists), default=0)
-        return [mean(_real(recall[c]) for recall in lists) for c in range(classes)]
-
-
-def number(line: Mapping[str, Any], key: str) -> float | None:
-    """A line's number; None where there is none."""
-    return _real(line.get(key))
-
-
-def _real(value: object) -> float | None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """Mean of those that are known; None where none is."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
-
-
-def folders(paths: Iterable[Path]) -> list[Path]:
-    """The run folders that these stand for, each once: itself, or, where it is none, all that lie below it."""
-    found: dict[Path, Path] = {}
-    for path in paths:
-        for folder in sorted(_below(path)) or [path]:
-            found.setdefault(folder.resolve(), folder)
-    return list(found.values())
-
-
-def _below(path: Path) -> Iterator[Path]:
-    if not path.is_dir() or (path / "recipe.yaml").exists():
-        return
-    for here, inner, files in os.walk(path):
-        if "recipe.yaml" in files:
-            inner.clear()  # silos' folders inside a run's are no runs to compare
-            yield Path(here)
-
-
-def read(folder: Path) -> Run:
-    """The run in a folder.
+        folders: of runs; one that holds run folders stands for all of them.
+        last: tests that a mean is taken over.
+        baseline: the method whose best is to be reached.
 
     Raises:
-        LabelSkewError: there is none, or it has no test yet.
+        LabelSkewError: there is no folder, or there are some without results.
     """
-    if not folder.is_dir():
-        raise LabelSkewError(f"{folder}: no such folder")
-    try:
-        recipe, _ = yaml.read((folder / "recipe.yaml").read_text(encoding="utf-8"))
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        timings = _text(folder / "timings.jsonl").splitlines()
-    except FileNotFoundError as error:
-        raise LabelSkewError(f"{folder}: no run: {Path(error.filename).name} is missing") from None
-    except (OSError, ValueError, yaml.YamlError) as error:
-        raise LabelSkewError(f"{folder}: cannot be read: {' '.join(str(error).split())}") from None
-    if isinstance(recipe, dict):
-        recipe.pop(EXPECTED, None)  # no section
-    if not isinstance(recipe, dict) or not all(isinstance(keys, dict) for keys in recipe.values()):
-        raise LabelSkewError(f"{folder}: no run: recipe.yaml holds no recipe")
-    run = Run(str(folder), recipe, _objects(lines), _objects(timings), *_described(folder))
-    for line in run.tests:
-        if number(line, "accuracy") is None or not isinstance(line.get("round"), int):
-            raise LabelSkewError(f"{folder}: no run: metrics.jsonl has a test without round and accuracy")
-    if not run.tests:
-        raise LabelSkewError(f"{folder}: no results yet: metrics.jsonl has no test")
-    return run
+    runs, mistakes = read_all(map(Path, folders))
+    if mistakes:
+        raise MistakesError(mistakes)
+    if not runs:
+        raise LabelSkewError("no runs to report on; use one or more folders of runs")
+    return printed(rows(grouped(runs), last, baseline))
 
 
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8") if file.exists() else ""
+def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -> DataFrame:
+    """A row for each group: the columns of :data:`FORMS`, NaN where there is nothing, and what they come from.
 
-
-def _described(folder: Path) -> tuple[str | None, str | None, bool, Sequence[str]]:
-    """What a run's environment.json tells: what its data and its partition are, personal models, class names.
-
-    Older runs do not tell of their models; these lie in ``clients/``, except for FLDA, which writes none.
-    """
-    try:
-        told = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        told = None
-    told = told if isinstance(told, dict) else {}
-    data, partition = (value if isinstance(value := told.get(key), str) else None for key in ("data", "partition"))
-    names = told.get("class_names")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        names = []
-    return data, partition, bool(told.get("personal_models", (folder / "clients").is_dir())), names
-
-
-def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """The runs that can be read, and a line for each folder that cannot."""
-    found, missing = [], []
-    for folder in folders(paths):
-        try:
-            found.append(read(folder))
-        except LabelSkewError as error:
-            missing.append(str(error))
-    return found, missing
-
-
-def _objects(lines: Iterable[str]) -> list[dict[str, Any]]:
-    found = []
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            break  # a run that was killed leaves half a line
-        if isinstance(value, dict):
-            found.append(value)
-    return found
-
-
-def flat(recipe: Resolved) -> dict[str, Any]:
-    """``section.key`` to value, of what makes an experiment: without its seed and the machine's part."""
-    every = {f"{section}.{key}": value for section, keys in recipe.items() for key, value in keys.items()}
-    return {
-        name: value
-        for name, value in every.items()
-        if name == PRECISION or (name.partition(".")[0] not in ELSEWHERE and name not in (SEED, *PLACES))
-    }
-
-
-def same(a: Run, b: Run) -> bool:
-    """Whether two runs are one experiment, their seeds apart: the same settings on the same data."""
-    return flat(a.recipe) == flat(b.recipe) and _same_data(a, b)
-
-
-def _same_data(a: Run, b: Run) -> bool:
-    """Whether runs with the same settings had the same data, as far as they have written that down.
-
-    Earlier versions did not: with the same seed, another partition shows other data.
-    """
-    if a.data is not None and b.data is not None:
-        return a.data == b.data
-    return a.seed != b.seed or a.partition == b.partition or None in (a.partition, b.partition)
-
-
-def grouped(runs: Sequence[Run]) -> list[list[Run]]:
-    """Runs that are the :func:`same` but for their seed, together and each seed once; in the order of their first."""
-    groups: list[dict[str, Run]] = []
-    alike: dict[str, list[dict[str, Run]]] = {}
-    for run in runs:
-        near = alike.setdefault(json.dumps(flat(run.recipe), sort_keys=True), [])
-        group = next((group for group in near if all(_same_data(run, other) for other in group.values())), None)
-        if group is None:
-            group = {}
-            near.append(group)
-            groups.append(group)
-        if run.seed not in group or (run.whole and not group[run.seed].whole):
-            group[run.seed] = run
-    return [list(group.values()) for group in groups]
-
-
-@dataclass(frozen=True)
-class Row:
-    """Runs that differ in nothing but the seed, and how they compare.
+    method, optimizer, data, partition
+        Their names; of several methods in a row, with + between them.
+    differs in
+        The other keys in which rows of the same four names differ; a method's own key in all rows of that method and
+        optimiser if in any, so that the same name is the same everywhere.
+    seeds, unfinished
+        How many have a whole run, and how many have none.
+    rounds
+        How many its runs have, such as ``20``, or ``3-20`` where some have fewer.
+    accuracy, best
+        In per cent, over the last tests and of any test: mean over the seeds, and with ``_std`` sample std.
+    personalised, local model
+        Likewise, of the clients' own models on their own test splits, where the method keeps some, and of the models
+        just trained, where it keeps none.
+    rank
+        By mean accuracy among the rows of this setting, from 1; of whole runs alone.
+    rounds to baseline, speedup, not within
+        The first round, from 1, in which the mean over the seeds reaches the baseline's best, and the baseline's in
+        relation to it; or the last round, where that is never.
+    MB up, MB down
+        MB (10^6 bytes) that all clients of a round send and get: means over the rounds.
+    s/round, peak MB, peak GPU MB
+        Mean over the rounds and seeds; the most that the server's process of any seed held.
+    setting
+        What the rows share that are compared with each other: data and partition, with their parameters.
+    label
+        What tells a row from the others of its setting: method, another optimiser than FedAvg, other keys.
+    runs, whole, personal, keys, curve, recall
+        One run for each seed, whole ones alone where there are any; whether they are; whether the method keeps models
+        of clients; ``section.key`` to value as JSON; accuracies, 0 to 1; of each class, in per cent.
 
     Args:
-        runs: one for each seed, whole ones alone where there are any.
-        unfinished: how many of its seeds have no whole run.
-        method: its name; of several in a row, with + between them.
-        optimizer: the host's.
-        data: the data set's name.
-        partition: the partition's name.
-        differs: the other keys, ``section.key``, in which rows of the same four names differ; a method's own key in
-            all rows of that method and optimiser if in any, so that the same name is the same everywhere.
-        setting: what the rows share that are compared with each other: data and partition, with their parameters.
-        accuracy: of each seed, in per cent, over the last tests; likewise ``best``.
-        personalised: likewise, of the clients' own models on their own test splits; empty where the method keeps none.
-        local: likewise, of the models just trained; empty where there are personalised ones.
-        rank: by mean accuracy among the rows of this setting, from 1; None without a whole run.
-        to_baseline: the first round, from 1, in which the mean over the seeds reaches the baseline's best; None: never,
-            or there is no baseline.
-        speedup: the baseline's rounds in relation to these.
-        baseline: whether there is one in this setting.
-        up: MB (10^6 bytes) that all clients of a round send; ``down`` those that they get; means over the rounds.
-        seconds: of a round, mean over the rounds and seeds.
-        peak: the most memory, in MB, that the server's process of any seed held; likewise ``peak_gpu``.
-    """
-
-    runs: Sequence[Run]
-    unfinished: int
-    method: str
-    optimizer: str
-    data: str
-    partition: str
-    differs: Sequence[str]
-    setting: str
-    accuracy: Sequence[float | None]
-    personalised: Sequence[float | None]
-    local: Sequence[float | None]
-    best: Sequence[float | None]
-    up: float | None
-    down: float | None
-    seconds: float | None
-    peak: float | None
-    peak_gpu: float | None
-    recall: Sequence[float | None]
-    rank: int | None = None
-    to_baseline: int | None = None
-    speedup: float | None = None
-    baseline: bool = False
-    keys: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def whole(self) -> bool:
-        """Whether its runs are."""
-        return all(run.whole for run in self.runs)
-
-    @property
-    def rounds(self) -> str:
-        """How many rounds its runs have, such as ``20``, or ``3-20`` where some have fewer."""
-        counts = sorted({len(run.metrics) for run in self.runs})
-        return "-".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
-
-    @property
-    def curve(self) -> Curve:
-        """Global accuracies, in 0 to 1."""
-        found: Curve = {}
-        for run in self.runs:
-            for line in run.tests:
-                found.setdefault(int(line["round"]) + 1, []).append(float(line["accuracy"]))
-        return found
-
-    @property
-    def mean_curve(self) -> dict[int, float]:
-        """Mean over the seeds, of the rounds that all of them have tested."""
-        return {r: statistics.fmean(v) for r, v in sorted(self.curve.items()) if len(v) == len(self.runs)}
-
-
-def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -> list[Row]:
-    """A row for each group.
-
-    Args:
-        groups: from :func:`grouped`.
+        groups: from :func:`grouped`; at least one.
         last: tests that a mean is taken over.
         baseline: the method that others are compared with, under federated_optimizer FedAvg.
     """
+    import pandas as pd
+
     firsts = [group[0] for group in groups]
-    recipes = [flat(run.recipe) | told for run, told in zip(firsts, _data(firsts), strict=True)]
-    differs = _differing(recipes)
-    found = [
-        _row(group, mine, keys, label, last)
-        for group, mine, keys, label in zip(groups, recipes, differs, _settings(recipes), strict=True)
+    recipes = [flat(run.recipe) | place for run, place in zip(firsts, _data(firsts), strict=True)]
+    counted = [[run for run in group if run.whole] or list(group) for group in groups]
+    found = pd.DataFrame(
+        {
+            "method": [_name(recipe.get(METHOD, "?")) for recipe in recipes],
+            "optimizer": [_name(recipe.get(OPTIMIZER, PLAIN_OPTIMIZER)) for recipe in recipes],
+            "data": [_name(recipe.get(DATA, "?")) for recipe in recipes],
+            "partition": [_name(recipe.get(PARTITION, "?")) for recipe in recipes],
+            "unfinished": [sum(not run.whole for run in group) for group in groups],
+            "whole": [all(run.whole for run in runs) for runs in counted],
+            "personal": [any(run.personal for run in runs) for runs in counted],
+            "rounds": [_ends([len(run.metrics) for run in runs]) for runs in counted],
+            "runs": counted,
+            "curve": [_curve(runs) for runs in counted],
+            "keys": [{key: json.dumps(value) for key, value in recipe.items()} for recipe in recipes],
+        }
+    )
+    found["seeds"] = [len(runs) for runs in counted] * found["whole"]
+    _name_what_differs(found)
+
+    def by_row(lines: Iterable[tuple[float | None, ...]], *columns: str) -> Any:
+        """Numbers of lines that each begin with their row."""
+        return pd.DataFrame(lines, columns=["row", *columns], dtype=float).groupby("row")
+
+    def of_lines(name: str, **keys: str) -> Any:
+        lines = [(row, line) for row, run in every for line in getattr(run, name)]
+        return by_row([(row, *(number(line, key) for key in keys)) for row, line in lines], *keys.values())
+
+    every = [(row, run) for row, runs in enumerate(counted) for run in runs]
+    of_seeds = by_row(
+        [(row, run.last("accuracy", last), run.last("personalised_accuracy", last), run.best) for row, run in every],
+        *("accuracy", "own", "best"),
+    )
+    for part, values in (("", 100 * of_seeds.mean()), ("_std", 100 * of_seeds.std())):
+        found[f"accuracy{part}"], found[f"best{part}"] = values["accuracy"], values["best"]
+        found[f"personalised{part}"] = values["own"].where(found["personal"])
+        found[f"local model{part}"] = values["own"].where(~found["personal"])
+    found[["MB up", "MB down"]] = of_lines("metrics", bytes_up="MB up", bytes_down="MB down").mean() / 1e6
+    took = of_lines("timings", seconds="s/round", peak_mb="peak MB", peak_gpu_mb="peak GPU MB")
+    found["s/round"] = took["s/round"].mean()
+    found[["peak MB", "peak GPU MB"]] = took[["peak MB", "peak GPU MB"]].max()
+    recalls = [[run.recall(last) for run in runs] for runs in counted]
+    found["recall"] = [
+        (100 * pd.DataFrame(of_runs, dtype=float).mean()).tolist()[: min(map(len, of_runs))] for of_runs in recalls
     ]
-    return [_compared(row, [other for other in found if other.setting == row.setting], baseline) for row in found]
+    _compare(found, baseline)
+    return found
 
 
 def _data(runs: Sequence[Run]) -> list[dict[str, str]]:
@@ -358,8 +167,8 @@ def _data(runs: Sequence[Run]) -> list[dict[str, str]]:
     found: list[dict[str, str]] = [{} for _ in runs]
     keys = [flat(run.recipe) for run in runs]
     scenes: dict[str, list[int]] = {}
-    for i, mine in enumerate(keys):
-        scene = {key: value for key, value in mine.items() if key.startswith(SCENE)}
+    for i, recipe in enumerate(keys):
+        scene = {key: value for key, value in recipe.items() if key.startswith(SCENE)}
         scenes.setdefault(json.dumps(scene, sort_keys=True), []).append(i)
     for near in scenes.values():
         apart = [
@@ -376,123 +185,97 @@ def _data(runs: Sequence[Run]) -> list[dict[str, str]]:
     return found
 
 
-def _row(group: Sequence[Run], mine: Mapping[str, Any], differs: Sequence[str], setting: str, last: int) -> Row:
-    counted = [run for run in group if run.whole] or group
-
-    def percent(values: Iterable[float | None]) -> list[float | None]:
-        return [None if value is None else 100 * value for value in values]
-
-    def most(key: str) -> float | None:
-        values = [value for run in counted for line in run.timings if (value := number(line, key)) is not None]
-        return max(values, default=None)
-
-    def megabytes(key: str) -> float | None:
-        value = mean(number(line, key) for run in counted for line in run.metrics)
-        return None if value is None else value / 1e6
-
-    own = percent(run.last("personalised_accuracy", last) for run in counted)
-    personal = any(run.personal for run in counted)
-    recalls = [run.recall(last) for run in counted]
-    classes = min(map(len, recalls))
-    return Row(
-        runs=counted,
-        unfinished=sum(not run.whole for run in group),
-        method=_told(mine.get(METHOD, "?")),
-        optimizer=_told(mine.get(OPTIMIZER, PLAIN_OPTIMIZER)),
-        data=_told(mine.get("data_args.dataset", "?")),
-        partition=_told(mine.get("partition_args.partition_method", "?")),
-        differs=differs,
-        setting=setting,
-        accuracy=percent(run.last("accuracy", last) for run in counted),
-        personalised=own if personal else (),
-        local=() if personal else own,
-        best=percent(run.best for run in counted),
-        up=megabytes("bytes_up"),
-        down=megabytes("bytes_down"),
-        seconds=mean(number(line, "seconds") for run in counted for line in run.timings),
-        peak=most("peak_mb"),
-        peak_gpu=most("peak_gpu_mb"),
-        recall=percent(mean(recall[c] for recall in recalls) for c in range(classes)),
-        keys=mine,
-    )
-
-
-def _compared(row: Row, rivals: Sequence[Row], baseline: str) -> Row:
-    """The row with its rank and its rounds to the baseline's best.
-
-    FedMR's table 4 and FedShift's table 2 print one whole number a method and do not say how seeds enter; here it is
-    the accuracy averaged over the seeds that has to reach the baseline's highest.
-    """
-    rivals = [other for other in rivals if other.whole]
-    mine = mean(row.accuracy) or 0.0
-    rank = 1 + sum((mean(other.accuracy) or 0.0) > mine for other in rivals) if row.whole else None
-    bases = [other for other in rivals if other.method == baseline and other.optimizer == PLAIN_OPTIMIZER]
-    base = min(bases, key=lambda other: _apart(row, other), default=None)
-    if base is None or not base.mean_curve:
-        return replace(row, rank=rank)
-    target = max(base.mean_curve.values())
-    theirs = _first(base.mean_curve, target)
-    rounds = _first(row.mean_curve, target)
-    speedup = theirs / rounds if rounds and theirs else None
-    return replace(row, rank=rank, to_baseline=rounds, speedup=speedup, baseline=True)
-
-
-def _apart(a: Row, b: Row) -> int:
-    """In how many keys beside the method's two rows differ: of several baselines the nearest one counts."""
-    keys = {key for key in (*a.keys, *b.keys) if not key.startswith("method_args.")}
-    return sum(a.keys.get(key) != b.keys.get(key) for key in keys)
-
-
-def _first(curve: Mapping[int, float], target: float) -> int | None:
-    return next((r for r, value in curve.items() if value >= target), None)
-
-
-def _told(value: Any) -> str:
+def _name(value: Any) -> str:
     """A name; of several methods in a row, with + between them."""
     return "+".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _settings(recipes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each recipe's data and partition are called: by their names, and what tells those of one name apart."""
-    parts = [{k: v for k, v in mine.items() if k.startswith(SCENE)} for mine in recipes]
-    names = ("data_args.dataset", "partition_args.partition_method")
-    several = len({str(part.get(names[0])) for part in parts}) > 1
-    found = []
-    for part in parts:
-        same = [other for other in parts if all(other.get(name) == part.get(name) for name in names)]
-        apart = [key for key in part if any(other.get(key) != part[key] for other in same)]
-        words = [str(part.get(names[0], "?"))] if several else []
-        found.append(", ".join([*words, str(part.get(names[1], "?")), *(_setting(key, part[key]) for key in apart)]))
-    return found
+def _ends(counts: Sequence[int]) -> str:
+    return "-".join(map(str, dict.fromkeys((min(counts), max(counts)))))
 
 
-def _setting(key: str, value: Any) -> str:
-    return f"{key.partition('.')[2]}={json.dumps(value)}".replace('"', "")
+def _curve(runs: Iterable[Run]) -> Curve:
+    curve: Curve = {}
+    for run in runs:
+        for line in run.tests:
+            curve.setdefault(int(line["round"]) + 1, []).append(float(line["accuracy"]))
+    return curve
 
 
-def _differing(recipes: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """For each, the keys, beside the columns, in which runs of the same method, optimiser, data and partition differ.
+def _name_what_differs(found: DataFrame) -> None:
+    """Add ``differs in``, ``setting`` and ``label``.
 
-    What differs so under one data set and partition is told under all others, too: a name means the same in all charts.
+    What differs under one data set and partition is told under all others, too: a name means the same in all charts.
+    A setting is called by the names of its data, where there are several, and partition, and by what tells those of one
+    name apart.
     """
+    import pandas as pd
 
-    def alike(one: Mapping[str, Any], other: Mapping[str, Any], keys: Iterable[str]) -> bool:
-        return all(one.get(key) == other.get(key) for key in keys)
+    keys = pd.DataFrame(list(found["keys"]), columns=_keys(found)).fillna("null")
 
-    apart = [
-        {key for other in recipes if alike(mine, other, COLUMNS) for key in mine if other.get(key) != mine[key]}
-        for mine in recipes
-    ]
-    found = []
-    for mine, here in zip(recipes, apart, strict=True):
-        same = [keys for other, keys in zip(recipes, apart, strict=True) if alike(mine, other, (METHOD, OPTIMIZER))]
-        there = {key for keys in same for key in keys if not key.startswith(SCENE)}
-        found.append([key for key in mine if key in here | there])
-    return found
+    def apart(*names: str) -> DataFrame:
+        """For each row and key, whether rows of the same ``names`` have several values."""
+        return keys.groupby(found.groupby(list(names)).ngroup()).transform("nunique") > 1
+
+    here, in_scene = apart("method", "optimizer", "data", "partition"), apart("data", "partition")
+    there = here.groupby(found.groupby(["method", "optimizer"]).ngroup()).transform("any")
+    several = found["data"].nunique() > 1
+    names: dict[str, list[str]] = {"differs in": [], "setting": [], "label": []}
+    for row in found.to_dict("records"):
+        n = len(names["label"])
+        scene = [key for key in row["keys"] if key.startswith(SCENE)]
+        differs = [key for key in row["keys"] if (here if key in scene else there).at[n, key]]
+        parts = [row["data"]] * several + [row["partition"]]
+        parts += [_told(row, key) for key in scene if in_scene.at[n, key]]
+        optimizer = [row["optimizer"]] if row["optimizer"] != PLAIN_OPTIMIZER else []
+        label = [row["method"], *optimizer, *(_told(row, key) for key in differs if key not in scene)]
+        names["differs in"].append(", ".join(_told(row, key) for key in differs))
+        names["setting"].append(", ".join(parts))
+        names["label"].append(", ".join(label))
+    for name, words in names.items():
+        found[name] = words
 
 
-def _told_keys(row: Row, keys: Iterable[str]) -> str:
-    return ", ".join(_setting(key, row.keys[key]) for key in keys)
+def _keys(found: DataFrame) -> list[str]:
+    return list(dict.fromkeys(key for keys in found["keys"] for key in keys))
+
+
+def _told(row: Mapping[str, Any], key: str) -> str:
+    return f"{key.partition('.')[2]}={row['keys'][key]}".replace('"', "")
+
+
+def _compare(found: DataFrame, baseline: str) -> None:
+    """Add ``rank``, and the rounds to the baseline's best.
+
+    FedMR's table 4 and FedShift's table 2 print one whole number a method and do not say how seeds enter; here it is
+    the accuracy averaged over the seeds that has to reach the baseline's highest.
+    """
+    # rounded, since the same seeds in another order sum up to another last digit
+    accuracy = found["accuracy"].where(found["whole"]).round(9)
+    found["rank"] = accuracy.groupby(found["setting"]).rank(method="min", ascending=False)
+    found[["rounds to baseline", "speedup", "not within"]] = float("nan")
+    means = [
+        {r: statistics.fmean(values) for r, values in sorted(curve.items()) if len(values) == len(runs)}
+        for curve, runs in zip(found["curve"], found["runs"], strict=True)
+    ]  # of the rounds that all seeds have tested
+    is_baseline = found["whole"] & (found["method"] == baseline) & (found["optimizer"] == PLAIN_OPTIMIZER)
+    for row, setting in found["setting"].items():
+        bases = found.index[is_baseline & (found["setting"] == setting)]
+        base = min(bases, key=lambda other: _apart(found["keys"][row], found["keys"][other]), default=None)
+        if base is None or not means[base]:
+            continue
+        target = max(means[base].values())
+        first, theirs = (next((r for r, value in means[n].items() if value >= target), None) for n in (row, base))
+        if first is None:
+            found.loc[row, "not within"] = max(means[row], default=0)
+        else:
+            found.loc[row, ["rounds to baseline", "speedup"]] = first, theirs / first
+
+
+def _apart(a: Mapping[str, str], b: Mapping[str, str]) -> int:
+    """In how many keys beside the method's two rows differ: of several baselines the nearest one counts."""
+    keys = {key for key in (*a, *b) if not key.startswith("method_args.")}
+    return sum(a.get(key) != b.get(key) for key in keys)
 
 
 def spread(values: Sequence[float | None]) -> tuple[str, str]:
@@ -502,138 +285,65 @@ def spread(values: Sequence[float | None]) -> tuple[str, str]:
     return (f"{statistics.fmean(known):.2f}" if known else "", std)
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of the table.
-
-    Args:
-        name: its head.
-        parts: what a row has there, and for machines the heads and cells of which that is made.
-        better: 1 where more is better, -1 where less is, 0 where neither is.
-        value: what to compare, and to sort by.
-    """
-
-    name: str
-    parts: Callable[[Row], dict[str, str]]
-    text: Callable[[Row], str]
-    better: int = 0
-    value: Callable[[Row], float | None] = lambda row: None
-
-
-def _label(name: str, text: Callable[[Row], str]) -> Column:
-    return Column(name, lambda row: {name: text(row)}, text)
-
-
-def _spread(name: str, values: Callable[[Row], Sequence[float | None]], better: int = 1) -> Column:
-    return Column(
-        name,
-        lambda row: dict(zip((name, f"{name}_std"), spread(values(row)), strict=True)),
-        lambda row: " ± ".join(filter(None, spread(values(row)))) or "-",
-        better,
-        lambda row: mean(values(row)),
-    )
-
-
-def _number(name: str, form: str, value: Callable[[Row], float | None], better: int = 0) -> Column:
-    def text(row: Row) -> str:
-        known = value(row)
-        return "" if known is None else format(known, form)
-
-    return Column(name, lambda row: {name: text(row)}, lambda row: text(row) or "-", better, value)
-
-
-def _seeds(row: Row) -> dict[str, str]:
-    return {"seeds": str(len(row.runs) if row.whole else 0), "unfinished": str(row.unfinished)}
-
-
-def _seeds_text(row: Row) -> str:
-    whole, unfinished = _seeds(row).values()
-    return f"{whole} of {int(whole) + int(unfinished)}" if row.unfinished else whole
-
-
-def _rounds(row: Row) -> dict[str, str]:
-    known = row.to_baseline is not None
-    return {
-        "rounds to baseline": str(row.to_baseline) if known else "",
-        "speedup": f"{row.speedup:.2f}" if known else "",
+def printed(found: DataFrame) -> DataFrame:
+    """The columns of :data:`FORMS`, without those in which there is nothing to tell."""
+    nothing = {
+        "optimizer": (found["optimizer"] == PLAIN_OPTIMIZER).all(),
+        "personalised": not found["personal"].any(),
+        "local model": found["personal"].all(),
+        "peak GPU MB": found["peak GPU MB"].isna().all(),
     }
+    return found[[name for name in FORMS if not nothing.get(name.removesuffix("_std"))]]
 
 
-def _rounds_text(row: Row) -> str:
-    if row.to_baseline is None:
-        return f"> {max(row.mean_curve, default=0)}" if row.baseline else "-"
-    return f"{row.to_baseline} ({row.speedup:.2f}x)"
-
-
-def columns(found: Sequence[Row]) -> list[Column]:
-    """The table's columns; the optimiser and the GPU's memory where there is something to tell."""
-    mixed = any(row.optimizer != PLAIN_OPTIMIZER for row in found)
-    gpu = any(row.peak_gpu is not None for row in found)
-    return [
-        _label("method", lambda row: row.method),
-        *([_label("optimizer", lambda row: row.optimizer)] if mixed else []),
-        _label("data", lambda row: row.data),
-        _label("partition", lambda row: row.partition),
-        _label("differs in", lambda row: _told_keys(row, row.differs)),
-        Column("seeds", _seeds, _seeds_text, value=lambda row: len(row.runs) if row.whole else 0),
-        Column("rounds", lambda row: {"rounds": row.rounds}, lambda row: row.rounds),
-        _spread("accuracy", lambda row: row.accuracy),
-        *([_spread("personalised", lambda row: row.personalised)] if any(row.personalised for row in found) else []),
-        *([_spread("local model", lambda row: row.local, better=0)] if any(row.local for row in found) else []),
-        _spread("best", lambda row: row.best),
-        _number("rank", "", lambda row: row.rank),
-        Column("rounds to baseline", _rounds, _rounds_text, -1, lambda row: row.to_baseline),
-        _number("MB up", ".3f", lambda row: row.up),
-        _number("MB down", ".3f", lambda row: row.down),
-        _number("s/round", ".2f", lambda row: row.seconds),
-        _number("peak MB", ".0f", lambda row: row.peak),
-        *([_number("peak GPU MB", ".0f", lambda row: row.peak_gpu)] if gpu else []),
-    ]
-
-
-def table(found: Sequence[Row], *, split: bool = False) -> tuple[list[str], list[list[str]]]:
-    """Head and rows; accuracies in per cent over the last tests, mean and std over seeds.
+def texts(found: DataFrame, *, split: bool = False) -> DataFrame:
+    """The table as it is printed: accuracies in per cent over the last tests, mean and std over seeds.
 
     With ``split``, mean and std have a column each, for machines.
     """
-    shown = columns(found)
+    import pandas as pd
+
+    numbers = printed(found)
+    text = pd.DataFrame({name: _formatted(column, FORMS[name]) for name, column in numbers.items()}, dtype=object)
     if split:
-        cells = [{key: text for column in shown for key, text in column.parts(row).items()} for row in found]
-        return list(cells[0]), [list(each.values()) for each in cells]
-    return [column.name for column in shown], [[column.text(row) for column in shown] for row in found]
+        return text
+    speedup, unfinished = text.pop("speedup"), text.pop("unfinished")
+    for name in [name for name in text if f"{name}_std" in text]:
+        std = text.pop(f"{name}_std")
+        text[name] = text[name].where(std == "", text[name] + " ± " + std)
+    text["seeds"] = text["seeds"].where(
+        unfinished == "0", text["seeds"] + " of " + (numbers["seeds"] + numbers["unfinished"]).astype(str)
+    )
+    rounds, never = text["rounds to baseline"], "> " + _formatted(found["not within"], ".0f")
+    text["rounds to baseline"] = (rounds + " (" + speedup + "x)").where(rounds != "", never.replace("> ", ""))
+    return text.apply(lambda column: column if column.name in WORDS else column.replace("", "-"))
 
 
-def marks(found: Sequence[Row]) -> list[list[int]]:
-    """For each row and column: 1 for the best of its setting, 2 for the second best, 0 for the rest.
+def _formatted(column: Any, form: str) -> Any:
+    return column.map(lambda value: "" if value != value else format(value, form)).astype(object)  # noqa: PLR0124  # NaN
+
+
+def marks(found: DataFrame) -> DataFrame:
+    """For each row and column of the printed table: 1 for the best of its setting, 2 for the second, 0 for others.
 
     As printed, so that equal cells are equally good; nothing where a setting has a single value.
     """
-    shown = columns(found)
-    result = [[0] * len(shown) for _ in found]
-    for c, column in enumerate(shown):
-        for setting in {row.setting for row in found} if column.better else ():
-            values = {
-                r: round(column.better * value, 2)
-                for r, row in enumerate(found)
-                if row.setting == setting and row.whole and (value := column.value(row)) is not None
-            }
-            ordered = sorted(set(values.values()), reverse=True)[:2]
-            for r, value in values.items():
-                if len(values) > 1 and value in ordered:
-                    result[r][c] = 1 + ordered.index(value)
-    return result
+    import pandas as pd
+
+    shown = texts(found)
+    numbers = texts(found, split=True)
+    marked = pd.DataFrame(0, shown.index, shown.columns)
+    for name in shown.columns.intersection(list(BETTER)):
+        values = BETTER[name] * pd.to_numeric(numbers[name]).where(found["whole"])
+        of_setting = values.groupby(found["setting"])
+        place = of_setting.rank(method="dense", ascending=False)
+        marked[name] = place.where((place <= 2) & (of_setting.transform("count") > 1), 0).astype(int)
+    return marked
 
 
-def label(row: Row) -> str:
-    """What tells a row from the others of its setting: method, another optimiser than FedAvg, other keys."""
-    optimizer = "" if row.optimizer == PLAIN_OPTIMIZER else row.optimizer
-    keys = [key for key in row.differs if not key.startswith(SCENE)]
-    return ", ".join(filter(None, [row.method, optimizer, _told_keys(row, keys)]))
-
-
-def notes(found: Sequence[Row], runs: Iterable[Run]) -> list[str]:
+def notes(found: DataFrame, runs: Iterable[Run]) -> list[str]:
     """A line for each of ``runs`` that its row does not count, or that is not whole."""
-    counted = [run for row in found for run in row.runs]
+    counted = [run for runs in found["runs"] for run in runs]
     return [note for run in runs if (note := _note(run, counted))]
 
 
@@ -648,11 +358,11 @@ def _note(run: Run, counted: Sequence[Run]) -> str:
     return f"{run.name}: the same recipe, data and seed as {twin.name}: counted once"
 
 
-def curves(found: Sequence[Row]) -> dict[str, dict[str, Curve]]:
+def curves(found: DataFrame) -> dict[str, dict[str, Curve]]:
     """Setting to label of each row to its accuracies."""
     settings: dict[str, dict[str, Curve]] = {}
-    for row in found:
-        names = settings.setdefault(row.setting, {})
-        for round_, values in row.curve.items():
-            names.setdefault(label(row), {}).setdefault(round_, []).extend(values)
+    for row in found.to_dict("records"):
+        names = settings.setdefault(row["setting"], {})
+        for round_, values in row["curve"].items():
+            names.setdefault(row["label"], {}).setdefault(round_, []).extend(values)
     return settings

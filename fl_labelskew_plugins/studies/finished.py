@@ -1,0 +1,240 @@
+"""Runs as their folders hold them, and which of them are one experiment that differs in nothing but its seed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.recipe import yaml
+from fl_labelskew_plugins.recipe.sections import EXPECTED
+
+Resolved = Mapping[str, Mapping[str, Any]]
+
+SEED = "common_args.random_seed"
+# Where and how fast a run was computed does not make it another experiment, its precision does.
+ELSEWHERE = ("tracking_args", "device_args", "comm_args")
+PRECISION = "device_args.precision"
+PLACES = ("data_args.data_cache_dir", "data_args.download")
+"""Keys that say where the data lie on this machine."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run left behind.
+
+    Args:
+        name: its folder.
+        recipe: its resolved recipe, section to keys.
+        metrics: a mapping a round; those of a test have ``accuracy``.
+        timings: a mapping a round, with ``seconds`` and ``peak_mb``.
+        data: what tells its data from others (``environment.json``); None where nobody wrote it down.
+        partition: likewise, of who held which samples with this seed.
+        personal: whether its method keeps a model for each client.
+        class_names: of its data; none where they are not known.
+    """
+
+    name: str
+    recipe: Resolved
+    metrics: Sequence[Mapping[str, Any]]
+    timings: Sequence[Mapping[str, Any]] = ()
+    data: str | None = None
+    partition: str | None = None
+    personal: bool = False
+    class_names: Sequence[str] = ()
+
+    @property
+    def seed(self) -> str:
+        """As its recipe has it."""
+        return str(self.recipe.get("common_args", {}).get("random_seed"))
+
+    @property
+    def place(self) -> str:
+        """The folder of its data, as its recipe has it; empty where that says none."""
+        return str(self.recipe.get("data_args", {}).get("data_cache_dir") or "")
+
+    @property
+    def planned(self) -> int:
+        """The rounds that its recipe asks for."""
+        return int(number(self.recipe.get("train_args", {}), "comm_round") or 0)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has them all."""
+        return len(self.metrics) >= self.planned
+
+    @property
+    def tests(self) -> list[Mapping[str, Any]]:
+        """The rounds with a test."""
+        return [line for line in self.metrics if line.get("accuracy") is not None]
+
+    def last(self, key: str, count: int) -> float | None:
+        """Mean of ``key`` over the last ``count`` tests; None where they do not have it."""
+        return mean(number(line, key) for line in self.tests[-count:])
+
+    @property
+    def best(self) -> float:
+        """Highest accuracy of any test."""
+        return max(float(line["accuracy"]) for line in self.tests)
+
+    def recall(self, count: int) -> list[float | None]:
+        """Mean accuracy of each class over the last ``count`` tests; None for a class without a test sample."""
+        lists = [line["recall"] for line in self.tests[-count:] if isinstance(line.get("recall"), list)]
+        classes = min(map(len, lists), default=0)
+        return [mean(_real(recall[c]) for recall in lists) for c in range(classes)]
+
+
+def number(line: Mapping[str, Any], key: str) -> float | None:
+    """A line's number; None where there is none."""
+    return _real(line.get(key))
+
+
+def _real(value: object) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Mean of those that are known; None where none is."""
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def folders(paths: Iterable[Path]) -> list[Path]:
+    """The run folders that these stand for, each once: itself, or, where it is none, all that lie below it."""
+    found: dict[Path, Path] = {}
+    for path in paths:
+        for folder in sorted(_below(path)) or [path]:
+            found.setdefault(folder.resolve(), folder)
+    return list(found.values())
+
+
+def _below(path: Path) -> Iterator[Path]:
+    if not path.is_dir() or (path / "recipe.yaml").exists():
+        return
+    for here, inner, files in os.walk(path):
+        if "recipe.yaml" in files:
+            inner.clear()  # silos' folders inside a run's are no runs to compare
+            yield Path(here)
+
+
+def read(folder: Path) -> Run:
+    """The run in a folder.
+
+    Raises:
+        LabelSkewError: there is none, or it has no test yet.
+    """
+    if not folder.is_dir():
+        raise LabelSkewError(f"{folder}: no such folder")
+    try:
+        recipe, _ = yaml.read((folder / "recipe.yaml").read_text(encoding="utf-8"))
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        timings = _text(folder / "timings.jsonl").splitlines()
+    except FileNotFoundError as error:
+        raise LabelSkewError(f"{folder}: no run: {Path(error.filename).name} is missing") from None
+    except (OSError, ValueError, yaml.YamlError) as error:
+        raise LabelSkewError(f"{folder}: cannot be read: {' '.join(str(error).split())}") from None
+    if isinstance(recipe, dict):
+        recipe.pop(EXPECTED, None)  # no section
+    if not isinstance(recipe, dict) or not all(isinstance(keys, dict) for keys in recipe.values()):
+        raise LabelSkewError(f"{folder}: no run: recipe.yaml holds no recipe")
+    run = Run(str(folder), recipe, _objects(lines), _objects(timings), *_described(folder))
+    for line in run.tests:
+        if number(line, "accuracy") is None or not isinstance(line.get("round"), int):
+            raise LabelSkewError(f"{folder}: no run: metrics.jsonl has a test without round and accuracy")
+    if not run.tests:
+        raise LabelSkewError(f"{folder}: no results yet: metrics.jsonl has no test")
+    return run
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+def _described(folder: Path) -> tuple[str | None, str | None, bool, Sequence[str]]:
+    """What a run's environment.json tells: what its data and its partition are, personal models, class names.
+
+    Older runs do not tell of their models; these lie in ``clients/``, except for FLDA, which writes none.
+    """
+    try:
+        told = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        told = None
+    told = told if isinstance(told, dict) else {}
+    data, partition = (value if isinstance(value := told.get(key), str) else None for key in ("data", "partition"))
+    names = told.get("class_names")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        names = []
+    return data, partition, bool(told.get("personal_models", (folder / "clients").is_dir())), names
+
+
+def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """The runs that can be read, and a line for each folder that cannot."""
+    found, missing = [], []
+    for folder in folders(paths):
+        try:
+            found.append(read(folder))
+        except LabelSkewError as error:
+            missing.append(str(error))
+    return found, missing
+
+
+def _objects(lines: Iterable[str]) -> list[dict[str, Any]]:
+    found = []
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            break  # a run that was killed leaves half a line
+        if isinstance(value, dict):
+            found.append(value)
+    return found
+
+
+def flat(recipe: Resolved) -> dict[str, Any]:
+    """``section.key`` to value, of what makes an experiment: without its seed and the machine's part."""
+    every = {f"{section}.{key}": value for section, keys in recipe.items() for key, value in keys.items()}
+    return {
+        name: value
+        for name, value in every.items()
+        if name == PRECISION or (name.partition(".")[0] not in ELSEWHERE and name not in (SEED, *PLACES))
+    }
+
+
+def same(a: Run, b: Run) -> bool:
+    """Whether two runs are one experiment, their seeds apart: the same settings on the same data."""
+    return flat(a.recipe) == flat(b.recipe) and _same_data(a, b)
+
+
+def _same_data(a: Run, b: Run) -> bool:
+    """Whether runs with the same settings had the same data, as far as they have written that down.
+
+    Earlier versions did not: with the same seed, another partition shows other data.
+    """
+    if a.data is not None and b.data is not None:
+        return a.data == b.data
+    return a.seed != b.seed or a.partition == b.partition or None in (a.partition, b.partition)
+
+
+def grouped(runs: Sequence[Run]) -> list[list[Run]]:
+    """Runs that are the :func:`same` but for their seed, together and each seed once; in the order of their first."""
+    groups: list[dict[str, Run]] = []
+    alike: dict[str, list[dict[str, Run]]] = {}
+    for run in runs:
+        near = alike.setdefault(json.dumps(flat(run.recipe), sort_keys=True), [])
+        group = next((group for group in near if all(_same_data(run, other) for other in group.values())), None)
+        if group is None:
+            group = {}
+            near.append(group)
+            groups.append(group)
+        if run.seed not in group or (run.whole and not group[run.seed].whole):
+            group[run.seed] = run
+    return [list(group.values()) for group in groups]
