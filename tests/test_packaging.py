@@ -35,6 +35,7 @@ def test_the_wheels_hold_what_they_should(wheels):
         assert len(metadata.get_payload()) > 20
     assert "fl_labelskew_fedml_run.pth" in names
     assert "fl_labelskew_plugins/recipes/quickstart.yaml" in names
+    assert {f"fl_labelskew_plugins/studies/page.{kind}" for kind in ("html.j2", "css", "js")} <= set(names)
     assert not [name for name in names if name.split("/")[0] in {"tests", "recipes", "benchmarks", "registry", "docs"}]
 
 

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 QUICK = ROOT / "recipes" / "quickstart.yaml"
 LABELSKEW = Path(sysconfig.get_path("scripts")) / "labelskew"
-HEAVY = ("torch", "fedml", "numpy", "pydantic", "sklearn", "matplotlib", "rich")
+HEAVY = ("torch", "fedml", "numpy", "pydantic", "sklearn", "matplotlib", "rich", "pandas", "jinja2")
 
 
 def labelskew(*args, code=0, **options):

@@ -12,7 +12,7 @@ from chromium import CHROMIUM, Browser
 from PIL import Image
 
 from fl_labelskew_plugins.studies import page, report
-from fl_labelskew_plugins.studies.report import Run
+from fl_labelskew_plugins.studies.finished import Run, grouped
 
 NASTY = "\"><img src=x onerror=\"throw 'bad'\"><script>throw 'bad'</script>&amp;'`\\"
 VOID = ("meta", "line", "br")
@@ -35,7 +35,7 @@ def run(method, seed, accuracies, partition="pcdd", optimizer="FedAvg", recall=(
 
 
 def rendered(runs, last=1):
-    return page.page(report.rows(report.grouped(runs), last), last=last, baseline="fedavg")
+    return page.page(report.rows(grouped(runs), last), last=last, baseline="fedavg")
 
 
 RUNS = [
@@ -84,7 +84,7 @@ def test_numbers_are_those_of_the_rows():
     text = rendered(RUNS)
     assert ">70.00 ± 14.14<" in text  # the last test of 0.6 and 0.8
     assert ">2 (1.50x)<" in text  # FedLC has 70 % after 2 rounds, the baseline's mean after 3
-    assert "[[1, 30.0, 20.0, 40.0], [2, 50.0, 40.0, 60.0], [3, 70.0, 60.0, 80.0]]".replace('"', "&quot;") in text
+    assert "[[1, 30.0, 20.0, 40.0], [2, 50.0, 40.0, 60.0], [3, 70.0, 60.0, 80.0]]".replace('"', "&#34;") in text
     cells = re.findall(r'title="1: ([0-9.]+)">(\d+)<', text)
     assert ("50.00", "50") in cells
 

@@ -1,40 +1,23 @@
 """The table over run folders, from folders made by hand."""
 
 import json
+import math
 
 import pytest
-from fl_labelskew_registry import LabelSkewError, catalog, load
+from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, load
+from run_folders import folder, resolved
 
-from fl_labelskew_plugins.recipe import yaml
 from fl_labelskew_plugins.studies import report
-
-
-def resolved(seed=0, method="fedavg", partition="iid", optimizer="FedAvg", **method_args):
-    return {
-        "common_args": {"random_seed": seed},
-        "data_args": {"dataset": "digits"},
-        "partition_args": {"partition_method": partition},
-        "train_args": {"federated_optimizer": optimizer},
-        "method_args": {"method": method, **method_args},
-        "tracking_args": {"run_dir": f"runs{seed}"},
-    }
-
-
-def folder(path, recipe, accuracies, personal=None, seconds=(), **more):
-    path.mkdir()
-    (path / "recipe.yaml").write_text(yaml.write(recipe))
-    lines = [{"round": r, **more} | ({} if a is None else {"accuracy": a}) for r, a in enumerate(accuracies)]
-    if personal is not None:
-        lines[-1]["personalised_accuracy"] = personal
-    (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    timings = [{"round": r, "seconds": s, "peak_mb": 500.0 + r} for r, s in enumerate(seconds)]
-    if timings:
-        (path / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timings))
-    return path
+from fl_labelskew_plugins.studies.finished import grouped, read
 
 
 def rows_of(*runs, last=2, baseline="fedavg"):
-    return report.rows(report.grouped([report.read(run) for run in runs]), last, baseline)
+    return report.rows(grouped([read(run) for run in runs]), last, baseline)
+
+
+def numbers(found, *names):
+    """Columns as lists, with None for NaN."""
+    return [[None if math.isnan(value) else value for value in line] for line in found[list(names)].to_numpy()]
 
 
 def test_seeds_share_a_row_with_mean_and_std(tmp_path):
@@ -44,7 +27,8 @@ def test_seeds_share_a_row_with_mean_and_std(tmp_path):
         folder(tmp_path / "c", resolved(0, "fedrs", alpha=0.5), [0.25]),
         folder(tmp_path / "d", resolved(0, "fedrs", alpha=1.0), [0.5], bytes_down=500_000),
     )
-    head, rows = report.table(found)
+    texts = report.texts(found)
+    head, rows = texts.columns.tolist(), texts.to_numpy().tolist()
     assert head == [
         "method", "data", "partition", "differs in", "seeds", "rounds", "accuracy", "local model", "best", "rank",
         "rounds to baseline", "MB up", "MB down", "s/round", "peak MB",
@@ -58,10 +42,11 @@ def test_seeds_share_a_row_with_mean_and_std(tmp_path):
         ["fedrs", "digits", "iid", "alpha=1.0", "1", "1", "50.00", "-", "50.00", *first[-2:], "-", "0.500", "-", "-"],
     ]
     # Equal cells are equally good; a single number is nothing to compare.
-    marked = {(row, head[c]): mark for row, line in enumerate(report.marks(found)) for c, mark in enumerate(line)}
-    assert [marked[row, "accuracy"] for row in range(3)] == [1, 2, 1]
-    assert [marked[row, "rounds to baseline"] for row in range(3)] == [1, 0, 1]
-    assert {mark for (_, name), mark in marked.items() if name in ("local model", "rank", "MB up")} == {0}
+    marks = report.marks(found)
+    assert marks.columns.tolist() == head
+    assert marks["accuracy"].tolist() == [1, 2, 1]
+    assert marks["rounds to baseline"].tolist() == [1, 0, 1]
+    assert not marks[["local model", "rank", "MB up"]].any(axis=None)
 
 
 def test_local_models_are_called_so_and_not_compared(tmp_path):
@@ -78,18 +63,14 @@ def test_local_models_are_called_so_and_not_compared(tmp_path):
         (path / "environment.json").write_text(environment)
     (tmp_path / "old" / "clients").mkdir()
     found = rows_of(*(tmp_path / name for name in runs))
-    head, cells = report.table(found)
-    personalised, local = head.index("personalised"), head.index("local model")
-    assert [(line[personalised], line[local]) for line in cells] == [
-        ("-", "99.00"), ("-", "98.00"), ("90.00", "-"), ("80.00", "-"), ("70.00", "-"), ("-", "95.00"),
-    ]  # fmt: skip
-    assert [(mine[personalised], mine[local]) for mine in report.marks(found)] == [
-        (0, 0), (0, 0), (1, 0), (2, 0), (0, 0), (0, 0),
-    ]  # fmt: skip
-    split, (first, *_) = report.table(found, split=True)
-    assert dict(zip(split, first, strict=True))["local model"] == "99.00"
-    assert "local model" not in report.table(found[2:4])[0]
-    assert "personalised" not in report.table(found[:2])[0]
+    texts, marks = report.texts(found), report.marks(found)
+    assert texts["personalised"].tolist() == ["-", "-", "90.00", "80.00", "70.00", "-"]
+    assert texts["local model"].tolist() == ["99.00", "98.00", "-", "-", "-", "95.00"]
+    assert marks["personalised"].tolist() == [0, 0, 1, 2, 0, 0]
+    assert not marks["local model"].any()
+    assert report.texts(found, split=True)["local model"][0] == "99.00"
+    assert "local model" not in report.texts(found[2:4])
+    assert "personalised" not in report.texts(found[:2])
 
 
 @pytest.mark.parametrize("method", [entry.name for entry in catalog.entries("methods")])
@@ -107,7 +88,7 @@ def test_a_method_has_the_same_name_and_place_in_every_setting(tmp_path):
     for recipe in recipes[3:]:
         recipe["train_args"]["epochs"] = 2
     found = rows_of(*(folder(tmp_path / str(n), recipe, [0.5]) for n, recipe in enumerate(recipes)))
-    names = [report.label(row) for row in found]
+    names = found["label"].tolist()
     assert names == ["fedlc, tau=1.0", "fedlc, tau=3.0", "fedavg", "fedlc, tau=1.0", "fedavg"]
     assert {setting: list(lines) for setting, lines in report.curves(found).items()} == {
         "pcdd": names[:3], "iid": names[3:],
@@ -121,27 +102,23 @@ def asking(rounds, recipe):
 
 def test_a_run_without_all_its_rounds_is_not_counted(tmp_path):
     found = [
-        report.read(each)
-        for each in (
+        read(path)
+        for path in (
             folder(tmp_path / "a", asking(3, resolved(0)), [0.1, 0.5, 0.7]),
             folder(tmp_path / "b", asking(3, resolved(1)), [0.9, 0.9]),  # would be the baseline's best
             folder(tmp_path / "c", asking(3, resolved(0, "fedrs")), [0.7]),  # under way
             folder(tmp_path / "d", asking(3, resolved(0, "fedlc")), [0.1, 0.2, 0.3]),
         )
     ]
-    rows = report.rows(report.grouped(found), 2)
-    assert [row.accuracy for row in rows] == [[pytest.approx(60)], [pytest.approx(70)], [pytest.approx(25)]]
-    assert [(row.rank, row.to_baseline, sorted(row.curve)) for row in rows] == [
-        (1, 3, [1, 2, 3]), (None, 1, [1]), (2, None, [1, 2, 3]),
-    ]  # fmt: skip
-    head, cells = report.table(rows)
-    assert [line[head.index("seeds")] for line in cells] == ["1 of 2", "0 of 1", "1"]
-    assert [line[head.index("rank")] for line in cells] == ["1", "-", "2"]
-    assert [mine[head.index("accuracy")] for mine in report.marks(rows)] == [1, 0, 2]
-    head, cells = report.table(rows, split=True)
-    assert [(line[head.index("seeds")], line[head.index("unfinished")]) for line in cells] == [
-        ("1", "1"), ("0", "1"), ("1", "0"),
-    ]  # fmt: skip
+    rows = report.rows(grouped(found), 2)
+    assert rows["accuracy"].tolist() == pytest.approx([60, 70, 25])
+    assert numbers(rows, "rank", "rounds to baseline") == [[1, 3], [None, 1], [2, None]]
+    assert [sorted(curve) for curve in rows["curve"]] == [[1, 2, 3], [1], [1, 2, 3]]
+    assert report.texts(rows)["seeds"].tolist() == ["1 of 2", "0 of 1", "1"]
+    assert report.texts(rows)["rank"].tolist() == ["1", "-", "2"]
+    assert report.marks(rows)["accuracy"].tolist() == [1, 0, 2]
+    split = report.texts(rows, split=True)
+    assert split[["seeds", "unfinished"]].to_numpy().tolist() == [["1", "1"], ["0", "1"], ["1", "0"]]
     assert report.notes(rows, found) == [
         f"{tmp_path / 'b'}: 2 of 3 rounds: left out of its row",
         f"{tmp_path / 'c'}: 1 of 3 rounds: shown without a rank",
@@ -150,12 +127,12 @@ def test_a_run_without_all_its_rounds_is_not_counted(tmp_path):
 
 def test_a_seed_counts_once(tmp_path):
     found = [
-        report.read(folder(tmp_path / name, asking(2, resolved(0)), accuracies))
+        read(folder(tmp_path / name, asking(2, resolved(0)), accuracies))
         for name, accuracies in (("half", [0.1]), ("whole", [0.2, 0.3]), ("copy", [0.2, 0.3]))
     ]
-    (row,) = report.rows(report.grouped(found), 1)
-    assert (row.accuracy, row.unfinished) == ([pytest.approx(30)], 0)
-    assert report.notes([row], found) == [
+    rows = report.rows(grouped(found), 1)
+    assert rows[["accuracy", "unfinished"]].to_numpy().tolist() == [pytest.approx([30, 0])]
+    assert report.notes(rows, found) == [
         f"{tmp_path / 'half'}: 1 of 2 rounds: left out of its row",
         f"{tmp_path / 'copy'}: the same recipe, data and seed as {tmp_path / 'whole'}: counted once",
     ]
@@ -167,12 +144,11 @@ def test_where_data_lie_is_no_experiment_and_precision_is_one(tmp_path):
     recipes[1]["device_args"] = {"using_gpu": True}
     recipes[2]["device_args"] = {"precision": "bf16"}
     found = rows_of(*(folder(tmp_path / str(n), recipe, [0.5]) for n, recipe in enumerate(recipes)))
-    assert [(len(row.runs), report.label(row)) for row in found] == [(2, "fedavg"), (1, "fedavg, precision=bf16")]
+    assert found[["seeds", "label"]].to_numpy().tolist() == [[2, "fedavg"], [1, "fedavg, precision=bf16"]]
 
 
 def test_csv_has_a_column_for_each_number(tmp_path):
-    head, rows = report.table(rows_of(folder(tmp_path / "a", resolved(), [0.5]), last=1), split=True)
-    cells = dict(zip(head, rows[0], strict=True))
+    cells = report.texts(rows_of(folder(tmp_path / "a", resolved(), [0.5]), last=1), split=True).iloc[0]
     assert [cells[name] for name in ("accuracy", "accuracy_std", "local model", "best", "best_std")] == [
         "50.00", "", "", "50.00", "",
     ]  # fmt: skip
@@ -189,17 +165,16 @@ def test_rounds_until_the_baselines_best_as_in_fedmr_table_4(tmp_path):
         folder(tmp_path / "other", resolved(0, "fedrs", partition="pcdd"), [0.9]),
     ]
     found = rows_of(*runs)
-    assert [(row.to_baseline, row.speedup, row.baseline) for row in found] == [
-        (4, 1.0, True), (2, 2.0, True), (None, None, True), (1, 4.0, True), (None, None, False),
+    assert numbers(found, "rounds to baseline", "speedup", "not within") == [
+        [4, 1.0, None], [2, 2.0, None], [None, None, 5], [1, 4.0, None], [None, None, None],
     ]  # fmt: skip
     # Means of the last two: 50, 15, 50, 70; the other partition is a setting of its own.
-    assert [row.rank for row in found] == [2, 4, 2, 1, 1]
-    head, rows = report.table(found)
-    assert head[1] == "optimizer"
-    assert [row[1] for row in rows] == ["FedAvg", "FedAvg", "FedAvg", "FedProx", "FedAvg"]
-    column = head.index("rounds to baseline")
-    assert [row[column] for row in rows] == ["4 (1.00x)", "2 (2.00x)", "> 5", "1 (4.00x)", "-"]
-    assert [row.to_baseline for row in rows_of(*runs, baseline="fedrs")] == [None, 3, None, None, 1]
+    assert found["rank"].tolist() == [2, 4, 2, 1, 1]
+    texts = report.texts(found)
+    assert texts.columns[1] == "optimizer"
+    assert texts["optimizer"].tolist() == ["FedAvg", "FedAvg", "FedAvg", "FedProx", "FedAvg"]
+    assert texts["rounds to baseline"].tolist() == ["4 (1.00x)", "2 (2.00x)", "> 5", "1 (4.00x)", "-"]
+    assert numbers(rows_of(*runs, baseline="fedrs"), "rounds to baseline") == [[None], [3], [None], [None], [1]]
 
 
 def test_the_baseline_s_mean_over_the_seeds_is_what_counts(tmp_path):
@@ -210,20 +185,20 @@ def test_the_baseline_s_mean_over_the_seeds_is_what_counts(tmp_path):
         folder(tmp_path / "c", resolved(0, "fedrs"), [0.4, 0.45, 0.5]),
         folder(tmp_path / "d", resolved(1, "fedrs"), [0.4, 0.45, 0.5]),
     )
-    assert [(row.to_baseline, row.speedup) for row in found] == [(2, 1.0), (3, 2 / 3)]
+    assert numbers(found, "rounds to baseline", "speedup") == [[2, 1.0], [3, 2 / 3]]
 
 
 def test_classes_are_means_over_tests_and_seeds(tmp_path):
-    (row,) = rows_of(
+    found = rows_of(
         folder(tmp_path / "a", resolved(0), [0.5, 0.5], recall=[0.2, None, 1.0]),
         folder(tmp_path / "b", resolved(1), [0.5], recall=[0.4, None, 0.0]),
     )
-    assert row.recall == [pytest.approx(30), None, pytest.approx(50)]
+    assert found["recall"].tolist() == [pytest.approx([30, math.nan, 50], nan_ok=True)]
 
 
 def test_several_methods_in_a_row_are_one_name(tmp_path):
-    (row,) = rows_of(folder(tmp_path / "a", resolved(0, ["fedshift", "fedmr"]), [0.5]))
-    assert row.method == "fedshift+fedmr"
+    found = rows_of(folder(tmp_path / "a", resolved(0, ["fedshift", "fedmr"]), [0.5]))
+    assert found["method"].tolist() == ["fedshift+fedmr"]
 
 
 def test_partitions_of_one_name_are_settings_of_their_own(tmp_path):
@@ -232,90 +207,14 @@ def test_partitions_of_one_name_are_settings_of_their_own(tmp_path):
         recipe["partition_args"] = {"partition_method": "dirichlet", "beta": beta}
     recipes[1]["data_args"]["data_cache_dir"] = "elsewhere"  # no other setting
     found = rows_of(*(folder(tmp_path / str(n), recipe, [0.5 - 0.1 * n]) for n, recipe in enumerate(recipes)))
-    assert [row.setting for row in found] == ["dirichlet, beta=0.1", "dirichlet, beta=0.5"]
-    assert [row.rank for row in found] == [1, 1]
+    assert found["setting"].tolist() == ["dirichlet, beta=0.1", "dirichlet, beta=0.5"]
+    assert found["rank"].tolist() == [1, 1]
     # The setting says it, the label need not; the column does.
-    assert [report.label(row) for row in found] == ["fedavg", "fedavg"]
-    head, cells = report.table(found)
-    assert [line[head.index("differs in")] for line in cells] == ["beta=0.1", "beta=0.5"]
+    assert found["label"].tolist() == ["fedavg", "fedavg"]
+    assert report.texts(found)["differs in"].tolist() == ["beta=0.1", "beta=0.5"]
     assert {setting: list(lines) for setting, lines in report.curves(found).items()} == {
         "dirichlet, beta=0.1": ["fedavg"], "dirichlet, beta=0.5": ["fedavg"],
     }  # fmt: skip
-
-
-def test_a_folder_of_run_folders_stands_for_all_of_them(tmp_path):
-    a = folder(tmp_path / "a", resolved(0), [0.5])
-    (tmp_path / "deep").mkdir()
-    b = folder(tmp_path / "deep" / "b", resolved(1), [0.5])
-    folder(b / "silo-1", resolved(2), [0.5])  # belongs to the run
-    assert report.folders([tmp_path]) == [a, b]
-    assert report.folders([b, tmp_path]) == [b, a]
-    assert [len(row.runs) for row in report.rows(report.grouped(report.read_all([tmp_path])[0]), 1)] == [2]
-
-
-def test_a_line_cut_in_half_ends_the_metrics(tmp_path):
-    path = folder(tmp_path / "a", resolved(), [0.5, 0.6])
-    with (path / "metrics.jsonl").open("a") as file:
-        file.write('{"round": 2, "accu')
-    assert len(report.read(path).metrics) == 2
-
-
-def no_metrics(path):
-    (path / "metrics.jsonl").unlink()
-
-
-def no_tests(path):
-    (path / "metrics.jsonl").write_text('{"round": 0}\n')
-
-
-def no_recipe(path):
-    (path / "recipe.yaml").unlink()
-
-
-def list_as_recipe(path):
-    (path / "recipe.yaml").write_text("[1]")
-
-
-def broken_recipe(path):
-    (path / "recipe.yaml").write_text("a: [")
-
-
-def odd_test(path):
-    (path / "metrics.jsonl").write_text('{"round": "<b>", "accuracy": 1}\n')
-
-
-def no_number(path):
-    (path / "metrics.jsonl").write_text('{"round": 0, "accuracy": NaN}\n')
-
-
-def junk_metrics(path):
-    (path / "metrics.jsonl").write_bytes(b"\xff\xfe\x00")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (no_metrics, "no run: metrics.jsonl is missing"),
-        (no_tests, "no results yet: metrics.jsonl has no test"),
-        (odd_test, "no run: metrics.jsonl has a test without round and accuracy"),
-        (no_number, "no run: metrics.jsonl has a test without round and accuracy"),
-        (no_recipe, "no run: recipe.yaml is missing"),
-        (list_as_recipe, "no run: recipe.yaml holds no recipe"),
-        (broken_recipe, "cannot be read: line 1, column 5"),
-        (junk_metrics, "cannot be read: 'utf-8' codec"),
-    ],
-)
-def test_a_folder_without_results_is_one_line(tmp_path, spoil, message):
-    path = folder(tmp_path / "a", resolved(), [0.5])
-    spoil(path)
-    with pytest.raises(LabelSkewError) as error:
-        report.read(path)
-    assert str(error.value).startswith(f"{path}: {message}")
-    assert "\n" not in str(error.value)
-
-
-def test_no_such_folder(tmp_path):
-    assert report.read_all([tmp_path / "nope"]) == ([], [f"{tmp_path / 'nope'}: no such folder"])
 
 
 def test_curves_gather_seeds_and_name_what_differs(tmp_path):
@@ -352,30 +251,30 @@ def test_two_data_sets_are_two_experiments_and_settings_of_their_own(tmp_path):
         for name, method, accuracy in (("a", "fedavg", 0.5), ("b", "fedavg", 0.9), ("a", "fedrs", 0.6))
         for seed in (0, 1)
     ]
-    read = [report.read(run) for run in runs]
-    found = report.rows(report.grouped(read), 2)
-    assert [(len(row.runs), row.method, row.rank, row.setting) for row in found] == [
-        (2, "fedavg", 2, "iid, data_cache_dir=/data/a"),
-        (2, "fedavg", 1, "iid, data_cache_dir=/data/b"),
-        (2, "fedrs", 1, "iid, data_cache_dir=/data/a"),
+    whole = [read(run) for run in runs]
+    found = report.rows(grouped(whole), 2)
+    assert found[["seeds", "method", "rank", "setting"]].to_numpy().tolist() == [
+        [2, "fedavg", 2, "iid, data_cache_dir=/data/a"],
+        [2, "fedavg", 1, "iid, data_cache_dir=/data/b"],
+        [2, "fedrs", 1, "iid, data_cache_dir=/data/a"],
     ]
     assert {setting: list(curves) for setting, curves in report.curves(found).items()} == {
         "iid, data_cache_dir=/data/a": ["fedavg", "fedrs"], "iid, data_cache_dir=/data/b": ["fedavg"]
     }  # fmt: skip
-    assert report.notes(found, read) == []
+    assert report.notes(found, whole) == []
 
 
 def test_the_same_bytes_elsewhere_are_the_same_run(tmp_path):
     runs = [of_data(tmp_path / name, resolved(), f"/{name}", "f" * 32, f"{name}1") for name in ("a", "b")]
-    found = [report.read(run) for run in runs]
-    rows = report.rows(report.grouped(found), 2)
-    assert [len(row.runs) for row in rows] == [1]
+    found = [read(run) for run in runs]
+    rows = report.rows(grouped(found), 2)
+    assert rows["seeds"].tolist() == [1]
     assert report.notes(rows, found) == [f"{runs[1]}: the same recipe, data and seed as {runs[0]}: counted once"]
 
 
 def test_a_folder_whose_data_changed_is_two_data_sets(tmp_path):
     found = rows_of(*(of_data(tmp_path / name, resolved(), "/d", name * 32) for name in ("a", "b")))
-    assert [row.setting for row in found] == ["iid, fingerprint=aaaaaaaa", "iid, fingerprint=bbbbbbbb"]
+    assert found["setting"].tolist() == ["iid, fingerprint=aaaaaaaa", "iid, fingerprint=bbbbbbbb"]
 
 
 def test_runs_that_did_not_write_their_data_down_are_told_apart_by_their_partitions(tmp_path):
@@ -385,8 +284,34 @@ def test_runs_that_did_not_write_their_data_down_are_told_apart_by_their_partiti
         for seed in (0, 1)
     ]
     found = rows_of(*runs, of_data(tmp_path / "again", resolved(0), "/a", None, "a0"))
-    assert [[run.name[-2:] for run in row.runs] for row in found] == [["a0", "a1"], ["b0", "b1"]]
-    assert [row.setting for row in found] == ["iid, data_cache_dir=/a", "iid, data_cache_dir=/b"]
+    assert [[run.name[-2:] for run in runs] for runs in found["runs"]] == [["a0", "a1"], ["b0", "b1"]]
+    assert found["setting"].tolist() == ["iid, data_cache_dir=/a", "iid, data_cache_dir=/b"]
     # and beside one that did: the other seed of an earlier version may well belong to it
     late = of_data(tmp_path / "late", resolved(2), "/a", "a" * 32, "a2")
-    assert [len(row.runs) for row in rows_of(runs[0], runs[1], late)] == [3]
+    assert rows_of(runs[0], runs[1], late)["seeds"].tolist() == [3]
+
+
+def test_a_table_of_folders_is_what_the_command_prints_as_numbers(tmp_path):
+    for seed, accuracy in enumerate((0.25, 0.75)):
+        folder(tmp_path / str(seed), resolved(seed), [accuracy], seconds=[2.0])
+    table = report.table([str(tmp_path)], last=1)
+    assert table.columns.tolist() == report.texts(rows_of(tmp_path / "0", tmp_path / "1"), split=True).columns.tolist()
+    cells = table.iloc[0]
+    assert (cells["accuracy"], cells["accuracy_std"]) == (50, pytest.approx(50 / 2**0.5))
+    assert (cells["s/round"], cells["seeds"], cells["rank"]) == (2.0, 2, 1)
+    assert "fedavg" in table._repr_html_()
+    with pytest.raises(MistakesError, match="no such folder"):
+        report.table([tmp_path, tmp_path / "nope"])
+    with pytest.raises(LabelSkewError, match="no runs to report on"):
+        report.table([])
+
+
+def test_seeds_in_another_order_share_a_rank(tmp_path):
+    values = (0.1, 0.2, 0.3)
+    assert sum(values) != sum(values[::-1])  # else nothing was tried
+    runs = [
+        folder(tmp_path / f"{method}{seed}", resolved(seed, method), [accuracy])
+        for method, accuracies in (("fedavg", values), ("fedrs", values[::-1]))
+        for seed, accuracy in enumerate(accuracies)
+    ]
+    assert rows_of(*runs)["rank"].tolist() == [1, 1]
