@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import StrictUndefined, Template
 
 from fl_labelskew_plugins import __version__
 from fl_labelskew_plugins.machine.text import counted
@@ -46,69 +46,58 @@ COSTS = {
 }
 
 
-def page(found: DataFrame, *, last: int, baseline: str) -> str:
+def page(frame: DataFrame, *, last: int, baseline: str) -> str:
     """The page's text.
 
     Args:
-        found: from :func:`fl_labelskew_plugins.studies.report.rows`.
+        frame: from :func:`fl_labelskew_plugins.studies.report.rows`.
         last: tests that means were taken over.
         baseline: the method whose best is to be reached.
     """
-    here = Path(__file__)
-    script = here.with_suffix(".js").read_text(encoding="utf-8")
-    settings, labels = found["setting"].unique().tolist(), found["label"].unique().tolist()
-    shared, own = _settings(found)
-    environment = Environment(
-        loader=FileSystemLoader(here.parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=StrictUndefined,
+    style, script, markup = (
+        Path(__file__).with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".js", ".html.j2")
     )
-    environment.globals |= {"counted": counted, "dash": lambda number: DASHES[number // COLOURS % len(DASHES)]}
-    return environment.get_template("page.html.j2").render(
-        style=here.with_suffix(".css").read_text(encoding="utf-8"),
+    settings, labels = frame["setting"].unique().tolist(), frame["label"].unique().tolist()
+    shared, own = _settings(frame)
+    folders = [[Path(run.name).name for run in runs] for runs in frame["runs"]]
+    template = Template(markup, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    text: str = template.render(
+        style=style,
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         version=__version__,
-        data=", ".join(found["data"].unique()),
-        runs=sum(map(len, found["runs"])),
+        data=", ".join(frame["data"].unique()),
+        rows=frame.assign(own=own, folders=folders).to_dict("records"),
+        runs=sum(map(len, folders)),
         last=last,
         baseline=baseline,
         settings=settings,
         labels=labels,
-        colours=COLOURS,
-        shades=", ".join(map(_rgb, SHADES)),
+        summary=_summary(frame),
+        charts={setting: _chart(rows, labels) for setting, rows in frame.groupby("setting", sort=False)},
+        means=_means(frame, settings, labels),
+        classes=_classes(frame),
+        costs=_costs(frame, labels),
+        shared=shared,
         size=SIZE,
         long=LONG,
-        summary=_summary(found),
-        charts={setting: _chart(rows, labels) for setting, rows in found.groupby("setting", sort=False)},
-        means=_means(found, settings, labels),
-        classes=_classes(found),
-        costs=_costs(found, labels),
-        shared=shared,
-        found=[
-            {
-                "label": row["label"],
-                "setting": row["setting"],
-                "own": sections,
-                "folders": [Path(run.name).name for run in row["runs"]],
-            }
-            for row, sections in zip(found.to_dict("records"), own, strict=True)
-        ],
+        colours=COLOURS,
+        dash=lambda number: DASHES[number // COLOURS % len(DASHES)],
+        shades=", ".join(map(_rgb, SHADES)),
+        counted=counted,
     )
+    return text + "\n"
 
 
-def _summary(found: DataFrame) -> list[dict[str, Any]]:
+def _summary(frame: DataFrame) -> list[dict[str, Any]]:
     """The columns of the table that tell something: an empty one does not, and the title tells the data set."""
-    texts, marks = report.texts(found), report.marks(found)
+    texts, marks = report.texts(frame), report.marks(frame)
     columns = []
     for name in texts:
         different = set(texts[name])
         if different - {"", "-"} and (name != "data" or len(different) > 1):
             is_text = name in report.WORDS
-            keys = texts[name] if is_text else found[name].map(_key)
+            keys = texts[name] if is_text else frame[name].map(_key)
             cells = list(zip(texts[name], marks[name], keys, strict=True))
             columns.append({"name": name, "is_text": is_text, "cells": cells})
     return columns
@@ -203,17 +192,17 @@ def _heat_map(
     }
 
 
-def _means(found: DataFrame, settings: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
-    last = found.drop_duplicates(["label", "setting"], keep="last")
+def _means(frame: DataFrame, settings: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
+    last = frame.drop_duplicates(["label", "setting"], keep="last")
     means = last.pivot(index="label", columns="setting", values="accuracy").loc[labels, settings]
     lines = zip(labels, means.to_numpy().tolist(), strict=True)
     return _heat_map(settings, lines, last["accuracy"].min(), last["accuracy"].max(), ".2f")
 
 
-def _classes(found: DataFrame) -> dict[str, dict[str, Any]]:
+def _classes(frame: DataFrame) -> dict[str, dict[str, Any]]:
     """For each setting that has any, a heat map of its rows' recall."""
     maps = {}
-    for setting, rows in found.groupby("setting", sort=False):
+    for setting, rows in frame.groupby("setting", sort=False):
         lines = [(label, recall) for label, recall in zip(rows["label"], rows["recall"], strict=True) if recall]
         if classes := max((len(recall) for _, recall in lines), default=0):
             names = [run.class_names for runs in rows["runs"] for run in runs if len(run.class_names) == classes]
@@ -223,11 +212,11 @@ def _classes(found: DataFrame) -> dict[str, dict[str, Any]]:
     return maps
 
 
-def _costs(found: DataFrame, labels: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+def _costs(frame: DataFrame, labels: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     """Title to bars of what is known."""
     costs = {}
     for title, column in COSTS.items():
-        known = found[found[column].notna()]
+        known = frame[frame[column].notna()]
         if len(known):
             most = known[column].max()
             costs[title] = [
@@ -243,15 +232,15 @@ def _costs(found: DataFrame, labels: Sequence[str]) -> dict[str, list[dict[str, 
     return costs
 
 
-def _settings(found: DataFrame) -> tuple[dict[str, dict[str, list[str]]], list[dict[str, list[str]]]]:
+def _settings(frame: DataFrame) -> tuple[dict[str, dict[str, list[str]]], list[dict[str, list[str]]]]:
     """What all rows have in common, and what those of a setting have; and of each row the rest."""
-    keys = list(dict.fromkeys(key for row in found["keys"] for key in row))
-    several = [key for key in keys if len({row.get(key, "null") for row in found["keys"]}) > 1]
+    keys = report.all_keys(frame)
+    several = [key for key in keys if len({row.get(key, "null") for row in frame["keys"]}) > 1]
     scene = [key for key in several if key.startswith(report.SCENE)]
-    shared = {"Everywhere": _told(found["keys"][0], [key for key in keys if key not in several])}
-    shared |= {setting: _told(row, scene) for setting, row in zip(found["setting"], found["keys"], strict=True)}
+    shared = {"Everywhere": _told(frame["keys"][0], [key for key in keys if key not in several])}
+    shared |= {setting: _told(row, scene) for setting, row in zip(frame["setting"], frame["keys"], strict=True)}
     own = [key for key in several if key not in scene]
-    return shared, [_told(row, own) for row in found["keys"]]
+    return shared, [_told(row, own) for row in frame["keys"]]
 
 
 def _told(row: Mapping[str, str], keys: Sequence[str]) -> dict[str, list[str]]:

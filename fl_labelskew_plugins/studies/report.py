@@ -15,6 +15,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +32,17 @@ __all__ += ["spread", "table", "texts"]
 Curve = dict[int, list[float]]
 """Round, counted from 1, to the accuracy of each seed."""
 
-METHOD, OPTIMIZER = "method_args.method", "train_args.federated_optimizer"
-DATA, PARTITION = "data_args.dataset", "partition_args.partition_method"
 PLAIN_OPTIMIZER = "FedAvg"
+NAMES = {
+    "method": ("method_args.method", "?"),
+    "optimizer": ("train_args.federated_optimizer", PLAIN_OPTIMIZER),
+    "data": ("data_args.dataset", "?"),
+    "partition": ("partition_args.partition_method", "?"),
+}
+"""Column to its key in a recipe, and what stands there without one."""
 SCENE = ("data_args.", "partition_args.")
 """What keys that make a setting begin with."""
-WORDS = ("method", "optimizer", "data", "partition", "differs in")
+WORDS = (*NAMES, "differs in")
 """Columns that hold no numbers."""
 FORMS = {
     **dict.fromkeys((*WORDS, "seeds", "unfinished", "rounds"), ""),
@@ -112,12 +118,10 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
     firsts = [group[0] for group in groups]
     recipes = [flat(run.recipe) | place for run, place in zip(firsts, _data(firsts), strict=True)]
     counted = [[run for run in group if run.whole] or list(group) for group in groups]
-    found = pd.DataFrame(
+    names = {name: [_name(recipe.get(key, default)) for recipe in recipes] for name, (key, default) in NAMES.items()}
+    frame = pd.DataFrame(
         {
-            "method": [_name(recipe.get(METHOD, "?")) for recipe in recipes],
-            "optimizer": [_name(recipe.get(OPTIMIZER, PLAIN_OPTIMIZER)) for recipe in recipes],
-            "data": [_name(recipe.get(DATA, "?")) for recipe in recipes],
-            "partition": [_name(recipe.get(PARTITION, "?")) for recipe in recipes],
+            **names,
             "unfinished": [sum(not run.whole for run in group) for group in groups],
             "whole": [all(run.whole for run in runs) for runs in counted],
             "personal": [any(run.personal for run in runs) for runs in counted],
@@ -127,36 +131,36 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
             "keys": [{key: json.dumps(value) for key, value in recipe.items()} for recipe in recipes],
         }
     )
-    found["seeds"] = [len(runs) for runs in counted] * found["whole"]
-    _name_what_differs(found)
+    frame["seeds"] = [len(runs) for runs in counted] * frame["whole"]
+    _name_what_differs(frame)
+    _measure(frame, last)
+    _compare(frame, baseline)
+    return frame
 
-    def by_row(lines: Iterable[tuple[float | None, ...]], *columns: str) -> Any:
-        """Numbers of lines that each begin with their row."""
-        return pd.DataFrame(lines, columns=["row", *columns], dtype=float).groupby("row")
 
-    def of_lines(name: str, **keys: str) -> Any:
-        lines = [(row, line) for row, run in every for line in getattr(run, name)]
-        return by_row([(row, *(number(line, key) for key in keys)) for row, line in lines], *keys.values())
+def _measure(frame: DataFrame, last: int) -> None:
+    """Add what the runs have measured: accuracies, recall, and what a round costs."""
+    import pandas as pd
 
-    every = [(row, run) for row, runs in enumerate(counted) for run in runs]
-    of_seeds = by_row(
-        [(row, run.last("accuracy", last), run.last("personalised_accuracy", last), run.best) for row, run in every],
-        *("accuracy", "own", "best"),
-    )
-    for part, values in (("", 100 * of_seeds.mean()), ("_std", 100 * of_seeds.std())):
-        found[f"accuracy{part}"], found[f"best{part}"] = values["accuracy"], values["best"]
-        found[f"personalised{part}"] = values["own"].where(found["personal"])
-        found[f"local model{part}"] = values["own"].where(~found["personal"])
-    found[["MB up", "MB down"]] = of_lines("metrics", bytes_up="MB up", bytes_down="MB down").mean() / 1e6
+    runs = frame["runs"].explode()  # row to run, and so on in what comes of it
+
+    def of_lines(name: str, **columns: str) -> Any:
+        lines = runs.map(attrgetter(name)).explode().dropna()
+        values = [[number(line, key) for key in columns] for line in lines]
+        return pd.DataFrame(values, lines.index, list(columns.values()), dtype=float).groupby(level=0)
+
+    results = [(run.last("accuracy", last), run.last("personalised_accuracy", last), run.best) for run in runs]
+    of_seeds = 100 * pd.DataFrame(results, runs.index, ["accuracy", "own", "best"], dtype=float)
+    for part, values in (("", of_seeds.groupby(level=0).mean()), ("_std", of_seeds.groupby(level=0).std())):
+        frame[f"accuracy{part}"], frame[f"best{part}"] = values["accuracy"], values["best"]
+        frame[f"personalised{part}"] = values["own"].where(frame["personal"])
+        frame[f"local model{part}"] = values["own"].where(~frame["personal"])
+    recalls = [zip(*(run.recall(last) for run in seeds), strict=False) for seeds in frame["runs"]]
+    frame["recall"] = [(100 * pd.DataFrame(classes, dtype=float).mean(axis=1)).tolist() for classes in recalls]
+    frame[["MB up", "MB down"]] = of_lines("metrics", bytes_up="MB up", bytes_down="MB down").mean() / 1e6
     took = of_lines("timings", seconds="s/round", peak_mb="peak MB", peak_gpu_mb="peak GPU MB")
-    found["s/round"] = took["s/round"].mean()
-    found[["peak MB", "peak GPU MB"]] = took[["peak MB", "peak GPU MB"]].max()
-    recalls = [[run.recall(last) for run in runs] for runs in counted]
-    found["recall"] = [
-        (100 * pd.DataFrame(of_runs, dtype=float).mean()).tolist()[: min(map(len, of_runs))] for of_runs in recalls
-    ]
-    _compare(found, baseline)
-    return found
+    frame["s/round"] = took["s/round"].mean()
+    frame[["peak MB", "peak GPU MB"]] = took[["peak MB", "peak GPU MB"]].max()
 
 
 def _data(runs: Sequence[Run]) -> list[dict[str, str]]:
@@ -164,7 +168,7 @@ def _data(runs: Sequence[Run]) -> list[dict[str, str]]:
 
     That is the data's folder, or where a folder had other data at another time, the start of the data's fingerprint.
     """
-    found: list[dict[str, str]] = [{} for _ in runs]
+    shown: list[dict[str, str]] = [{} for _ in runs]
     keys = [flat(run.recipe) for run in runs]
     scenes: dict[str, list[int]] = {}
     for i, recipe in enumerate(keys):
@@ -181,8 +185,8 @@ def _data(runs: Sequence[Run]) -> list[dict[str, str]]:
             place = next(runs[k].place for k in near if k == i or (run.data and runs[k].data == run.data))
             prints = (run.data or run.partition or "unknown")[:8]
             by_place = all(a != b for a, b in apart)
-            found[i] = {PLACES[0]: place or "default"} if by_place else {"data_args.fingerprint": prints}
-    return found
+            shown[i] = {PLACES[0]: place or "default"} if by_place else {"data_args.fingerprint": prints}
+    return shown
 
 
 def _name(value: Any) -> str:
@@ -202,7 +206,7 @@ def _curve(runs: Iterable[Run]) -> Curve:
     return curve
 
 
-def _name_what_differs(found: DataFrame) -> None:
+def _name_what_differs(frame: DataFrame) -> None:
     """Add ``differs in``, ``setting`` and ``label``.
 
     What differs under one data set and partition is told under all others, too: a name means the same in all charts.
@@ -211,17 +215,17 @@ def _name_what_differs(found: DataFrame) -> None:
     """
     import pandas as pd
 
-    keys = pd.DataFrame(list(found["keys"]), columns=_keys(found)).fillna("null")
+    keys = pd.DataFrame(list(frame["keys"]), columns=all_keys(frame)).fillna("null")
 
     def apart(*names: str) -> DataFrame:
         """For each row and key, whether rows of the same ``names`` have several values."""
-        return keys.groupby(found.groupby(list(names)).ngroup()).transform("nunique") > 1
+        return keys.groupby(frame.groupby(list(names)).ngroup()).transform("nunique") > 1
 
-    here, in_scene = apart("method", "optimizer", "data", "partition"), apart("data", "partition")
-    there = here.groupby(found.groupby(["method", "optimizer"]).ngroup()).transform("any")
-    several = found["data"].nunique() > 1
+    here, in_scene = apart(*NAMES), apart("data", "partition")
+    there = here.groupby(frame.groupby(["method", "optimizer"]).ngroup()).transform("any")
+    several = frame["data"].nunique() > 1
     names: dict[str, list[str]] = {"differs in": [], "setting": [], "label": []}
-    for row in found.to_dict("records"):
+    for row in frame.to_dict("records"):
         n = len(names["label"])
         scene = [key for key in row["keys"] if key.startswith(SCENE)]
         differs = [key for key in row["keys"] if (here if key in scene else there).at[n, key]]
@@ -233,43 +237,44 @@ def _name_what_differs(found: DataFrame) -> None:
         names["setting"].append(", ".join(parts))
         names["label"].append(", ".join(label))
     for name, words in names.items():
-        found[name] = words
+        frame[name] = words
 
 
-def _keys(found: DataFrame) -> list[str]:
-    return list(dict.fromkeys(key for keys in found["keys"] for key in keys))
+def all_keys(frame: DataFrame) -> list[str]:
+    """``section.key`` of all that any row sets."""
+    return list(dict.fromkeys(key for keys in frame["keys"] for key in keys))
 
 
 def _told(row: Mapping[str, Any], key: str) -> str:
     return f"{key.partition('.')[2]}={row['keys'][key]}".replace('"', "")
 
 
-def _compare(found: DataFrame, baseline: str) -> None:
+def _compare(frame: DataFrame, baseline: str) -> None:
     """Add ``rank``, and the rounds to the baseline's best.
 
     FedMR's table 4 and FedShift's table 2 print one whole number a method and do not say how seeds enter; here it is
     the accuracy averaged over the seeds that has to reach the baseline's highest.
     """
     # rounded, since the same seeds in another order sum up to another last digit
-    accuracy = found["accuracy"].where(found["whole"]).round(9)
-    found["rank"] = accuracy.groupby(found["setting"]).rank(method="min", ascending=False)
-    found[["rounds to baseline", "speedup", "not within"]] = float("nan")
+    accuracy = frame["accuracy"].where(frame["whole"]).round(9)
+    frame["rank"] = accuracy.groupby(frame["setting"]).rank(method="min", ascending=False)
+    frame[["rounds to baseline", "speedup", "not within"]] = float("nan")
     means = [
         {r: statistics.fmean(values) for r, values in sorted(curve.items()) if len(values) == len(runs)}
-        for curve, runs in zip(found["curve"], found["runs"], strict=True)
+        for curve, runs in zip(frame["curve"], frame["runs"], strict=True)
     ]  # of the rounds that all seeds have tested
-    is_baseline = found["whole"] & (found["method"] == baseline) & (found["optimizer"] == PLAIN_OPTIMIZER)
-    for row, setting in found["setting"].items():
-        bases = found.index[is_baseline & (found["setting"] == setting)]
-        base = min(bases, key=lambda other: _apart(found["keys"][row], found["keys"][other]), default=None)
+    is_baseline = frame["whole"] & (frame["method"] == baseline) & (frame["optimizer"] == PLAIN_OPTIMIZER)
+    for row, setting in frame["setting"].items():
+        bases = frame.index[is_baseline & (frame["setting"] == setting)]
+        base = min(bases, key=lambda other: _apart(frame["keys"][row], frame["keys"][other]), default=None)
         if base is None or not means[base]:
             continue
         target = max(means[base].values())
         first, theirs = (next((r for r, value in means[n].items() if value >= target), None) for n in (row, base))
         if first is None:
-            found.loc[row, "not within"] = max(means[row], default=0)
+            frame.loc[row, "not within"] = max(means[row], default=0)
         else:
-            found.loc[row, ["rounds to baseline", "speedup"]] = first, theirs / first
+            frame.loc[row, ["rounds to baseline", "speedup"]] = first, theirs / first
 
 
 def _apart(a: Mapping[str, str], b: Mapping[str, str]) -> int:
@@ -285,25 +290,25 @@ def spread(values: Sequence[float | None]) -> tuple[str, str]:
     return (f"{statistics.fmean(known):.2f}" if known else "", std)
 
 
-def printed(found: DataFrame) -> DataFrame:
+def printed(frame: DataFrame) -> DataFrame:
     """The columns of :data:`FORMS`, without those in which there is nothing to tell."""
     nothing = {
-        "optimizer": (found["optimizer"] == PLAIN_OPTIMIZER).all(),
-        "personalised": not found["personal"].any(),
-        "local model": found["personal"].all(),
-        "peak GPU MB": found["peak GPU MB"].isna().all(),
+        "optimizer": (frame["optimizer"] == PLAIN_OPTIMIZER).all(),
+        "personalised": not frame["personal"].any(),
+        "local model": frame["personal"].all(),
+        "peak GPU MB": frame["peak GPU MB"].isna().all(),
     }
-    return found[[name for name in FORMS if not nothing.get(name.removesuffix("_std"))]]
+    return frame[[name for name in FORMS if not nothing.get(name.removesuffix("_std"))]]
 
 
-def texts(found: DataFrame, *, split: bool = False) -> DataFrame:
+def texts(frame: DataFrame, *, split: bool = False) -> DataFrame:
     """The table as it is printed: accuracies in per cent over the last tests, mean and std over seeds.
 
     With ``split``, mean and std have a column each, for machines.
     """
     import pandas as pd
 
-    numbers = printed(found)
+    numbers = printed(frame)
     text = pd.DataFrame({name: _formatted(column, FORMS[name]) for name, column in numbers.items()}, dtype=object)
     if split:
         return text
@@ -314,7 +319,7 @@ def texts(found: DataFrame, *, split: bool = False) -> DataFrame:
     text["seeds"] = text["seeds"].where(
         unfinished == "0", text["seeds"] + " of " + (numbers["seeds"] + numbers["unfinished"]).astype(str)
     )
-    rounds, never = text["rounds to baseline"], "> " + _formatted(found["not within"], ".0f")
+    rounds, never = text["rounds to baseline"], "> " + _formatted(frame["not within"], ".0f")
     text["rounds to baseline"] = (rounds + " (" + speedup + "x)").where(rounds != "", never.replace("> ", ""))
     return text.apply(lambda column: column if column.name in WORDS else column.replace("", "-"))
 
@@ -323,27 +328,27 @@ def _formatted(column: Any, form: str) -> Any:
     return column.map(lambda value: "" if value != value else format(value, form)).astype(object)  # noqa: PLR0124  # NaN
 
 
-def marks(found: DataFrame) -> DataFrame:
+def marks(frame: DataFrame) -> DataFrame:
     """For each row and column of the printed table: 1 for the best of its setting, 2 for the second, 0 for others.
 
     As printed, so that equal cells are equally good; nothing where a setting has a single value.
     """
     import pandas as pd
 
-    shown = texts(found)
-    numbers = texts(found, split=True)
+    shown = texts(frame)
+    numbers = texts(frame, split=True)
     marked = pd.DataFrame(0, shown.index, shown.columns)
     for name in shown.columns.intersection(list(BETTER)):
-        values = BETTER[name] * pd.to_numeric(numbers[name]).where(found["whole"])
-        of_setting = values.groupby(found["setting"])
+        values = BETTER[name] * pd.to_numeric(numbers[name]).where(frame["whole"])
+        of_setting = values.groupby(frame["setting"])
         place = of_setting.rank(method="dense", ascending=False)
         marked[name] = place.where((place <= 2) & (of_setting.transform("count") > 1), 0).astype(int)
     return marked
 
 
-def notes(found: DataFrame, runs: Iterable[Run]) -> list[str]:
+def notes(frame: DataFrame, runs: Iterable[Run]) -> list[str]:
     """A line for each of ``runs`` that its row does not count, or that is not whole."""
-    counted = [run for runs in found["runs"] for run in runs]
+    counted = [run for runs in frame["runs"] for run in runs]
     return [note for run in runs if (note := _note(run, counted))]
 
 
@@ -358,10 +363,10 @@ def _note(run: Run, counted: Sequence[Run]) -> str:
     return f"{run.name}: the same recipe, data and seed as {twin.name}: counted once"
 
 
-def curves(found: DataFrame) -> dict[str, dict[str, Curve]]:
+def curves(frame: DataFrame) -> dict[str, dict[str, Curve]]:
     """Setting to label of each row to its accuracies."""
     settings: dict[str, dict[str, Curve]] = {}
-    for row in found.to_dict("records"):
+    for row in frame.to_dict("records"):
         names = settings.setdefault(row["setting"], {})
         for round_, values in row["curve"].items():
             names.setdefault(row["label"], {}).setdefault(round_, []).extend(values)
