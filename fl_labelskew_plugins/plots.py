@@ -159,11 +159,11 @@ def scatter(
         solid: classes whose marks are small and filled, before large hollow ones; default: all.
     """
     for label in np.unique(labels).tolist():
-        own, one = points[labels == label], colour(label, classes)
+        members, hue = points[labels == label], colour(label, classes)
         filled = solid is None or label in solid
-        style = {"facecolors": [one], "s": 10, "zorder": 3} if filled else {"facecolors": "none", "s": 34, "zorder": 2}
+        style = {"facecolors": [hue], "s": 10, "zorder": 3} if filled else {"facecolors": "none", "s": 34, "zorder": 2}
         mark = MARKS[label % len(MARKS)]
-        axes.scatter(*own.T, marker=mark, edgecolors=[one], linewidths=0.7, label=str(label), **style)
+        axes.scatter(*members.T, marker=mark, edgecolors=[hue], linewidths=0.7, label=str(label), **style)
 
 
 def arrow(axes: Any, x: float, y: float, face: Any) -> None:
@@ -211,8 +211,8 @@ def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[
     made = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(made)
     axes = made.subplots(ncols=columns, **more)
-    for each in made.axes:
-        each.set_prop_cycle(color=COLOURS)
+    for chart in made.axes:
+        chart.set_prop_cycle(color=COLOURS)
     return made, axes
 
 
@@ -235,15 +235,15 @@ def _literal(picture: Any) -> None:
     """Take what labels say as it stands, ``$`` and all; matplotlib reads formulas in them."""
     from matplotlib.text import Text
 
-    ours = {
+    powers_of_ten = {
         text
         for axes in picture.axes
         for axis in (axes.xaxis, axes.yaxis)
         if axis.get_scale() == "log"
         for text in axis.get_ticklabels(which="both")
-    }  # powers of ten
+    }
     for text in picture.findobj(Text):
-        text.set_parse_math(text in ours)
+        text.set_parse_math(text in powers_of_ten)
 
 
 def save(picture: Any, path: Path) -> None:

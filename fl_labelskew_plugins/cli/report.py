@@ -11,6 +11,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.cli.options import FILE, PATH
+from fl_labelskew_plugins.machine.files import replacing
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -55,33 +56,24 @@ def report_command(
     from fl_labelskew_plugins.recipe.mistakes import unknown
     from fl_labelskew_plugins.studies import report
 
-    found, missing = report.read_all(runs)
-    if found:
-        rows = report.rows(report.grouped(found), last, baseline)
+    read, missing = report.read_all(runs)
+    if read:
+        rows = report.rows(report.grouped(read), last, baseline)
         methods = sorted(set(rows["method"]))
         if baseline not in (*methods, FEDAVG):
             raise LabelSkewError(f"--baseline: {unknown(baseline, methods)}")
         click.echo(shown(rows, form))
-        for note in report.notes(rows, found):
+        for note in report.notes(rows, read):
             click.echo(note, err=True)
-        for file, draw in ((plot, _plot), (html, _page)):
-            if file is not None:
-                with writing(file):
-                    draw(rows, last, baseline, file)
+        if plot is not None:
+            from fl_labelskew_plugins.plots import compare
+
+            with writing(plot):
+                compare(report.curves(rows), plot)
+        if html is not None:
+            from fl_labelskew_plugins.studies.page import page
+
+            with writing(html), replacing(html) as part:
+                part.write_text(page(rows, last=last, baseline=baseline), encoding="utf-8")
     if missing:
         raise MistakesError(missing)
-
-
-def _plot(rows: DataFrame, last: int, baseline: str, file: Path) -> None:
-    from fl_labelskew_plugins.plots import compare
-    from fl_labelskew_plugins.studies import report
-
-    compare(report.curves(rows), file)
-
-
-def _page(rows: DataFrame, last: int, baseline: str, file: Path) -> None:
-    from fl_labelskew_plugins.machine.files import replacing
-    from fl_labelskew_plugins.studies import page
-
-    with replacing(file) as part:
-        part.write_text(page.page(rows, last=last, baseline=baseline), encoding="utf-8")

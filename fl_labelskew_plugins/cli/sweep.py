@@ -70,10 +70,10 @@ def sweep_command(
     try:
         failed = plan.run_all(planned, jobs=jobs, memory=memory, say=say)
     except KeyboardInterrupt:
-        done = sum(each.folder.summary.exists() for each in planned)
+        done = sum(run.folder.summary.exists() for run in planned)
         go_on = to_go_on(sys.argv[1:])
         raise KeyboardInterrupt(f"interrupted: {done} of {len(planned)} runs done; {go_on}") from None
-    runs, missing = report.read_all([each.folder.path for each in planned if each.folder.summary.exists()])
+    runs, missing = report.read_all([run.folder.path for run in planned if run.folder.summary.exists()])
     if runs:  # a run without any test is in no table
         last = planned[0].recipe.validation.last_rounds
         click.echo(shown(report.rows(report.grouped(runs), last), "table"))

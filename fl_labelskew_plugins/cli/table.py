@@ -46,8 +46,8 @@ def latex(head: Sequence[str], rows: Rows, marks: Sequence[Sequence[int]]) -> st
 
     forms = ("{}", "\\textbf{{{}}}", "\\underline{{{}}}")
     body = [
-        line([forms[mark].format(_escaped(cell)) for cell, mark in zip(row, mine, strict=True)])
-        for row, mine in zip(rows, marks, strict=True)
+        line([forms[mark].format(_escaped(cell)) for cell, mark in zip(row, row_marks, strict=True)])
+        for row, row_marks in zip(rows, marks, strict=True)
     ]
     start = f"\\begin{{tabular}}{{{'l' * len(head)}}}"
     middle = ["\\toprule", line([_escaped(cell) for cell in head]), "\\midrule", *body, "\\bottomrule"]

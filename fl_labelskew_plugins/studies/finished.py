@@ -110,11 +110,11 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 def folders(paths: Iterable[Path]) -> list[Path]:
     """The run folders that these stand for, each once: itself, or, where it is none, all that lie below it."""
-    found: dict[Path, Path] = {}
+    known: dict[Path, Path] = {}
     for path in paths:
         for folder in sorted(_below(path)) or [path]:
-            found.setdefault(folder.resolve(), folder)
-    return list(found.values())
+            known.setdefault(folder.resolve(), folder)
+    return list(known.values())
 
 
 def _below(path: Path) -> Iterator[Path]:
@@ -165,46 +165,46 @@ def _described(folder: Path) -> tuple[str | None, str | None, bool, Sequence[str
     Older runs do not tell of their models; these lie in ``clients/``, except for FLDA, which writes none.
     """
     try:
-        told = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
+        facts = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        told = None
-    told = told if isinstance(told, dict) else {}
-    data, partition = (value if isinstance(value := told.get(key), str) else None for key in ("data", "partition"))
-    names = told.get("class_names")
+        facts = None
+    facts = facts if isinstance(facts, dict) else {}
+    data, partition = (value if isinstance(value := facts.get(key), str) else None for key in ("data", "partition"))
+    names = facts.get("class_names")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         names = []
-    return data, partition, bool(told.get("personal_models", (folder / "clients").is_dir())), names
+    return data, partition, bool(facts.get("personal_models", (folder / "clients").is_dir())), names
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     """The runs that can be read, and a line for each folder that cannot."""
-    found, missing = [], []
+    runs, missing = [], []
     for folder in folders(paths):
         try:
-            found.append(read(folder))
+            runs.append(read(folder))
         except LabelSkewError as error:
             missing.append(str(error))
-    return found, missing
+    return runs, missing
 
 
 def _objects(lines: Iterable[str]) -> list[dict[str, Any]]:
-    found = []
+    objects = []
     for line in lines:
         try:
             value = json.loads(line)
         except ValueError:
             break  # a run that was killed leaves half a line
         if isinstance(value, dict):
-            found.append(value)
-    return found
+            objects.append(value)
+    return objects
 
 
 def flat(recipe: Resolved) -> dict[str, Any]:
     """``section.key`` to value, of what makes an experiment: without its seed and the machine's part."""
-    every = {f"{section}.{key}": value for section, keys in recipe.items() for key, value in keys.items()}
+    settings = {f"{section}.{key}": value for section, keys in recipe.items() for key, value in keys.items()}
     return {
         name: value
-        for name, value in every.items()
+        for name, value in settings.items()
         if name == PRECISION or (name.partition(".")[0] not in ELSEWHERE and name not in (SEED, *PLACES))
     }
 

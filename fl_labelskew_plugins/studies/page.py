@@ -58,7 +58,7 @@ def page(frame: DataFrame, *, last: int, baseline: str) -> str:
         Path(__file__).with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".js", ".html.j2")
     )
     settings, labels = frame["setting"].unique().tolist(), frame["label"].unique().tolist()
-    shared, own = _settings(frame)
+    shared, rest = _settings(frame)
     folders = [[Path(run.name).name for run in runs] for runs in frame["runs"]]
     template = Template(markup, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
     text: str = template.render(
@@ -67,7 +67,7 @@ def page(frame: DataFrame, *, last: int, baseline: str) -> str:
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         version=__version__,
         data=", ".join(frame["data"].unique()),
-        rows=frame.assign(own=own, folders=folders).to_dict("records"),
+        rows=frame.assign(rest=rest, folders=folders).to_dict("records"),
         runs=sum(map(len, folders)),
         last=last,
         baseline=baseline,
@@ -239,8 +239,8 @@ def _settings(frame: DataFrame) -> tuple[dict[str, dict[str, list[str]]], list[d
     scene = [key for key in several if key.startswith(report.SCENE)]
     shared = {"Everywhere": _told(frame["keys"][0], [key for key in keys if key not in several])}
     shared |= {setting: _told(row, scene) for setting, row in zip(frame["setting"], frame["keys"], strict=True)}
-    own = [key for key in several if key not in scene]
-    return shared, [_told(row, own) for row in frame["keys"]]
+    others = [key for key in several if key not in scene]
+    return shared, [_told(row, others) for row in frame["keys"]]
 
 
 def _told(row: Mapping[str, str], keys: Sequence[str]) -> dict[str, list[str]]:

@@ -150,11 +150,11 @@ def _measure(frame: DataFrame, last: int) -> None:
         return pd.DataFrame(values, lines.index, list(columns.values()), dtype=float).groupby(level=0)
 
     results = [(run.last("accuracy", last), run.last("personalised_accuracy", last), run.best) for run in runs]
-    of_seeds = 100 * pd.DataFrame(results, runs.index, ["accuracy", "own", "best"], dtype=float)
+    of_seeds = 100 * pd.DataFrame(results, runs.index, ["accuracy", "clients", "best"], dtype=float)
     for part, values in (("", of_seeds.groupby(level=0).mean()), ("_std", of_seeds.groupby(level=0).std())):
         frame[f"accuracy{part}"], frame[f"best{part}"] = values["accuracy"], values["best"]
-        frame[f"personalised{part}"] = values["own"].where(frame["personal"])
-        frame[f"local model{part}"] = values["own"].where(~frame["personal"])
+        frame[f"personalised{part}"] = values["clients"].where(frame["personal"])
+        frame[f"local model{part}"] = values["clients"].where(~frame["personal"])
     recalls = [zip(*(run.recall(last) for run in seeds), strict=False) for seeds in frame["runs"]]
     frame["recall"] = [(100 * pd.DataFrame(classes, dtype=float).mean(axis=1)).tolist() for classes in recalls]
     frame[["MB up", "MB down"]] = of_lines("metrics", bytes_up="MB up", bytes_down="MB down").mean() / 1e6

@@ -62,23 +62,7 @@ def test_a_bug_keeps_its_traceback():
         guarded(verb)()
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        "run",
-        "methods",
-        "partitions",
-        "datasets",
-        "models",
-        "recipes",
-        "validate",
-        "partition",
-        "schema",
-        "report",
-        "reproduce",
-        "sweep",
-    ],
-)
+@pytest.mark.parametrize("verb", main.commands)
 def test_every_verb_has_help(verb):
     assert call(verb, "-h").output == call(verb, "--help").output
     assert call(verb, "-h").output.startswith("Usage: main ")
