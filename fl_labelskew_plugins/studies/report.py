@@ -168,7 +168,7 @@ def _data(runs: Sequence[Run]) -> list[dict[str, str]]:
 
     That is the data's folder, or where a folder had other data at another time, the start of the data's fingerprint.
     """
-    shown: list[dict[str, str]] = [{} for _ in runs]
+    known: list[dict[str, str]] = [{} for _ in runs]
     keys = [flat(run.recipe) for run in runs]
     scenes: dict[str, list[int]] = {}
     for i, recipe in enumerate(keys):
@@ -185,8 +185,8 @@ def _data(runs: Sequence[Run]) -> list[dict[str, str]]:
             place = next(runs[k].place for k in near if k == i or (run.data and runs[k].data == run.data))
             prints = (run.data or run.partition or "unknown")[:8]
             by_place = all(a != b for a, b in apart)
-            shown[i] = {PLACES[0]: place or "default"} if by_place else {"data_args.fingerprint": prints}
-    return shown
+            known[i] = {PLACES[0]: place or "default"} if by_place else {"data_args.fingerprint": prints}
+    return known
 
 
 def _name(value: Any) -> str:
@@ -225,8 +225,7 @@ def _name_what_differs(frame: DataFrame) -> None:
     there = here.groupby(frame.groupby(["method", "optimizer"]).ngroup()).transform("any")
     several = frame["data"].nunique() > 1
     names: dict[str, list[str]] = {"differs in": [], "setting": [], "label": []}
-    for row in frame.to_dict("records"):
-        n = len(names["label"])
+    for n, row in enumerate(frame.to_dict("records")):
         scene = [key for key in row["keys"] if key.startswith(SCENE)]
         differs = [key for key in row["keys"] if (here if key in scene else there).at[n, key]]
         parts = [row["data"]] * several + [row["partition"]]
@@ -319,8 +318,10 @@ def texts(frame: DataFrame, *, split: bool = False) -> DataFrame:
     text["seeds"] = text["seeds"].where(
         unfinished == "0", text["seeds"] + " of " + (numbers["seeds"] + numbers["unfinished"]).astype(str)
     )
-    rounds, never = text["rounds to baseline"], "> " + _formatted(frame["not within"], ".0f")
-    text["rounds to baseline"] = (rounds + " (" + speedup + "x)").where(rounds != "", never.replace("> ", ""))
+    rounds, within = text["rounds to baseline"], _formatted(frame["not within"], ".0f")
+    text["rounds to baseline"] = (rounds + " (" + speedup + "x)").where(
+        rounds != "", ("> " + within).where(within != "", "")
+    )
     return text.apply(lambda column: column if column.name in WORDS else column.replace("", "-"))
 
 
