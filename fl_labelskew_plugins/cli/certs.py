@@ -67,13 +67,7 @@ def new(
 @PASSPHRASE
 @guarded
 def renew(
-    *,
-    names: tuple[str, ...],
-    folder: Path,
-    hosts: tuple[str, ...],
-    days: int,
-    encrypt: bool,
-    descriptor: int | None,
+    *, names: tuple[str, ...], folder: Path, hosts: tuple[str, ...], days: int, encrypt: bool, descriptor: int | None
 ) -> None:
     """Make the certificates of server, silo-1, ... or all anew, each with a new key."""
     from fl_labelskew_plugins.runtimes.silo import certs

@@ -61,16 +61,8 @@ def _row(silo: dict[str, Any], held_by: str | None) -> list[str]:
     sizes = [f"{silo[way] / 1e6:.2f} MB" for way in ("bytes_in", "bytes_out")]
     upload = silo["upload"]
     last = f"{_local(upload['time'])}, round {upload['round']}, {upload['bytes'] / 1e6:.2f} MB" if upload else ""
-    cells = (
-        silo["rank"],
-        silo["name"],
-        _state(silo) if held_by else "",
-        _local(silo["since"]),
-        last,
-        *sizes,
-        silo["peer"] or "",
-    )
-    return [clean(cell) for cell in cells]
+    state, since = _state(silo) if held_by else "", _local(silo["since"])
+    return list(map(clean, (silo["rank"], silo["name"], state, since, last, *sizes, silo["peer"] or "")))
 
 
 def _state(silo: dict[str, Any]) -> str:

@@ -137,7 +137,8 @@ def read(folder: Path) -> Run:
     try:
         recipe, _ = yaml.read((folder / "recipe.yaml").read_text(encoding="utf-8"))
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        timings = _text(folder / "timings.jsonl").splitlines()
+        file = folder / "timings.jsonl"
+        timings = file.read_text(encoding="utf-8").splitlines() if file.exists() else ()
     except FileNotFoundError as error:
         raise LabelSkewError(f"{folder}: no run: {Path(error.filename).name} is missing") from None
     except (OSError, ValueError, yaml.YamlError) as error:
@@ -153,10 +154,6 @@ def read(folder: Path) -> Run:
     if not run.tests:
         raise LabelSkewError(f"{folder}: no results yet: metrics.jsonl has no test")
     return run
-
-
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def _described(folder: Path) -> tuple[str | None, str | None, bool, Sequence[str]]:

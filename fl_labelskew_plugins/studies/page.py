@@ -218,17 +218,11 @@ def _costs(frame: DataFrame, labels: Sequence[str]) -> dict[str, list[dict[str, 
     for title, column in COSTS.items():
         known = frame[frame[column].notna()]
         if len(known):
-            most = known[column].max()
-            costs[title] = [
-                {
-                    "setting": setting,
-                    "label": label,
-                    "number": labels.index(label),
-                    "share": 100 * value / most if most else 0,
-                    "text": format(value, report.FORMS[column]),
-                }
-                for setting, label, value in zip(known["setting"], known["label"], known[column], strict=True)
-            ]
+            costs[title] = known.assign(
+                number=known["label"].map(labels.index),
+                share=100 * known[column] / (known[column].max() or 1),
+                text=known[column].map(f"{{:{report.FORMS[column]}}}".format),
+            ).to_dict("records")
     return costs
 
 

@@ -77,36 +77,24 @@ def table(folders: Iterable[str | Path], *, last: int = 5, baseline: str = "feda
 def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -> DataFrame:
     """A row for each group: the columns of :data:`FORMS`, NaN where there is nothing, and what they come from.
 
-    method, optimizer, data, partition
-        Their names; of several methods in a row, with + between them.
-    differs in
-        The other keys in which rows of the same four names differ; a method's own key in all rows of that method and
-        optimiser if in any, so that the same name is the same everywhere.
-    seeds, unfinished
-        How many have a whole run, and how many have none.
-    rounds
-        How many its runs have, such as ``20``, or ``3-20`` where some have fewer.
-    accuracy, best
-        In per cent, over the last tests and of any test: mean over the seeds, and with ``_std`` sample std.
-    personalised, local model
-        Likewise, of the clients' own models on their own test splits, where the method keeps some, and of the models
-        just trained, where it keeps none.
-    rank
-        By mean accuracy among the rows of this setting, from 1; of whole runs alone.
-    rounds to baseline, speedup, not within
-        The first round, from 1, in which the mean over the seeds reaches the baseline's best, and the baseline's in
-        relation to it; or the last round, where that is never.
-    MB up, MB down
-        MB (10^6 bytes) that all clients of a round send and get: means over the rounds.
-    s/round, peak MB, peak GPU MB
-        Mean over the rounds and seeds; the most that the server's process of any seed held.
-    setting
-        What the rows share that are compared with each other: data and partition, with their parameters.
-    label
-        What tells a row from the others of its setting: method, another optimiser than FedAvg, other keys.
-    runs, whole, personal, keys, curve, recall
-        One run for each seed, whole ones alone where there are any; whether they are; whether the method keeps models
-        of clients; ``section.key`` to value as JSON; accuracies, 0 to 1; of each class, in per cent.
+    - method, optimizer, data, partition: their names; of several methods in a row, with + between them.
+    - differs in: the other keys in which rows of the same four names differ; a method's own key in all rows of that
+      method and optimiser if in any, so that the same name is the same everywhere.
+    - seeds, unfinished: how many have a whole run, and how many have none.
+    - rounds: how many its runs have, such as ``20``, or ``3-20`` where some have fewer.
+    - accuracy, best: in per cent, over the last tests and of any; mean over the seeds, with ``_std`` sample std.
+    - personalised, local model: likewise, of the clients' own models on their own test splits, where the method keeps
+      some, and of the models just trained, where it keeps none.
+    - rank: by mean accuracy among the rows of this setting, from 1; of whole runs alone.
+    - rounds to baseline, speedup, not within: the first round, from 1, in which the mean over the seeds reaches the
+      baseline's best, and the baseline's in relation to it; or the last round, where that is never.
+    - MB up, MB down: MB (10^6 bytes) that all clients of a round send and get; means over the rounds.
+    - s/round, peak MB, peak GPU MB: mean over the rounds and seeds; the most that the server's process of any held.
+    - setting: what rows share that are compared with each other: data and partition, with their parameters.
+    - label: what tells a row from others of its setting: method, another optimiser than FedAvg, other keys.
+    - runs, whole, personal: one for each seed, whole ones alone where there are any; whether they are; whether the
+      method keeps models of clients.
+    - keys, curve, recall: ``section.key`` to value as JSON; accuracies, 0 to 1; of each class, in per cent.
 
     Args:
         groups: from :func:`grouped`; at least one.
