@@ -55,6 +55,8 @@ def plugins(
         if plugin is not None and not isinstance(plugin, kinds[name]):
             what = "an nn.Module" if name == "model" else "an object of fl_labelskew_registry.Method"
             raise LabelSkewError(f"{name}: {clean(plugin)!r} is a {type(plugin).__name__}; give {what}")
+        if plugin is not None and plugin.params is None:  # a class of somebody's own that takes none
+            plugin.params = Params()
     return {SECTIONS[name]: checked(plugin) for name, plugin in given.items() if plugin is not None}
 
 
