@@ -27,8 +27,8 @@ from fl_labelskew_registry import (
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins import run
 from fl_labelskew_plugins.checked import CHECKS, HookError, checked
+from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.methods.combined import combine
 from fl_labelskew_plugins.methods.fedlc import FedLC
 from fl_labelskew_plugins.params import Params
@@ -471,7 +471,7 @@ def attempt(register, tmp_path):
         module = register(f"fl_labelskew.{kind}", source)
         named = [named] if not any(each.startswith("method_args.method=") for each in overrides) else []
         with pytest.raises(LabelSkewError) as error:
-            run.start(path, [*named, *overrides], run_dir=tmp_path / "run", quiet=True)
+            start.start(path, [*named, *overrides], run_dir=tmp_path / "run", quiet=True)
         return error.value, module
 
     return attempt

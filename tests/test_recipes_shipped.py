@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from fl_labelskew_registry import catalog
 
+from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.recipe import parse, yaml
-from fl_labelskew_plugins.run import start
 from fl_labelskew_plugins.runs.session import loaded
 
 ROOT = Path(__file__).parent.parent

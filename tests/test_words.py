@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fl_labelskew_plugins import run
+from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine import text as words
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
@@ -47,7 +47,7 @@ def test_somebody_elses_words_are_fit_for_a_line():
 
 
 def described(*overrides):
-    return run.describe(session.build(parse.parse(TEXT, overrides=overrides))).splitlines()[1]
+    return start.describe(session.build(parse.parse(TEXT, overrides=overrides))).splitlines()[1]
 
 
 def test_the_opening_lines_count_as_people_do():
@@ -73,6 +73,6 @@ def test_the_final_table_counts_its_tests(tmp_path, tests, says):
     line = {"round": 0, "accuracy": 0.5, "balanced_accuracy": 0.5, "bytes_up": 1, "bytes_down": 1}
     result = summary([line | {"round": r} for r in range(tests)], 5)
     folder.write_json("summary.json", result | {"seconds": 1.0})
-    assert f"\n  {says}" in run.table(
+    assert f"\n  {says}" in start.table(
         SimpleNamespace(folder=folder, session=SimpleNamespace(own_models="local models"))
     )

@@ -51,7 +51,7 @@ def run_command(
 ) -> None:
     """Run one RECIPE: on this machine, or one part of it."""
     log.begin()
-    from fl_labelskew_plugins.run import start
+    from fl_labelskew_plugins.front.start import start
     from fl_labelskew_plugins.runtimes.mpi.launch import as_rank
 
     with as_rank():

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 from fl_labelskew_registry import (
@@ -28,6 +28,7 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.methods import combined
 from fl_labelskew_plugins.recipe import compatibility, mistakes, policy, yaml
 from fl_labelskew_plugins.recipe import sections as settings
+from fl_labelskew_plugins.recipe.objects import named
 from fl_labelskew_plugins.recipe.sections import EXPECTED, PLAIN, PLUGGED, SECTIONS, Expected, PluginSection
 
 PARTS = (*SECTIONS, EXPECTED)
@@ -64,6 +65,7 @@ class Recipe:
         method: the method, with its parameters.
         expected: a paper's numbers, to compare the outcome with; no part of what is run.
         policy: what this silo takes part in, from its own file alone; no part of what is run.
+        objects: plugins that stand in for names, by section; no file says them.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Recipe:
     method: Method
     expected: tuple[Expected, ...] = ()
     policy: policy.Policy | None = None
+    objects: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def own_data(self) -> bool:
@@ -130,13 +133,15 @@ def _merged(models: Sequence[BaseModel]) -> dict[str, Any]:
     return values
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe in a file, with ``section.key=value`` overrides.
+def load(
+    path: str | Path, overrides: Sequence[str] = (), *, objects: Mapping[str, Any] = MappingProxyType({})
+) -> Recipe:
+    """The recipe in a file, with ``section.key=value`` overrides and ``objects`` as in :func:`parse`.
 
     Raises:
         RecipeError: with every mistake of the file and the overrides.
     """
-    return parse(read_text(path), source=path, overrides=overrides)
+    return parse(read_text(path), source=path, overrides=overrides, objects=objects)
 
 
 def read_text(path: str | Path) -> str:
@@ -159,13 +164,25 @@ def read_text(path: str | Path) -> str:
         raise RecipeError([f"{_shown(path)}: not text: byte {error.start + 1} is not UTF-8"]) from None
 
 
-def parse(text: str, *, source: str | Path = "recipe.yaml", overrides: Sequence[str] = ()) -> Recipe:
+def parse(
+    text: str,
+    *,
+    source: str | Path = "recipe.yaml",
+    overrides: Sequence[str] = (),
+    objects: Mapping[str, Any] = MappingProxyType({}),
+) -> Recipe:
     """The recipe in a text; ``source`` is what messages call it.
+
+    Args:
+        text: YAML.
+        source: the file's name.
+        overrides: ``section.key=value`` each.
+        objects: plugins in place of those that sections name, by section; see :mod:`.objects`.
 
     Raises:
         RecipeError: with every mistake of the text and the overrides.
     """
-    return _Check(Path(source)).recipe(text, overrides)
+    return _Check(Path(source), objects=objects).recipe(text, overrides)
 
 
 def silo(recipe: Recipe, rank: int) -> Recipe:
@@ -352,6 +369,7 @@ class _Check:
 
     path: Path
     allowed: tuple[str, ...] = PARTS
+    objects: Mapping[str, Any] = field(default_factory=dict)
     mistakes: list[str] = field(default_factory=list)
     wrong: set[str] = field(default_factory=set)
     overridden: set[str] = field(default_factory=set)
@@ -573,6 +591,9 @@ class _Check:
         plugged = PLUGGED[section]
         common = mistakes.keys_of(plugged.model)
         place = f"{section}.{plugged.key}"
+        if (plugin := self.objects.get(section)) is not None:
+            keys = {key: value for key, value in raw.items() if key in common} | {plugged.key: named(plugin)}
+            return self._validated(section, plugged.model, keys), plugin
         if plugged.key not in raw and plugged.model.model_fields[plugged.key].is_required():
             near = mistakes.closest(plugged.key, [key for key in raw if key not in common])
             instead = f"; found instead: {near}" if near else ""
@@ -702,4 +723,5 @@ class _Check:
             optimizer=plugins["train_args"],
             method=plugins["method_args"],
             expected=tuple(self.expected),
+            objects=self.objects,
         )

@@ -65,7 +65,14 @@ def progress(quiet: bool, *, plain: bool = False) -> Progress:
     """The display that fits: none, live, or plain lines; ``plain``: these in any case."""
     if quiet:
         return Silent()
+    if getattr(_shell(), "kernel", None) is not None:
+        return Notebook()
     return Live() if sys.stdout.isatty() and log.form == log.PLAIN and not plain else Plain()
+
+
+def _shell() -> Any:
+    """IPython's shell, where this process has one."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
 class Silent:
@@ -98,6 +105,36 @@ class Plain(Silent):
         done = line["round"] + 1
         number = f"{done:>{len(str(self._rounds))}}/{self._rounds}"
         self.note(f"round {number}  {told(line)}  {seconds:.1f} s  left {clock(self._left(done))}")
+
+
+class Notebook(Plain):
+    """A line of a notebook's cell that is written anew, at most twice a second."""
+
+    def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
+        """Write the line."""
+        from IPython.display import display
+
+        self._title, self._rounds, self._left, self._shown = title, rounds, Left(done, rounds, pause), 0.0
+        self._how = f"{done} of {counted(rounds, 'round')}"
+        text = {"text/plain": f"{title}: {self._how}"}
+        self._line = display(text, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+
+    def client(self, round: int, number: int, clients: int) -> None:
+        """Say which client trains."""
+        if time.monotonic() - self._shown > 0.5:
+            left = clock(self._left(round + (number - 1) / clients))
+            self._update(f"{self._how}, client {number}/{clients}, left {left}")
+
+    def round(self, line: dict[str, Any], seconds: float) -> None:
+        """Say how the round went."""
+        done = line["round"] + 1
+        self._how = f"{done} of {counted(self._rounds, 'round')}  {told(line)}"
+        if done == self._rounds or time.monotonic() - self._shown > 0.5:
+            self._update(f"{self._how}  left {clock(self._left(done))}")
+
+    def _update(self, text: str) -> None:
+        self._shown = time.monotonic()
+        self._line.update({"text/plain": f"{self._title}: {text}"}, raw=True)
 
 
 class Live(Silent):

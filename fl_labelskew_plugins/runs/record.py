@@ -17,6 +17,7 @@ from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.machine import log, signals
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import compatibility
+from fl_labelskew_plugins.recipe.objects import described
 from fl_labelskew_plugins.runs.folder import Checkpoint, Norms, RunFolder, environment, peak_memory, summary
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.session import Session, made_up, watch
@@ -181,7 +182,10 @@ class Record:
             "personal_models": session.method.personalises(),
             "class_names": session.class_names,
             "made_up_data": made_up(session.recipe),
+            "input_shape": list(session.input_shape),
         }
+        if session.recipe.objects:
+            now["objects"] = {section: described(plugin) for section, plugin in session.recipe.objects.items()}
         if resume:
             self._compare(now)
             folder.truncate(self.next_round)

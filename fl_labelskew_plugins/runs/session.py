@@ -60,6 +60,7 @@ class Session:
     counts: Tensor | None
     notes: Mapping[str, str]
     data: str | None = None
+    input_shape: tuple[int, ...] = ()
 
     def openings(self) -> list[Contribution]:
         """Every client's part of the opening exchange; none where the method has no such exchange.
@@ -244,7 +245,9 @@ def assemble(
         fresh=lambda: snapshot(network("another model")),
     )
     start = snapshot(trainer.model) if train else trainer.hand_back()
-    return Session(recipe, None, data.class_names, federation, trainer, start, list(sizes), None, data.notes)
+    return Session(
+        recipe, None, data.class_names, federation, trainer, start, list(sizes), None, data.notes, input_shape=shape
+    )
 
 
 def local_settings(recipe: Recipe) -> LocalSettings:

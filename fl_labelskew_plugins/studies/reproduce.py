@@ -20,7 +20,7 @@ from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, MistakesError, catalog
 
-from fl_labelskew_plugins import run
+from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.parse import Recipe, RecipeError

@@ -300,7 +300,7 @@ def test_report_writes_a_page_and_a_picture_as_a_whole(tmp_path):
 
 def test_run_hands_everything_on(monkeypatch, tmp_path):
     calls = []
-    monkeypatch.setattr("fl_labelskew_plugins.run.start", lambda *args, **kwargs: calls.append((args, kwargs)))
+    monkeypatch.setattr("fl_labelskew_plugins.front.start.start", lambda *args, **kwargs: calls.append((args, kwargs)))
     call("run", QUICK, "--set", "a.b=1", "--set", "c.d=2", "--run-dir", tmp_path, "--dry-run", "--quiet")
     call("run", "--resume", tmp_path)
     call("run", QUICK, "--resume", tmp_path, "--from-round", "3")

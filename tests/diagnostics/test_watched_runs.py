@@ -11,8 +11,8 @@ from fl_labelskew_registry import LabelSkewError
 from PIL import Image
 from safetensors.torch import load_file
 
-from fl_labelskew_plugins import run
 from fl_labelskew_plugins.diagnostics.watch import KINDS
+from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.diagnostics import BESIDE_TRAINING, IN_TRAINING, Name
@@ -43,7 +43,7 @@ def go(tmp_path_factory):
     def go(*overrides, names=(), **kwargs):
         out = folder / f"run{next(count)}"
         asked = [f"tracking_args.diagnostics=[{', '.join(names)}]"] if names else []
-        run.start(path, [*overrides, *asked], run_dir=out, quiet=True, **kwargs)
+        start.start(path, [*overrides, *asked], run_dir=out, quiet=True, **kwargs)
         return out
 
     go.load = lambda *overrides: parse.load(path, overrides)
@@ -173,7 +173,7 @@ def test_a_resumed_run_goes_on_with_its_files(go, watched, tmp_path):
         with (cut / "diagnostics" / f"{name}.jsonl").open("a") as file:
             file.write('{"round": 4, "cli')  # as a kill may leave it
         (cut / "diagnostics" / f"{name}.safetensors").unlink(missing_ok=True)
-    run.start(None, [f"tracking_args.diagnostics=[{', '.join(names)}]"], resume=cut, quiet=True)
+    start.start(None, [f"tracking_args.diagnostics=[{', '.join(names)}]"], resume=cut, quiet=True)
     for name in names:
         kept, whole = (
             {file.name: file.read_bytes() for file in (folder / "diagnostics").glob(f"{name}.*")}
@@ -208,7 +208,7 @@ def test_a_network_of_other_features_is_refused_before_anything_is_written(go, t
     path = tmp_path / "r.yaml"
     path.write_text(BASE)
     with pytest.raises(LabelSkewError, match=name):
-        run.start(path, ["model_args.hidden=[5]", f"tracking_args.diagnostics=[{name}]"], run_dir=tmp_path / "out")
+        start.start(path, ["model_args.hidden=[5]", f"tracking_args.diagnostics=[{name}]"], run_dir=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

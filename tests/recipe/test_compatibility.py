@@ -13,7 +13,8 @@ import pytest
 import torch
 from fl_labelskew_registry import Aggregated, LabelSkewError, catalog
 
-from fl_labelskew_plugins import plots, run
+from fl_labelskew_plugins import plots
+from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.recipe import compatibility, parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
@@ -196,7 +197,7 @@ def test_whose_weights_of_the_uploads_are_in_force_is_said(method, optimizer, mo
     folder.create()
     Record(made, folder, progress(True), resume=False)
     recorded = json.loads((folder.path / "environment.json").read_text())["deviations"]
-    for lines in (run.describe(made).splitlines(), recorded):
+    for lines in (start.describe(made).splitlines(), recorded):
         expected = [f"uploads are weighed {line}"] if line else []
         assert [found for found in lines if found.startswith("uploads are weighed as ") and "not" in found] == expected
 

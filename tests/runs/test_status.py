@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner
 from fl_labelskew_registry import RunError
 
-from fl_labelskew_plugins import run
 from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
@@ -162,15 +162,15 @@ def test_silos_are_called_as_their_files():
 
 def test_runs_of_one_process(base_recipe_of_sp, tmp_path):
     out = tmp_path / "run"
-    run.start(base_recipe_of_sp, (), run_dir=out, quiet=True, pause=Pause(1, float("inf")))
+    start.start(base_recipe_of_sp, (), run_dir=out, quiet=True, pause=Pause(1, float("inf")))
     known = status.read(out)
     assert (known["state"], known["rounds_done"], known["rounds"]) == ("paused", 1, 3)
     assert known["go_on"].endswith(f"--resume {out} --quiet")
-    run.start(None, (), resume=out, quiet=True)
+    start.start(None, (), resume=out, quiet=True)
     known = status.read(out)
     assert (known["state"], known["go_on"], known["silos"]) == ("finished", None, [])
     with pytest.raises(RunError):
-        run.start(base_recipe_of_sp, ["train_args.learning_rate=1e30"], run_dir=tmp_path / "odd", quiet=True)
+        start.start(base_recipe_of_sp, ["train_args.learning_rate=1e30"], run_dir=tmp_path / "odd", quiet=True)
     assert status.read(tmp_path / "odd")["state"] == "diverged"
 
 

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner
 from fl_labelskew_registry import LabelSkewError, MistakesError
 
-from fl_labelskew_plugins import run
 from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.studies.sweep import plan

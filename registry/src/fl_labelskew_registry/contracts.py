@@ -169,7 +169,7 @@ class Method:
     aggregation_key: ClassVar[str] = ""
 
     def __init__(self, params: Any = None) -> None:
-        self.params = type(self).Params() if params is None else params
+        self.params = type(self).Params() if params is None and hasattr(type(self), "Params") else params
 
     def deviations(self) -> list[str]:
         """Sentences on where the chosen options differ from the printed paper; they go into the run's record."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.engine.local import LocalTrainer
+from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine.place import mpi_rank
-from fl_labelskew_plugins.run import start
 from fl_labelskew_plugins.runtimes.mpi import launch
 
 tested = []

@@ -8,7 +8,7 @@ import torch
 from fl_labelskew_registry import LabelSkewError
 from scenes import Peer
 
-from fl_labelskew_plugins import run
+from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.runs import audit
 from fl_labelskew_plugins.runtimes.silo import certs
 from fl_labelskew_plugins.runtimes.silo.client import secret

@@ -11,8 +11,9 @@ from fl_labelskew_registry import RunError
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins import plots, run, seeds
+from fl_labelskew_plugins import plots, seeds
 from fl_labelskew_plugins.engine.local import snapshot
+from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import host_faults, parse
 from fl_labelskew_plugins.runs import session

@@ -10,8 +10,9 @@ from fl_labelskew_registry import LabelSkewError
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins import run, seeds
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.aggregate import client_weights, weighted_mean
+from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session

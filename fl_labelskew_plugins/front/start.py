@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import secrets
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError
 
+from fl_labelskew_plugins.front.told import Hear, Told
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
 from fl_labelskew_plugins.machine.place import launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import interrupting
-from fl_labelskew_plugins.machine.text import counted, ranged
+from fl_labelskew_plugins.machine.text import clean, counted, ranged
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe import parse as recipes
+from fl_labelskew_plugins.recipe.objects import SECTIONS, described
 from fl_labelskew_plugins.recipe.parse import Recipe
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Pause, clock, progress
+from fl_labelskew_plugins.runs.progress import Pause, Progress, clock, progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, host_switches, made_up, of_classes
 from fl_labelskew_plugins.runtimes.base import Call, Runtime
@@ -86,15 +92,65 @@ def start(
             "MPI, or no mpirun, would be right"
         )
     by_hand = place is not None and not launched()  # mpirun then shows a terminal even where there is a file
-    show = progress(quiet, plain=by_hand)
-    pause = pause or Pause.told()
-    call = Call(path, tuple(overrides), resume is not None, quiet, role, rank, server, pause, passphrase_fd)
+    call = Call(
+        path, tuple(overrides), resume is not None, quiet, role, rank, server, pause or Pause.told(), passphrase_fd
+    )
+    _go(recipe, call, folder, progress(quiet, plain=by_hand), dry_run=dry_run)
+
+
+def train(recipe: Recipe, folder: RunFolder, *, quiet: bool = False, hear: Hear | None = None) -> None:
+    """Run a recipe that is at hand, with objects in place of names or not.
+
+    Args:
+        recipe: what to run.
+        folder: new or empty.
+        quiet: print nothing but warnings.
+        hear: told of every round's line of metrics.
+
+    Raises:
+        LabelSkewError: a mistake in what was asked for.
+        RunError: the run broke off, or one of its processes did.
+        KeyboardInterrupt: after a checkpoint was saved.
+    """
+    folder.check_new()
+    _from_python(recipe, folder, resume=False, quiet=quiet, hear=hear)
+
+
+def go_on(folder: RunFolder, objects: Mapping[str, Any], *, quiet: bool = False, hear: Hear | None = None) -> None:
+    """Go on with a run until its last round, with the objects that it had; raises what :func:`train` does."""
+    recipe, folder = _resumed(None, (), folder.path, objects)
+    _from_python(recipe, folder, resume=True, quiet=quiet, hear=hear)
+
+
+def _from_python(recipe: Recipe, folder: RunFolder, *, resume: bool, quiet: bool, hear: Hear | None) -> None:
+    show = progress(quiet)
+    call = Call(None, (), resume, quiet)
+    if recipe.comm.in_process:
+        _go(recipe, call, folder, show if hear is None else Told(show, hear))
+        return
+    if recipe.objects or hear is not None:
+        what = "objects" if recipe.objects else "callbacks"
+        raise LabelSkewError(
+            f"comm_args.backend: {recipe.comm.backend}: other processes train, which have no {what} of this one; use sp"
+        )
+    with tempfile.TemporaryDirectory(prefix="labelskew-") as temporary:
+        path = Path(temporary) / f"{recipe.name}.yaml"  # which the other processes read
+        path.write_text(recipe.dump(), encoding="utf-8")
+        try:
+            _go(dataclasses.replace(recipe, path=path), call, folder, show)
+        except SystemExit as end:
+            raise RunError(
+                f"{folder.path}: the run ended with exit code {end.code}; its processes have said why"
+            ) from None
+
+
+def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_run: bool = False) -> None:
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, folder, show)
     try:
         if dry_run:
             show.note(describe(_warned(runtime.preview())))
             show.note("dry run: nothing was trained or written")
-        elif resume is not None and folder.is_whole():
+        elif call.resume and folder.is_whole():
             show.note(f"{folder.path}: all {recipe.train.comm_round} rounds are done already")
         elif not runtime.delegated():
             _run(runtime)
@@ -233,13 +289,18 @@ def _new(
 ) -> tuple[Recipe, RunFolder]:
     assert path is not None  # start() has checked it
     recipe = recipes.load(path, overrides)
-    if run_dir is None:
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        run_dir = Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}-{stamp}-{secrets.token_hex(2)}"
-    folder = RunFolder(run_dir)
+    folder = folder_of(recipe, run_dir)
     if not worker:  # which writes nothing there, and comes when the server may have begun to
         folder.check_new()
     return recipe, folder
+
+
+def folder_of(recipe: Recipe, path: Path | None) -> RunFolder:
+    """The folder of a new run; by default a new one under ``tracking_args.run_dir``."""
+    if path is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        path = Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}-{stamp}-{secrets.token_hex(2)}"
+    return RunFolder(path)
 
 
 def _check(
@@ -280,11 +341,14 @@ def _silo(
     return recipe, RunFolder(run_dir or Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}-silo{rank}")
 
 
-def _resumed(path: Path | None, overrides: Sequence[str], resume: Path) -> tuple[Recipe, RunFolder]:
+def _resumed(
+    path: Path | None, overrides: Sequence[str], resume: Path, objects: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Recipe, RunFolder]:
     folder = RunFolder(resume)
     folder.check_resumable()
-    kept = recipes.load(folder.recipe)
-    recipe = recipes.load(folder.recipe if path is None else path, overrides)
+    check_objects(folder, objects)
+    kept = recipes.load(folder.recipe, objects=objects)
+    recipe = kept if path is None and not overrides else recipes.load(path or folder.recipe, overrides)
     differing = recipes.different(kept.resolved(), recipe.resolved())
     if differing:
         raise LabelSkewError(
@@ -292,3 +356,22 @@ def _resumed(path: Path | None, overrides: Sequence[str], resume: Path) -> tuple
             "the same recipe, or no recipe at all, would be right"
         )
     return dataclasses.replace(recipe, name=folder.path.resolve().name), folder
+
+
+def check_objects(folder: RunFolder, objects: Mapping[str, Any]) -> None:
+    """Raise LabelSkewError unless a run had just these objects in place of names; ``objects`` are by section."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        had: dict[str, str] = json.loads((folder.path / "environment.json").read_text("utf-8")).get("objects", {})
+        given = {section: described(plugin) for section, plugin in objects.items()}
+        names = {section: name for name, section in SECTIONS.items()}
+        for section in sorted({*had, *given}, key=list(names).index):
+            name, before, now = names[section], had.get(section), given.get(section)
+            if now is None:
+                raise LabelSkewError(
+                    f"{folder.path}: {name} was an object in this run ({clean(before)}); give the same one, from "
+                    f"Python: fl.open({str(folder.path)!r}, {name}=...)"
+                )
+            if before is None:
+                raise LabelSkewError(f"{folder.path}: {name} was no object in this run; leave it away")
+            if before != now:
+                raise LabelSkewError(f"{folder.path}: {name} was another one in this run: {clean(before)}, not {now}")

@@ -1,0 +1,254 @@
+"""Runs from Python: started, gone on with, and looked at: numbers, models, partition."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fl_labelskew_registry import LabelSkewError, Method, Network, Partitioner
+
+from fl_labelskew_plugins.front import start
+from fl_labelskew_plugins.front.told import Hear
+from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.machine.text import clean, counted
+from fl_labelskew_plugins.recipe import parse, yaml
+from fl_labelskew_plugins.recipe.objects import Headed, plugins
+from fl_labelskew_plugins.recipe.parse import Recipe
+from fl_labelskew_plugins.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import nn
+
+
+class Callback(Protocol):
+    """Told of every round once it is written; what it raises ends the run, which can be gone on with."""
+
+    def on_round(self, run: Run, line: dict[str, Any]) -> None:
+        """A round is complete.
+
+        Args:
+            run: the run so far.
+            line: the round's line of ``metrics.jsonl``; its ``round`` counts from 0.
+        """
+
+
+def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Recipe:
+    """A recipe, checked as a whole.
+
+    >>> load("quickstart", {"train_args.comm_round": 5}).train.comm_round
+    5
+
+    Args:
+        recipe: a name of ``labelskew recipes ls``, the path of a file, or a mapping of sections to their keys.
+        changes: values by ``section.key``, in place of the recipe's.
+
+    Raises:
+        LabelSkewError: with every mistake, a line each.
+    """
+    overrides = [f"{place}={json.dumps(value)}" for place, value in (changes or {}).items()]
+    if isinstance(recipe, Mapping):
+        return parse.parse(yaml.write(recipe), source="recipe.yaml", overrides=overrides)
+    return parse.load(recipe, overrides)
+
+
+def run(
+    recipe: Recipe | str | Path | Mapping[str, Any],
+    folder: str | Path | None = None,
+    *,
+    model: nn.Module | Network | None = None,
+    dataset: object = None,
+    method: Method | None = None,
+    partition: Sequence[Sequence[int]] | Partitioner | None = None,
+    callbacks: Sequence[Callback] = (),
+    quiet: bool = False,
+) -> Run:
+    """Run a recipe to its end, and return the finished run.
+
+    Args:
+        recipe: one of :func:`load`, or what that takes.
+        folder: the run's own, new or empty; default: a new one under the recipe's ``tracking_args.run_dir``.
+        model: in place of the recipe's network: any module that ends with a Linear layer of the classes.
+        dataset: in place of the recipe's: ``(train, test)``, each ``(x, y)`` or a torch ``Dataset`` with ``targets``.
+        method: in place of the recipe's.
+        partition: in place of the recipe's: indices of each client's training samples.
+        callbacks: told of every round.
+        quiet: print nothing but warnings.
+
+    Raises:
+        LabelSkewError: a mistake in what was asked for.
+        RunError: the run broke off.
+        KeyboardInterrupt: interrupted, after a checkpoint was saved; ``open(folder).resume()`` goes on.
+    """
+    objects = plugins(model=model, dataset=dataset, method=method, partition=partition)
+    if not isinstance(recipe, Recipe):
+        recipe = load(recipe)
+    if objects:
+        recipe = parse.parse(recipe.dump(), source=recipe.path, objects=objects)
+    place = start.folder_of(recipe, None if folder is None else Path(folder))
+    start.train(recipe, place, quiet=quiet, hear=_hear(callbacks, place.path, objects))
+    return Run(place.path, objects)
+
+
+def open(folder: str | Path, **objects: Any) -> Run:
+    """A run in its folder.
+
+    Args:
+        folder: the run's.
+        objects: ``model``, ``dataset``, ``method`` and ``partition`` as :func:`run` was given them, if it was.
+
+    Raises:
+        LabelSkewError: it is not the folder of a run, or the objects are not those of the run.
+    """
+    return Run(folder, plugins(**objects))
+
+
+def _hear(callbacks: Sequence[Callback], folder: Path, objects: Mapping[str, Any]) -> Hear | None:
+    def hear(line: dict[str, Any]) -> None:
+        for callback in callbacks:
+            callback.on_round(Run(folder, objects), line)
+
+    return hear if callbacks else None
+
+
+class Run:
+    """A run in its folder, finished or not.
+
+    Args:
+        folder: the run's.
+        objects: what stood in for the recipe's names, by section; see :func:`.recipe.objects.plugins`.
+
+    Raises:
+        LabelSkewError: it is not the folder of a run, or the run had objects and these are others.
+    """
+
+    def __init__(self, folder: str | Path, objects: Mapping[str, Any] | None = None) -> None:
+        self.folder = Path(folder)
+        self._folder, self._objects = RunFolder(self.folder), dict(objects or {})
+        self._folder.check_resumable()
+        start.check_objects(self._folder, self._objects)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """What was run, with every default filled in."""
+        return parse.load(self._folder.recipe, objects=self._objects)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all of its rounds are done."""
+        return self._folder.summary.exists()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the run came to, as in ``summary.json``; shares between 0 and 1. Empty before the end."""
+        return json.loads(self._folder.summary.read_text("utf-8")) if self.finished else {}
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy of the global model in the last test, between 0 and 1; None before the first one."""
+        tested = [line["accuracy"] for line in read_lines(self._folder.metrics) if "accuracy" in line]
+        return tested[-1] if tested else None
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """A row a round, by its number from 0; terms of the loss are columns of their own, lists stay lists."""
+        import pandas as pd
+
+        lines = pd.json_normalize(read_lines(self._folder.metrics))
+        return lines.set_index("round") if len(lines) else lines
+
+    @property
+    def partition(self) -> pd.DataFrame | None:
+        """Training samples of each client (rows) and class (columns); None where no single process knows them."""
+        import pandas as pd
+
+        file = self.folder / "partition.json"
+        if not file.exists():
+            return None
+        counts = json.loads(file.read_text("utf-8"))["counts"]
+        frame = pd.DataFrame(counts, columns=pd.Index(self._environment["class_names"], name="class"))
+        return frame.rename_axis("client")
+
+    @property
+    def model(self) -> nn.Module:
+        """The network with the weights of the last round, in eval mode.
+
+        Raises:
+            LabelSkewError: the run has none yet.
+        """
+        return self._network(self.folder / "model.safetensors", "it is written after the last round")
+
+    def personalised(self, client: int) -> nn.Module:
+        """A client's own model, in eval mode.
+
+        Args:
+            client: from 0.
+
+        Raises:
+            LabelSkewError: there is none.
+        """
+        name = self.recipe.method_name
+        reason = f"client {client} has none here; a method such as map or fedphp keeps one for each client that trained"
+        return self._network(self.folder / "clients" / f"client{client:06d}.safetensors", f"{name}: {reason}")
+
+    def resume(self, *, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
+        """Go on with the run until its last round; the same numbers as if it had never stopped.
+
+        Args:
+            quiet: print nothing but warnings.
+            callbacks: told of every round from here on.
+
+        Raises:
+            LabelSkewError: the folder is not as the run has left it.
+            RunError: the run broke off again.
+            KeyboardInterrupt: after a checkpoint was saved.
+        """
+        start.go_on(self._folder, self._objects, quiet=quiet, hear=_hear(callbacks, self.folder, self._objects))
+        return Run(self.folder, self._objects)
+
+    @property
+    def _environment(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.folder / "environment.json").read_text("utf-8"))
+        return content
+
+    def _network(self, file: Path, otherwise: str) -> nn.Module:
+        """The network with the weights in a file."""
+        from safetensors.torch import load_file
+
+        if not file.exists():
+            raise LabelSkewError(f"{file}: no such file; {otherwise}")
+        environment = self._environment
+        if "input_shape" not in environment:
+            raise LabelSkewError(f"{self.folder}: an older version wrote this run, without the shape of its samples")
+        network = self.recipe.network.build(tuple(environment["input_shape"]), len(environment["class_names"]))
+        network.load_state_dict(load_file(file))
+        return (network.whole() if isinstance(network, Headed) else network).eval()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}): {self._title()}"
+
+    def _title(self) -> str:
+        recipe, done = self.recipe, len(read_lines(self._folder.metrics))
+        accuracy = "" if self.accuracy is None else f", accuracy {100 * self.accuracy:.2f} %"
+        rounds = counted(recipe.train.comm_round, "round")
+        how_far = rounds if done == recipe.train.comm_round else f"{done} of {rounds}"
+        return f"{clean(recipe.method_name)} on {clean(recipe.data.dataset)}, {how_far}{accuracy}"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: how it went, with the pictures that the run has drawn."""
+        images = [
+            f'<img alt="{name}" style="max-width:48%" src="data:image/png;base64,{_base64(file)}">'
+            for name in ("curves", "partition")
+            if (file := self.folder / f"{name}.png").exists()
+        ]
+        words = f"<b>{html.escape(self._title())}</b><br><code>{html.escape(clean(self.folder, 4096))}</code>"
+        return f"<div>{words}<br>{''.join(images)}</div>"
+
+
+def _base64(file: Path) -> str:
+    return base64.b64encode(file.read_bytes()).decode()

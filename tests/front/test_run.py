@@ -1,0 +1,183 @@
+"""Runs from Python: started, interrupted, gone on with and looked at; with names and with objects."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from fl_labelskew_registry import LabelSkewError, Method
+from torch import nn
+
+import fl_labelskew_plugins as fl
+
+RECIPE = {
+    "data_args": {"dataset": "digits"},
+    "partition_args": {"partition_method": "pcdd", "classes_per_client": 2},
+    "model_args": {"model": "mlp", "hidden": [16]},
+    "train_args": {"client_num_in_total": 5, "comm_round": 2, "batch_size": 16, "learning_rate": 0.1},
+    "method_args": {"method": "map"},
+    "device_args": {"threads": 1},
+    "tracking_args": {"checkpoint_every": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return fl.run(fl.load(RECIPE), tmp_path_factory.mktemp("runs") / "out", quiet=True)
+
+
+def test_importing_imports_nothing_else():
+    script = (
+        "import fl_labelskew_plugins as fl, sys; print(*(m in sys.modules for m in ('torch', 'numpy', 'pydantic')))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False False False\n"
+    assert {"load", "run", "open", "Run", "Recipe"} <= set(dir(fl))
+    with pytest.raises(AttributeError, match="no attribute 'lod'"):
+        _ = fl.lod
+
+
+def test_a_recipe_from_a_mapping_with_changes():
+    recipe = fl.load(RECIPE, {"train_args.comm_round": 7, "model_args.hidden": [4, 4]})
+    assert (recipe.train.comm_round, recipe.network.params.hidden) == (7, [4, 4])
+    with pytest.raises(LabelSkewError, match=r"train_args.comm_rounds"):
+        fl.load(RECIPE, {"train_args.comm_rounds": 7})
+
+
+def test_what_a_finished_run_tells(finished):
+    assert finished.finished
+    lines = [json.loads(line) for line in (finished.folder / "metrics.jsonl").read_text().splitlines()]
+    assert finished.accuracy == lines[-1]["accuracy"] == finished.summary["final_accuracy"]
+    assert finished.metrics.accuracy.tolist() == [line["accuracy"] for line in lines]
+    assert "loss_terms.cross_entropy" in finished.metrics
+    counts = json.loads((finished.folder / "partition.json").read_text())["counts"]
+    assert finished.partition.to_numpy().tolist() == counts
+    assert repr(finished).endswith(f"map on digits, 2 rounds, accuracy {100 * finished.accuracy:.2f} %")
+
+
+def test_its_models_have_the_weights_of_its_files(finished):
+    from safetensors.torch import load_file
+
+    for model, file in (
+        (finished.model, "model.safetensors"),
+        (finished.personalised(3), "clients/client000003.safetensors"),
+    ):
+        weights = load_file(finished.folder / file)
+        assert not model.training
+        assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    with pytest.raises(LabelSkewError, match=r"client000009.safetensors: no such file; map: client 9 has none here"):
+        finished.personalised(9)
+
+
+def test_a_notebook_shows_words_and_pictures_and_nothing_that_a_name_smuggles_in(finished):
+    page = finished._repr_html_()
+    assert page.count("data:image/png;base64,iVBOR") == 2
+    named = fl.load(RECIPE)
+    object.__setattr__(named, "method_name", "<script>")
+    finished.__dict__["recipe"] = named
+    assert "<script>" not in finished._repr_html_()
+    del finished.__dict__["recipe"]
+
+
+class Interrupts:
+    """Ctrl-C after the first round."""
+
+    def on_round(self, run, line):
+        self.seen = (run.folder, line["round"], len(run.metrics))
+        raise KeyboardInterrupt
+
+
+def test_what_a_callback_interrupts_goes_on_to_the_same_numbers(finished, tmp_path):
+    callback = Interrupts()
+    with pytest.raises(KeyboardInterrupt, match="interrupted after 1 of 2 rounds; to go on: labelskew run --resume"):
+        fl.run(RECIPE, tmp_path / "cut", callbacks=[callback], quiet=True)
+    assert callback.seen == (tmp_path / "cut", 0, 1)
+    cut = fl.open(tmp_path / "cut")
+    assert not cut.finished
+    assert cut.summary == {}
+    with pytest.raises(LabelSkewError, match=r"model.safetensors: no such file; it is written after the last round"):
+        _ = cut.model
+    whole = cut.resume(quiet=True)
+    for name in ("metrics.jsonl", "model.safetensors"):
+        assert (whole.folder / name).read_bytes() == (finished.folder / name).read_bytes()
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.head(x.flatten(1))
+
+
+class Louder(Method):
+    """Logits times two."""
+
+    def calibrate(self, logits, client):
+        return 2 * logits
+
+
+@pytest.fixture(scope="module")
+def objects():
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    x = (x / 16).astype(np.float32).reshape(-1, 1, 8, 8)
+    torch.manual_seed(0)
+    parts = [np.flatnonzero(y[:1500] % 5 == k) for k in range(5)]
+    return {
+        "model": Net(),
+        "dataset": ((x[:1500], y[:1500]), (x[1500:], y[1500:])),
+        "method": Louder(),
+        "partition": parts,
+    }
+
+
+def test_objects_train_are_recorded_and_are_asked_for_again(objects, tmp_path):
+    before = objects["model"].head.weight.clone()
+    run = fl.run(RECIPE, tmp_path / "out", **objects, quiet=True)
+    assert torch.equal(objects["model"].head.weight, before)
+    assert type(run.model) is Net
+    assert not torch.equal(run.model.head.weight, before)
+    assert run.partition.to_numpy()[2].nonzero()[0].tolist() == [2, 7]
+    record = json.loads((run.folder / "environment.json").read_text())["objects"]
+    assert record.keys() == {"model_args", "data_args", "method_args", "partition_args"}
+    with pytest.raises(LabelSkewError, match=r"model was an object in this run \(Net, 650 parameters, shapes "):
+        fl.open(run.folder)
+    with pytest.raises(LabelSkewError, match=r"model was another one in this run: Net, .* not Linear, 650 parameters"):
+        fl.open(run.folder, **objects | {"model": nn.Linear(64, 10)})
+    assert fl.open(run.folder, **objects).accuracy == run.accuracy
+    plain = fl.run(RECIPE, tmp_path / "plain", quiet=True)
+    with pytest.raises(LabelSkewError, match="method was no object in this run; leave it away"):
+        fl.open(plain.folder, method=Louder())
+
+
+def test_the_command_line_says_who_can_go_on_with_objects(objects, tmp_path):
+    from click.testing import CliRunner
+
+    from fl_labelskew_plugins.cli.main import main
+
+    with pytest.raises(KeyboardInterrupt):
+        fl.run(RECIPE, tmp_path / "cut", method=objects["method"], callbacks=[Interrupts()], quiet=True)
+    result = CliRunner().invoke(main, ["run", "--resume", str(tmp_path / "cut")])
+    assert result.exit_code == 2
+    assert "method was an object in this run (Louder()); give the same one, from Python: fl.open(" in result.output
+    whole = fl.open(tmp_path / "cut", method=objects["method"]).resume(quiet=True)
+    assert whole.finished
+
+
+@pytest.mark.parametrize("more", [{"method": Louder()}, {"callbacks": [Interrupts()]}])
+def test_objects_and_callbacks_are_of_one_process(more, tmp_path):
+    recipe = fl.load(RECIPE, {"comm_args.backend": "MPI"})
+    what = next(iter(more)).replace("method", "objects")
+    with pytest.raises(LabelSkewError, match=f"MPI: other processes train, which have no {what} of this one; use sp"):
+        fl.run(recipe, tmp_path / "out", **more)
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_processes_give_the_same_numbers(finished, tmp_path):
+    run = fl.run(fl.load(RECIPE, {"comm_args.backend": "MPI", "comm_args.workers": 2}), tmp_path / "mpi", quiet=True)
+    assert (run.folder / "model.safetensors").read_bytes() == (finished.folder / "model.safetensors").read_bytes()

@@ -1,0 +1,168 @@
+"""Objects in place of a recipe's names: what is taken, and the line for what is not."""
+
+import numpy as np
+import pytest
+import torch
+from fl_labelskew_registry import Data, LabelSkewError, Method
+from torch import nn
+
+from fl_labelskew_plugins.models.mlp import MLP
+from fl_labelskew_plugins.recipe import objects, parse
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.random((30, 1, 4, 4)), np.arange(30) % 3
+
+
+class Net(nn.Module):
+    """An input layer, a hidden one and a head, none of them called as ours are."""
+
+    def __init__(self, classes=3, after=None):
+        super().__init__()
+        self.first, self.head, self.after = nn.Linear(16, 5), nn.Linear(5, classes), after or nn.Identity()
+
+    def forward(self, x):
+        return self.after(self.head(torch.relu(self.first(x.flatten(1)))))
+
+
+class TorchData(torch.utils.data.Dataset):
+    """As torchvision's: ``targets``, ``classes``, and items of a sample and a label."""
+
+    classes = ("cat", "dog", "eel")
+
+    def __init__(self, x, y):
+        self.x, self.targets = x, list(y)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, k):
+        return torch.from_numpy(self.x[k]), self.targets[k]
+
+
+def test_a_module_gets_features_and_a_classifier_and_comes_back_as_it_was():
+    net = Net()
+    network = objects.ModuleNetwork(net)
+    built = network.build((1, 4, 4), 3)
+    samples = torch.randn(6, 1, 4, 4)
+    assert torch.equal(built(samples), net(samples))
+    assert torch.equal(built.features(samples), torch.relu(net.first(samples.flatten(1))))
+    assert built.classifier.weight is not net.head.weight
+    with torch.no_grad():
+        built.classifier.weight.zero_()
+    whole = built.whole()
+    assert type(whole) is Net
+    assert whole.head.weight.count_nonzero() == 0
+    assert net.head.weight.count_nonzero() == 15
+    assert net.training
+
+
+def test_a_module_of_our_form_is_taken_as_it_is():
+    ours = MLP().build((1, 4, 4), 3)
+    assert type(objects.ModuleNetwork(ours).build((1, 4, 4), 3)) is type(ours)
+
+
+def test_a_lone_linear_layer_is_all_classifier():
+    layer = nn.Linear(16, 3)
+    built = objects.ModuleNetwork(layer).build((16,), 3)
+    assert built.features(torch.ones(2, 16)).shape == (2, 16)
+    assert isinstance(built.whole(), nn.Linear)
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        (
+            nn.Sequential(nn.Flatten(), nn.ReLU()),
+            "Sequential has no nn.Linear layer; let it end with one, of the classes",
+        ),
+        (Net(7), r"head of Net has 7 outputs, and the data have 3 classes; use nn.Linear\(5, 3\) there"),
+        (Net(after=nn.Softmax(1)), "what Net returns is not what its last Linear layer of the classes, head, returns"),
+        (nn.Sequential(nn.Linear(9, 3)), r"Sequential does not take samples of shape \(1, 4, 4\): .*mat1 and mat2"),
+    ],
+)
+def test_a_module_that_does_not_fit_is_a_line(module, line):
+    with pytest.raises(LabelSkewError, match=f"^model: {line}"):
+        objects.ModuleNetwork(module).build((1, 4, 4), 3)
+
+
+def test_a_classifier_of_other_classes_is_a_line():
+    with pytest.raises(LabelSkewError, match=r"^model: classifier of FeatureNet has 3 outputs, and the data have 4"):
+        objects.ModuleNetwork(MLP().build((1, 4, 4), 3)).build((1, 4, 4), 4)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ((X, Y), (X[:6], Y[:6])),
+        {"train": (torch.from_numpy(X), torch.from_numpy(Y)), "test": (X[:6].tolist(), Y[:6].tolist())},
+        (TorchData(X, Y), TorchData(X[:6], Y[:6])),
+    ],
+)
+def test_data_of_each_form(given):
+    data = objects.data(given)
+    assert (data.train.x.shape, data.train.x.dtype, data.train.y.dtype) == ((30, 1, 4, 4), np.float32, np.int64)
+    assert np.array_equal(data.train.x, X.astype(np.float32))
+    assert (data.test.y == Y[:6]).all()
+    named = isinstance(given, tuple) and isinstance(given[0], TorchData)
+    assert data.class_names == (["cat", "dog", "eel"] if named else ["0", "1", "2"])
+
+
+def test_bytes_stay_bytes_and_a_data_object_is_taken_as_it_is():
+    assert objects.data(((X.astype(np.uint8), Y), (X[:6].astype(np.uint8), Y[:6]))).train.x.dtype == np.uint8
+    data = objects.data(((X, Y), (X, Y)))
+    assert isinstance(data, Data)
+    assert objects.data(data) is data
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        (X, r"dataset: ndarray is no pair of a training and a test part; give \(train, test\), each"),
+        ((X, (X, Y)), r"dataset: the training part is a ndarray; give \(x, y\), or a torch Dataset with targets"),
+        (
+            ((X, Y[:5]), (X, Y)),
+            r"dataset: the training part has samples of shape \(30, 1, 4, 4\) and labels of shape \(5,\)",
+        ),
+        (((X, Y / 2), (X, Y)), "dataset: the training part's labels are not numbers of classes; use integers from 0"),
+        (((X, Y), (X[:, 0], Y)), r"dataset: samples are of shape \(1, 4, 4\) in training and \(4, 4\) in test"),
+    ],
+)
+def test_data_that_are_none_are_a_line(given, line):
+    with pytest.raises(LabelSkewError, match=f"^{line}"):
+        objects.data(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"model": "resnet18"}, "model: 'resnet18' is a str; give an nn.Module"),
+        ({"method": dict}, "method: .* is a type; give an object of fl_labelskew_registry.Method"),
+    ],
+)
+def test_what_is_no_object_of_the_kind_is_a_line(given, line):
+    with pytest.raises(LabelSkewError, match=f"^{line}$"):
+        objects.plugins(**given)
+
+
+def test_index_lists_have_to_be_as_many_as_clients():
+    partition = objects.plugins(partition=[[0, 3], [1]])["partition_args"]
+    assert [part.tolist() for part in partition.split(Y, None, clients=2, rng=RNG)] == [[0, 3], [1]]
+    with pytest.raises(LabelSkewError, match=r"2 lists of indices for 4 clients; .*client_num_in_total': 2"):
+        partition.split(Y, None, clients=4, rng=RNG)
+
+
+def test_a_recipe_has_the_objects_and_is_checked_with_them():
+    class Private(Method):
+        """Protects uploads, which SCAFFOLD's control variates would give away."""
+
+        def protects(self):
+            return True
+
+    text = "data_args: {dataset: digits}\nmodel_args: {model: mlp, hidden: [3]}\nmethod_args: {method: fedavg}\n"
+    given = objects.plugins(model=Net(10), method=Private())
+    recipe = parse.parse(text, objects=given)
+    assert (recipe.model.model, recipe.method_name) == ("Net", "Private")
+    assert recipe.network is given["model_args"]
+    assert "model: Net" in recipe.dump()
+    with pytest.raises(parse.RecipeError, match="SCAFFOLD sends more than weights, which the method's protection"):
+        parse.parse(text, overrides=["train_args.federated_optimizer=SCAFFOLD"], objects=given)
