@@ -1,0 +1,62 @@
+"""Several runs side by side, from Python: a table, the page of ``labelskew report``, and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_labelskew_registry import LabelSkewError, MistakesError
+
+from fl_labelskew_plugins.front.run import Run
+from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.studies import report as reports
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def report(runs: Sequence[Run | str | Path], *, last: int = 5, baseline: str = "fedavg") -> Report:
+    """Runs side by side; those that differ only in their seed share a row, as mean and std over the seeds.
+
+    Args:
+        runs: runs, or folders; a folder that holds run folders stands for all of them.
+        last: tests that a mean is taken over.
+        baseline: the method whose best accuracy is to be reached.
+
+    Raises:
+        LabelSkewError: there are none, or some without results.
+    """
+    folders = [run.folder if isinstance(run, Run) else Path(run) for run in runs]
+    finished, mistakes = reports.read_all(folders)
+    if mistakes:
+        raise MistakesError(mistakes)
+    if not finished:
+        raise LabelSkewError("no runs to report on; give one or more runs, or folders of runs")
+    return Report(reports.rows(reports.grouped(finished), last, baseline), last, baseline)
+
+
+class Report:
+    """What several runs say together; :func:`report` makes one."""
+
+    def __init__(self, rows: DataFrame, last: int, baseline: str) -> None:
+        self._rows, self._last, self._baseline = rows, last, baseline
+
+    @property
+    def table(self) -> DataFrame:
+        """A row for each setting, with the columns of ``labelskew report``; accuracies in per cent."""
+        return reports.printed(self._rows)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page of ``labelskew report --html``, with curves and heat maps, complete in itself."""
+        from fl_labelskew_plugins.studies.page import page
+
+        write_text(Path(path), page(self._rows, last=self._last, baseline=self._baseline))
+        return Path(path)
+
+    def __repr__(self) -> str:
+        return str(reports.texts(self._rows).to_string(index=False))
+
+    def _repr_html_(self) -> Any:
+        """For notebooks: the table; strangers' words are escaped."""
+        return reports.texts(self._rows).to_html(index=False, border=0)
