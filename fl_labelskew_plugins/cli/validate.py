@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+from fl_labelskew_registry import MistakesError
 
 from fl_labelskew_plugins.cli.exits import guarded
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.recipe.tables import Table
 
 
 @click.command("validate")
@@ -14,17 +19,48 @@ from fl_labelskew_plugins.cli.exits import guarded
 @click.option("--set", "overrides", multiple=True, metavar="SECTION.KEY=VALUE", help="Change a value; repeatable.")
 @guarded
 def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Check recipes and silos' own files; all mistakes of all FILES are shown, and the exit code is 2 if there are any.
+    """Check recipes, tables of them and silos' own files; all mistakes of all FILES are shown, and the exit code is 2
+    if there are any.
 
-    A silo's own file is checked with the recipes in its folder whose client_specific_args.data_silo_config names it.
+    A table is checked row by row. A silo's own file is checked with the recipes in its folder whose
+    client_specific_args.data_silo_config names it.
     """
-    from fl_labelskew_plugins.recipe.parse import RecipeError, check
+    from fl_labelskew_plugins.recipe import parse, tables
+    from fl_labelskew_plugins.recipe.parse import RecipeError
 
-    found: list[str] = []
+    wrong: list[str] = []
     for file in files:
         try:
-            click.echo(f"{file}: {check(file, overrides)}")
-        except RecipeError as error:
-            found += error.mistakes
-    if found:
-        raise RecipeError(found)
+            text = parse.read_text(file)
+            if tables.is_table(text):
+                click.echo(f"{file}: ok, {rows(tables.read(file, text), overrides)} recipes")
+            else:
+                click.echo(f"{file}: {parse.check(file, overrides)}")
+        except MistakesError as error:
+            wrong += error.mistakes
+    if wrong:
+        raise RecipeError(wrong)
+
+
+def rows(table: Table, overrides: tuple[str, ...]) -> int:
+    """Check every recipe of a table; returns how many there are.
+
+    Raises:
+        MistakesError: with a line for each mistake that names the row, the first one where several have it.
+    """
+    from fl_labelskew_plugins.recipe import parse
+
+    wrong: dict[str, list[str]] = {}
+    for name in table.cells:
+        try:
+            parse.parse(table.text(name, name), source=name, overrides=overrides)
+        except parse.RecipeError as error:
+            for line in error.mistakes:
+                wrong.setdefault(line.removeprefix(f"{name}: "), []).append(name)
+    if wrong:
+        raise MistakesError([f"{table.path}: {_those(names)}: {line}" for line, names in wrong.items()])
+    return len(table.cells)
+
+
+def _those(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
