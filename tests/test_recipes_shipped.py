@@ -70,10 +70,6 @@ def test_every_recipe_is_valid_and_what_it_asks_for_is_what_is_resolved():
         assert len(content.get("expected", [])) == len(recipe.expected), name
 
 
-def test_a_row_s_text_holds_its_recipe():
-    assert [name for name in ROWS if yaml.read(text_of(name)) != (content_of(name), [])] == []
-
-
 @pytest.mark.parametrize("name", [*FILES, *kinds("data_args", "model_args")])
 def test_it_survives_its_own_dump(name):
     recipe = load(name)

@@ -481,6 +481,9 @@ class _Check:
             raise RecipeError([f"{_shown(self.path)}: empty; {what} has the sections {', '.join(self.allowed)}"])
         if not isinstance(content, dict):
             raise RecipeError([f"{_shown(self.path)}: {mistakes.show(content)} is no mapping of sections to keys"])
+        if "tables" in content:
+            row = self.path.with_suffix("") / "ROW"
+            raise RecipeError([f"{_shown(self.path)}: is a table of recipes; use one of its rows: {_shown(row)}"])
         self.mistakes += [f"{_shown(self.path)}: {line}" for line in twice]
         raw: dict[str, dict[str, Any]] = {}
         for section, keys in content.items():

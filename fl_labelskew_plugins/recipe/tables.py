@@ -255,7 +255,7 @@ def _mistakes(page: Page, part: Part, row: Row) -> Iterator[str]:
     for name in sorted(wanted - row.args.keys()):
         yield f"args.{name}: missing; ${name} stands in a method"
     for name in row.args.keys() - wanted:
-        yield f"args.{mistakes.unknown_key(name, sorted(wanted))}"
+        yield f"args.{name}: {mistakes.unknown_key(name, sorted(wanted))}"
 
 
 def _names(page: Page, part: Part, row: Row) -> list[str]:
