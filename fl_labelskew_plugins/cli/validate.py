@@ -9,6 +9,7 @@ import click
 from fl_labelskew_registry import MistakesError
 
 from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.machine.text import few
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.recipe.tables import Table
@@ -26,7 +27,6 @@ def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...]) -> Non
     client_specific_args.data_silo_config names it.
     """
     from fl_labelskew_plugins.recipe import parse, tables
-    from fl_labelskew_plugins.recipe.parse import RecipeError
 
     wrong: list[str] = []
     for file in files:
@@ -39,14 +39,14 @@ def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...]) -> Non
         except MistakesError as error:
             wrong += error.mistakes
     if wrong:
-        raise RecipeError(wrong)
+        raise MistakesError(wrong)
 
 
 def rows(table: Table, overrides: tuple[str, ...]) -> int:
     """Check every recipe of a table; returns how many there are.
 
     Raises:
-        MistakesError: with a line for each mistake that names the row, the first one where several have it.
+        MistakesError: with a line for each mistake, which names the rows that have it.
     """
     from fl_labelskew_plugins.recipe import parse
 
@@ -54,13 +54,9 @@ def rows(table: Table, overrides: tuple[str, ...]) -> int:
     for name in table.cells:
         try:
             parse.parse(table.text(name, name), source=name, overrides=overrides)
-        except parse.RecipeError as error:
+        except MistakesError as error:
             for line in error.mistakes:
                 wrong.setdefault(line.removeprefix(f"{name}: "), []).append(name)
     if wrong:
-        raise MistakesError([f"{table.path}: {_those(names)}: {line}" for line, names in wrong.items()])
+        raise MistakesError([f"{table.path}: {few(names, 4)}: {line}" for line, names in wrong.items()])
     return len(table.cells)
-
-
-def _those(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

@@ -98,14 +98,14 @@ def text(path: str | Path, read: Callable[[Path], str]) -> str | None:
     Raises:
         MistakesError: it can only be meant as a name, and is none.
     """
-    folder = os.path.isdir(path)
-    if os.path.exists(path) and not folder:
+    is_folder = os.path.isdir(path)
+    if os.path.exists(path) and not is_folder:
         return None
     name = Path(path).as_posix()
     if name.startswith("recipes/"):
         name = name.removeprefix("recipes/").removesuffix(".yaml")
     recipe = named(name, read)
-    if recipe is None and not folder and not Path(path).suffix and not Path(path).is_absolute():
+    if recipe is None and not is_folder and not Path(path).suffix and not Path(path).is_absolute():
         raise unknown(name, names())
     return recipe
 

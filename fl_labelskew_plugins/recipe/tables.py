@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 from fl_labelskew_registry import MistakesError
 from pydantic import BaseModel, ConfigDict, Field
 
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import mistakes, yaml
 from fl_labelskew_plugins.recipe.sections import EXPECTED, PATHS, SECTIONS
 
@@ -44,7 +45,8 @@ COMMON: Sections = {
 WITHOUT_STD = 2.0
 """Tolerance in per cent where a paper prints no std: seeds differ by as much in these scenes."""
 
-NAME = r"^[A-Za-z0-9_-]+$"
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""What a recipe may be called: it becomes the name of files and folders."""
 
 
 class _Strict(BaseModel):
@@ -64,7 +66,7 @@ class Row(_Strict):
 
     data: str | None = Field(None, description="one of the table's `data`")
     split: str | None = Field(None, description="one of the table's `splits`")
-    name: str | None = Field(None, pattern=NAME, description="of its recipes; default: table, data and split")
+    name: str | None = Field(None, description="of its recipes; default: table, data and split")
     values: list[float | tuple[float, float] | None] | None = Field(
         None, description="the paper's numbers, or [number, std], in the order of the columns; null: none is printed"
     )
@@ -159,7 +161,7 @@ class Table:
             *textwrap.wrap(" ".join(filter(None, (page.comment, cell.part.comment, cell.row.comment))), 118),
             f"{page.source}.",
         ]
-        return "".join(f"# {line}\n" for line in comment) + yaml.write(content)
+        return "".join(f"# {clean(line, 4096)}\n" for line in comment) + yaml.write(content)
 
 
 def is_table(text: str) -> bool:
@@ -176,14 +178,14 @@ def read(path: Path, text: str) -> Table:
     try:
         content, wrong = yaml.read(text)
     except yaml.YamlError as error:
-        raise MistakesError([f"{path}: {error}"]) from None
+        raise MistakesError([clean(f"{path}: {error}", 4096)]) from None
     cells: dict[str, Cell] = {}
     page = _checked(Page, content, "", wrong)
     if page is not None:
         wrong += _unknown(page)
         cells = _cells(page, wrong)
     if page is None or wrong:
-        raise MistakesError([f"{path}: {line}" for line in wrong])
+        raise MistakesError([clean(f"{path}: {line}", 4096) for line in wrong])
     return Table(path, page, cells)
 
 
@@ -201,8 +203,14 @@ def _cells(page: Page, wrong: list[str]) -> dict[str, Cell]:
             if row is None:
                 continue
             names = _names(page, part, row)
-            twice = [f"a second recipe of the name {name}; use another name" for name in names if name in cells]
-            wrong += [f"{part.table}, row {j}, {names[0]}: {line}" for line in (*_mistakes(page, part, row), *twice)]
+            told = [*_mistakes(page, part, row)]
+            told += [f"a second recipe of the name {name}; use another name" for name in names if name in cells]
+            told += [
+                f"a recipe cannot be called {mistakes.show(name)}; use a name of letters, digits, _ and -"
+                for name in names
+                if not NAME.fullmatch(name)
+            ]
+            wrong += [f"{part.table}, row {j}, {names[0]}: {line}" for line in told]
             cells |= {name: Cell(part, row, number) for number, name in enumerate(names)}
     return cells
 
@@ -228,9 +236,6 @@ def _unknown(page: Page) -> Iterator[str]:
         for section in sections:
             if section not in SECTIONS:
                 yield f"{place}.{section}: unknown section{mistakes.nearest(section, SECTIONS)}"
-    for name in page.methods:
-        if not re.match(NAME, name):
-            yield f"methods.{name}: is part of a recipe's name; allowed: letters, digits, _ and -"
     if page.default is not None and page.default not in page.methods:
         yield f"default: {mistakes.unknown(page.default, page.methods)}"
 

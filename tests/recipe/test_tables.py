@@ -71,7 +71,6 @@ def test_a_path_is_relative_to_the_table(tmp_path):
         (edited(lambda content: content.update(bse={})), "bse: unknown key; allowed: paper,"),
         (edited(lambda content: content.update(default="fedmmr")), "default: 'fedmmr' is unknown; allowed: fedavg"),
         (edited(lambda content: content["base"].update(trian_args={})), "base.trian_args: unknown section; nearest: t"),
-        (edited(lambda content: content["methods"].update({"a.b": {}})), "methods.a.b: is part of a recipe's name"),
         (edited(lambda content: content["tables"].append(3)), "tables, item 2: 3 is no mapping; allowed: table"),
         (edited(lambda content: content["tables"][0].pop("rows")), "tables, item 1: rows: missing; allowed: a list"),
         (
@@ -79,7 +78,7 @@ def test_a_path_is_relative_to_the_table(tmp_path):
             "Exp 1: columns: 'fedrm' is unknown; allowed: fedavg, fedmr; nearest: fedmr",
         ),
         (edited(lambda content: content["tables"][0]["rows"].append("x")), "Exp 1, row 3: 'x' is no mapping; allowed"),
-        (first_row(name="a/b"), "Exp 1, row 1: name: 'a/b' has the wrong form; allowed: text, or null"),
+        (first_row(name="a/b"), "a/b_fedavg: a recipe cannot be called 'a/b_fedavg'; use a name of"),
         (first_row(value=[1.0]), "Exp 1, row 1: value: unknown key; allowed: data, split, name, values"),
         (first_row(data="mpl"), "Exp 1, row 1, exp1_mpl_pcdd_fedavg: data: 'mpl' is unknown; allowed: mlp; near"),
         (first_row(split="x"), "Exp 1, row 1, exp1_mlp_x_fedavg: split: 'x' is unknown; allowed: pcdd"),
@@ -97,6 +96,11 @@ def test_a_mistake_is_a_line_with_its_place(text, line):
     lines = [told for told in caught.value.mistakes if line in told]
     assert lines, caught.value.mistakes
     assert lines[0].startswith("mine.yaml: ")
+
+
+def test_what_is_written_stays_in_the_comment():
+    text = edited(lambda content: content.update(paper="A\nb: 1", source="C\nd: 2", comment="E\nf: 3"))
+    assert yaml.read(read(text).text("wide", "a\nb"))[0].keys() == yaml.read(read().text("wide", "a"))[0].keys()
 
 
 def test_a_key_that_stands_twice_is_a_mistake():
