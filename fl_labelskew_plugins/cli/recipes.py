@@ -20,9 +20,13 @@ def text_of(name: str) -> str:
     Raises:
         MistakesError: there is none of this name.
     """
-    from fl_labelskew_plugins.recipe.parse import read_text
 
-    text = shipped.named(name.removesuffix(".yaml"), read_text)
+    def read(own: Path) -> str:
+        from fl_labelskew_plugins.recipe.parse import read_text
+
+        return read_text(own)
+
+    text = shipped.named(name.removesuffix(".yaml"), read)
     if text is None:
         raise shipped.unknown(name, shipped.names())
     return text
