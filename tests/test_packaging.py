@@ -34,8 +34,12 @@ def test_the_wheels_hold_what_they_should(wheels):
         assert metadata["Description-Content-Type"] == "text/markdown"
         assert len(metadata.get_payload()) > 20
     assert "fl_labelskew_fedml_run.pth" in names
-    assert "fl_labelskew_plugins/recipes/quickstart.yaml" in names
     assert {f"fl_labelskew_plugins/studies/page.{kind}" for kind in ("html.j2", "css", "js")} <= set(names)
+    recipes = {name.partition("/recipes/")[2] for name in names}
+    assert {
+        "quickstart.yaml",
+        *(f"papers/{paper}.yaml" for paper in ("fedrs", "map", "fedlc", "fedshift", "fedmr")),
+    } <= recipes
     assert not [name for name in names if name.split("/")[0] in {"tests", "recipes", "benchmarks", "registry", "docs"}]
 
 
@@ -60,6 +64,8 @@ def test_a_recipe_can_be_copied_out_checked_and_tried(venv, tmp_path):
     assert (tmp_path / "quickstart.yaml").is_file()
     assert venv.run("labelskew", "validate", "quickstart.yaml", cwd=tmp_path).stdout == "quickstart.yaml: ok\n"
     assert "fedrs" in venv.run("fedml", "run", "quickstart.yaml", "--dry-run", cwd=tmp_path).stdout
+    row = venv.run("fedml", "run", "fedlc/table4_synthetic_0_0", "--dry-run", cwd=tmp_path)
+    assert "table4_synthetic_0_0: fedlc with FedAvg" in row.stdout
 
 
 def test_the_host_s_own_command_line_still_answers(venv):

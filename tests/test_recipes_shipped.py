@@ -1,143 +1,131 @@
 """Every recipe that comes with the package can be run, and a paper's are what its table says."""
 
-import importlib.util
 import json
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fl_labelskew_registry import catalog
 
 from fl_labelskew_plugins.front.start import start
-from fl_labelskew_plugins.recipe import parse, yaml
+from fl_labelskew_plugins.recipe import parse, shipped, yaml
 from fl_labelskew_plugins.runs.session import loaded
 
 ROOT = Path(__file__).parent.parent
-TABLES = ROOT / "tools" / "recipes"
-SHIPPED = sorted((ROOT / "recipes").rglob("*.yaml"))
+FILES = shipped.files()
+ROWS = [f"{paper}/{row}" for paper in shipped.papers() for row in shipped.table(paper).cells]
 METHODS = ("fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr")
 BASELINES = ("fedproc", "moon", "fedmmd", "reweighting", "fedrod", "fedaws", "fd", "flda")
-
-_spec = importlib.util.spec_from_file_location("generate", TABLES / "generate.py")
-generate = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(generate)
-
-WRITTEN = {ROOT / "recipes" / name: text for name, text in generate.everything().items()}
-BY_HAND = [path for path in SHIPPED if path not in WRITTEN]
 
 SAMPLES = {"cifar10": 1000, "cifar100": 3000, "svhn": 1000, "fashion_mnist": 1000, "cinic10": 900, "tiny_imagenet": 600}
 """Samples of a small copy, where 100 clients or 1,600 shards need more than it has by default."""
 
 
-def name_of(path):
-    return path.relative_to(ROOT).as_posix()
+@cache
+def text_of(name):
+    return shipped.named(name, parse.read_text)
 
 
 @cache
-def load(path):
-    return parse.load(path)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed_once():
-    """What is installed does not change between two of some hundred recipes; to look takes longer than all the rest."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(catalog, "entries", cache(catalog.entries))
-        yield
-
-
-def test_all_seven_in_both_sizes_and_a_quick_start():
-    wanted = [f"recipes/{size}{method}_fmnist.yaml" for size in ("", "small/") for method in METHODS]
-    wanted += [f"recipes/small/{method}_fmnist.yaml" for method in BASELINES]
-    wanted += ["recipes/quickstart.yaml", "recipes/fedmr_isic2019.yaml", "recipes/fedmr/isic2019.yaml"]
-    assert {name_of(path) for path in SHIPPED} >= set(wanted)
+def load(name):
+    return parse.parse(text_of(name), source=FILES.get(name, name))
 
 
 @cache
-def content_of(path):
-    return yaml.read(path.read_text("utf-8") if path.exists() else WRITTEN[path])[0]
+def content_of(name):
+    if name in FILES:
+        return yaml.read(text_of(name))[0]
+    paper, _, row = name.partition("/")
+    return shipped.table(paper).content(row)
 
 
 def kinds(*of):
     """The first of the papers' recipes of each kind, by what these sections say."""
-    found = {}
-    for path in WRITTEN:
-        content = content_of(path)
-        found.setdefault(json.dumps([content[section] for section in of], sort_keys=True), path)
-    return sorted(found.values())
+    names = {}
+    for name in sorted(ROWS):
+        content = content_of(name)
+        names.setdefault(json.dumps([content[section] for section in of], sort_keys=True), name)
+    return sorted(names.values())
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=name_of)
-def test_it_is_valid_and_what_it_asks_for_is_what_is_resolved(path):
-    mine = load(path)
-    content = content_of(path)
-    assert len(content.get("expected", [])) == len(mine.expected)
-    for section in content.keys() - {"expected"}:
-        keys = content[section]
-        assert {key: mine.resolved()[section][key] for key in keys} == keys
+def test_all_seven_in_both_sizes_and_a_quick_start():
+    wanted = [f"{size}{method}_fmnist" for size in ("", "small/") for method in METHODS]
+    wanted += [f"small/{method}_fmnist" for method in BASELINES]
+    assert FILES.keys() >= {*wanted, "quickstart", "fedmr_isic2019", "fedmr/simulation"}
+    assert {paper: len(shipped.table(paper).cells) for paper in shipped.papers()} == {
+        "fedlc": 100,
+        "fedmr": 294,
+        "fedrs": 76,
+        "fedshift": 35,
+        "map": 8,
+    }
 
 
-@pytest.mark.parametrize("path", [*BY_HAND, *kinds("data_args", "model_args")], ids=name_of)
-def test_it_survives_its_own_dump(path):
-    mine = load(path)
-    again = parse.parse(mine.dump(), source=path)
-    assert (again.resolved(), again.expected) == (mine.resolved(), mine.expected)
+def test_every_recipe_is_valid_and_what_it_asks_for_is_what_is_resolved():
+    for name in [*FILES, *ROWS]:
+        content, recipe = content_of(name), load(name)
+        asked = {section: keys for section, keys in content.items() if section != "expected"}
+        resolved = recipe.resolved()
+        assert asked == {section: {key: resolved[section][key] for key in asked[section]} for section in asked}, name
+        assert len(content.get("expected", [])) == len(recipe.expected), name
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=name_of)
-def test_it_opens_with_its_command_and_the_source_of_its_numbers(path):
-    first, *rest = path.read_text("utf-8").splitlines()
-    assert first == f"# fedml run {name_of(path)}"
-    comments = [line for line in rest if line.startswith("# ")]
-    assert comments
-    assert load(path).method_name in "".join(comments).lower()
+@pytest.mark.parametrize("name", [*FILES, *kinds("data_args", "model_args")])
+def test_it_survives_its_own_dump(name):
+    recipe = load(name)
+    again = parse.parse(recipe.dump(), source=recipe.path)
+    assert (again.resolved(), again.expected) == (recipe.resolved(), recipe.expected)
 
 
-@pytest.mark.parametrize("path", BY_HAND, ids=name_of)
-def test_it_runs_up_to_training(path, fashion_mnist, capsys):
-    start(path, [fashion_mnist] if "fmnist" in path.stem else [], dry_run=True)
+def test_each_opens_with_its_command_and_the_source_of_its_numbers():
+    for name in [*FILES, *ROWS]:
+        first, *rest = text_of(name).splitlines()
+        assert first == (f"# fedml run recipes/{name}.yaml" if name in FILES else f"# fedml run {name}")
+        comments = [line for line in rest if line.startswith("# ")]
+        assert comments, name
+        assert load(name).method_name in "".join(comments).lower(), name
+
+
+def test_the_short_name_of_isic2019_is_its_row():
+    assert content_of("fedmr_isic2019") == content_of("fedmr/isic2019")
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "fedmr_isic2019"])  # its row runs on a small copy
+def test_it_runs_up_to_training(name, fashion_mnist, capsys):
+    start(FILES[name], [fashion_mnist] if "fmnist" in name else [], dry_run=True)
     assert "nothing was trained" in capsys.readouterr().out
 
 
 def test_pure_missing_classes_need_a_wide_smoothing():
-    found = [load(path) for path in SHIPPED if load(path).method_name == "fedshift"]
-    pure = [mine for mine in found if mine.partition.partition_method == "pcdd"]
+    shifted = [load(name) for name in [*FILES, *ROWS] if load(name).method_name == "fedshift"]
+    pure = [recipe for recipe in shifted if recipe.partition.partition_method == "pcdd"]
     assert len(pure) >= 2
-    assert {mine.method.params.smoothing_fraction for mine in pure} == {0.1}
+    assert {recipe.method.params.smoothing_fraction for recipe in pure} == {0.1}
 
 
 # The papers' experiments
 
 
-def test_the_papers_recipes_are_what_their_tables_say():
-    assert {
-        name_of(path) for path, text in WRITTEN.items() if not path.exists() or path.read_text("utf-8") != text
-    } == set()
-    assert generate.stale({path.relative_to(ROOT / "recipes").as_posix(): "" for path in WRITTEN}) == []
-
-
 def test_numbers_are_the_paper_s():
     def expected(name):
         return [
-            (each.value, each.measure, each.target, each.tolerance, each.table) for each in load(ROOT / name).expected
+            (number.value, number.measure, number.target, number.tolerance, number.table)
+            for number in load(name).expected
         ]
 
-    assert expected("recipes/fedmr/table1_fmnist_p10c2.yaml") == [(74.97, "accuracy", None, 2.0, "Table 1")]
-    assert expected("recipes/fedmr/table1_fmnist_p5c2.yaml") == [(75.51, "accuracy", None, 2.0, "Table 1")]
-    assert expected("recipes/fedrs/table1_c10_100_2_fedavg.yaml") == [(55.9, "accuracy", None, 6.75, "Table 1")]
-    assert expected("recipes/fedrs/table1_c10_100_2.yaml") == [(70.8, "accuracy", None, 1.0, "Table 1")]
-    assert expected("recipes/fedshift/table1_cifar10.yaml") == [
+    assert expected("fedmr/table1_fmnist_p10c2") == [(74.97, "accuracy", None, 2.0, "Table 1")]
+    assert expected("fedmr/table1_fmnist_p5c2") == [(75.51, "accuracy", None, 2.0, "Table 1")]
+    assert expected("fedrs/table1_c10_100_2_fedavg") == [(55.9, "accuracy", None, 6.75, "Table 1")]
+    assert expected("fedrs/table1_c10_100_2") == [(70.8, "accuracy", None, 1.0, "Table 1")]
+    assert expected("fedshift/table1_cifar10") == [
         (83.52, "best_accuracy", None, 2.0, "Table 1"),
         (23, "rounds_to", 78.94, 2, "Table 2"),
     ]
-    papers = {
-        paper.stem: [mine for mine in map(load, WRITTEN) if mine.path.parent.name == paper.stem]
-        for paper in TABLES.glob("*.yaml")
-    }
-    assert {name for name, found in papers.items() if not any(mine.expected for mine in found)} == {"map"}
-    for each in [each for found in papers.values() for mine in found for each in mine.expected]:
-        assert 10 < each.value < 400 if each.measure == "rounds_to" else 10 < each.value < 100
+    numbers = {name: load(name).expected for name in ROWS}
+    assert {name.partition("/")[0] for name in ROWS if numbers[name]} == shipped.papers().keys() - {"map"}
+    for name in ROWS:
+        for number in numbers[name]:
+            assert 10 < number.value < (400 if number.measure == "rounds_to" else 100), name
 
 
 # FedMR, tables 9 and 10; columns: FedProx, FedProc, MOON, FedDyn, FedDC, FedMR mu1, FedMR mu2.
@@ -178,17 +166,17 @@ def test_weights_are_those_of_tables_9_and_10(line):
     stem = "_".join(words[:-7])
 
     def of(suffix):
-        return load(ROOT / f"recipes/fedmr/{stem}{suffix}.yaml")
+        return load(f"fedmr/{stem}{suffix}")
 
-    mine = of("").method.params
+    params = of("").method.params
     assert [
         of("_fedprox").optimizer.params.fedprox_mu,
         of("_fedproc").method.params.mu,
         of("_moon").method.params.mu,
         of("_feddyn").optimizer.params.feddyn_alpha,
         of("_feddc").optimizer.params.feddc_alpha,
-        mine.mu1,
-        mine.mu2,
+        params.mu1,
+        params.mu2,
     ] == [float(word) for word in words[-7:]]
 
 
@@ -208,12 +196,10 @@ table5_cifar10_n50 55.22 56.24 64.92 64.69 0.01
 @pytest.mark.parametrize("line", SHIFTED.strip().splitlines(), ids=lambda line: line.partition(" ")[0])
 def test_fedshift_s_numbers_and_fedprox_s_weight_are_the_paper_s(line):
     stem, *numbers, weight = line.split()
-    found = [
-        load(ROOT / f"recipes/fedshift/{stem}{suffix}.yaml") for suffix in ("_fedavg", "_fedprox", "_scaffold", "")
-    ]
-    assert [mine.expected[0].value for mine in found] == [float(number) for number in numbers]
-    assert [mine.train.federated_optimizer for mine in found] == ["FedAvg", "FedProx", "SCAFFOLD", "FedAvg"]
-    assert found[1].optimizer.params.fedprox_mu == float(weight)
+    row = [load(f"fedshift/{stem}{suffix}") for suffix in ("_fedavg", "_fedprox", "_scaffold", "")]
+    assert [recipe.expected[0].value for recipe in row] == [float(number) for number in numbers]
+    assert [recipe.train.federated_optimizer for recipe in row] == ["FedAvg", "FedProx", "SCAFFOLD", "FedAvg"]
+    assert row[1].optimizer.params.fedprox_mu == float(weight)
 
 
 def test_the_ablation_s_means_are_table_6_s():
@@ -221,19 +207,22 @@ def test_the_ablation_s_means_are_table_6_s():
     for data, inter, intra in (("svhn", 87.46, 87.15), ("cifar10", 78.86, 80.89), ("cifar100", 66.62, 67.11)):
         for variant, mean in (("inter", inter), ("intra", intra)):
             rows = [
-                load(path).expected[0].value
-                for path in WRITTEN
-                if path.stem.startswith(f"table12_{data}_") and path.stem.endswith(variant)
+                load(name).expected[0].value
+                for name in ROWS
+                if name.startswith(f"fedmr/table12_{data}_") and name.endswith(variant)
             ]
             assert len(rows) == 5
             assert np.mean(rows) == pytest.approx(mean, abs=0.011), (data, variant)
 
 
 def test_table_12_is_one_loss_alone():
-    inter, intra = (
-        load(ROOT / f"recipes/fedmr/table12_fmnist_p10c2_{part}.yaml").method.params for part in ("inter", "intra")
-    )
+    inter, intra = (load(f"fedmr/table12_fmnist_p10c2_{part}").method.params for part in ("inter", "intra"))
     assert (inter.mu1, inter.mu2, intra.mu1, intra.mu2) == (0, 1e-4, 0.01, 0)
+
+
+def first_of(dataset):
+    """The first recipe of a paper with this data set."""
+    return next(name for name in ROWS if content_of(name)["data_args"]["dataset"] == dataset)
 
 
 @pytest.fixture(scope="session")
@@ -242,10 +231,9 @@ def small(tmp_path_factory):
     folder = tmp_path_factory.mktemp("small")
 
     @cache
-    def write(name):
-        dataset = next(load(path).dataset for path in WRITTEN if load(path).data.dataset == name)
-        dataset.fake(folder / name, samples=SAMPLES.get(name), seed=0)
-        return folder / name
+    def write(dataset):
+        load(first_of(dataset)).dataset.fake(folder / dataset, samples=SAMPLES.get(dataset), seed=0)
+        return folder / dataset
 
     return write
 
@@ -255,34 +243,31 @@ def fitted(small):
     """Overrides that make a recipe of a paper one for the small copy of its data."""
 
     @cache
-    def groups(name):
-        mine = parse.load(
-            next(p for p in WRITTEN if load(p).data.dataset == name),
-            [f"data_args.data_cache_dir={small(name)}", "data_args.users=null"],
-        )
-        return len(np.unique(loaded(mine).train.groups))
+    def groups(dataset):
+        recipe = parse.load(first_of(dataset), [f"data_args.data_cache_dir={small(dataset)}", "data_args.users=null"])
+        return len(np.unique(loaded(recipe).train.groups))
 
-    def overrides(path):
-        mine = load(path)
-        name, train = mine.data.dataset, mine.train
-        if name == "synthetic":
+    def overrides(name):
+        recipe = load(name)
+        dataset, train = recipe.data.dataset, recipe.train
+        if dataset == "synthetic":
             return []
-        found = [f"data_args.data_cache_dir={small(name)}"]
-        if mine.partition.partition_method == "natural" and name != "isic2019":
-            joining = min(train.client_num_per_round, groups(name))
-            found += [
+        settings = [f"data_args.data_cache_dir={small(dataset)}"]
+        if recipe.partition.partition_method == "natural" and dataset != "isic2019":
+            joining = min(train.client_num_per_round, groups(dataset))
+            settings += [
                 "data_args.users=null",
-                f"train_args.client_num_in_total={groups(name)}",
+                f"train_args.client_num_in_total={groups(dataset)}",
                 f"train_args.client_num_per_round={joining}",
             ]
-        return found
+        return settings
 
     return overrides
 
 
-@pytest.mark.parametrize("path", kinds("data_args", "model_args"), ids=name_of)
-def test_every_network_is_built_for_its_data(path, fitted, capsys):
-    start(path, fitted(path), dry_run=True)
+@pytest.mark.parametrize("name", kinds("data_args", "model_args"))
+def test_every_network_is_built_for_its_data(name, fitted, capsys):
+    start(name, fitted(name), dry_run=True)
     assert "nothing was trained" in capsys.readouterr().out
 
 
@@ -290,20 +275,25 @@ def test_every_partition_is_dealt(fitted):
     from fl_labelskew_plugins.data.clients import divide
 
     @cache
-    def data(overrides, path):
-        return loaded(parse.load(path, overrides))
+    def data(overrides, name):
+        return loaded(parse.load(name, overrides))
 
-    first = {}
-    for path in kinds("data_args", "partition_args", "train_args"):
-        overrides = tuple(fitted(path))
-        mine = parse.load(path, overrides)
-        key = json.dumps([mine.resolved()["data_args"]])
+    first, scenes = {}, {}
+    for name in ROWS:
+        content = content_of(name)
+        clients = content["train_args"]["client_num_in_total"]
+        scenes.setdefault(json.dumps([content["data_args"], content["partition_args"], clients]), name)
+    assert len(scenes) > 70
+    for name in scenes.values():
+        overrides = tuple(fitted(name))
+        recipe = parse.load(name, overrides)
+        key = json.dumps(recipe.resolved()["data_args"])
         split = divide(
-            data(overrides, first.setdefault(key, path)),
-            mine.partitioner,
-            clients=mine.train.client_num_in_total,
+            data(overrides, first.setdefault(key, name)),
+            recipe.partitioner,
+            clients=recipe.train.client_num_in_total,
             seed=0,
         )
-        assert len(split.train) == mine.train.client_num_in_total
-        if mine.partition.partition_method == "pcdd":
-            assert (split.counts > 0).sum(1).max() <= mine.partitioner.params.classes_per_client
+        assert len(split.train) == recipe.train.client_num_in_total
+        if recipe.partition.partition_method == "pcdd":
+            assert (split.counts > 0).sum(1).max() <= recipe.partitioner.params.classes_per_client

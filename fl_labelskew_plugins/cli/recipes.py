@@ -9,32 +9,27 @@ from typing import Any
 import click
 from fl_labelskew_registry import LabelSkewError, catalog
 
-import fl_labelskew_plugins
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.recipe import shipped
 
 
-def shipped() -> dict[str, Path]:
-    """Name to file of every recipe: inside an installed package, or beside it in a checkout."""
-    from importlib.resources import files
+def text_of(name: str) -> str:
+    """The text of one recipe.
 
-    inside = Path(str(files("fl_labelskew_plugins") / "recipes"))
-    folder = inside if inside.is_dir() else Path(fl_labelskew_plugins.__file__).parent.parent / "recipes"
-    return {path.relative_to(folder).with_suffix("").as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+    Raises:
+        MistakesError: there is none of this name.
+    """
 
+    def read(own: Path) -> str:
+        from fl_labelskew_plugins.recipe.parse import read_text
 
-def find(name: str) -> Path:
-    """The file of one shipped recipe."""
-    recipes = shipped()
-    path = recipes.get(name.removesuffix(".yaml"))
-    if path is None:
-        from fl_labelskew_plugins.recipe import mistakes
+        return read_text(own)
 
-        near = mistakes.nearest(name, recipes)
-        raise LabelSkewError(
-            f"recipe {mistakes.show(name)} is unknown; one of labelskew recipes ls would be right{near}"
-        )
-    return path
+    text = shipped.named(name.removesuffix(".yaml"), read)
+    if text is None:
+        raise shipped.unknown(name, shipped.names())
+    return text
 
 
 def row(name: str, recipe: dict[str, Any]) -> list[str]:
@@ -86,16 +81,13 @@ def recipes_group() -> None:
 @guarded
 def ls(paper: str | None) -> None:
     """List the recipes; with --paper those of its experiments, what they need on disk, and the paper's numbers."""
-    from fl_labelskew_plugins.recipe import yaml
-
-    everything = shipped()
-    papers = Counter(name.partition("/")[0] for name in everything if "/" in name and not name.startswith("small/"))
+    papers = shipped.papers()
     head = ["name", "method", "data", "network", "clients", "rounds"]
     if paper is None:
-        own = {name: path for name, path in everything.items() if name.partition("/")[0] not in papers}
-        rows = [row(name, yaml.read(path.read_text("utf-8"))[0]) for name, path in own.items()]
-        click.echo(table.plain(head, rows))
-        more = ", ".join(f"{name} ({count})" for name, count in papers.items())
+        own = [row(name, recipe) for name, recipe in shipped.contents().items()]
+        click.echo(table.plain(head, own))
+        counts = Counter(name.partition("/")[0] for name in shipped.names())
+        more = ", ".join(f"{name} ({counts[name]})" for name in papers)
         click.echo(f"and the papers' experiments, with --paper: {more}")
         return
     if paper.lower() not in papers:
@@ -103,16 +95,13 @@ def ls(paper: str | None) -> None:
 
         raise LabelSkewError(f"--paper {mistakes.unknown(paper, papers)}")
     rows, sources = [], {}
-    found: dict[str, tuple[str, str]] = {}
-    for name, path in everything.items():
-        if not name.startswith(f"{paper.lower()}/"):
-            continue
-        recipe, _ = yaml.read(path.read_text("utf-8"))
+    states: dict[str, tuple[str, str]] = {}
+    for name, recipe in shipped.contents(paper.lower()).items():
         data = recipe["data_args"]
-        if (key := str(data)) not in found:
-            found[key] = needs(data)
-        state, source = found[key]
-        rows.append([*row(name, recipe), state, "; ".join(number(each) for each in recipe.get("expected", ()))])
+        if (key := str(data)) not in states:
+            states[key] = needs(data)
+        state, source = states[key]
+        rows.append([*row(name, recipe), state, "; ".join(map(number, recipe.get("expected", ())))])
         if source:
             sources[data["dataset"]] = source
     click.echo(table.plain([*head, "needs", "expected"], rows))
@@ -125,7 +114,7 @@ def ls(paper: str | None) -> None:
 @guarded
 def show(name: str) -> None:
     """Print the recipe NAME."""
-    click.echo(find(name).read_text("utf-8"), nl=False)
+    click.echo(text_of(name), nl=False)
 
 
 @recipes_group.command("cp")
@@ -134,11 +123,11 @@ def show(name: str) -> None:
 @guarded
 def cp(name: str, dest: Path) -> None:
     """Copy the recipe NAME to DEST, a file or a folder; an existing file is left alone."""
-    source = find(name)
-    target = dest / source.name if dest.is_dir() else dest
+    text = text_of(name)
+    target = dest / f"{name.rpartition('/')[2].removesuffix('.yaml')}.yaml" if dest.is_dir() else dest
     try:
         with target.open("x", encoding="utf-8") as file:
-            file.write(source.read_text("utf-8"))
+            file.write(text)
     except FileExistsError:
         raise LabelSkewError(f"{target}: exists already; another DEST would be right") from None
     except OSError as error:

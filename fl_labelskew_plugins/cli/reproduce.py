@@ -12,25 +12,25 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import FOLDER, QUIET, SET
-from fl_labelskew_plugins.cli.recipes import find
 from fl_labelskew_plugins.machine.typed import to_go_on
 
 
 def named(recipes: tuple[str, ...]) -> dict[str, Path]:
-    """Name to file: of a file its stem, of a recipe that came with the package its own name.
+    """Name to path: of a file its stem, of another recipe its own name, of a table of one's own without folders.
 
     Raises:
-        LabelSkewError: there is no such recipe, or one is named twice.
+        LabelSkewError: one is named twice.
     """
-    found: dict[str, Path] = {}
-    for each in recipes:
-        is_file = Path(each).is_file()
-        path = Path(each) if is_file else find(each)
-        name = path.stem if is_file else each.removesuffix(".yaml")
-        if name in found:
-            raise LabelSkewError(f"{each}: {name} is there twice; each recipe once, by different names, would be right")
-        found[name] = path
-    return found
+    paths: dict[str, Path] = {}
+    for recipe in recipes:
+        is_file = Path(recipe).is_file()
+        name = Path(recipe).stem if is_file else "/".join(Path(recipe.removesuffix(".yaml")).parts[-2:])
+        if name in paths:
+            raise LabelSkewError(
+                f"{recipe}: {name} is there twice; each recipe once, by different names, would be right"
+            )
+        paths[name] = Path(recipe if is_file else recipe.removesuffix(".yaml"))
+    return paths
 
 
 @click.command("reproduce")
@@ -48,11 +48,11 @@ def reproduce_command(
 ) -> None:
     """Run recipes and compare them with the numbers that they expect.
 
-    RECIPE is a file or the name of one that came with the package (labelskew recipes ls). A run that is done already is
-    not run again, one that broke off is gone on with: the same command goes on. With --budget no round begins once the
-    time is up, and the runs stop where they are: another budget, or none, goes on with them. The table says what was
-    changed, compares what has all of its rounds, and is kept as table.md and table.csv. To fall short is no failure:
-    the exit code is then 0, too.
+    RECIPE is a file, or the name of one that came with the package (labelskew recipes ls) or of a row of a table. A
+    run that is done already is not run again, one that broke off is gone on with: the same command goes on. With
+    --budget no round begins once the time is up, and the runs stop where they are: another budget, or none, goes on
+    with them. The table says what was changed, compares what has all of its rounds, and is kept as table.md and
+    table.csv. To fall short is no failure: the exit code is then 0, too.
 
     \b
     labelskew reproduce fedmr/table1_fmnist_p10c2 fedmr/table1_fmnist_p10c2_fedavg --set device_args.using_gpu=true

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+from fl_labelskew_registry import MistakesError
 
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import PATH, SET
+from fl_labelskew_plugins.machine.text import few
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.recipe.tables import Table
 
 
 @click.command("validate")
@@ -15,17 +21,43 @@ from fl_labelskew_plugins.cli.options import PATH, SET
 @SET
 @guarded
 def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Check recipes and silos' own files; all mistakes of all FILES are shown, and the exit code is 2 if there are any.
+    """Check recipes, tables of them and silos' own files; all mistakes of all FILES are shown, and the exit code is 2
+    if there are any.
 
-    A silo's own file is checked with the recipes in its folder whose client_specific_args.data_silo_config names it.
+    A table is checked row by row. A silo's own file is checked with the recipes in its folder whose
+    client_specific_args.data_silo_config names it.
     """
-    from fl_labelskew_plugins.recipe.parse import RecipeError, check
+    from fl_labelskew_plugins.recipe import parse, tables
 
-    found: list[str] = []
+    wrong: list[str] = []
     for file in files:
         try:
-            click.echo(f"{file}: {check(file, overrides)}")
-        except RecipeError as error:
-            found += error.mistakes
-    if found:
-        raise RecipeError(found)
+            text = parse.read_text(file)
+            if tables.is_table(text):
+                click.echo(f"{file}: ok, {rows(tables.read(file, text), overrides)} recipes")
+            else:
+                click.echo(f"{file}: {parse.check(file, overrides)}")
+        except MistakesError as error:
+            wrong += error.mistakes
+    if wrong:
+        raise MistakesError(wrong)
+
+
+def rows(table: Table, overrides: tuple[str, ...]) -> int:
+    """Check every recipe of a table; returns how many there are.
+
+    Raises:
+        MistakesError: with a line for each mistake, which names the rows that have it.
+    """
+    from fl_labelskew_plugins.recipe import parse
+
+    wrong: dict[str, list[str]] = {}
+    for name in table.cells:
+        try:
+            parse.parse(table.text(name, name), source=name, overrides=overrides)
+        except MistakesError as error:
+            for line in error.mistakes:
+                wrong.setdefault(line.removeprefix(f"{name}: "), []).append(name)
+    if wrong:
+        raise MistakesError([f"{table.path}: {few(names, 4)}: {line}" for line, names in wrong.items()])
+    return len(table.cells)

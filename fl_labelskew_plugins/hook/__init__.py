@@ -26,10 +26,11 @@ TARGET = "fedml.cli.modules.run"
 COMMAND = "fl_labelskew_plugins.cli.run"
 OWN = ("labelskew", "fl_labelskew_plugins.cli.main")
 """Our own command, by its script and by its module."""
-RECIPES = (".yaml", ".yml")
+FILES = (".yaml", ".yml")
+PACKAGE = os.path.dirname(os.path.dirname(__file__))
 EPILOG = (
-    "Label-skew recipes: 'fedml run RECIPE.yaml' trains one on this machine, 'fedml run --resume RUN_DIR' continues "
-    "one, 'fedml run RECIPE.yaml --help' lists the options (fl-labelskew-plugins)."
+    "Label-skew recipes: 'fedml run RECIPE.yaml', or a recipe's name, trains one on this machine, 'fedml run --resume "
+    "RUN_DIR' continues one, 'fedml run RECIPE.yaml --help' lists the options (fl-labelskew-plugins)."
 )
 
 
@@ -93,7 +94,17 @@ def _is_ours(argv: list[str]) -> bool:
         words.pop(0)
     if words[:1] != ["fedml"]:
         return words[:1] != [] and words[0] in OWN
-    return "run" in words and any(word.lower().endswith(RECIPES) or word.startswith("--resume") for word in words)
+    given = argv[len(argv) - len(words) :]
+    return "run" in words and any(
+        word.startswith("--resume") if word.startswith("-") else is_recipe(word) for word in given[words.index("run") :]
+    )
+
+
+def is_recipe(word: str) -> bool:
+    """Whether a word can only mean a recipe: a file, a row of a table, or one that came with the package, by name."""
+    places = (PACKAGE, os.path.dirname(PACKAGE))  # in a checkout, recipes lie beside the package
+    known = (os.path.isfile(os.path.join(place, "recipes", f"{word}.yaml")) for place in places)
+    return word.lower().endswith(FILES) or "/" in word.rstrip("/") or any(known)
 
 
 def _quiet_imports() -> None:
@@ -136,7 +147,7 @@ def _command_for(group: click.Group, args: list[str]) -> click.Command | None:
         rest = iter(args)
         for arg in rest:
             if not arg.startswith("-"):
-                ours = arg not in group.commands and arg.lower().endswith(RECIPES)
+                ours = arg not in group.commands and is_recipe(arg)
                 return _our_command(arg) if ours else None
             option, _, value = arg.partition("=")
             if option not in flags:

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.methods import combined
-from fl_labelskew_plugins.recipe import compatibility, mistakes, policy, yaml
+from fl_labelskew_plugins.recipe import compatibility, mistakes, policy, shipped, yaml
 from fl_labelskew_plugins.recipe import sections as settings
 from fl_labelskew_plugins.recipe.objects import named
 from fl_labelskew_plugins.recipe.sections import EXPECTED, PLAIN, PLUGGED, SECTIONS, Expected, PluginSection
@@ -145,11 +145,14 @@ def load(
 
 
 def read_text(path: str | Path) -> str:
-    """A recipe's file, or another of its kind, as text.
+    """A recipe's file, or another of its kind, as text; or the recipe of this name.
 
     Raises:
         RecipeError: it cannot be read, or is no page of text.
+        MistakesError: it is neither a file nor the name of a recipe.
     """
+    if (text := shipped.text(path, read_text)) is not None:
+        return text
     try:
         with Path(path).open("rb") as file:
             content = file.read(yaml.MAX_BYTES + 1)
@@ -496,6 +499,9 @@ class _Check:
             raise RecipeError([f"{_shown(self.path)}: empty; {what} has the sections {', '.join(self.allowed)}"])
         if not isinstance(content, dict):
             raise RecipeError([f"{_shown(self.path)}: {mistakes.show(content)} is no mapping of sections to keys"])
+        if "tables" in content:
+            row = self.path.with_suffix("") / "ROW"
+            raise RecipeError([f"{_shown(self.path)}: is a table of recipes; use one of its rows: {_shown(row)}"])
         self.mistakes += [f"{_shown(self.path)}: {line}" for line in twice]
         raw: dict[str, dict[str, Any]] = {}
         for section, keys in content.items():

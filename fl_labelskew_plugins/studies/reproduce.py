@@ -23,7 +23,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, catalog
 from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
-from fl_labelskew_plugins.recipe.parse import Recipe, RecipeError
+from fl_labelskew_plugins.recipe.parse import Recipe
 from fl_labelskew_plugins.recipe.sections import Expected
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
@@ -63,11 +63,11 @@ class Experiment:
 
     Args:
         name: what it is called, and its folder below ``out``.
-        path: its file.
+        path: its file, or its name.
         recipe: with the overrides.
         overrides: ``section.key=value`` each.
-        whole: rounds that the file has.
-        deviations: ``key: the file's value -> the value in force``, of what makes an experiment.
+        whole: rounds that the recipe has.
+        deviations: ``key: the recipe's value -> the value in force``, of what makes an experiment.
         out: the folder of its runs.
     """
 
@@ -101,7 +101,7 @@ def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) 
     """The recipes, checked, with all their data at hand.
 
     Args:
-        named: name to file; names may have folders.
+        named: name to path; names may have folders.
         overrides: ``section.key=value``, for each of them.
         out: folder of everything.
 
@@ -113,7 +113,7 @@ def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) 
         try:
             mine, plain = recipes.load(path, overrides), recipes.load(path)
             mine.dataset.check(data_folder(mine), download=mine.data.download)
-        except RecipeError as error:
+        except MistakesError as error:
             wrong += error.mistakes
         except LabelSkewError as error:
             wrong.append(f"{path}: {error}")

@@ -13,6 +13,7 @@ from fl_labelskew_registry import LabelSkewError, PluginError, RunError, catalog
 from fl_labelskew_plugins.cli import recipes, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.recipe import parse
 
 ROOT = Path(__file__).parents[2]
 QUICK = ROOT / "recipes" / "quickstart.yaml"
@@ -174,8 +175,15 @@ def test_a_paper_s_recipes_alone(tmp_path):
     assert "53.36 (Table 2); 293" in row
     (line,) = errors("recipes", "ls", "--paper", "femr")
     assert line == "--paper 'femr' is unknown; allowed: fedlc, fedmr, fedrs, fedshift, map; nearest: fedmr"
-    call("recipes", "cp", "fedmr/table1_fmnist_p10c2", tmp_path)
-    assert (tmp_path / "table1_fmnist_p10c2.yaml").exists()
+    (line,) = errors("recipes", "show", "fedmr/table1_fmnist_p10c22")
+    assert line.endswith("; nearest: fedmr/table1_fmnist_p10c2, fedmr/table1_fmnist_p10c5, fedmr/table1_fmnist_p10c3")
+
+
+def test_a_copied_row_is_a_recipe_of_its_own(tmp_path):
+    copy = tmp_path / "table1_fmnist_p10c2.yaml"
+    assert call("recipes", "cp", "fedmr/table1_fmnist_p10c2", tmp_path).output == f"{copy}\n"
+    assert copy.read_text() == call("recipes", "show", "fedmr/table1_fmnist_p10c2").output
+    assert parse.load(copy).dump() == parse.load("fedmr/table1_fmnist_p10c2").dump()
 
 
 def test_what_is_missing_is_named_with_its_source():
@@ -185,12 +193,20 @@ def test_what_is_missing_is_named_with_its_source():
     assert recipes.needs({"dataset": "nosuch"})[0] == "missing"
 
 
-def test_recipes_inside_an_installed_package_come_first(tmp_path, monkeypatch):
-    inside = tmp_path / "recipes" / "deep"
-    inside.mkdir(parents=True)
-    (inside / "one.yaml").write_text("# fedml run x.yaml\n")
-    monkeypatch.setattr("importlib.resources.files", lambda name: tmp_path)
-    assert recipes.shipped() == {"deep/one": inside / "one.yaml"}
+def test_validate_takes_a_whole_table(tmp_path):
+    table = tmp_path / "mine.yaml"
+    text = (ROOT / "docs" / "recipes.md").read_text().split("```yaml\n")[1].split("```")[0]
+    table.write_text(text)
+    assert call("validate", table).output == f"{table}: ok, 4 recipes\n"
+    (line,) = errors("validate", table, "--set", "train_args.epochs=0")
+    assert line.startswith(f"{table}: exp1_mlp_pcdd_fedavg, exp1_mlp_pcdd, wide_fedavg, wide: --set train_args.epochs:")
+    table.write_text(text.replace("mu1: 0.1}", "mu1: -1}").replace("split: pcdd, name", "split: pcd, name"))
+    (line,) = errors("validate", table)
+    assert line == f"{table}: Exp 1, row 2, wide_fedavg: split: 'pcd' is unknown; allowed: pcdd; nearest: pcdd"
+    table.write_text(text.replace("mu1: 0.1}", "mu1: -1}"))
+    (line,) = errors("validate", table)
+    assert line.startswith(f"{table}: wide: method_args.mu1: -1 is out of range; allowed: ")
+    assert errors("run", table) == [f"{table}: is a table of recipes; use one of its rows: {tmp_path / 'mine' / 'ROW'}"]
 
 
 def test_validate_shows_all_files_and_all_mistakes(tmp_path):

@@ -406,7 +406,7 @@ def test_a_folder_that_cannot_be_written_is_a_line(file):
             ["quickstart", "--set", "method_args.alhpa=1"],
             "--set method_args.alhpa: unknown key; allowed: method, alpha",
         ),
-        (["fedmr/isic2019"], "isic2019.yaml: data set isic2019: data_args.data_cache_dir is not set; get it from"),
+        (["fedmr/isic2019"], "fedmr/isic2019: data set isic2019: data_args.data_cache_dir is not set; get it from"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_runs(tmp_path, monkeypatch, words, line):

@@ -35,7 +35,7 @@ from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.recipe import mistakes, yaml
+from fl_labelskew_plugins.recipe import mistakes, shipped, yaml
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.parse import Recipe, RecipeError
 from fl_labelskew_plugins.recipe.sections import PLUGGED
@@ -66,7 +66,7 @@ Say = Callable[[str], None]
 class SweepFile(Params):
     """A sweep's file."""
 
-    base: str = Field(description="a recipe, relative to this file")
+    base: str = Field(description="a recipe, relative to this file, or the name of one")
     out: str | None = Field(None, description="folder of all runs, relative to the current one; default: runs/<name>")
     set: dict[str, Any] = Field({}, description="settings of all runs")
     grid: list[dict[str, Any]] = Field(
@@ -139,7 +139,8 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
     ]
     if not chosen:
         raise LabelSkewError(f"{path}: skip: leaves nothing to run; fewer entries would be right")
-    base, typed = path.parent / file.base, {_key(override) for override in overrides}
+    base = Path(file.base) if file.base in shipped.names() else path.parent / file.base
+    typed = {_key(override) for override in overrides}
     found: list[Planned] = []
     where: dict[str, list[str]] = {}
     for choices in chosen:

@@ -1,0 +1,119 @@
+"""Recipes by name: files and rows of tables that come with the package, and rows of a table of one's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_labelskew_registry import MistakesError
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.recipe.tables import Table
+
+PAPERS = "papers"
+"""Folder of the papers' tables, beside the recipes that are files."""
+
+
+@cache
+def folder() -> Path:
+    """Where recipes lie: inside an installed package, or beside it in a checkout."""
+    package = Path(__file__).parent.parent
+    inside = package / "recipes"
+    return inside if inside.is_dir() else package.parent / "recipes"
+
+
+def files() -> dict[str, Path]:
+    """Name to file of every recipe that is one."""
+    paths = (path for path in sorted(folder().rglob("*.yaml")) if path.parent != folder() / PAPERS)
+    return {path.relative_to(folder()).with_suffix("").as_posix(): path for path in paths}
+
+
+def papers() -> dict[str, Path]:
+    """Name to file of every paper's table."""
+    return {path.stem: path for path in sorted((folder() / PAPERS).glob("*.yaml"))}
+
+
+@cache
+def table(paper: str) -> Table:
+    """A paper's table, read once."""
+    from fl_labelskew_plugins.recipe import tables
+
+    path = papers()[paper]
+    return tables.read(path, path.read_text("utf-8"))
+
+
+def names() -> list[str]:
+    """Of all recipes, the files' first."""
+    return [*files(), *(f"{paper}/{row}" for paper in papers() for row in table(paper).cells)]
+
+
+def contents(paper: str | None = None) -> dict[str, dict[str, Any]]:
+    """Name to sections of a paper's recipes, or of those that belong to none, sorted."""
+    from fl_labelskew_plugins.recipe import yaml
+
+    known, recipes = papers(), {}
+    for name, path in files().items():
+        first = name.partition("/")[0]
+        if (first if first in known else None) == paper:
+            recipes[name] = yaml.read(path.read_text("utf-8"))[0]
+    if paper is not None:
+        recipes |= {f"{paper}/{row}": table(paper).content(row) for row in table(paper).cells}
+    return dict(sorted(recipes.items()))
+
+
+def named(name: str, read: Callable[[Path], str]) -> str | None:
+    """The text of the recipe of this name; None where there is none.
+
+    A name is that of a file (``quickstart``), of a row of a paper's table (``fedmr/table1_fmnist_p10c2``), or
+    ``PATH/ROW`` for a row of a table of one's own in ``PATH.yaml``, which ``read`` reads.
+
+    Raises:
+        MistakesError: the table has no such row, or is none.
+    """
+    place, _, row = name.rpartition("/")
+    if (file := files().get(name)) is not None:
+        return file.read_text("utf-8")
+    if place in papers():
+        page = table(place)
+    elif place and os.path.isfile(own := f"{place}.yaml"):
+        from fl_labelskew_plugins.recipe import tables
+
+        page = tables.read(Path(own), read(Path(own)))
+    else:
+        return None
+    if row not in page.cells:
+        raise unknown(name, [f"{place}/{known}" for known in page.cells])
+    return page.text(row, name)
+
+
+def text(path: str | Path, read: Callable[[Path], str]) -> str | None:
+    """The text of the recipe that a path names; None where it is the path of a file, or can only be meant as one.
+
+    What once was a file of its own is still found by its path, ``recipes/NAME.yaml``.
+
+    Raises:
+        MistakesError: it can only be meant as a name, and is none.
+    """
+    is_folder = os.path.isdir(path)
+    if os.path.exists(path) and not is_folder:
+        return None
+    name = Path(path).as_posix()
+    if name.startswith("recipes/"):
+        name = name.removeprefix("recipes/").removesuffix(".yaml")
+    recipe = named(name, read)
+    if recipe is None and not is_folder and not Path(path).suffix and not Path(path).is_absolute():
+        raise unknown(name, names())
+    return recipe
+
+
+def unknown(name: str, known: Iterable[str]) -> MistakesError:
+    """What is said of a name that no recipe has."""
+    from fl_labelskew_plugins.recipe import mistakes
+
+    near = get_close_matches(name[:100], list(known), n=3)
+    line = f"recipe {mistakes.show(name)} is unknown; one of labelskew recipes ls would be right"
+    return MistakesError([f"{line}; nearest: {', '.join(near)}" if near else line])

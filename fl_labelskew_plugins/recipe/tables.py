@@ -1,0 +1,337 @@
+"""Tables of experiments: a page of YAML whose every row is a complete recipe; docs/recipes.md has the format.
+
+A recipe's parts are laid over each other, the last one that has a key wins: :data:`COMMON`, the table's ``base``, the
+row's ``data`` and ``split``, the column's method, and what the row has to ``set``, for all columns or for ``each``.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+from fl_labelskew_registry import MistakesError
+from pydantic import BaseModel, ConfigDict, Field
+
+from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.recipe import mistakes, yaml
+from fl_labelskew_plugins.recipe.sections import EXPECTED, PATHS, SECTIONS
+
+Model = TypeVar("Model", bound=BaseModel)
+Sections = dict[str, dict[str, Any]]
+Keys = dict[str, Any]
+"""``section.key`` to value, as ``--set`` has it."""
+
+COMMON: Sections = {
+    "common_args": {"training_type": "simulation", "random_seed": 0},
+    "data_args": {"dataset": None, "data_cache_dir": None},
+    "train_args": {
+        "federated_optimizer": "FedAvg",
+        "client_num_in_total": None,
+        "client_num_per_round": None,
+        "comm_round": None,
+    },
+    "device_args": {"using_gpu": False},
+    "comm_args": {"backend": "sp"},
+    "tracking_args": {"run_dir": "runs", "checkpoint_every": 10},
+}
+"""What every row begins with."""
+
+WITHOUT_STD = 2.0
+"""Tolerance in per cent where a paper prints no std: seeds differ by as much in these scenes."""
+
+NAME = re.compile(r"[A-Za-z0-9_-]+")
+"""What a recipe may be called: it becomes the name of files and folders."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class RoundsTo(_Strict):
+    """How many rounds a paper counts to an accuracy, in the order of the columns; null where it counts none."""
+
+    target: float
+    table: str
+    values: list[int | None]
+
+
+class Row(_Strict):
+    """A scene of an experiment; a recipe for each column."""
+
+    data: str | None = Field(None, description="one of the table's `data`")
+    split: str | None = Field(None, description="one of the table's `splits`")
+    name: str | None = Field(None, description="of its recipes; default: table, data and split")
+    values: list[float | tuple[float, float] | None] | None = Field(
+        None, description="the paper's numbers, or [number, std], in the order of the columns; null: none is printed"
+    )
+    args: Keys = Field({}, description="what stands for $name in a method")
+    set: Keys = Field({}, description="section.key: value, for all columns")
+    each: dict[str, Keys] = Field({}, description="column: {section.key: value}")
+    rounds_to: RoundsTo | None = None
+    comment: str = ""
+
+
+class Part(_Strict):
+    """A table of the paper, or a part of one whose rows have the same columns."""
+
+    table: str
+    columns: list[str] = Field(min_length=1, description="some of the table's `methods`")
+    comment: str = ""
+    rows: list[Any]
+
+
+class Page(_Strict):
+    """A table as its file has it."""
+
+    paper: str
+    source: str = Field(description="the paper's title, where and when it was published")
+    comment: str = Field("", description="of all rows: what is the paper's, what is assumed")
+    base: Sections = {}
+    data: dict[str, Sections] = {}
+    splits: dict[str, Sections] = {}
+    methods: dict[str, Sections]
+    default: str | None = Field(None, description="the method whose recipes have no suffix")
+    measure: Literal["accuracy", "best_accuracy"] = "accuracy"
+    tables: list[Any]
+
+
+class Cell(NamedTuple):
+    """Where a recipe stands: in which row, and in which of its columns, from 0."""
+
+    part: Part
+    row: Row
+    number: int
+
+    @property
+    def column(self) -> str:
+        """The column's method."""
+        return self.part.columns[self.number]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that was read.
+
+    Args:
+        path: its file.
+        page: what stands in it.
+        cells: name of a recipe to where it stands.
+    """
+
+    path: Path
+    page: Page
+    cells: dict[str, Cell]
+
+    def content(self, name: str) -> dict[str, Any]:
+        """One recipe: its sections, and the numbers that are expected."""
+        cell, page = self.cells[name], self.page
+        row = cell.row
+        content: dict[str, Any] = _laid_over(
+            COMMON,
+            page.base,
+            page.data[row.data] if row.data else {},
+            page.splits[row.split] if row.split else {},
+            _filled(page.methods[cell.column], row.args),
+            _sections(row.set),
+            _sections(row.each.get(cell.column, {})),
+        )
+        train = content["train_args"]
+        train["client_num_per_round"] = train["client_num_per_round"] or train["client_num_in_total"]
+        _locate(content, self.path.parent)
+        if numbers := list(_expected(page, cell)):
+            content[EXPECTED] = numbers
+        return content
+
+    def text(self, name: str, called: str) -> str:
+        """One recipe as the text of a file; ``called`` is what its first line runs."""
+        cell, page, content = self.cells[name], self.page, self.content(name)
+        optimizer = content["train_args"]["federated_optimizer"]
+        method = cell.column if optimizer == "FedAvg" else f"{content['method_args'].get('method')} with {optimizer}"
+        scene = ", ".join(filter(None, (cell.row.data, cell.row.split, method)))
+        title = f"{page.paper}, {cell.part.table.replace('Table', 'table')}: {scene}"
+        comment = [
+            f"fedml run {called}",
+            f"{title}." if EXPECTED in content else f"{title}; no number is printed.",
+            *textwrap.wrap(" ".join(filter(None, (page.comment, cell.part.comment, cell.row.comment))), 118),
+            f"{page.source}.",
+        ]
+        return "".join(f"# {clean(line, 4096)}\n" for line in comment) + yaml.write(content)
+
+
+def is_table(text: str) -> bool:
+    """Whether a text is meant to be a table, and no recipe."""
+    return re.search(r"^tables *:", text, re.MULTILINE) is not None
+
+
+def read(path: Path, text: str) -> Table:
+    """The table in a file's text.
+
+    Raises:
+        MistakesError: with a line for every mistake of the table itself; a recipe is checked when it is parsed.
+    """
+    try:
+        content, wrong = yaml.read(text)
+    except yaml.YamlError as error:
+        raise MistakesError([clean(f"{path}: {error}", 4096)]) from None
+    cells: dict[str, Cell] = {}
+    page = _checked(Page, content, "", wrong)
+    if page is not None:
+        wrong += _unknown(page)
+        cells = _cells(page, wrong)
+    if page is None or wrong:
+        raise MistakesError([clean(f"{path}: {line}", 4096) for line in wrong])
+    return Table(path, page, cells)
+
+
+def _cells(page: Page, wrong: list[str]) -> dict[str, Cell]:
+    """Name of a recipe to where it stands; a line for every mistake is added to ``wrong``."""
+    cells: dict[str, Cell] = {}
+    for i, raw_part in enumerate(page.tables, 1):
+        part = _checked(Part, raw_part, f"tables, item {i}: ", wrong)
+        if part is None:
+            continue
+        unknown = [column for column in part.columns if column not in page.methods]
+        wrong += [f"{part.table}: columns: {mistakes.unknown(column, page.methods)}" for column in unknown]
+        for j, raw_row in enumerate(part.rows, 1):
+            row = _checked(Row, raw_row, f"{part.table}, row {j}: ", wrong)
+            if row is None:
+                continue
+            names = _names(page, part, row)
+            told = [*_mistakes(page, part, row)]
+            told += [f"a second recipe of the name {name}; use another name" for name in names if name in cells]
+            told += [
+                f"a recipe cannot be called {mistakes.show(name)}; use a name of letters, digits, _ and -"
+                for name in names
+                if not NAME.fullmatch(name)
+            ]
+            wrong += [f"{part.table}, row {j}, {names[0]}: {line}" for line in told]
+            cells |= {name: Cell(part, row, number) for number, name in enumerate(names)}
+    return cells
+
+
+def _checked(model: type[Model], raw: Any, place: str, wrong: list[str]) -> Model | None:
+    """``raw`` as a part of a table; or None, and a line for every mistake added to ``wrong``."""
+    known = mistakes.keys_of(model)
+    if not isinstance(raw, dict):
+        wrong.append(f"{place}{mistakes.show(raw)} is no mapping; allowed: {', '.join(known)}")
+        return None
+    part, lines = mistakes.validate(model, raw)
+    lines = {key: mistakes.unknown_key(key, known) for key in raw if key not in known} | lines
+    wrong += [f"{place}{key}: {line}" for key, line in lines.items()]
+    return None if lines else cast("Model", part)
+
+
+def _unknown(page: Page) -> Iterator[str]:
+    """What a table says of sections that no recipe has, and of a default method that is none of its own."""
+    layers = {"base": page.base}
+    for kind in ("data", "splits", "methods"):
+        layers |= {f"{kind}.{name}": sections for name, sections in getattr(page, kind).items()}
+    for place, sections in layers.items():
+        for section in sections:
+            if section not in SECTIONS:
+                yield f"{place}.{section}: unknown section{mistakes.nearest(section, SECTIONS)}"
+    if page.default is not None and page.default not in page.methods:
+        yield f"default: {mistakes.unknown(page.default, page.methods)}"
+
+
+def _mistakes(page: Page, part: Part, row: Row) -> Iterator[str]:
+    """What does not fit in a row."""
+    for key, name, known in (("data", row.data, page.data), ("split", row.split, page.splits)):
+        if name is not None and name not in known:
+            yield f"{key}: {mistakes.unknown(name, known)}"
+    columns = len(part.columns)
+    for key, numbers in (("values", row.values), ("rounds_to.values", row.rounds_to and row.rounds_to.values)):
+        if isinstance(numbers, list) and len(numbers) != columns:
+            yield f"{key}: {len(numbers)} for {columns} columns; use null where the paper has none"
+    for column in row.each:
+        if column not in part.columns:
+            yield f"each: {mistakes.unknown(column, part.columns)}"
+    for key in dict.fromkeys([*row.set, *(key for keys in row.each.values() for key in keys)]):
+        section, dot, inner = key.partition(".")
+        if not (dot and inner and section in SECTIONS):
+            yield f"'{key}' is no section.key, such as train_args.epochs{mistakes.nearest(section, SECTIONS)}"
+    wanted = {name for column in part.columns for name in _open(page.methods.get(column, {}))}
+    for name in sorted(wanted - row.args.keys()):
+        yield f"args.{name}: missing; ${name} stands in a method"
+    for name in row.args.keys() - wanted:
+        yield f"args.{name}: {mistakes.unknown_key(name, sorted(wanted))}"
+
+
+def _names(page: Page, part: Part, row: Row) -> list[str]:
+    """The name of the recipe of each column."""
+    label = re.sub(r"[^a-z0-9_-]", "", part.table.lower())
+    stem = row.name or "_".join(filter(None, (label, row.data, row.split)))
+    return [stem if column == page.default else f"{stem}_{column}" for column in part.columns]
+
+
+def _open(sections: Sections) -> Iterator[str]:
+    """Names of what a row has to fill in."""
+    for keys in sections.values():
+        for value in keys.values():
+            if isinstance(value, str) and value.startswith("$"):
+                yield value[1:]
+
+
+def _filled(sections: Sections, args: Keys) -> Sections:
+    """Sections with the row's value for every ``$name``."""
+    return {
+        section: {
+            key: args[value[1:]] if isinstance(value, str) and value.startswith("$") else value
+            for key, value in keys.items()
+        }
+        for section, keys in sections.items()
+    }
+
+
+def _sections(keys: Keys) -> Sections:
+    """Sections of ``section.key`` to value."""
+    sections: Sections = {}
+    for key, value in keys.items():
+        section, _, inner = key.partition(".")
+        sections.setdefault(section, {})[inner] = value
+    return sections
+
+
+def _laid_over(*layers: Sections) -> Sections:
+    """Sections in a recipe's order; the last layer that has a key wins."""
+    whole: Sections = {}
+    for layer in layers:
+        for section, keys in layer.items():
+            whole.setdefault(section, {}).update(copy.deepcopy(keys))
+    return {section: whole[section] for section in SECTIONS if section in whole}
+
+
+def _tolerance(std: float | None) -> float:
+    """Two printed standard deviations, and at least one per cent."""
+    return WITHOUT_STD if std is None else max(1.0, round(2 * std, 2))
+
+
+def _expected(page: Page, cell: Cell) -> Iterator[dict[str, Any]]:
+    """The paper's numbers for one recipe."""
+    row = cell.row
+    value = row.values[cell.number] if row.values else None
+    if value is not None:
+        mean, std = value if isinstance(value, tuple) else (value, None)
+        measure: dict[str, Any] = {"measure": page.measure, "tolerance": _tolerance(std)}
+        yield {"value": mean, **measure, "paper": page.paper, "table": cell.part.table}
+    if (to := row.rounds_to) and (rounds := to.values[cell.number]) is not None:
+        measure = {"measure": "rounds_to", "target": to.target, "tolerance": round(rounds / 10)}
+        yield {"value": rounds, **measure, "paper": page.paper, "table": to.table}
+
+
+def _locate(content: Sections, folder: Path) -> None:
+    """Make paths absolute that are relative to the table's file."""
+
+    def absolute(value: Any) -> Any:
+        return os.path.join(folder.absolute(), os.path.expanduser(value)) if isinstance(value, str) else value
+
+    for section, keys in PATHS.items():
+        for key in set(keys) & content.get(section, {}).keys():
+            value = content[section][key]
+            content[section][key] = [absolute(path) for path in value] if isinstance(value, list) else absolute(value)
