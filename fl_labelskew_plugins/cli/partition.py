@@ -9,6 +9,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.machine.files import write_text
 
 
 @click.command("partition")
@@ -38,7 +39,7 @@ def partition_command(recipe: Path, overrides: tuple[str, ...], out: Path) -> No
     title = f"{checked.data.dataset}, {checked.partition.partition_method}"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"{checked.name}-partition.csv").write_text(table.comma_separated(head, rows) + "\n", encoding="utf-8")
+        write_text(out / f"{checked.name}-partition.csv", table.comma_separated(head, rows) + "\n")
         heat_map(clients.counts, data.class_names, out / f"{checked.name}-partition.png", title=title)
     except OSError as error:
         raise LabelSkewError(f"{out}: cannot be written: {error.strerror}") from None

@@ -82,8 +82,7 @@ def _plot(rows: Sequence[Row], last: int, baseline: str, file: Path) -> None:
 
 
 def _page(rows: Sequence[Row], last: int, baseline: str, file: Path) -> None:
-    from fl_labelskew_plugins.machine.files import replacing
+    from fl_labelskew_plugins.machine.files import write_text
     from fl_labelskew_plugins.studies import page
 
-    with replacing(file) as part:
-        part.write_text(page.page(rows, last=last, baseline=baseline), encoding="utf-8")
+    write_text(file, page.page(rows, last=last, baseline=baseline))
