@@ -33,10 +33,10 @@ def begin() -> None:
         LabelSkewError: it says none.
     """
     global form  # noqa: PLW0603  # a process has one
-    told = os.environ.get(FORM) or (PLAIN if sys.stdout.isatty() else TEXT)
-    if told not in (PLAIN, TEXT, JSON):
-        raise LabelSkewError(f"{FORM}={clean(told)}: allowed: {PLAIN}, {TEXT}, {JSON}")
-    form = told
+    wanted = os.environ.get(FORM) or (PLAIN if sys.stdout.isatty() else TEXT)
+    if wanted not in (PLAIN, TEXT, JSON):
+        raise LabelSkewError(f"{FORM}={clean(wanted)}: allowed: {PLAIN}, {TEXT}, {JSON}")
+    form = wanted
 
 
 def end() -> None:

@@ -24,10 +24,11 @@ from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins.machine.place import DOOR, RANKS, available_cores, mpi_rank
+from fl_labelskew_plugins.machine.place import DOOR, RANKS, mpi_rank
 from fl_labelskew_plugins.machine.signals import handled
 from fl_labelskew_plugins.machine.typed import GO_ON
 from fl_labelskew_plugins.runtimes.mpi.rank import INSTALL
+from fl_labelskew_plugins.runtimes.processes import threads_each
 
 ABORT_STEP = 2
 """Seconds that mpirun leaves between noticing a dead rank, ending the others, and killing them."""
@@ -102,9 +103,8 @@ def _environment(processes: int, door: str) -> dict[str, str]:
     inner = mpi_rank() is None and any(rank in os.environ for rank, _ in RANKS[:2])
     # inside `mpirun -np 1`, what that one told its rank would confuse a second one
     kept = {k: v for k, v in os.environ.items() if not (inner and k.startswith(("OMPI_", "PMIX_", "PMI_")))}
-    kept.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // max(1, processes - 1))))
     # `python -m` would look for modules in the folder that the user happens to be in; the console script does not
-    return kept | {DOOR: door, "PYTHONSAFEPATH": "1"}
+    return kept | threads_each(max(1, processes - 1)) | {DOOR: door, "PYTHONSAFEPATH": "1"}
 
 
 def _short_folder() -> str | None:
@@ -134,6 +134,7 @@ class Job:
         self.first_end: int | None = None
         self.noise = b""
         self.interrupted = False
+        self._aborting = False
         self._ending: float | None = None
         self._steps = 0
         self._selector = selectors.DefaultSelector()
@@ -197,7 +198,7 @@ class Job:
             lines = self.noise.decode(errors="replace").splitlines()
             reason = next((line.strip() for line in lines if line.strip(" -")), "it says nothing")
             raise RunError(f"comm_args.backend: mpirun could not start: {reason}")
-        # the first one to end has ended the others; mpirun ends with its exit code, or with 128 and its signal
+        # who ended first is why the others did; mpirun's exit code is that one's, or 128 and the signal that killed it
         rank, number = self.first_end, -code if code < 0 else code - 128
         said, killed = self.ranks[rank].said, number in list(signal.Signals)
         if rank and said.strip() and said.strip() not in server:
@@ -217,26 +218,27 @@ class Job:
         with contextlib.suppress(OSError, ValueError):  # it died, and mpirun will tell
             rank, pid = map(int, connection.recv(64).split())
             socket.send_fds(connection, [b"!"], [sys.__stdout__.fileno()] if rank == 0 and sys.__stdout__ else [])
+            connection.setblocking(False)
             self.ranks[rank], self.open[rank] = Rank(pid), connection
             self._selector.register(connection, selectors.EVENT_READ, lambda: self._listen(rank))
             return
         connection.close()
 
     def _listen(self, rank: int) -> None:
-        """A rank says something, or has ended."""
+        """A rank says something, or has ended; all of it at once, so that ends are seen in their order."""
         try:
-            said = self.open[rank].recv(KEPT)
-        except ConnectionError:
-            said = b""
-        if not said:
-            with self.open.pop(rank) as connection:
-                self._selector.unregister(connection)
-            if self.first_end is None:
-                self.first_end = rank
+            while said := self.open[rank].recv(KEPT):
+                self.ranks[rank].said = (self.ranks[rank].said + said)[-KEPT:]
+                if rank == 0:
+                    _show(said)
+        except BlockingIOError:
             return
-        self.ranks[rank].said = (self.ranks[rank].said + said)[-KEPT:]
-        if rank == 0:
-            _show(said)
+        except ConnectionError:
+            pass
+        with self.open.pop(rank) as connection:
+            self._selector.unregister(connection)
+        if self.first_end is None:
+            self.first_end = rank
 
     def _hear(self) -> None:
         """Mpirun says something."""
@@ -245,13 +247,9 @@ class Job:
         if not said:
             self._selector.unregister(self.process.stdout)
         self.noise = (self.noise + said)[-KEPT:]
-        if self._aborting:
-            self._end()  # now, so that the server has longer to save than mpirun leaves it
-
-    @property
-    def _aborting(self) -> bool:
-        """Whether mpirun is ending the job because a rank has failed."""
-        return b"aborted" in self.noise
+        if not self._aborting and b"aborted" in self.noise:
+            self._aborting = True
+            self._send(signal.SIGTERM, *self.open.keys() & {0})  # now, so that it has longer to save
 
     def _end(self) -> None:
         self._ending = self._ending or time.monotonic()
@@ -266,7 +264,7 @@ class Job:
             self._send(signal.SIGTERM, 0)
         elif step == 2:
             self._send(signal.SIGTERM, *self.open)
-            if not self._aborting:  # when a second order to end makes it crash (4.1.4)
+            if not self._aborting:  # else it is at it, and would crash (4.1.4)
                 self.process.terminate()
         else:
             self._kill()

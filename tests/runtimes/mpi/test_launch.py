@@ -1,5 +1,6 @@
 """Real ranks under a real mpirun: how each way of ending is told, and that nothing stays behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -118,11 +119,9 @@ def run(folder, how, **environment):
 
 def alive(pid):
     """Whether a process is there and not only waiting for somebody to ask after it."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def pids(folder):
