@@ -7,7 +7,6 @@ that has imported the host, since that import takes seconds.
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -26,7 +25,6 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.signals import end_with_parent, interrupting
 from fl_labelskew_plugins.machine.text import counted
-from fl_labelskew_plugins.recipe.sections import PLUGGED
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import clock, told
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
@@ -138,7 +136,7 @@ class Crew:
         self.took: list[float] = []
         self.left = len(left)
         self._gpus = _gpus(left)
-        self._peaks: dict[str, float] = {}
+        self._peaks: dict[tuple[str, str], float] = {}
         if all(run.recipe.comm.in_process for run in left):  # others share the cores out themselves
             os.environ.setdefault("OMP_NUM_THREADS", str(_threads(left)))
         self._context = multiprocessing.get_context("forkserver")
@@ -233,19 +231,15 @@ def _threads(planned: Sequence[Planned]) -> int:
     return max(run.recipe.device.threads or 1 for run in planned)
 
 
-def _kind(run: Planned) -> str:
+def _kind(run: Planned) -> tuple[str, str]:
     """What decides how much memory a run takes, as far as one can tell beforehand: data set and network."""
-    resolved = run.recipe.resolved()
-    return json.dumps(
-        [{k: v for k, v in resolved[s].items() if k == PLUGGED[s].key} for s in ("data_args", "model_args")]
-    )
+    return run.recipe.data.dataset, run.recipe.model.model
 
 
 def _visible(gpu: int) -> str:
     """What CUDA calls the GPU that is this number among those that we see."""
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    names = seen.split(",") if seen else []
-    return names[gpu].strip() if gpu < len(names) else str(gpu)
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return names[gpu] if gpu < len(names) else str(gpu)
 
 
 def _tidy(file: Path) -> None:

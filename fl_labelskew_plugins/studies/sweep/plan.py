@@ -99,8 +99,9 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
     common = [*_settings(f"{path}: set", file.set, wrong), *overrides]
     axes = [_axis(f"{path}: grid[{number}]", raw, wrong) for number, raw in enumerate(file.grid, 1)]
     _same_key(path, axes, overrides, wrong)
-    known = list(dict.fromkeys(choice.label for axis in axes for choice in axis))
-    skipped = [_skip(f"{path}: skip[{number}]", labels, axes, wrong) for number, labels in enumerate(file.skip, 1)]
+    names = [[choice.label for choice in axis] for axis in axes]
+    known = list(dict.fromkeys(itertools.chain(*names)))
+    skipped = [_skip(f"{path}: skip[{number}]", labels, names, wrong) for number, labels in enumerate(file.skip, 1)]
     wrong += [f"--only {mistakes.unknown(label, known)}" for label in only if label not in known]
     axes = [[choice for choice in axis if choice.label in only] or axis for axis in axes]
     if (size := math.prod(len(axis) for axis in axes)) > MOST:
@@ -262,12 +263,12 @@ def _same_key(path: Path, axes: Sequence[Sequence[Choice]], overrides: Sequence[
         wrong += [f"--set {key}: the grid of {path} sets it; another key would be right" for a in by_axis if key in a]
 
 
-def _skip(place: str, labels: Sequence[str], axes: Sequence[Sequence[Choice]], wrong: list[str]) -> set[str]:
-    of = {label: [i for i, axis in enumerate(axes) if label in {c.label for c in axis}] for label in labels}
-    known = list(dict.fromkeys(choice.label for axis in axes for choice in axis))
-    wrong += [f"{place}: {mistakes.unknown(label, known)}" for label, where in of.items() if not where]
-    for a, b in itertools.combinations(of, 2):
-        if of[a] == of[b] and len(of[a]) == 1:
+def _skip(place: str, labels: Sequence[str], axes: Sequence[Sequence[str]], wrong: list[str]) -> set[str]:
+    """A combination to leave out; ``axes``: the names of each one's values."""
+    known = list(dict.fromkeys(itertools.chain(*axes)))
+    wrong += [f"{place}: {mistakes.unknown(label, known)}" for label in dict.fromkeys(labels) if label not in known]
+    for a, b in itertools.combinations(dict.fromkeys(labels), 2):
+        if len(both := [names for names in axes if a in names or b in names]) == 1 and {a, b} <= set(both[0]):
             wrong.append(f"{place}: {a} and {b} are of one axis, so that no run has both; an entry each would be right")
     if not labels:
         wrong.append(f"{place}: empty; the names of a combination would be right")
