@@ -23,8 +23,8 @@ from fl_labelskew_plugins.machine.signals import interrupting
 GRACE = 6.0
 """Seconds that a process has to end by itself once it has been told to; then it is killed."""
 
-
 Process = subprocess.Popen[str] | BaseProcess
+"""One that was started by its command, or forked."""
 
 
 @dataclass(frozen=True)
