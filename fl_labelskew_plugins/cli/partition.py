@@ -9,6 +9,7 @@ import click
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.cli.options import PATH, SET
+from fl_labelskew_plugins.machine.files import write_text
 
 
 @click.command("partition")
@@ -38,6 +39,6 @@ def partition_command(recipe: Path, overrides: tuple[str, ...], out: Path) -> No
     title = f"{checked.data.dataset}, {checked.partition.partition_method}"
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
-        (out / f"{checked.name}-partition.csv").write_text(table.comma_separated(head, rows) + "\n", encoding="utf-8")
+        write_text(out / f"{checked.name}-partition.csv", table.comma_separated(head, rows) + "\n")
         heat_map(clients.counts, data.class_names, out / f"{checked.name}-partition.png", title=title)
     click.echo(f"written: {out / checked.name}-partition.png and .csv")

@@ -11,7 +11,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.cli.options import FILE, PATH
-from fl_labelskew_plugins.machine.files import replacing
+from fl_labelskew_plugins.machine.files import write_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -73,7 +73,7 @@ def report_command(
         if html is not None:
             from fl_labelskew_plugins.studies.page import page
 
-            with writing(html), replacing(html) as part:
-                part.write_text(page(rows, last=last, baseline=baseline), encoding="utf-8")
+            with writing(html):
+                write_text(html, page(rows, last=last, baseline=baseline))
     if missing:
         raise MistakesError(missing)

@@ -52,7 +52,7 @@ def run_command(
     """Run one RECIPE: on this machine, or one part of it."""
     log.begin()
     from fl_labelskew_plugins.front.start import start
-    from fl_labelskew_plugins.runtimes.mpi.launch import as_rank
+    from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
 
     with as_rank():
         start(

@@ -53,7 +53,7 @@ def sweep_command(
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
     from fl_labelskew_plugins.machine.place import mpi_rank
     from fl_labelskew_plugins.studies import report
-    from fl_labelskew_plugins.studies.sweep import plan
+    from fl_labelskew_plugins.studies.sweep import crew, plan
 
     def say(line: str) -> None:
         if not quiet:
@@ -68,7 +68,7 @@ def sweep_command(
         click.echo(f"{counted(len(planned), 'run')}, {list(states.values()).count('done')} done; nothing was run")
         return
     try:
-        failed = plan.run_all(planned, jobs=jobs, memory=memory, say=say)
+        failed = crew.run_all(planned, jobs=jobs, memory=memory, say=say)
     except KeyboardInterrupt:
         done = sum(run.folder.summary.exists() for run in planned)
         go_on = to_go_on(sys.argv[1:])

@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 import multiprocessing
 import os
+import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from multiprocessing import connection
 from typing import Any, TypeVar
 
 import torch
 import torch.utils.data
 from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError, RunError
 from torch import Tensor
+
+from fl_labelskew_plugins.machine.signals import end_with_parent
 
 Part = TypeVar("Part", Tensor, slice, Tensor | slice)
 """Indices of a batch."""
@@ -216,25 +217,16 @@ class Reader:
             collate_fn=collate,
             pin_memory=self._pin,
             persistent_workers=self._workers > 0,
-            worker_init_fn=end_with_parent,
+            worker_init_fn=_end_with_reader,
             multiprocessing_context=context,
             generator=torch.Generator(),  # else it would draw from the global one
         )
 
 
-def end_with_parent(_: int) -> None:
-    """Have this process end as soon as the one that it decodes for has, however that ends.
-
-    torch looks at the process that forked this one, which under a fork server is another one, and would stay.
-    """
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            connection.wait([parent.sentinel])
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+def _end_with_reader(_: int) -> None:
+    """Torch looks at the process that forked this one, which under a fork server is another one, and would stay."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        end_with_parent(parent.sentinel, signal.SIGKILL)  # there is nothing to save
 
 
 def collate(batch: list[Tensor | LabelSkewError]) -> Tensor | LabelSkewError:

@@ -17,6 +17,7 @@ from fedml.core.security.fedml_attacker import FedMLAttacker
 from fedml.core.security.fedml_defender import FedMLDefender
 
 from fl_labelskew_plugins.engine import devices
+from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.recipe.parse import Recipe
 
@@ -51,11 +52,11 @@ def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
         mapping = config_file.with_name("gpu_mapping.yaml")
         keys: dict[str, Any] = {"gpu_mapping_file": None, "gpu_mapping_key": None}  # it reads them on the CPU too
         if gpus := devices.host_mapping(recipe, place[1] - 1):
-            mapping.write_text(yaml.safe_dump(gpus), encoding="utf-8")
+            write_text(mapping, yaml.safe_dump(gpus))
             keys = {"gpu_mapping_file": str(mapping), "gpu_mapping_key": "mapping_default"}
         config["device_args"] |= keys
     text = yaml.safe_dump(config, sort_keys=False)
-    config_file.write_text("# what FedML itself was given\n" + text, encoding="utf-8")
+    write_text(config_file, "# what FedML itself was given\n" + text)
     role = "client" if rank else "server"
     args = fedml.arguments.Arguments(Namespace(yaml_config_file=str(config_file), run_id="0", rank=rank, role=role))
     fedml.core.mlops.fetch_config = lambda *_, **__: None

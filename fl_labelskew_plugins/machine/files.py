@@ -27,6 +27,12 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+def write_text(path: Path, text: str) -> None:
+    """A text file, as a whole or not at all."""
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
 def copied(path: Path, to: Path) -> None:
     """The same file under a second name, as a whole or not at all; without room of its own where links are known."""
     with replacing(to) as part:

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import sys
-from typing import TextIO
 
 from fl_labelskew_registry import LabelSkewError
 
@@ -33,10 +32,10 @@ def begin() -> None:
         LabelSkewError: it says none.
     """
     global form  # noqa: PLW0603  # a process has one
-    told = os.environ.get(FORM) or (PLAIN if sys.stdout.isatty() else TEXT)
-    if told not in (PLAIN, TEXT, JSON):
-        raise LabelSkewError(f"{FORM}={clean(told)}: allowed: {PLAIN}, {TEXT}, {JSON}")
-    form = told
+    wanted = os.environ.get(FORM) or (PLAIN if sys.stdout.isatty() else TEXT)
+    if wanted not in (PLAIN, TEXT, JSON):
+        raise LabelSkewError(f"{FORM}={clean(wanted)}: allowed: {PLAIN}, {TEXT}, {JSON}")
+    form = wanted
 
 
 def end() -> None:
@@ -47,18 +46,18 @@ def end() -> None:
 
 def note(text: str, level: str = INFO) -> None:
     """Say one or more lines."""
-    _write(sys.stdout, formed(text, level))
+    print(formed(text, level), flush=True)
 
 
 def warn(text: str) -> None:
     """Say a warning."""
-    _write(sys.stderr, formed(f"warning: {text}" if form == PLAIN else text, WARNING))
+    print(formed(f"warning: {text}" if form == PLAIN else text, WARNING), file=sys.stderr, flush=True)
 
 
 def error(text: str, level: str = ERROR) -> None:
     """Say why a command ends, in lines that begin with ``error: `` where that is to be said."""
     lines = text if form == PLAIN else "\n".join(line.removeprefix("error: ") for line in text.splitlines())
-    _write(sys.stderr, formed(lines, level))
+    print(formed(lines, level), file=sys.stderr, flush=True)
 
 
 def formed(text: str, level: str) -> str:
@@ -79,7 +78,3 @@ def named(part: str, line: str, level: str) -> str:
     elif form == TEXT and (stamp := STAMP.match(line)):
         return f"{stamp[0]}{part} | {line[stamp.end() :]}"
     return formed(f"{part} | {line}", level)
-
-
-def _write(file: TextIO, text: str) -> None:
-    print(text, file=file, flush=True)

@@ -8,7 +8,7 @@ RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZ
 """Where Open MPI, MPICH and Slurm say which process this is, and of how many."""
 
 DOOR = "FL_LABELSKEW_DOOR"
-"""Environment variable with the socket at which the ranks of :func:`launch` report."""
+"""Environment variable with the socket at which the ranks of :mod:`.runtimes.mpi.launch` report."""
 
 
 def mpi_rank() -> tuple[int, int] | None:
@@ -27,5 +27,5 @@ def available_cores() -> int:
 
 
 def launched() -> bool:
-    """Whether :func:`launch` started this process, rather than an ``mpirun`` that somebody typed."""
+    """Whether :mod:`.runtimes.mpi.launch` started this rank, rather than an ``mpirun`` that somebody typed."""
     return DOOR in os.environ

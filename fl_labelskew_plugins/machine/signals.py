@@ -1,13 +1,17 @@
-"""Ctrl-C from a command's first moment on: one line and exit code 130, whatever is being imported just then.
+"""Signals: held back, passed on, and sent to a process whose parent has ended.
 
-An exception that a signal raises in the middle of an import may come out as another one, be swallowed by somebody's
+Ctrl-C is one line and exit code 130 from a command's first moment on, whatever is being imported just then: an
+exception that a signal raises in the middle of an import may come out as another one, be swallowed by somebody's
 ``except``, or be printed as ignored. So nothing is raised there: the process ends at once, as it has nothing to lose.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
@@ -72,3 +76,20 @@ def handled(*numbers: int, handler: Callable[[int, FrameType | None], None]) -> 
     finally:
         for number, before in old.items():
             signal.signal(number, before)
+
+
+def end_with_parent(other_end: int, number: int = signal.SIGTERM) -> None:
+    """Have this process get a signal as soon as the one that it works for has ended, however that ended.
+
+    Args:
+        other_end: file descriptor of a pipe or socket that leads to that process, and from there to nobody else.
+        number: the signal's; :data:`signal.SIGTERM` lets a run save its checkpoint.
+    """
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(other_end, 0)  # a hang-up is told in any case
+        poll.poll()
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.machine import locks
-from fl_labelskew_plugins.machine.files import copied, read_lines, replacing
+from fl_labelskew_plugins.machine.files import copied, read_lines, write_text
 from fl_labelskew_plugins.runs import audit, status
 from fl_labelskew_plugins.tensors import State, Weights, group, save_atomic
 
@@ -126,8 +126,7 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file as a whole or not at all."""
-        with replacing(self.path / name) as part:
-            part.write_text(text, encoding="utf-8")
+        write_text(self.path / name, text)
 
     def append(self, file: Path, value: Mapping[str, Any]) -> None:
         """Add one line of JSON; a number that is not finite is null there."""

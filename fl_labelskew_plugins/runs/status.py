@@ -20,7 +20,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine import locks
-from fl_labelskew_plugins.machine.files import read_lines, replacing
+from fl_labelskew_plugins.machine.files import read_lines, write_text
 from fl_labelskew_plugins.machine.text import clean, utc
 
 NAME = "status.json"
@@ -46,8 +46,8 @@ class Status:
         """Keep these facts beside those told before, and write all; a disk that takes nothing ends no run."""
         self._facts |= facts
         if write:
-            with contextlib.suppress(OSError), replacing(self._file) as part:
-                part.write_text(json.dumps({**self._facts, "time": utc()}, indent=1) + "\n", encoding="utf-8")
+            with contextlib.suppress(OSError):
+                write_text(self._file, json.dumps({**self._facts, "time": utc()}, indent=1) + "\n")
 
 
 @dataclass

@@ -56,14 +56,14 @@ class Call:
 
         A silo's is the same command again, since its folder is the same whenever it is started.
         """
-        own = (("--role", self.role), ("--rank", self.rank), ("--server", self.server))
-        more = [word for option, value in own if value is not None for word in (option, str(value))]
+        options = (("--role", self.role), ("--rank", self.rank), ("--server", self.server))
+        more = [word for option, value in options if value is not None for word in (option, str(value))]
         return to_go_on([*self._words(self.path, folder, self.role != "client"), *more])
 
     def environment(self, folder: Path) -> dict[str, str]:
         """What the processes have to know that share a run in ``folder``."""
-        told = {GO_ON: self.go_on(folder), log.FORM: log.form}
-        return told if self.pause is None else told | {PAUSE: str(self.pause)}
+        variables = {GO_ON: self.go_on(folder), log.FORM: log.form}
+        return variables if self.pause is None else variables | {PAUSE: str(self.pause)}
 
     def _words(self, recipe: Path | None, folder: Path, resume: bool) -> list[str]:
         words = ["run"] if recipe is None else ["run", str(recipe)]

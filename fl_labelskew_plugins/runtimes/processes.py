@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import IO
 
 from fl_labelskew_registry import RunError
@@ -21,6 +22,9 @@ from fl_labelskew_plugins.machine.signals import interrupting
 
 GRACE = 6.0
 """Seconds that a process has to end by itself once it has been told to; then it is killed."""
+
+Process = subprocess.Popen[str] | BaseProcess
+"""One that was started by its command, or forked."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,22 @@ def together(parts: Sequence[Part], *, environment: Mapping[str, str]) -> None:
                     readers.append(reader)
             _watch(running)
     finally:
-        _end([process for _, process in running])
+        end([process for _, process in running], GRACE)
         for reader in readers:
             reader.join(1.0)
+
+
+def end(processes: Sequence[Process], grace: float) -> None:
+    """End those that still run: ask, wait for so many seconds, kill."""
+    for process in processes:
+        if _runs(process):
+            process.terminate()
+    until = time.monotonic() + grace
+    while any(map(_runs, processes)):
+        if time.monotonic() > until:
+            for process in processes:
+                process.kill()
+        time.sleep(0.05)
 
 
 def threads_each(processes: int) -> dict[str, str]:
@@ -104,18 +121,8 @@ def _watch(running: Sequence[tuple[Part, subprocess.Popen[str]]]) -> None:
         time.sleep(0.05)
 
 
-def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
-    """End those that still run: ask, wait, kill."""
-    for process in processes:
-        if process.poll() is None:
-            process.terminate()
-    until = time.monotonic() + GRACE
-    for process in processes:
-        try:
-            process.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def _runs(process: Process) -> bool:
+    return process.poll() is None if isinstance(process, subprocess.Popen) else process.is_alive()
 
 
 def _prefix(name: str, pipe: IO[str], out: IO[str], level: str) -> None:

@@ -103,7 +103,7 @@ def interrupted_after(module, command):
     [
         (["fedml", "run", QUICK], "re"),  # the hook's own
         (["fedml", "run", QUICK], "numpy"),  # the host's, of which nothing is ours
-        (["fedml", "run", QUICK], "fl_labelskew_plugins.runtimes.mpi.launch"),  # in our verb
+        (["fedml", "run", QUICK], "fl_labelskew_plugins.runtimes.mpi.rank"),  # in our verb
         (["fedml", "run", "--resume", "nowhere"], "torch"),
         (["labelskew", "reproduce", QUICK], "click"),
         (["labelskew", "partition", QUICK], "torch"),

@@ -8,9 +8,8 @@ import resource
 import pytest
 import torch
 
-from fl_labelskew_plugins.machine.files import replacing
+from fl_labelskew_plugins.machine.files import replacing, write_text
 from fl_labelskew_plugins.plots import figure, save
-from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.tensors import save_atomic
 
 
@@ -31,7 +30,7 @@ def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path):
 @pytest.mark.parametrize(
     "write",
     [
-        lambda folder: RunFolder(folder).write_text("a.json", 10_000 * "x"),
+        lambda folder: write_text(folder / "a.json", 10_000 * "x"),
         lambda folder: save(figure(4, 4)[0], folder / "a.png"),
         lambda folder: save_atomic({"x": torch.zeros(10_000)}, folder / "a.safetensors"),
     ],

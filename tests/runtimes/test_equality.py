@@ -54,8 +54,8 @@ NAMES = ["-".join(word.partition("=")[2] for word in setting) for setting in SET
 DRIVER = """\
 import json, sys
 from pathlib import Path
-from fl_labelskew_plugins.runtimes.mpi.launch import as_rank
 from fl_labelskew_plugins.front.start import start
+from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
 with as_rank():
     for overrides, out in json.load(open(sys.argv[2])):
         start(Path(sys.argv[1]), overrides, run_dir=Path(out), quiet=True)

@@ -95,7 +95,7 @@ class Server(Manager):
         self._waiting: list[int] = []
         self._arrived: dict[int, LocalResult] = {}
         self._logits: dict[int, Tensor] = {}
-        self._told: set[int] = set()
+        self._informed: set[int] = set()
         self._model: Weights = {}
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
@@ -150,10 +150,10 @@ class Server(Manager):
         server = self.rounds.server
         if self._model is not server.weights:  # which no round changes in place
             self._model = server.weights
-            self._told.clear()
-        if worker in self._told:
+            self._informed.clear()
+        if worker in self._informed:
             return {}
-        self._told.add(worker)
+        self._informed.add(worker)
         return joined(model=server.weights, shared=server.shared)
 
     def _deal(self, round: int, worker: int) -> None:

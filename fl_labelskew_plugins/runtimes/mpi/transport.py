@@ -14,7 +14,7 @@ from typing import Any
 
 from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.runtimes import wire
-from fl_labelskew_plugins.runtimes.mpi import launch
+from fl_labelskew_plugins.runtimes.mpi.rank import world
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
 
 HEADER, PAYLOAD = 1, 2
@@ -57,7 +57,7 @@ class MPITransport(Transport):
     def __init__(self, spool: wire.Spool | None = None, comm: Any = None) -> None:
         super().__init__()
         self._spool = spool or wire.Spool()
-        self._comm = comm or launch.world()
+        self._comm = comm or world()
         from mpi4py import MPI
 
         self._mpi = MPI

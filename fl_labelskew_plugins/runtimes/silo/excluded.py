@@ -10,7 +10,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.files import replacing
+from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs.folder import RunFolder
@@ -124,8 +124,7 @@ def _of(folder: Path, rank: int) -> dict[int, str]:
 
 def _write(folder: Path, known: dict[int, str]) -> dict[int, str]:
     try:
-        with replacing(folder / NAME) as part:
-            part.write_text(json.dumps({str(k): known[k] for k in sorted(known)}, indent=2) + "\n", encoding="utf-8")
+        write_text(folder / NAME, json.dumps({str(k): known[k] for k in sorted(known)}, indent=2) + "\n")
     except OSError as error:
         raise LabelSkewError(f"{folder / NAME}: cannot be written: {error.strerror}") from None
     return known

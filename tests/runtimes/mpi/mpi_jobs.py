@@ -13,7 +13,7 @@ from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.engine.local import LocalTrainer
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine.place import mpi_rank
-from fl_labelskew_plugins.runtimes.mpi import launch
+from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
 
 tested = []
 """Samples of each test in this rank."""
@@ -57,7 +57,7 @@ class Peak(threading.Thread):
 
 
 def main():
-    with launch.as_rank():
+    with as_rank():
         play()
 
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fl_labelskew_plugins.runtimes import wire
-from fl_labelskew_plugins.runtimes.mpi import launch, transport
+from fl_labelskew_plugins.runtimes.mpi import transport
+from fl_labelskew_plugins.runtimes.mpi.rank import as_rank, world
 from fl_labelskew_plugins.runtimes.mpi.transport import MPITransport
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 
@@ -178,7 +179,7 @@ def stray(box, rank):
     """Bytes that are no message."""
     from mpi4py import MPI
 
-    comm = launch.world()
+    comm = world()
     if rank == 1:
         comm.Send([bytes(wire.Header.SIZE), MPI.BYTE], 0, transport.HEADER)
         header = wire.Header(Kind.UPLOAD, 2, 0, 0, 5)  # as if from rank 2
@@ -193,7 +194,7 @@ def main():
     def refuse(*_, **__):
         raise AssertionError("pickled")
 
-    comm = launch.world()
+    comm = world()
     from mpi4py import MPI
 
     MPI.pickle.__init__(refuse, refuse)
@@ -210,5 +211,5 @@ def main():
 
 
 if __name__ == "__main__":
-    with launch.as_rank():
+    with as_rank():
         main()

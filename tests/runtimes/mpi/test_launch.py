@@ -1,11 +1,13 @@
 """Real ranks under a real mpirun: how each way of ending is told, and that nothing stays behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 from fl_labelskew_registry import LabelSkewError
 
@@ -19,7 +21,7 @@ RANK = """
 import os, signal, sys, time
 from pathlib import Path
 from fl_labelskew_registry import LabelSkewError, RunError
-from fl_labelskew_plugins.runtimes.mpi import launch
+from fl_labelskew_plugins.runtimes.mpi.rank import as_rank, world
 from fl_labelskew_plugins.cli.exits import guarded
 
 how = sys.argv[1]
@@ -27,12 +29,13 @@ how = sys.argv[1]
 def interrupt(*_):
     if "CANNOT_SAVE" in os.environ:
         os._exit(9)
+    Path("saved").touch()
     raise KeyboardInterrupt("interrupted after 3 rounds; to go on: labelskew run --resume run")
 
 @guarded
 def work():
-    with launch.as_rank():
-        comm = launch.world()
+    with as_rank():
+        comm = world()
         rank = comm.Get_rank()
         Path(f"pid{rank}").write_text(str(os.getpid()))
         print(f"rank {rank} of {comm.Get_size()}", flush=True)
@@ -56,6 +59,8 @@ def work():
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "code" and rank == 1:
             os._exit(7)
+        if how == "leaves" and rank == 1:
+            os._exit(0)
         if how == "bug" and rank == 1:
             raise ZeroDivisionError
         if how == "server fails" and rank == 0:
@@ -114,11 +119,9 @@ def run(folder, how, **environment):
 
 def alive(pid):
     """Whether a process is there and not only waiting for somebody to ask after it."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def pids(folder):
@@ -164,6 +167,7 @@ LEFT = "interrupted after 3 rounds; to go on: labelskew run --resume run\n"
             "error: the server (rank 0) was killed by signal 9; to go on: labelskew run --resume run\n",
         ),
         ("code", 7, LEFT + "error: worker 1 ended with exit code 7\n"),
+        ("leaves", 1, LEFT + "error: worker 1 ended with exit code 1\n"),  # which mpirun makes of it
         ("server fails", 1, "error: round 3: training diverged\n"),
         ("mistake", 2, "error: recipe.yaml: a mistake that every rank finds\n"),
         ("lonely", 2, LEFT + "error: a mistake of this worker alone\n"),
@@ -224,6 +228,16 @@ def test_a_parent_that_is_killed_takes_everything_along(folder):
     process.kill()
     process.communicate()
     wait_for(lambda: not any(map(alive, pids(folder))), 60)
+    assert (folder / "saved").exists()
+
+
+def test_an_mpirun_that_is_killed_leaves_a_checkpoint_and_nobody(folder):
+    process = start(folder, "sleep")
+    wait_for(all_up(folder))
+    (mpirun,) = psutil.Process(process.pid).children()
+    mpirun.kill()
+    assert end(process)[::2] == (1, LEFT + "error: mpirun was killed by signal 9\n")
+    assert not any(map(alive, pids(folder)))
 
 
 def test_the_ranks_see_the_terminal_that_the_parent_sees(folder):
@@ -375,23 +389,3 @@ def test_workers_by_default_and_under_mpirun(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "7")
     assert devices.workers(plain, []) == 6
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("mpirun noticed that process rank 2 with PID 0 on node vm exited on signal 9 (Killed).", (2, 1, 9)),
-        ("prterun noticed that process rank 1 with PID 77 on node vm exited on\nsignal 11 (Segfault).", (1, 1, 11)),
-        ("The first process to do so was:\n\n  Process name: [[395,1],2]\n  Exit code:    7\n", (2, 7, None)),
-        ("  Process name: [prterun-vm-123@1,2]\n  Exit code:    7\n", (2, 7, None)),
-        ("MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 5.", (1, 5, None)),
-        ("due to process rank 2 with PID 0 on\nnode vm exiting improperly. There are", (2, 0, None)),
-    ],
-)
-def test_what_mpirun_says_is_understood(text, expected):
-    found = launch.cause(text)
-    assert (found.rank, found.code, found.signal) == expected
-
-
-def test_what_mpirun_does_not_say():
-    assert launch.cause("ORTE_ERROR_LOG: Out of resource") is None

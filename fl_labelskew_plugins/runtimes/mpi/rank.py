@@ -1,0 +1,121 @@
+"""A process of ``mpirun``: how it starts, finds the others and ends. Knows no host.
+
+``python -m`` this module is what :func:`.launch.launch` has ``mpirun`` start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.machine.place import DOOR, RANKS, launched, mpi_rank
+from fl_labelskew_plugins.machine.signals import end_with_parent
+
+INSTALL = "apt-get install openmpi-bin libopenmpi-dev; pip install 'fl-labelskew-plugins[mpi]'"
+
+GRACE = 6.0
+"""Seconds that a worker waits for the server to find, and tell, the mistake that the worker has found."""
+
+
+def enter(command: list[str]) -> NoReturn:
+    """Report to the launching process, take what it gives for output, and execute the command."""
+    rank = next(os.environ[name] for name, _ in RANKS if name in os.environ)
+    try:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(os.environ[DOOR])
+        connection.sendall(f"{rank} {os.getpid()}".encode())
+        answer, stdout, _, _ = socket.recv_fds(connection, 1, 1)
+    except OSError:
+        answer = b""
+    if not answer:
+        sys.exit(1)  # the launching process is gone
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(stdout[0] if stdout else connection.fileno(), 1)
+    os.dup2(connection.fileno(), 2)
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a terminal may stop those who write to it from the background
+    os.execvp(command[0], command)
+
+
+@contextlib.contextmanager
+def as_rank() -> Iterator[None]:
+    """Around all of a rank's work; does nothing where this process is no rank.
+
+    A worker prints nothing, since the server does, unless it fails alone. A rank that fails ends without waiting for
+    the others, whereupon ``mpirun`` ends those; ranks that succeed wait for each other.
+    """
+    place = mpi_rank()
+    if place is None:
+        yield
+        return
+    prepare()
+    rank = place[0]
+    if launched():
+        end_with_parent(2)
+    try:
+        with contextlib.ExitStack() as silence:
+            if rank:
+                nowhere = silence.enter_context(open(os.devnull, "w"))
+                silence.enter_context(contextlib.redirect_stdout(nowhere))
+                if not launched():  # else the launching process decides what is shown
+                    silence.enter_context(contextlib.redirect_stderr(nowhere))
+            yield
+    except KeyboardInterrupt:
+        if rank:
+            raise SystemExit(130) from None
+        raise
+    except LabelSkewError:
+        if rank:
+            with contextlib.suppress(ValueError):  # not the main thread
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(GRACE)  # the server's own end makes mpirun end this process here
+        raise
+    if "mpi4py.MPI" in sys.modules:
+        from mpi4py import MPI
+
+        if MPI.Is_initialized() and not MPI.Is_finalized():
+            MPI.Finalize()
+
+
+def prepare() -> None:
+    """Settings of mpi4py that must stand before anybody imports its ``MPI``."""
+    if importlib.util.find_spec("mpi4py") is not None:
+        import mpi4py
+
+        # At exit MPI_Finalize would wait for all others, so that a rank that fails would hang instead of ending.
+        mpi4py.rc.finalize = False
+        mpi4py.rc.thread_level = "funneled"
+
+
+def world() -> Any:
+    """MPI's ``COMM_WORLD``.
+
+    Raises:
+        LabelSkewError: mpi4py cannot be loaded, or belongs to another MPI than the one that started this process.
+    """
+    prepare()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise LabelSkewError(f"comm_args.backend: MPI needs mpi4py: {reason}; to install it: {INSTALL}") from None
+    place = mpi_rank()
+    size = MPI.COMM_WORLD.Get_size()
+    if place is not None and size != place[1]:
+        raise LabelSkewError(
+            f"comm_args.backend: mpi4py sees {size} of the {place[1]} processes, so it was built for another MPI than "
+            "the one that started them; pip install --force-reinstall --no-binary mpi4py mpi4py would be right"
+        )
+    return MPI.COMM_WORLD
+
+
+if __name__ == "__main__":
+    enter(sys.argv[1:])

@@ -1,0 +1,308 @@
+"""The processes of a sweep: several runs at a time, as GPUs, cores and memory allow, and all of them ended together.
+
+Each run is a process of its own and gives the bytes that ``labelskew run`` gives. The processes are forked from one
+that has imported the host, since that import takes seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import connection, forkserver, resource_tracker
+from pathlib import Path
+from typing import Any
+
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.machine import locks, log
+from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.machine.place import available_cores
+from fl_labelskew_plugins.machine.signals import end_with_parent, interrupting
+from fl_labelskew_plugins.machine.text import counted
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import clock, told
+from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
+from fl_labelskew_plugins.studies import report
+from fl_labelskew_plugins.studies.reproduce import complete
+from fl_labelskew_plugins.studies.sweep.plan import Planned, states_of
+
+SHARE = 0.8
+"""Share of the free memory that all runs together may take."""
+GRACE = 30.0
+"""Seconds in which a run that was told to end saves its checkpoint; then it is killed."""
+PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.backend_agg", "sklearn.datasets"]
+"""What runs in one process import, slow ones first; before all of them comes :mod:`.forkserver`."""
+
+Say = Callable[[str], None]
+
+
+def run_all(planned: Sequence[Planned], *, jobs: int | None, memory: float | None, say: Say) -> list[str]:
+    """Have all runs finished; returns a line for each one that failed.
+
+    Args:
+        planned: from :func:`.plan.plan`.
+        jobs: how many at a time; default: :func:`default_jobs`.
+        memory: GB (10^9 bytes) that all of them together may take; default: :data:`SHARE` of what is free.
+        say: what is told.
+
+    Raises:
+        MistakesError: see :func:`.plan.states_of`.
+        LabelSkewError: another sweep is under way in the folder, or it cannot be written.
+        KeyboardInterrupt: told to end; all runs have saved a checkpoint.
+    """
+    out = planned[0].folder.path.parent
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LabelSkewError(f"{out}: cannot be written: {error.strerror}; use another --out") from None
+    with locks.alone(out, "sweep"):  # two would go on with the same runs
+        states = states_of(planned)
+        left = [run for run in planned if states[run.name] != "done"]
+        left.sort(key=lambda run: states[run.name] is None)  # what was begun comes first
+        slots = jobs or default_jobs(planned)
+        bound = SHARE * free_memory() if memory is None else memory * 1e9
+        begun = sum(state == "begun" for state in states.values())
+        say(
+            f"{counted(len(planned), 'run')}: {len(planned) - len(left)} done, {begun} to go on with; at most {slots} "
+            f"at a time, in {bound / 1e9:.1f} GB"
+        )
+        return Crew(planned, left, slots, bound, say).work() if left else []
+
+
+def default_jobs(planned: Sequence[Planned]) -> int:
+    """As many runs as there are GPUs in use, else as cores allow; one, where a run has several processes."""
+    if any(not run.recipe.comm.in_process for run in planned):
+        return 1
+    if gpus := _gpus(planned):
+        return len(gpus)
+    return max(1, available_cores() // _threads(planned))
+
+
+def free_memory() -> float:
+    """Bytes that processes can have here without any being pushed out: what Linux says, and no more than a limit."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = 1024 * float(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
+        for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):  # none, or "max"
+                free = min(free, float(Path(limit).read_text()))
+        return free
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+@dataclass
+class Job:
+    """A run under way.
+
+    Args:
+        run: which one.
+        process: its own.
+        slot: its place among those that run at the same time.
+        words: where it sends why it failed.
+        begun: when, in seconds of the monotonic clock.
+    """
+
+    run: Planned
+    process: Any
+    slot: int
+    words: connection.Connection
+    begun: float = field(default_factory=time.monotonic)
+
+
+class Crew:
+    """The runs under way, and when another one may begin.
+
+    How much memory a run takes is what runs on the same data and network have taken so far (``peak_mb`` in their
+    ``timings.jsonl``). While there is none, because the first round of the first one is not over, it is the only one.
+
+    Args:
+        planned: all runs of the sweep.
+        left: those to be finished, the first ones first.
+        slots: how many at a time.
+        bound: bytes that all of them together may take.
+        say: what is told.
+    """
+
+    def __init__(self, planned: Sequence[Planned], left: Sequence[Planned], slots: int, bound: float, say: Say) -> None:
+        self.all, self.waiting, self.slots, self.bound, self.say = planned, list(left), slots, bound, say
+        self.running: list[Job] = []
+        self.failed: list[str] = []
+        self.took: list[float] = []
+        self.left = len(left)
+        self._gpus = _gpus(left)
+        self._peaks: dict[tuple[str, str], float] = {}
+        if all(run.recipe.comm.in_process for run in left):  # others share the cores out themselves
+            os.environ.setdefault("OMP_NUM_THREADS", str(_threads(left)))
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["fl_labelskew_plugins.studies.sweep.forkserver", *PRELOADED])
+        for run in planned:
+            self._remember(run)
+
+    def work(self) -> list[str]:
+        """Until all have ended."""
+        try:
+            with interrupting():
+                _serve()
+                while self.waiting or self.running:
+                    while self.waiting and self._room():
+                        self._start(self.waiting.pop(0))
+                    connection.wait([job.process.sentinel for job in self.running], timeout=0.5)
+                    for job in [job for job in self.running if job.process.exitcode is not None]:
+                        self.running.remove(job)
+                        self._ended(job)
+        finally:
+            end([job.process for job in self.running], GRACE)
+            for job in self.running:
+                _tidy(job.run.log)
+            with contextlib.suppress(OSError):
+                self.all[0].log.parent.rmdir()  # as long as it is empty
+        return self.failed
+
+    def _room(self) -> bool:
+        if not self.running:
+            return True
+        for job in self.running:
+            self._remember(job.run)
+        peaks = [self._peaks.get(_kind(run)) for run in (*(job.run for job in self.running), self.waiting[0])]
+        return len(self.running) < self.slots and None not in peaks and sum(filter(None, peaks)) <= self.bound
+
+    def _remember(self, run: Planned) -> None:
+        """Bytes that this run has held at most, if it has recorded any."""
+        for line in read_lines(run.folder.timings)[-1:]:
+            if peak := report.number(line, "peak_mb"):
+                self._peaks[_kind(run)] = max(1e6 * peak, self._peaks.get(_kind(run), 0.0))
+
+    def _start(self, run: Planned) -> None:
+        slot = min(set(range(self.slots)) - {job.slot for job in self.running})
+        gpu = _visible(self._gpus[slot % len(self._gpus)]) if run.gpus else None
+        try:
+            run.log.parent.mkdir(exist_ok=True)
+            run.log.unlink(missing_ok=True)
+        except OSError as error:
+            raise LabelSkewError(f"{run.log.parent}: cannot be written: {error.strerror}") from None
+        words, theirs = self._context.Pipe(duplex=False)
+        with theirs:
+            arguments = (run.base, run.settings, run.folder.path, run.log, theirs, gpu)
+            process = self._context.Process(target=_work, args=arguments, name=run.name)
+            process.start()
+        self.running.append(Job(run, process, slot, words))
+
+    def _ended(self, job: Job) -> None:
+        run, code, seconds = job.run, job.process.exitcode, time.monotonic() - job.begun
+        _tidy(run.log)
+        with job.words:
+            sent = _received(job.words)
+        self.left -= 1
+        self.took.append(seconds)
+        if code:
+            words = _last_words(run.log) or sent or how_it_ended("the run", code)
+            self.failed.append(f"{run.name}: {words}")
+            result = f"failed: {words}"
+        else:
+            result = told(read_lines(run.folder.metrics)[-1] | {"loss_terms": {}})
+        mean = sum(self.took) / len(self.took)
+        left = mean * self.left / max(1, min(self.slots, self.left, len(self.running) + 1))
+        number = f"{len(self.all) - self.left:>{len(str(len(self.all)))}}/{len(self.all)}"
+        self.say(f"{number}  {run.name}  {result}  {clock(seconds)}  left {clock(left)}")
+
+
+def _serve() -> None:
+    """Start the process that forks the runs, with Ctrl-C held back until :mod:`.forkserver` is there."""
+    resource_tracker.ensure_running()  # which lets signals in again, once it has been started
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _gpus(planned: Sequence[Planned]) -> list[int]:
+    """The GPUs that the recipes name, each once."""
+    return list(dict.fromkeys(gpu for run in planned for gpu in run.gpus))
+
+
+def _threads(planned: Sequence[Planned]) -> int:
+    return max(run.recipe.device.threads or 1 for run in planned)
+
+
+def _kind(run: Planned) -> tuple[str, str]:
+    """What decides how much memory a run takes, as far as one can tell beforehand: data set and network."""
+    return run.recipe.data.dataset, run.recipe.model.model
+
+
+def _visible(gpu: int) -> str:
+    """What CUDA calls the GPU that is this number among those that we see."""
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return names[gpu] if gpu < len(names) else str(gpu)
+
+
+def _tidy(file: Path) -> None:
+    """Leave nothing of a run that had nothing to say."""
+    with contextlib.suppress(OSError):
+        if not file.stat().st_size:
+            file.unlink()
+
+
+def _last_words(file: Path) -> str:
+    """What a run that failed said last: its mistake, or the last line of a traceback and where the rest is."""
+    with contextlib.suppress(OSError):
+        lines = [line for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        if errors:
+            return "; ".join(errors)
+        if any(line.startswith("Traceback ") for line in lines):
+            return f"{lines[-1]} (all of it: {file})"
+    return ""
+
+
+def _received(words: connection.Connection) -> str:
+    """What a run has sent about its failure; nothing, where it was killed."""
+    with contextlib.suppress(EOFError, OSError):
+        if words.poll():
+            return words.recv_bytes().decode(errors="replace")
+    return ""
+
+
+def _work(
+    base: Path, settings: tuple[str, ...], folder: Path, file: Path, words: connection.Connection, gpu: str | None
+) -> None:
+    """One run, in a process of its own; what it says goes to ``file``, and why it failed also to ``words``.
+
+    A disk that is full takes no log.
+    """
+    os.setsid()  # Ctrl-C is the sweep's, which tells this process
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # for what the run starts; see .forkserver
+    try:
+        out = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    except OSError:
+        out = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    if (parent := multiprocessing.parent_process()) is not None:
+        end_with_parent(parent.sentinel)
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+    try:
+        complete(base, settings, RunFolder(folder), quiet=True)
+    except LabelSkewError as error:
+        _send(words, "; ".join(str(error).splitlines()))
+        with contextlib.suppress(OSError):
+            log.error(error.shown())
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        _send(words, f"{type(error).__name__}: {' '.join(str(error).split())}")
+        raise
+
+
+def _send(words: connection.Connection, text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads any more
+        words.send_bytes(text.encode()[:4096])  # what any pipe takes at once

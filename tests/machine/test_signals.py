@@ -1,0 +1,53 @@
+"""Signals: held back, left alone where they are ignored, and sent once the process at the other end has gone."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from fl_labelskew_plugins.machine import signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_block_at_once_or_when_it_is_done(number):
+    done = []
+
+    @signals.interrupting()
+    def broken():
+        signal.raise_signal(number)
+        done.append("broken")
+
+    @signals.uninterrupted()
+    def recorded():
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        done.append("recorded")
+
+    before = signal.getsignal(number)
+    for work in (broken, recorded):
+        with pytest.raises(KeyboardInterrupt):
+            work()
+        assert signal.getsignal(number) is before
+    assert done == ["recorded"]
+
+
+def test_a_signal_that_is_ignored_stays_so():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a shell script's background
+    try:
+        with signals.interrupting(), signals.uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_comes_once_the_other_end_is_closed_and_not_before():
+    ours, theirs = os.pipe()
+    came = threading.Event()
+    with signals.handled(signal.SIGUSR1, handler=lambda signum, frame: came.set()):
+        signals.end_with_parent(ours, signal.SIGUSR1)
+        os.write(theirs, b"what is said is not the end")
+        assert not came.wait(0.2)
+        os.close(theirs)
+        assert came.wait(10)
+    os.close(ours)
