@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fl_labelskew_registry import LabelSkewError
@@ -14,6 +15,7 @@ from torch import Tensor
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import StateStore
+from fl_labelskew_plugins.engine.local import forms
 from fl_labelskew_plugins.machine import log, signals
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import compatibility
@@ -43,7 +45,9 @@ class Record:
         self, session: Session, folder: RunFolder, progress: Progress, *, resume: bool, pause: Pause | None = None
     ) -> None:
         recipe = session.recipe
-        self.session, self.folder, self.progress, self.pause = session, folder, progress, pause
+        # the weights of round 0 would be kept to the run's end
+        self.session = replace(session, start=forms(session.start))
+        self.folder, self.progress, self.pause = folder, progress, pause
         self.checkpoint: Checkpoint | None = folder.load_checkpoint(session.trainer.device) if resume else None
         self.next_round = self.checkpoint.round if self.checkpoint else 0
         self.weights: Weights = self.checkpoint.weights if self.checkpoint else session.start

@@ -22,6 +22,7 @@ from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.engine.aggregate import check_extra
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.engine.samples import samples
+from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.machine.place import available_cores, mpi_rank
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe import compatibility
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.diagnostics.watch import Watch
 
 
-@dataclass
+@dataclass(frozen=True)
 class Session:
     """A recipe brought to life.
 
@@ -42,7 +43,7 @@ class Session:
         class_names: one for each of the ``C`` classes.
         federation: the run as every client may know it.
         trainer: trains any client in this process.
-        start: the state dict of round 0.
+        start: the state dict of round 0; once a record has it, its shapes and dtypes alone.
         sizes: training samples of each client; 0 for one that nobody has heard of.
         counts: ``(K, C)`` training samples per class of each client, on the device; None where they are not known.
         notes: text files of the data set that belong beside the results, by name.
@@ -73,9 +74,15 @@ class Session:
 
     def opening(self, client: int) -> Contribution:
         """One client's part of the opening exchange."""
-        tensors = self.method.opening(self.trainer.view(client))
+        tensors = self.method.opening(Turn(self.trainer, client).view)
         check_extra(tensors, self.method.opening_shapes(self.federation), where=f"opening of client {client}")
         return Contribution(client, tensors)
+
+    def admit(self, client: int, samples: int, counts: Sequence[int] | None) -> None:
+        """A client that nobody had heard of is here, with so many training samples, and of each class where told."""
+        self.sizes[client] = samples
+        if self.counts is not None and counts is not None:
+            self.counts[client] = torch.tensor(counts)
 
     @property
     def digest(self) -> str | None:
