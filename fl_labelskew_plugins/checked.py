@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from fl_labelskew_registry import (
+    HOOKS,
     Arrays,
     Data,
     Dataset,
@@ -61,7 +62,8 @@ def checked(plugin: T, *, of: object = None) -> T:
     """
     kind = type(plugin if of is None else of)
     if _top(kind) not in OURS:
-        hooks = next(hooks for contract, hooks in CHECKS.items() if isinstance(plugin, contract))
+        contract = next(contract for contract in CHECKS if isinstance(plugin, contract))
+        hooks = HOOKS.get(contract, CHECKS[contract])
         vars(plugin).update({name: Hook(plugin, name, kind, vars(plugin).get(name)) for name in hooks})
     return plugin
 
@@ -78,7 +80,7 @@ class Hook:
 
     def __init__(self, owner: Any, name: str, kind: type, given: Callable[..., Any] | None = None) -> None:
         self.owner, self.name, self.kind, self.given = owner, name, kind, given
-        self.check = next(hooks for contract, hooks in CHECKS.items() if isinstance(owner, contract))[name]
+        self.check = next(hooks for contract, hooks in CHECKS.items() if isinstance(owner, contract)).get(name)
         self.function = given
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -327,9 +329,7 @@ def _features(owner: Any, answer: object, inputs: Tensor) -> str:
     return f"returned {_what(answer)}; return features (B, d), here {shape}"
 
 
-Check = Callable[..., str] | None
-
-CHECKS: dict[type, dict[str, Check]] = {
+CHECKS: dict[type, dict[str, Callable[..., str]]] = {
     Method: {
         "deviations": _sentences,
         "warnings": _sentences,
@@ -358,21 +358,17 @@ CHECKS: dict[type, dict[str, Check]] = {
         "deviations": _sentences,
         "contribution_shapes": _shapes,
         "before_round": lambda owner, answer, work: _kept(work.client.state, "client.state"),
-        "correct": None,
         "finish": _finished,
         "step": _step,
     },
-    Partitioner: {"split": None},  # data.clients checks what it returns
+    Partitioner: {},  # data.clients checks what it returns
     Dataset: {
-        "check": None,
         "load": _data,
-        "check_test": None,
         "load_test": _data,
         "survey": _rows,
         "broken": _sentences,
-        "fake": None,
     },
     Network: {"build": _module},
     nn.Module: {"features": _features, "forward": _logits},
 }
-"""Hooks of each contract, with what their answers have to pass."""
+"""What the answers of a contract's hooks have to pass; those of the others are not looked at."""

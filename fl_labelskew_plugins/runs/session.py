@@ -68,7 +68,7 @@ class Session:
         Raises:
             RunError: the method sends something that it has not announced.
         """
-        if type(self.method).opening is Method.opening:
+        if not self.method.uses("opening"):
             return []
         return [self.opening(k) for k in range(self.federation.num_clients)]
 
@@ -281,7 +281,7 @@ def refuse_host_switches(recipe: Recipe) -> None:
         return
     optimizer, more = recipe.train.federated_optimizer, compatibility.sends_more(recipe.optimizer)
     for sends, what, right in (
-        (type(recipe.method).contribute is not Method.contribute, f"method {recipe.method_name}", "a method"),
+        (recipe.method.uses("contribute"), f"method {recipe.method_name}", "a method"),
         (more, f"federated_optimizer {optimizer}", "an optimiser, such as FedProx,"),
     ):
         if sends:

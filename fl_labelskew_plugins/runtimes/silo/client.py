@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Images, LabelSkewError, Method, Optimizer, RunError
+from fl_labelskew_registry import Images, LabelSkewError, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.data.fingerprint import add_array
@@ -149,7 +149,7 @@ class SiloClient(Manager):
                 f"{counted(federation.rounds, 'round')}"
             )
         assert self.session is not None
-        if type(self.session.method).opening is not Method.opening:
+        if self.session.method.uses("opening"):
             self.send(Kind.OPENING, SERVER, tensors=self.session.opening(self.client).tensors)
         self._send_upload()  # the last one may have been lost with the connection
 
@@ -202,14 +202,12 @@ class SiloClient(Manager):
 
     def _noise_seed(self, tensors: Mapping[str, Tensor]) -> int | None:
         """See :func:`noise_seed`; None where nothing draws noise: a large model's digest would be for nothing."""
-        method = type(self.recipe.method)
-        own = method.protect is not Method.protect or method.contribute is not Method.contribute
-        return noise_seed(self._secret, self._about, tensors) if own or self.recipe.dp.enable_dp else None
+        draws = self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
+        return noise_seed(self._secret, self._about, tensors) if draws else None
 
     def _state(self, round: int) -> State:
         assert self.session is not None
-        method, optimizer = type(self.session.method), type(self.session.recipe.optimizer)
-        keeps = method.after_round is not Method.after_round or optimizer.finish is not Optimizer.finish
+        keeps = self.session.method.uses("after_round") or self.session.recipe.optimizer.uses("finish")
         if round >= 0 and keeps and not self.states.has(round):
             log.warn(f"the state of round {round + 1} is not in {self.states.folder}; going on without one")
         return self.states.get(round)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Arrays, Contribution, Data, Federation, Method, RunError
+from fl_labelskew_registry import Arrays, Contribution, Data, Federation, RunError
 
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.engine.aggregate import check_extra
@@ -198,7 +198,7 @@ class SiloServer(Manager):
 
     @property
     def _has_opening(self) -> bool:
-        return type(self.recipe.method).opening is not Method.opening
+        return self.recipe.method.uses("opening")
 
     @property
     def _has_to_open_again(self) -> bool:

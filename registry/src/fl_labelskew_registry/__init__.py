@@ -2,6 +2,7 @@
 
 from fl_labelskew_registry.catalog import Entry, Kind, entries, load, namespace, nearest
 from fl_labelskew_registry.contracts import (
+    HOOKS,
     Aggregated,
     Aggregation,
     Arrays,
@@ -22,6 +23,7 @@ from fl_labelskew_registry.contracts import (
 from fl_labelskew_registry.errors import LabelSkewError, MistakesError, PluginError, RunError
 
 __all__ = [
+    "HOOKS",
     "Aggregated",
     "Aggregation",
     "Arrays",

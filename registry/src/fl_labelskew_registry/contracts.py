@@ -143,7 +143,21 @@ class Contribution:
     tensors: Tensors
 
 
-class Method:
+class Plugin:
+    """What all contracts have in common: a class's ``Params``, an object's ``params``, and which hooks are its own."""
+
+    Params: ClassVar[type[Any]]
+
+    def __init__(self, params: Any = None) -> None:
+        self.params = type(self).Params() if params is None else params
+
+    def uses(self, *hooks: str) -> bool:
+        """Whether any of these hooks is the plugin's own, in place of the contract's neutral one."""
+        contract = next(contract for contract in HOOKS if isinstance(self, contract))
+        return any(getattr(type(self), hook) is not getattr(contract, hook) for hook in hooks)
+
+
+class Method(Plugin):
     """A label-skew method. Every hook has a neutral default: as it stands, this class is FedAvg.
 
     Subclasses name their ``Params`` (a frozen pydantic model with ranges, defaults and help texts), their ``paper``
@@ -158,7 +172,6 @@ class Method:
     what its calibration corrects for; two that correct for the same are not combined.
     """
 
-    Params: ClassVar[type[Any]]
     paper: ClassVar[str] = ""
     runtimes: ClassVar[tuple[str, ...]] = ("sp", "MPI", "GRPC")
     silo_choices: ClassVar[tuple[str, ...]] = ()
@@ -167,9 +180,6 @@ class Method:
     corrects: ClassVar[str] = ""
     aggregation: Aggregation = "samples"
     aggregation_key: ClassVar[str] = ""
-
-    def __init__(self, params: Any = None) -> None:
-        self.params = type(self).Params() if params is None else params
 
     def deviations(self) -> list[str]:
         """Sentences on where the chosen options differ from the printed paper; they go into the run's record."""
@@ -188,18 +198,15 @@ class Method:
 
         An opening exchange may come before. Override it where options decide.
         """
-        other = "stages before_round loss private_parameters contribute protect combine after_aggregation"
-        other += " after_round personalised private_logits"
-        return all(getattr(type(self), hook) is getattr(Method, hook) for hook in other.split())
+        return not self.uses(*(hook for hook in HOOKS[Method] if hook not in BESIDE_TRAINING))
 
     def protects(self) -> bool:
         """Whether :meth:`protect` is in force; override it where options decide."""
-        return type(self).protect is not Method.protect
+        return self.uses("protect")
 
     def personalises(self) -> bool:
         """Whether a client has a model of its own beside the one that it uploads; override it where options decide."""
-        hooks = ("personalised", "private_logits")
-        return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
+        return self.uses("personalised", "private_logits")
 
     def opening_shapes(self, federation: Federation) -> Mapping[str, tuple[int, ...]]:
         """Names and shapes of what :meth:`opening` may send, float32 or int64; a server refuses anything else."""
@@ -358,7 +365,7 @@ class Aggregated:
         return self.whole.get(name, self.mean[name]) - self.old[name]
 
 
-class Optimizer:
+class Optimizer(Plugin):
     """How a federation optimises, whatever its method: what is added to local gradients, and the server's step.
 
     Every hook has a neutral default: as it stands, this class is FedAvg. Tensors that it sends, shares or keeps are
@@ -368,7 +375,6 @@ class Optimizer:
     changes since the round's start in place of the trained parameters, where float32 weights would round them.
     """
 
-    Params: ClassVar[type[Any]]
     paper: ClassVar[str] = ""
     runtimes: ClassVar[tuple[str, ...]] = ("sp", "MPI", "GRPC")
     aggregation: Aggregation | None = None
@@ -376,9 +382,6 @@ class Optimizer:
     local_momentum: ClassVar[bool] = True
     changes_upload: ClassVar[bool] = False
     sends_change: ClassVar[bool] = False
-
-    def __init__(self, params: Any = None) -> None:
-        self.params = type(self).Params() if params is None else params
 
     def deviations(self) -> list[str]:
         """Sentences on where the chosen options differ from the printed paper; they go into the run's record."""
@@ -406,13 +409,8 @@ class Optimizer:
         return round.mean
 
 
-class Partitioner:
+class Partitioner(Plugin):
     """Deals training samples to clients."""
-
-    Params: ClassVar[type[Any]]
-
-    def __init__(self, params: Any = None) -> None:
-        self.params = type(self).Params() if params is None else params
 
     def split(
         self, labels: NDArray[Any], groups: NDArray[Any] | None, *, clients: int, rng: np.random.Generator
@@ -500,19 +498,15 @@ class Data:
     fingerprint: str = ""
 
 
-class Dataset:
+class Dataset(Plugin):
     """Reads a data set from disk, or makes it.
 
     ``default_dir`` is the folder where it lies unless a recipe says otherwise; ``source`` says where its files come
     from and how large they are.
     """
 
-    Params: ClassVar[type[Any]]
     default_dir: ClassVar[str | None] = None
     source: ClassVar[str] = ""
-
-    def __init__(self, params: Any = None) -> None:
-        self.params = type(self).Params() if params is None else params
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError, naming the missing files, where they come from and their size; reads no data."""
@@ -576,16 +570,11 @@ class Dataset:
         raise LabelSkewError(f"data set {type(self).__name__}: no small copy can be written of it")
 
 
-class Network:
+class Network(Plugin):
     """Builds a network whose module has ``features(x) -> (B, d)`` and a ``classifier`` (``nn.Linear(d, C)``).
 
     The module's ``forward(x)`` returns logits, ``classifier(features(x))``.
     """
-
-    Params: ClassVar[type[Any]]
-
-    def __init__(self, params: Any = None) -> None:
-        self.params = type(self).Params() if params is None else params
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """A freshly initialised module; randomness comes from torch's generator, which the caller has seeded.
@@ -594,3 +583,14 @@ class Network:
             LabelSkewError: the network does not take inputs of this shape.
         """
         raise NotImplementedError
+
+
+HOOKS: dict[type[Plugin], tuple[str, ...]] = {
+    contract: tuple(name for name, hook in vars(contract).items() if callable(hook) and not name.startswith("_"))
+    for contract in (Method, Optimizer, Partitioner, Dataset, Network)
+}
+"""Names of each contract's hooks: of all its public functions, in their order."""
+
+BESIDE_TRAINING = {"deviations", "warnings", "report", "logits_only", "protects", "personalises", "calibrate"}
+BESIDE_TRAINING |= {"opening", "opening_shapes", "open", "contribution_shapes"}
+"""What a method may override whose training is nothing but calibrated logits."""
