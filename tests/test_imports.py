@@ -24,7 +24,7 @@ FLOORS = (
 )
 """From the ground. A room imports from floors below its own, and on the ground floor from its neighbours, too."""
 KNOWS_THE_HOST = ("host", "runtimes.sp")
-METHODS_MAY_IMPORT = {f"{OURS}.params", f"{OURS}.ops"}
+METHODS_MAY_IMPORT = {f"{OURS}.params", f"{OURS}.ops", f"{OURS}.seeds"}
 INHERITS = {"fedphp": "map", "reweighting": "fedshift"}
 
 
@@ -106,7 +106,7 @@ def _why_not(imported: Import, module: str) -> Iterator[str]:
     if here == "methods" and within(name, OURS) and not any(within(name, may) for may in METHODS_MAY_IMPORT):
         parent = INHERITS.get(module.rpartition(".")[2])
         if parent is None or not within(name, f"{OURS}.methods.{parent}"):
-            yield "a method imports params, ops and the registry"
+            yield "a method imports params, ops, seeds and the registry"
 
 
 def modules() -> list[tuple[str, Path]]:
