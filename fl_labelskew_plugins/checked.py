@@ -212,17 +212,27 @@ def _shapes(owner: object, answer: object, *_: Any) -> str:
     return ""
 
 
-def _sentences(owner: object, answer: object, *_: Any) -> str:
-    sound = isinstance(answer, list | tuple) and all(isinstance(sentence, str) for sentence in answer)
-    return "" if sound else f"returned {_what(answer)}; return a list of sentences, an empty one for none"
+def _passes(test: Callable[..., bool], form: str) -> Callable[..., str]:
+    """A check by a test of the answer and what the hook was called with."""
+
+    def check(owner: object, answer: object, *given: Any) -> str:
+        return "" if test(answer, *given) else f"returned {_what(answer)}; {form}"
+
+    return check
 
 
-def _facts(owner: object, answer: object, *_: Any) -> str:
-    return "" if isinstance(answer, Mapping) else f"returned {_what(answer)}; return a dict, an empty one for none"
+def _list_of(kind: Callable[[Any], bool]) -> Callable[..., bool]:
+    return lambda answer, *_: isinstance(answer, list | tuple) and all(map(kind, answer))
 
 
-def _bool(owner: object, answer: object, *_: Any) -> str:
-    return "" if isinstance(answer, bool) else f"returned {_what(answer)}; return True or False"
+_sentences = _passes(
+    _list_of(lambda sentence: isinstance(sentence, str)), "return a list of sentences, an empty one for none"
+)
+_facts = _passes(lambda answer, *_: isinstance(answer, Mapping), "return a dict, an empty one for none")
+_bool = _passes(lambda answer, *_: isinstance(answer, bool), "return True or False")
+_rows = _passes(
+    _list_of(lambda row: isinstance(row, tuple) and len(row) == 3), "return a list of rows (what, found, expected)"
+)
 
 
 def _stages(owner: object, answer: object, *_: Any) -> str:
@@ -301,11 +311,6 @@ def _data(owner: object, answer: object, *_: Any) -> str:
         if not hasattr(part.x, "shape") or len(part.x) != len(part.y):
             return f"returned {_what(part.x)} as {name}.x; give it an array (N, ...) of as many samples as y has"
     return ""
-
-
-def _rows(owner: object, answer: object, *_: Any) -> str:
-    sound = isinstance(answer, list | tuple) and all(isinstance(row, tuple) and len(row) == 3 for row in answer)
-    return "" if sound else f"returned {_what(answer)}; return a list of rows (what, found, expected)"
 
 
 def _module(owner: object, answer: object, shape: object, classes: int) -> str:

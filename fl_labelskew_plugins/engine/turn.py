@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from fl_labelskew_registry import Batch, ClientView, LocalWork
+from fl_labelskew_registry import Batch, ClientView, LocalWork, Method
 from torch import Tensor, nn
 
 from fl_labelskew_plugins import seeds
@@ -104,7 +104,8 @@ class Turn:
             sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
             contributions = {k: v.detach() for k, v in {**method.contribute(view), **sent}.items()}
             method.after_round(view)
-        upload = self._protect(upload, weights)
+        if method.protects():
+            _protect(upload, weights, view, method)
         result = LocalResult(upload, contributions, view.state | joined(**{OPTIMIZER: work.client.state}), terms)
         test = trainer.test_indices[view.id]
         if personalised and len(test):
@@ -261,17 +262,6 @@ class Turn:
         model.train(was_training)
         return gradients
 
-    def _protect(self, upload: Weights, weights: Weights) -> Weights:
-        if not self.method.protects():
-            return upload
-        update = {k: v - weights[k] for k, v in upload.items() if v.is_floating_point()}
-        with torch.no_grad():
-            for key, value in self.method.protect(update, self.view).items():
-                upload[key] = weights[key] + value
-                if key.endswith("running_var"):  # noise must not leave a negative variance behind
-                    upload[key].clamp_(min=0)
-        return upload
-
     def _frozen(self, state: Mapping[str, Tensor]) -> nn.Module:
         spare = next(self._spares).requires_grad_(False)
         load(spare, state)
@@ -318,6 +308,16 @@ def _optimizer(trainer: LocalTrainer, rate: float, more: Sequence[nn.Parameter])
         weight_decay=settings.weight_decay,
         fused=True,
     )
+
+
+def _protect(upload: Weights, weights: Weights, view: ClientView, method: Method) -> None:
+    """Let the method change what of the upload is new since the round's start."""
+    update = {k: v - weights[k] for k, v in upload.items() if v.is_floating_point()}
+    with torch.no_grad():
+        for key, value in method.protect(update, view).items():
+            upload[key] = weights[key] + value
+            if key.endswith("running_var"):  # noise must not leave a negative variance behind
+                upload[key].clamp_(min=0)
 
 
 def _no_batch(model: nn.Module) -> Tensor:

@@ -11,6 +11,7 @@ import resource
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -262,25 +263,23 @@ class RunFolder:
         )
 
 
+@dataclass(frozen=True)
 class Checkpoint:
-    """Where a run stood after ``round`` rounds."""
+    """Where a run stood after ``round`` rounds; as it is, before the first one. See :meth:`RunFolder.save_checkpoint`.
 
-    def __init__(
-        self,
-        round: int,
-        weights: Weights,
-        shared: State,
-        memory: State,
-        states: dict[int, int],
-        selections: dict[int, int],
-        seconds: float,
-        sizes: list[int],
-        opened: list[int],
-        norms: Norms,
-    ) -> None:
-        self.round, self.weights, self.shared, self.memory = round, weights, shared, memory
-        self.states, self.selections, self.seconds, self.sizes = states, selections, seconds, sizes
-        self.opened, self.norms = opened, norms
+    ``states`` and ``selections`` are the round of each client's private state, and how often each was selected.
+    """
+
+    round: int = 0
+    weights: Weights = field(default_factory=dict)
+    shared: State = field(default_factory=dict)
+    memory: State = field(default_factory=dict)
+    states: dict[int, int] = field(default_factory=dict)
+    selections: dict[int, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    sizes: list[int] = field(default_factory=list)
+    opened: list[int] = field(default_factory=list)
+    norms: Norms = field(default_factory=dict)
 
 
 def _meta(file: Path) -> dict[str, Any] | None:

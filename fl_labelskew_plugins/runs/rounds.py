@@ -89,7 +89,7 @@ class Rounds:
                 begun = time.perf_counter()
                 line = self._round(round, exchange)
                 seconds = time.perf_counter() - begun
-                record.round(line, server.weights, server.shared, server.memory, server.opened, seconds=seconds)
+                record.round(line, server, seconds=seconds)
                 yield line
         except BaseException:
             record.abandon()

@@ -106,7 +106,7 @@ class Server(Manager):
 
     def train(self) -> None:
         """All rounds that are left."""
-        if self.record.checkpoint is None:
+        if not self.record.next_round:
             self.rounds.server.open(self.session.openings())
         self.rounds.run(self)
         for worker in range(1, self.size):

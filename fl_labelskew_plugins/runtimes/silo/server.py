@@ -189,7 +189,7 @@ class SiloServer(Manager):
         for client in sorted(self._present):
             self._welcome(client)
         try:
-            if self._has_opening and (record.checkpoint is None or self._has_to_open_again):
+            if self._has_opening and (not record.next_round or self._has_to_open_again):
                 self._exchange_openings()
             self.rounds.run(self)
             self._finish()

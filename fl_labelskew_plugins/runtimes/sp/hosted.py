@@ -52,7 +52,7 @@ class HostedFederation(Simulation):
         args.wd, args.ci, args.frequency_of_the_test = recipe.train.weight_decay, 0, 1
         kind = (CORRECTED if corrected else AS_THEY_ARE)[name]
         self.host = make(kind, args=args, device=local.device, dataset=self._dataset(), model=self.network)
-        if record.checkpoint is not None:
+        if record.next_round:
             self.host.restore(group(record.shared, OPTIMIZER), record.memory)
         self.host.coefficients = self._coefficients
         self.host.client_list = [Slot(self, client) for client in self.host.client_list]
@@ -272,8 +272,8 @@ def asked_for(settings: LocalSettings) -> Iterator[None]:
     }
 
     def before_step(optimizer: torch.optim.Optimizer, args: Any, more: Any) -> None:
-        for each in optimizer.param_groups:
-            each.update(asked.get(type(optimizer), {}))
+        for parameters in optimizer.param_groups:
+            parameters.update(asked.get(type(optimizer), {}))
 
     handle = register_optimizer_step_pre_hook(before_step)
     try:
@@ -289,5 +289,5 @@ def tensors(sent: Any) -> Iterator[Tensor]:
     elif isinstance(sent, Mapping):
         yield from tensors(list(sent.values()))
     elif isinstance(sent, list | tuple):
-        for each in sent:
-            yield from tensors(each)
+        for part in sent:
+            yield from tensors(part)
