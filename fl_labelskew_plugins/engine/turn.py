@@ -19,7 +19,7 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.checked import backward
 from fl_labelskew_plugins.engine.aggregate import check_terms
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer, Observer, learning_rate, load, snapshot
-from fl_labelskew_plugins.engine.samples import Samples
+from fl_labelskew_plugins.engine.samples import Samples, Streamed
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
 Draws = tuple[Tensor, Tensor, Tensor | None]
@@ -58,7 +58,6 @@ class Turn:
         self.shared, self.state = shared or {}, state or {}
         self.samples = trainer.train if samples is None else samples
         self.index = trainer.indices[client] if samples is None else torch.arange(len(samples.y), device=trainer.device)
-        self._spares = iter(trainer.spares())
         federation = trainer.federation
         # the opening has a stream apart from round 0: noise that is used twice cancels out
         purpose = "noise" if times_selected else "opening noise"
@@ -74,9 +73,9 @@ class Turn:
             times_selected=times_selected,
             federation=federation,
             model=self.model,
-            frozen=self._frozen,
+            frozen=partial(_frozen, trainer.spares()),  # not of this turn's own, or it would be kept by itself
             fresh=trainer.fresh,
-            features=self._features,
+            features=partial(_features, trainer, self.samples, self.index),
         )
 
     def fit(self, weights: Weights, *, personalised: bool = False, observer: Observer | None = None) -> LocalResult:
@@ -262,22 +261,6 @@ class Turn:
         model.train(was_training)
         return gradients
 
-    def _frozen(self, state: Mapping[str, Tensor]) -> nn.Module:
-        spare = next(self._spares).requires_grad_(False)
-        load(spare, state)
-        return spare.eval()
-
-    @torch.no_grad()
-    def _features(self) -> tuple[Tensor, Tensor]:
-        trainer, was_training = self.trainer, self.model.training
-        self.model.eval()
-        features = []
-        for inputs in trainer.inputs(self.samples, self.index):
-            with trainer.autocast():
-                features.append(self.model.features(inputs).float())  # type: ignore[operator]
-        self.model.train(was_training)
-        return torch.cat(features), self.samples.y[self.index]
-
 
 def fit(
     trainer: LocalTrainer,
@@ -308,6 +291,24 @@ def _optimizer(trainer: LocalTrainer, rate: float, more: Sequence[nn.Parameter])
         weight_decay=settings.weight_decay,
         fused=True,
     )
+
+
+def _frozen(spares: Iterator[nn.Module], state: Mapping[str, Tensor]) -> nn.Module:
+    spare = next(spares).requires_grad_(False)
+    load(spare, state)
+    return spare.eval()
+
+
+@torch.no_grad()
+def _features(trainer: LocalTrainer, samples: Samples | Streamed, index: Tensor) -> tuple[Tensor, Tensor]:
+    model, was_training = trainer.model, trainer.model.training
+    model.eval()
+    features = []
+    for inputs in trainer.inputs(samples, index):
+        with trainer.autocast():
+            features.append(model.features(inputs).float())  # type: ignore[operator]
+    model.train(was_training)
+    return torch.cat(features), samples.y[index]
 
 
 def _protect(upload: Weights, weights: Weights, view: ClientView, method: Method) -> None:

@@ -1,3 +1,5 @@
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -308,6 +310,25 @@ def test_gpu_equals_cpu_within_tolerance():
     result = fit(moved, weights={k: v.to(cuda) for k, v in start.items()}).upload
     for key, value in expected.items():
         torch.testing.assert_close(result[key].cpu(), value, atol=1e-4, rtol=1e-4)
+
+
+class Keeps(Plain):
+    def before_round(self, client):
+        client.scratch["frozen"] = client.frozen(client.model.state_dict())
+        self.view = weakref.ref(client)
+
+
+@pytest.mark.parametrize("optimizer", [FedAvg(), Mime(Mime.Params(server_momentum=0.0))], ids=["FedAvg", "Mime"])
+def test_nothing_of_a_turn_outlives_it(optimizer):
+    """Without waiting for the garbage collector: a client's private tensors may be a whole network."""
+    trainer = replace(make(method=Keeps()), optimizer=optimizer)
+    sent = {f"optimizer/{name}": torch.zeros_like(p) for name, p in trainer.model.named_parameters()}
+    gc.disable()
+    try:
+        fit(trainer, shared=sent)
+        assert trainer.method.view() is None
+    finally:
+        gc.enable()
 
 
 def test_privacy_noise_has_streams_of_its_own():
