@@ -96,9 +96,11 @@ class Hook:
             HookError: it is not what the contract says, or the author's code raised something.
         """
         if self.function is None:
-            own = inspect.getattr_static(type(self.owner), self.name, None)
+            hook = inspect.getattr_static(type(self.owner), self.name, None)
             # a network's features may be a module in it
-            self.function = self.owner._modules[self.name] if own is None else own.__get__(self.owner, type(self.owner))
+            self.function = (
+                self.owner._modules[self.name] if hook is None else hook.__get__(self.owner, type(self.owner))
+            )
         try:
             answer = self.function(*args, **more)
         except LabelSkewError:
@@ -136,7 +138,7 @@ def _said(error: Exception) -> str:
 
 def _frames(error: Exception, kind: type) -> str:
     """The frames of an error that are of the author's code, as Python shows them; empty if there are none."""
-    authors = {_top(each) for each in kind.__mro__} - OTHERS
+    authors = {_top(base) for base in kind.__mro__} - OTHERS
     library = sysconfig.get_path("stdlib")
 
     def is_own(frame: Any) -> bool:
@@ -146,8 +148,8 @@ def _frames(error: Exception, kind: type) -> str:
         installed = file.startswith(("<", library)) or "site-packages" in file or "dist-packages" in file
         return top in authors or not (top in OTHERS or installed)
 
-    own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_own(frame)]
-    return "".join(traceback.StackSummary.extract(iter(own)).format()).rstrip()
+    authors_frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_own(frame)]
+    return "".join(traceback.StackSummary.extract(iter(authors_frames)).format()).rstrip()
 
 
 # What is wrong with what a hook returned, or left behind; empty if nothing is. Each gets the plugin, the answer, and

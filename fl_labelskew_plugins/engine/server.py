@@ -131,8 +131,8 @@ class Server:
         for client, result in uploads:
             i = position[client]
             came.append(i)
-            if sent := rest(result.contributions, OPTIMIZER):
-                contributions.append(Contribution(client, sent))
+            if extra := rest(result.contributions, OPTIMIZER):
+                contributions.append(Contribution(client, extra))
             corrections.add(group(result.contributions, OPTIMIZER), shares[i])
             if self.hooks is not None:
                 raw.append((sizes[i], result.upload))
@@ -149,11 +149,11 @@ class Server:
         corrections.scale(1 / sum(shares[i] for i in came))
         shared = self.method.combine(contributions, rest(self.shared, OPTIMIZER))
         rows_alike = self._mean_of_those_who_came(whole, came, sizes, None, shares, None)
-        weights, own = self._step(weights, rows_alike, corrections.sums, len(came))
+        weights, sent = self._step(weights, rows_alike, corrections.sums, len(came))
         weights = self.method.after_aggregation(weights, shared)
         check_made(weights, self.method)
         self.weights = weights
-        self.shared = {**shared, **joined(**{OPTIMIZER: own})}
+        self.shared = {**shared, **joined(**{OPTIMIZER: sent})}
         return [clients[i] for i in came]
 
     def shares(self, sizes: Sequence[int]) -> list[float]:

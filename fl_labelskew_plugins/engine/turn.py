@@ -223,10 +223,10 @@ class Turn:
 
         The client's view, the buffers of networks in its scratch and all generators stay as they are.
         """
-        (own, cpu, cuda), view, device = drawn, self.view, self.trainer.device
+        (methods, cpu, cuda), view, device = drawn, self.view, self.trainer.device
         for module, other in zip(self.model.modules(), model.modules(), strict=True):
             other.training = module.training
-        generator = torch.Generator(view.generator.device).set_state(own)
+        generator = torch.Generator(view.generator.device).set_state(methods)
         scratch = {name: _twin(kept) if isinstance(kept, nn.Module) else kept for name, kept in view.scratch.items()}
         apart = replace(view, model=model, generator=generator, scratch=scratch, state=dict(view.state))
         with torch.random.fork_rng([] if cuda is None else [device]):

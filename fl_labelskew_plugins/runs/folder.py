@@ -320,10 +320,10 @@ def peak_memory(device: torch.device) -> dict[str, float]:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 peak = float(line.split()[1]) * 1024
-    found = {"peak_mb": round(peak / 1e6, 1)}
+    peaks = {"peak_mb": round(peak / 1e6, 1)}
     if device.type == "cuda":
-        found["peak_gpu_mb"] = round(torch.cuda.max_memory_allocated(device) / 1e6, 1)
-    return found
+        peaks["peak_gpu_mb"] = round(torch.cuda.max_memory_allocated(device) / 1e6, 1)
+    return peaks
 
 
 def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
@@ -361,9 +361,9 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_finite(each) for each in value]
+        return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

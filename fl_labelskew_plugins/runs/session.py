@@ -131,12 +131,12 @@ def loaded(recipe: Recipe) -> Data:
 def check_form(recipe: Recipe, data: Data) -> None:
     """Raise LabelSkewError where the recipe says of what form the data are, and they are not."""
     shape, classes = list(data.test.x.shape[1:]), len(data.class_names)
-    for key, told, there in (
+    for key, form, there in (
         ("input_shape", recipe.data.input_shape, shape),
         ("classes", recipe.data.classes, classes),
     ):
-        if told is not None and told != there:
-            raise LabelSkewError(f"data_args.{key}: {told} in the recipe and {there} in the data; use {key}: {there}")
+        if form is not None and form != there:
+            raise LabelSkewError(f"data_args.{key}: {form} in the recipe and {there} in the data; use {key}: {there}")
 
 
 def data_folder(recipe: Recipe) -> Path | None:

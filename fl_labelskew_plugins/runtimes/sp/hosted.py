@@ -142,17 +142,8 @@ class HostedFederation(Simulation):
         sizes = dict(enumerate(self.session.sizes))
         if self.corrected and self.session.method.aggregation == "uniform":
             sizes = dict.fromkeys(sizes, 1)
-        untold = dict.fromkeys(sizes)
-        return [
-            0,
-            0,
-            None,
-            None,
-            sizes,
-            dict.fromkeys(sizes, Epochs(self)),
-            untold,
-            self.session.federation.num_classes,
-        ]
+        batches, classes = dict.fromkeys(sizes, Epochs(self)), self.session.federation.num_classes
+        return [0, 0, None, None, sizes, batches, dict.fromkeys(sizes), classes]
 
 
 class HostedServer(Server):
@@ -260,7 +251,7 @@ class Copies:
 @contextlib.contextmanager
 def asked_for(settings: LocalSettings) -> Iterator[None]:
     """Within it, SGD and Adam do what a recipe asks for, whatever they were made with."""
-    asked: dict[type, dict[str, Any]] = {
+    options: dict[type, dict[str, Any]] = {
         torch.optim.SGD: {
             "momentum": settings.momentum,
             "dampening": settings.dampening,
@@ -273,7 +264,7 @@ def asked_for(settings: LocalSettings) -> Iterator[None]:
 
     def before_step(optimizer: torch.optim.Optimizer, args: Any, more: Any) -> None:
         for parameters in optimizer.param_groups:
-            parameters.update(asked.get(type(optimizer), {}))
+            parameters.update(options.get(type(optimizer), {}))
 
     handle = register_optimizer_step_pre_hook(before_step)
     try:
