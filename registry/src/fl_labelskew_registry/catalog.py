@@ -14,18 +14,21 @@ from typing import Any, Literal, get_args
 
 from stevedore import DriverManager
 
-from fl_labelskew_registry import contracts
+from fl_labelskew_registry import contracts, data
 from fl_labelskew_registry.errors import PluginError
+from fl_labelskew_registry.plugin import Plugin, hooks
 
 Kind = Literal["methods", "optimizers", "partitioners", "datasets", "models", "runtimes"]
 
-CONTRACTS: dict[str, type] = {
+CONTRACTS: dict[str, type[Plugin]] = {
     "methods": contracts.Method,
     "optimizers": contracts.Optimizer,
-    "partitioners": contracts.Partitioner,
-    "datasets": contracts.Dataset,
-    "models": contracts.Network,
+    "partitioners": data.Partitioner,
+    "datasets": data.Dataset,
+    "models": data.Network,
 }
+HOOKS = {contract: hooks(contract) for contract in CONTRACTS.values()}
+"""Names of the hooks of each contract."""
 
 
 @dataclass(frozen=True, order=True)
