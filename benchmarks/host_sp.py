@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,9 +95,8 @@ def stock(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
     import torch
     from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
-    from fl_labelskew_plugins.engine.samples import ClientBatches
+    from fl_labelskew_plugins.engine.samples import ClientBatches, Samples, Streamed
     from fl_labelskew_plugins.host import start as host
-    from fl_labelskew_plugins.host.trainer import host_dataset
     from fl_labelskew_plugins.runs import session
 
     marks: list[tuple[float, float]] = []
@@ -112,10 +112,21 @@ def stock(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
     if overrides:
         args.frequency_of_the_test = 10**9
     args.enable_wandb = False
-    data = host_dataset(made.trainer, made.recipe.train.batch_size)
-    data = [list(d) if isinstance(d, ClientBatches) else d for d in data]
-    for part in (5, 6):
-        data[part] = {k: list(v) for k, v in data[part].items()}
+    local, size = made.trainer, made.recipe.train.batch_size
+
+    def batches(samples: Samples | Streamed, index: torch.Tensor | None = None) -> list[object]:
+        return list(ClientBatches(samples, torch.arange(len(samples.y)) if index is None else index, size))
+
+    data = [
+        sum(made.sizes),
+        len(local.test.y),
+        batches(local.train),
+        batches(local.test),
+        dict(enumerate(made.sizes)),
+        {k: batches(local.train, index) for k, index in local.indices.items()},
+        {k: batches(local.test, index) for k, index in local.test_indices.items()},
+        local.federation.num_classes,
+    ]
     model = copy.deepcopy(made.trainer.model)
     api = Stock(args, torch.device("cpu"), data, model)
     if COPIED in overrides:
@@ -162,6 +173,7 @@ def methods(repetitions: int, tiny: bool) -> dict[str, list[float]]:
     from fl_labelskew_registry import Contribution, load
 
     from fl_labelskew_plugins.engine.local import snapshot
+    from fl_labelskew_plugins.engine.turn import Turn, fit
     from fl_labelskew_plugins.runs import session
 
     cases = {
@@ -178,25 +190,26 @@ def methods(repetitions: int, tiny: bool) -> dict[str, list[float]]:
     made = session.build(loaded(1, [], tiny))
     networks = {"table-8 CNN, batch 64": (made.trainer, None, list(cases))}
     big = session.build(loaded(1, ["model_args.model=resnet18", "train_args.batch_size=128"], tiny))
-    big.trainer.indices = {k: i[::12][:512] for k, i in big.trainer.indices.items()}
+    fewer_samples = {k: i[::12][:512] for k, i in big.trainer.indices.items()}
     chosen = ["fedavg", "fedavg (again)", "fedmr, prototypes: running", "fedmr, prototypes: after"]
-    networks["ResNet18, batch 128 (512 samples a client)"] = (big.trainer, max(2, repetitions // 3), chosen)
+    cut = replace(big.trainer, indices=fewer_samples)
+    networks["ResNet18, batch 128 (512 samples a client)"] = (cut, max(2, repetitions // 3), chosen)
     result: dict[str, list[float]] = {}
-    for network, (trainer, fewer, names) in networks.items():
-        start = snapshot(trainer.model)
+    for network, (base, fewer, names) in networks.items():
+        start = snapshot(base.model)
         times: dict[str, list[float]] = {name: [] for name in names}
         for repetition in range((fewer or repetitions) + 1):
             for name in names:
                 kind, options = cases[name]
                 plugin = load("methods", kind)
-                trainer.method = plugin(plugin.Params(**options))
-                views = [trainer.view(k) for k in range(10)]
+                trainer = replace(base, method=plugin(plugin.Params(**options)))
+                views = [Turn(trainer, k).view for k in range(10)]
                 shared = trainer.method.open([Contribution(v.id, trainer.method.opening(v)) for v in views])
                 d = trainer.federation.num_features
                 shared = {**shared, "prototypes": torch.randn(10, d), "known": torch.ones(10, dtype=torch.bool)}
                 state = {f"hpm.{k}": v for k, v in start.items()}
                 before = time.process_time()
-                trainer.fit(repetition % 10, 1, start, shared=shared, state=state, times_selected=2)
+                fit(trainer, repetition % 10, 1, start, shared=shared, state=state, times_selected=2)
                 times[name].append(time.process_time() - before)
         for name in names:
             pairs = zip(times[name][1:], times["fedavg"][1:], strict=True)

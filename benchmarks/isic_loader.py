@@ -30,6 +30,7 @@ def main() -> None:
 
     from fl_labelskew_plugins.data import fakes
     from fl_labelskew_plugins.data.isic2019 import ISIC2019
+    from fl_labelskew_plugins.engine.turn import fit
     from fl_labelskew_plugins.recipe import parse
     from fl_labelskew_plugins.runs import session
 
@@ -56,7 +57,7 @@ def main() -> None:
             if client is None:
                 local.predict(weights=made.start)
             else:
-                local.fit(client, 0, made.start, shared={}, state={}, times_selected=1)
+                fit(local, client, 0, made.start, times_selected=1)
             if local.device.type == "cuda":
                 torch.cuda.synchronize()
             found[name] = (time.perf_counter() - begun, reader.waited - waited)

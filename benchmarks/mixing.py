@@ -13,7 +13,7 @@ seconds and of paired ratios.
 import argparse
 import statistics
 import time
-from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -30,30 +30,32 @@ def main() -> None:
 
     from fl_labelskew_registry import Contribution, catalog
 
-    from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
+    from fl_labelskew_plugins.engine.local import LocalTrainer
+    from fl_labelskew_plugins.engine.server import Server
+    from fl_labelskew_plugins.engine.turn import Turn, fit
     from fl_labelskew_plugins.recipe import parse
     from fl_labelskew_plugins.runs import session
 
     made = session.build(parse.load(path, common))
-    local, start = made.trainer, made.start
+    start = made.start
 
-    def choose(override: str) -> None:
+    def choose(override: str) -> LocalTrainer:
         overrides = [*common, override, *(["train_args.momentum=0.0"] if override.endswith("=Mime") else [])]
         asked = parse.load(path, overrides)
-        local.method, local.optimizer, local.settings = asked.method, asked.optimizer, session.local_settings(asked)
+        settings = session.local_settings(asked)
+        return replace(made.trainer, method=asked.method, optimizer=asked.optimizer, settings=settings)
 
-    def first_round() -> tuple[dict[str, object], dict[int, object]]:
-        openings = [Contribution(k, local.method.opening(local.view(k))) for k in range(10)]
-        server = LabelSkewAggregator(
+    def first_round(local: LocalTrainer) -> tuple[dict[str, object], dict[int, object]]:
+        openings = [Contribution(k, local.method.opening(Turn(local, k).view)) for k in range(10)]
+        server = Server(
             local.model,
-            Namespace(),
             method=local.method,
             federation=made.federation,
             weights=start,
             optimizer=local.optimizer,
         )
         server.shared = local.method.open(openings)
-        results = [(k, local.fit(k, 0, start, shared=server.shared, state={}, times_selected=1)) for k in range(2)]
+        results = [(k, fit(local, k, 0, start, shared=server.shared, times_selected=1)) for k in range(2)]
         server.run_round([0, 1], made.sizes[:2], iter(results))
         return dict(server.shared), {k: result.state for k, result in results}
 
@@ -61,16 +63,15 @@ def main() -> None:
     cases += [f"train_args.federated_optimizer={entry.name}" for entry in catalog.entries("optimizers")]
     ready = {}
     for case in cases:
-        choose(case)
-        ready[case] = first_round()
+        ready[case] = first_round(choose(case))
     seconds: dict[str, list[float]] = {case: [] for case in cases}
     for repetition in range(2 if options.tiny else 4 if options.quick else 12):
         client = repetition % 2
         for case in cases:
-            choose(case)
+            local = choose(case)
             shared, states = ready[case]
             before = time.process_time()
-            local.fit(client, 1, start, shared=shared, state=dict(states[client]), times_selected=2)
+            fit(local, client, 1, start, shared=shared, state=dict(states[client]), times_selected=2)
             seconds[case].append(time.process_time() - before)
     base = seconds["train_args.federated_optimizer=FedAvg"]
     print("| | CPU s of a client's round | beside FedAvg |\n|---|---|---|")

@@ -202,6 +202,7 @@ def training(recipe: Path, clients: int, repetitions: int) -> float:
     """CPU seconds of one client's round with one thread, in this process."""
     import torch
 
+    from fl_labelskew_plugins.engine.turn import fit
     from fl_labelskew_plugins.recipe import parse as recipes
     from fl_labelskew_plugins.runs import session
 
@@ -210,7 +211,7 @@ def training(recipe: Path, clients: int, repetitions: int) -> float:
     times = []
     for number in range(repetitions):
         before = time.process_time()
-        made.trainer.fit(number % clients, number, made.start, shared={}, state={}, times_selected=number)
+        fit(made.trainer, number % clients, number, made.start, times_selected=number)
         times.append(time.process_time() - before)
     return statistics.median(times[1:])
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 from fl_labelskew_registry import (
+    HOOKS,
     Arrays,
     Data,
     Dataset,
@@ -61,7 +62,8 @@ def checked(plugin: T, *, of: object = None) -> T:
     """
     kind = type(plugin if of is None else of)
     if _top(kind) not in OURS:
-        hooks = next(hooks for contract, hooks in CHECKS.items() if isinstance(plugin, contract))
+        contract = next(contract for contract in CHECKS if isinstance(plugin, contract))
+        hooks = HOOKS.get(contract, CHECKS[contract])
         vars(plugin).update({name: Hook(plugin, name, kind, vars(plugin).get(name)) for name in hooks})
     return plugin
 
@@ -78,7 +80,7 @@ class Hook:
 
     def __init__(self, owner: Any, name: str, kind: type, given: Callable[..., Any] | None = None) -> None:
         self.owner, self.name, self.kind, self.given = owner, name, kind, given
-        self.check = next(hooks for contract, hooks in CHECKS.items() if isinstance(owner, contract))[name]
+        self.check = next(hooks for contract, hooks in CHECKS.items() if isinstance(owner, contract)).get(name)
         self.function = given
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -94,9 +96,11 @@ class Hook:
             HookError: it is not what the contract says, or the author's code raised something.
         """
         if self.function is None:
-            own = inspect.getattr_static(type(self.owner), self.name, None)
+            hook = inspect.getattr_static(type(self.owner), self.name, None)
             # a network's features may be a module in it
-            self.function = self.owner._modules[self.name] if own is None else own.__get__(self.owner, type(self.owner))
+            self.function = (
+                self.owner._modules[self.name] if hook is None else hook.__get__(self.owner, type(self.owner))
+            )
         try:
             answer = self.function(*args, **more)
         except LabelSkewError:
@@ -134,7 +138,7 @@ def _said(error: Exception) -> str:
 
 def _frames(error: Exception, kind: type) -> str:
     """The frames of an error that are of the author's code, as Python shows them; empty if there are none."""
-    authors = {_top(each) for each in kind.__mro__} - OTHERS
+    authors = {_top(base) for base in kind.__mro__} - OTHERS
     library = sysconfig.get_path("stdlib")
 
     def is_own(frame: Any) -> bool:
@@ -144,8 +148,8 @@ def _frames(error: Exception, kind: type) -> str:
         installed = file.startswith(("<", library)) or "site-packages" in file or "dist-packages" in file
         return top in authors or not (top in OTHERS or installed)
 
-    own = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_own(frame)]
-    return "".join(traceback.StackSummary.extract(iter(own)).format()).rstrip()
+    authors_frames = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_own(frame)]
+    return "".join(traceback.StackSummary.extract(iter(authors_frames)).format()).rstrip()
 
 
 # What is wrong with what a hook returned, or left behind; empty if nothing is. Each gets the plugin, the answer, and
@@ -210,17 +214,27 @@ def _shapes(owner: object, answer: object, *_: Any) -> str:
     return ""
 
 
-def _sentences(owner: object, answer: object, *_: Any) -> str:
-    sound = isinstance(answer, list | tuple) and all(isinstance(sentence, str) for sentence in answer)
-    return "" if sound else f"returned {_what(answer)}; return a list of sentences, an empty one for none"
+def _passes(test: Callable[..., bool], form: str) -> Callable[..., str]:
+    """A check by a test of the answer and what the hook was called with."""
+
+    def check(owner: object, answer: object, *given: Any) -> str:
+        return "" if test(answer, *given) else f"returned {_what(answer)}; {form}"
+
+    return check
 
 
-def _facts(owner: object, answer: object, *_: Any) -> str:
-    return "" if isinstance(answer, Mapping) else f"returned {_what(answer)}; return a dict, an empty one for none"
+def _list_of(kind: Callable[[Any], bool]) -> Callable[..., bool]:
+    return lambda answer, *_: isinstance(answer, list | tuple) and all(map(kind, answer))
 
 
-def _bool(owner: object, answer: object, *_: Any) -> str:
-    return "" if isinstance(answer, bool) else f"returned {_what(answer)}; return True or False"
+_sentences = _passes(
+    _list_of(lambda sentence: isinstance(sentence, str)), "return a list of sentences, an empty one for none"
+)
+_facts = _passes(lambda answer, *_: isinstance(answer, Mapping), "return a dict, an empty one for none")
+_bool = _passes(lambda answer, *_: isinstance(answer, bool), "return True or False")
+_rows = _passes(
+    _list_of(lambda row: isinstance(row, tuple) and len(row) == 3), "return a list of rows (what, found, expected)"
+)
 
 
 def _stages(owner: object, answer: object, *_: Any) -> str:
@@ -301,11 +315,6 @@ def _data(owner: object, answer: object, *_: Any) -> str:
     return ""
 
 
-def _rows(owner: object, answer: object, *_: Any) -> str:
-    sound = isinstance(answer, list | tuple) and all(isinstance(row, tuple) and len(row) == 3 for row in answer)
-    return "" if sound else f"returned {_what(answer)}; return a list of rows (what, found, expected)"
-
-
 def _module(owner: object, answer: object, shape: object, classes: int) -> str:
     if not isinstance(answer, nn.Module):
         return f"returned {_what(answer)}; return a torch.nn.Module"
@@ -327,9 +336,7 @@ def _features(owner: Any, answer: object, inputs: Tensor) -> str:
     return f"returned {_what(answer)}; return features (B, d), here {shape}"
 
 
-Check = Callable[..., str] | None
-
-CHECKS: dict[type, dict[str, Check]] = {
+CHECKS: dict[type, dict[str, Callable[..., str]]] = {
     Method: {
         "deviations": _sentences,
         "warnings": _sentences,
@@ -358,21 +365,17 @@ CHECKS: dict[type, dict[str, Check]] = {
         "deviations": _sentences,
         "contribution_shapes": _shapes,
         "before_round": lambda owner, answer, work: _kept(work.client.state, "client.state"),
-        "correct": None,
         "finish": _finished,
         "step": _step,
     },
-    Partitioner: {"split": None},  # data.clients checks what it returns
+    Partitioner: {},  # data.clients checks what it returns
     Dataset: {
-        "check": None,
         "load": _data,
-        "check_test": None,
         "load_test": _data,
         "survey": _rows,
         "broken": _sentences,
-        "fake": None,
     },
     Network: {"build": _module},
     nn.Module: {"features": _features, "forward": _logits},
 }
-"""Hooks of each contract, with what their answers have to pass."""
+"""What the answers of a contract's hooks have to pass; those of the others are not looked at."""

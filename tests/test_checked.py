@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fl_labelskew_registry import (
+    HOOKS,
     Aggregated,
     Arrays,
     Batch,
@@ -56,9 +57,10 @@ def aggregated():
 
 
 @pytest.mark.parametrize("contract", [contract for contract in CHECKS if contract is not nn.Module])
-def test_every_hook_of_a_contract_is_checked(contract):
-    hooks = {name for name, value in vars(contract).items() if callable(value) and not name.startswith("_")}
-    assert set(CHECKS[contract]) == hooks
+def test_only_hooks_of_a_contract_are_checked(contract):
+    assert set(CHECKS[contract]) <= set(HOOKS[contract])
+    if contract in (Method, Optimizer):  # all but the one that changes gradients in place
+        assert set(HOOKS[contract]) - set(CHECKS[contract]) <= {"correct"}
 
 
 CALLED_WITH = {
@@ -293,8 +295,8 @@ def test_right_answers_pass_and_neutral_defaults_too():
 
 def test_whether_a_hook_is_overridden_can_still_be_asked():
     mine = plugin(Method, calibrate=lambda self, logits, client: logits)
-    assert type(mine).calibrate is not Method.calibrate
-    assert type(mine).loss is Method.loss
+    assert mine.uses("calibrate")
+    assert not mine.uses("loss")
     assert mine.logits_only()
     assert checked(FedLC()).__dict__.keys() == FedLC().__dict__.keys()  # our own are called as they are
 

@@ -1,4 +1,6 @@
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,21 @@ def test_streams_are_fixed_and_apart():
         for client in (0, 1)
     }
     assert len(draws) == 16
+
+
+def test_the_streams_of_data_and_partitions_are_those_of_every_result_so_far():
+    for purpose, number in seeds.NUMBERED.items():
+        theirs = np.random.default_rng(np.random.SeedSequence([3, number]))
+        assert seeds.numpy_generator(3, purpose).integers(2**62) == theirs.integers(2**62)
+    assert seeds.numpy_generator(0, "partition").integers(1000, size=4).tolist() == [522, 889, 992, 557]
+    assert seeds.python_random(0, "fedmr/share").random() == random.Random("0/fedmr/share").random()
+
+
+def test_no_generator_is_made_of_a_bare_number():
+    package = Path(seeds.__file__).parent
+    for path in package.rglob("*.py"):
+        if path.name != "seeds.py":
+            assert not re.search(r"default_rng\(|SeedSequence\(|RandomState\(|random\.Random\(", path.read_text()), path
 
 
 def test_generators_repeat():

@@ -11,6 +11,7 @@ import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset
 from pydantic import Field
 
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.data.fingerprint import NO_FILES
 from fl_labelskew_plugins.params import Params
 
@@ -41,7 +42,7 @@ class Circles(Dataset):
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Generate both parts."""
-        rng = np.random.default_rng(np.random.SeedSequence([seed, 7]))
+        rng = seeds.numpy_generator(seed, "circles")
         train, test = (
             circles(number, filled=self.params.filled, rng=rng)
             for number in (self.params.per_class, self.params.test_per_class)

@@ -9,7 +9,7 @@ import numpy as np
 from fl_labelskew_registry import Data, LabelSkewError, Partitioner
 from numpy.typing import NDArray
 
-TRAIN, TEST = 1, 2  # purposes: one stream of random numbers each, so that neither depends on the other
+from fl_labelskew_plugins import seeds
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,8 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
     classes = len(data.class_names)
     check_labels("training", data.train.y, classes)
     check_labels("test", data.test.y, classes)
-    streams = {purpose: np.random.default_rng(np.random.SeedSequence([seed, purpose])) for purpose in (TRAIN, TEST)}
-    parts = partitioner.split(data.train.y, data.train.groups, clients=clients, rng=streams[TRAIN])
+    rng = seeds.numpy_generator(seed, "partition")
+    parts = partitioner.split(data.train.y, data.train.groups, clients=clients, rng=rng)
     kind = type(partitioner)
     train = check_parts(f"{kind.__module__}:{kind.__qualname__}", parts, clients, len(data.train.y))
     counts = class_counts(data.train.y, train, classes)
@@ -166,5 +166,5 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
     if own is not None and data.test.groups is not None:
         test = [np.flatnonzero(data.test.groups == group).astype(np.int64) for group in own]
     else:
-        test = proportional_test(data.test.y, counts, streams[TEST])
+        test = proportional_test(data.test.y, counts, seeds.numpy_generator(seed, "test partition"))
     return Clients(train, test, counts, class_counts(data.test.y, test, classes), digest(train, test))

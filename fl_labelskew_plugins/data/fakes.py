@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from fl_labelskew_registry import Arrays, Dataset, LabelSkewError
 
+from fl_labelskew_plugins import seeds
+
 MARK = "labelskew-fake.json"  # beside the files: what a small copy has less of than the real data set
 Rows = list[tuple[str, str, str]]
 
@@ -108,7 +110,7 @@ def parts(
         raise LabelSkewError(
             f"--samples {number}: with {classes} classes, at least {classes * len(names)} would be right"
         )
-    rng = np.random.default_rng(np.random.SeedSequence([seed, 5]))
+    rng = seeds.numpy_generator(seed, "fake pictures")
     channels, height, width = shape
     patterns = rng.integers(40, 216, (classes, channels, 4, 4)).astype(np.float32)
     patterns = patterns.repeat(-(-height // 4), axis=2).repeat(-(-width // 4), axis=3)[..., :height, :width]

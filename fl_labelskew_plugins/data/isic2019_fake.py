@@ -10,6 +10,7 @@ import numpy as np
 from fl_labelskew_registry import LabelSkewError
 from numpy.typing import NDArray
 
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.data import isic2019_tables as isic
 from fl_labelskew_plugins.data import lesions
 
@@ -53,7 +54,7 @@ def write(out: Path, samples: int, seed: int, *, raw: bool) -> None:
     """Pictures and tables into the empty folder ``out``; raw pictures are larger and not prepared."""
     from PIL import Image
 
-    rng = np.random.default_rng(np.random.SeedSequence([seed, 2019]))
+    rng = seeds.numpy_generator(seed, "fake lesions")
     folder = out / (isic.RAW if raw else isic.PREPARED)
     folder.mkdir()
     rows = list(_rows(counts(samples), rng))

@@ -22,7 +22,7 @@ from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fl_labelskew_plugins import params
+from fl_labelskew_plugins import params, seeds
 from fl_labelskew_plugins.data.fakes import fresh_folder
 from fl_labelskew_plugins.data.fingerprint import digest
 
@@ -155,7 +155,7 @@ class Leaf(Dataset):
                 f"data set {self.name}: {where}: {len(names)} users have training samples and in all at least "
                 f"min_samples={options.min_samples}; {max(want, 1)} are needed"
             )
-        rng = np.random.default_rng(np.random.SeedSequence([seed, 5]))
+        rng = seeds.numpy_generator(seed, "leaf users")
         return {names[k]: train[names[k]] for k in rng.permutation(len(names))[:want]}
 
     def part(self, users: dict[str, Samples], numbers: dict[str, int]) -> Arrays:
@@ -284,7 +284,7 @@ class FEMNIST(Leaf):
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
         """Writers of made-up signs: a pattern of 7x7 for each class, drawn by each writer with some pixels wrong."""
         fresh_folder(out)
-        rng = np.random.default_rng(np.random.SeedSequence([seed, 6]))
+        rng = seeds.numpy_generator(seed, "fake writers")
         signs = rng.random((62, 7, 7)) < 0.5
         users = {}
         for k, size in enumerate(self.sizes(samples, 620, rng)):
@@ -320,7 +320,7 @@ class Shakespeare(Leaf):
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
         """Roles that say the words of Sonnet 18's first lines in any order, each a third of them."""
         fresh_folder(out)
-        rng = np.random.default_rng(np.random.SeedSequence([seed, 7]))
+        rng = seeds.numpy_generator(seed, "fake roles")
         words = sorted(set(SONNET.split()))
         users = {}
         for k, size in enumerate(self.sizes(samples, 1000, rng)):

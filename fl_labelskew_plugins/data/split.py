@@ -4,6 +4,8 @@ import numpy as np
 from fl_labelskew_registry import LabelSkewError
 from numpy.typing import NDArray
 
+from fl_labelskew_plugins import seeds
+
 
 def stratified(
     labels: NDArray[np.int64], *, test_fraction: float, seed: int, where: str
@@ -21,7 +23,7 @@ def stratified(
     Raises:
         LabelSkewError: the test part would be empty.
     """
-    rng = np.random.default_rng(np.random.SeedSequence([seed, 3]))
+    rng = seeds.numpy_generator(seed, "test split")
     test = []
     for c in np.unique(labels):
         samples = rng.permutation(np.flatnonzero(labels == c))

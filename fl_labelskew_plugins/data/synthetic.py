@@ -22,6 +22,7 @@ from fl_labelskew_registry import Arrays, Data, Dataset
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.data.fingerprint import NO_FILES
 from fl_labelskew_plugins.params import Params
 
@@ -67,7 +68,7 @@ class Synthetic(Dataset):
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Generate the clients; each has at least one sample in each part."""
         options = self.params
-        rng = np.random.default_rng(np.random.SeedSequence([seed, 4]))
+        rng = seeds.numpy_generator(seed, "synthetic")
         sizes = np.floor(rng.lognormal(4, 2, options.clients)).astype(np.int64) + options.min_samples
         common = (rng.standard_normal((FEATURES, CLASSES)), rng.standard_normal(CLASSES)) if options.iid else None
         parts: tuple[list[Arrays], list[Arrays]] = ([], [])

@@ -64,20 +64,17 @@ class Watch:
     def uploads(
         self, round: int, start: Weights, uploads: Iterator[tuple[int, LocalResult]]
     ) -> Iterator[tuple[int, LocalResult]]:
-        """The round's uploads, shown to the diagnostics as they pass; training is watched as long as they come."""
-        if not self.looks(round):
-            yield from uploads
-            return
-        if self._in_training:
-            self.scene.trainer.observer = self
-        try:
-            for client, result in uploads:
-                for diagnostic in self.all.values():
-                    diagnostic.uploaded(round, client, start, result.upload)
-                yield client, result
-                del result
-        finally:
-            self.scene.trainer.observer = None
+        """The round's uploads, shown to the diagnostics as they pass."""
+        diagnostics = self.all.values() if self.looks(round) else ()
+        for client, result in uploads:
+            for diagnostic in diagnostics:
+                diagnostic.uploaded(round, client, start, result.upload)
+            yield client, result
+            del result
+
+    def observer(self, round: int) -> Watch | None:
+        """Who watches the training of this round's clients, if anybody does."""
+        return self if self._in_training and self.looks(round) else None
 
     def before(self, view: ClientView) -> None:
         """See :meth:`Diagnostic.before`."""

@@ -1,4 +1,4 @@
-"""How is training computed: a client's local training, the mean of uploads, the state between rounds, on which device?
+"""How is training computed: a client's turn, the server's round, the state between rounds, on which device?
 
-May import recipe and below. host, runs and diagnostics use it. Knows no host.
+May import recipe and below. diagnostics, runs, host and the runtimes use it. Knows no host.
 """

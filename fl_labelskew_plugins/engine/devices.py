@@ -47,12 +47,12 @@ def gpu_slots(recipe: Recipe, workers: int) -> list[int]:
     Raises:
         LabelSkewError: more workers than the GPUs are to take.
     """
-    use, each = gpus(recipe), recipe.device.workers_per_gpu
+    use, most = gpus(recipe), recipe.device.workers_per_gpu
     if not use:
         return []
-    if workers > len(use) * each:
+    if workers > len(use) * most:
         raise LabelSkewError(
-            f"device_args.workers_per_gpu: {workers} workers are more than {len(use)} GPU(s) with {each} each; "
+            f"device_args.workers_per_gpu: {workers} workers are more than {len(use)} GPU(s) with {most} each; "
             f"workers_per_gpu: {-(-workers // len(use))} or fewer workers would be right"
         )
     return sorted(use[worker % len(use)] for worker in range(workers))
@@ -80,12 +80,12 @@ def workers(recipe: Recipe, gpus: Sequence[int]) -> int:
     place = mpi_rank()
     if place is not None:
         return place[1] - 1
-    most, asked = recipe.train.clients_per_round, recipe.comm.workers
-    if asked is None:
+    most, wanted = recipe.train.clients_per_round, recipe.comm.workers
+    if wanted is None:
         return min(most, len(gpus) * recipe.device.workers_per_gpu if gpus else available_cores())
-    if asked > most:
-        log.warn(f"comm_args.workers: {asked} is more than the {most} clients of a round; {most} start")
-    return min(asked, most)
+    if wanted > most:
+        log.warn(f"comm_args.workers: {wanted} is more than the {most} clients of a round; {most} start")
+    return min(wanted, most)
 
 
 def device(recipe: Recipe, rank: int | None = None) -> torch.device:

@@ -190,12 +190,13 @@ def _run(runtime: Runtime) -> None:
         if not resume and folder.recipe.exists():  # another process was faster
             folder.check_new()
         folder.tell(state=status.RUNNING)
-        _train(runtime, session)
+        record = Record(session, folder, runtime.show, resume=resume, pause=runtime.call.pause)
+        del session  # it holds the weights of round 0, and the record's does not
+        _train(runtime, record)
 
 
-def _train(runtime: Runtime, session: Session) -> None:
-    folder, show = runtime.folder, runtime.show
-    record = Record(session, folder, show, resume=runtime.call.resume, pause=runtime.call.pause)
+def _train(runtime: Runtime, record: Record) -> None:
+    folder, show, session = runtime.folder, runtime.show, record.session
     if record.next_round and (switches := host_switches(session.recipe)):
         log.warn(
             f"{switches[0]}: what the host remembers from round to round is not in its checkpoint, so a resumed run "

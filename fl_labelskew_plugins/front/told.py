@@ -12,7 +12,7 @@ Hear = Callable[[dict[str, Any]], None]
 """Told of a round's line of metrics."""
 
 
-class Told:
+class Told(Progress):
     """A display, and whoever hears of a round after it.
 
     Args:

@@ -1,6 +1,6 @@
 """How does FedML call us, and what do we take from it? Importing this room imports FedML.
 
-May import engine and below. The runtimes use it, and with ``runtimes/sp`` it alone imports FedML.
+May import runs, engine and below. The runtimes use it, and with ``runtimes/sp`` it alone imports FedML.
 """
 
 import warnings

@@ -1,10 +1,9 @@
-"""The host's ClientTrainer face of the local trainer."""
+"""The host's ClientTrainer face of local training: data poisoning before it, noise after it."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,24 +15,12 @@ from torch import Tensor
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
 from fl_labelskew_plugins.engine.samples import ClientBatches, Samples
+from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.tensors import Weights
 
 
-@dataclass
-class Turn:
-    """What a client gets for its turn in a round; ``state`` is its own and never leaves it."""
-
-    client: int
-    round: int
-    shared: Mapping[str, Tensor]
-    state: dict[str, Tensor]
-    times_selected: int
-    personalised: bool = False
-    result: LocalResult | None = field(default=None)
-
-
 class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
-    """Trains whichever client :attr:`turn` names, inside the host's order of hooks.
+    """Trains whichever client it is told, inside the host's order of hooks.
 
     Parameters are plain dictionaries that nobody else holds: what the host hands out is never the live module.
 
@@ -46,7 +33,6 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
     def __init__(self, local: LocalTrainer, args: Any, *, hooks: bool = False) -> None:
         super().__init__(local.model, args)
         self.local, self.hooks = local, hooks
-        self.turn: Turn | None = None
         self._params: Weights = {}
 
     def get_model_params(self) -> Weights:
@@ -54,36 +40,11 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         return self._params
 
     def set_model_params(self, model_parameters: Weights) -> None:
-        """Set what :meth:`train` starts from, or replace the upload (the host's local differential privacy)."""
+        """Replace the upload (the host's local differential privacy)."""
         self._params = model_parameters
 
-    def update_dataset(self, local_train_dataset: Any, local_test_dataset: Any, local_sample_number: int) -> None:
-        """The host's hook for data poisoning; what it returns replaces the client's samples for this turn."""
-        if self.hooks:
-            turn = self._turn
-            seeds.seed_globals(self.local.noise_seed, "host's client hooks", turn.round, turn.client)
-            tell_attacker(self.local.federation.seed, turn.round, turn.client)
-        super().update_dataset(local_train_dataset, local_test_dataset, local_sample_number)
-        self.local.replaced.clear()
-        if self.local_train_dataset is not local_train_dataset:
-            inputs, labels = zip(*self.local_train_dataset, strict=True)
-            device = self.local.device
-            poisoned = Samples(torch.cat(inputs).to(device), torch.cat(labels).long().to(device), (0.0,), (1.0,))
-            self.local.replaced[self._turn.client] = poisoned
-
     def train(self, train_data: Any, device: Any, args: Any) -> None:
-        """One client's local training; the data are the client's own, in memory already."""
-        turn = self._turn
-        turn.result = self.local.fit(
-            turn.client,
-            turn.round,
-            self._params,
-            shared=turn.shared,
-            state=turn.state,
-            times_selected=turn.times_selected,
-            personalised=turn.personalised,
-        )
-        self._params = turn.result.upload
+        """Local training is a turn's, see :meth:`take`; nothing to do here."""
 
     def on_after_local_training(self, train_data: Any, device: Any, args: Any) -> None:
         """The host's local differential privacy, on floating-point tensors alone."""
@@ -92,45 +53,38 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         super().on_after_local_training(train_data, device, args)
         self._params = restore(self._params, everything)
 
-    def test(self, test_data: Any, device: Any, args: Any) -> dict[str, float]:
-        """The host's measures of the current weights on batches of ``(inputs, labels)``."""
-        logits, labels = [], []
-        with torch.inference_mode():
-            self.local.model.load_state_dict(self._params)
-            self.local.model.eval()
-            for x, y in test_data:
-                logits.append(self.local.model(x.to(self.local.device)))
-                labels.append(y.to(self.local.device))
-        z, y = torch.cat(logits), torch.cat(labels)
-        loss = float(torch.nn.functional.cross_entropy(z, y, reduction="sum"))
-        return {"test_correct": int((z.argmax(1) == y).sum()), "test_loss": loss, "test_total": len(y)}
+    def test(self, test_data: Any, device: Any, args: Any) -> None:
+        """Evaluation is the runtime's; nothing to do here."""
 
-    def take(self, turn: Turn, weights: Weights) -> LocalResult:
-        """A client's turn: the host's hooks and the local training, in the host's order.
+    def take(self, client: int, round: int, weights: Weights, **turn: Any) -> LocalResult:
+        """A client's turn as :func:`.engine.turn.fit` has it, inside the host's hooks, in the host's order.
 
         Returns:
             What the client leaves behind, with the upload as the host's hooks left it.
         """
-        self.turn, local = turn, self.local
-        size = local.settings.batch_size
-        own = local.indices[turn.client]
-        data = ClientBatches(local.train, own, size)
-        self.set_id(turn.client)
-        self.set_model_params(weights)
-        self.update_dataset(data, ClientBatches(local.test, local.test_indices[turn.client], size), len(own))
+        local = self.local
+        size, test = local.settings.batch_size, local.test_indices[client]
+        data = ClientBatches(local.train, local.indices[client], size)
+        self.set_id(client)
+        if self.hooks:
+            secret = turn.get("noise_seed")
+            seeds.seed_globals(local.noise_seed if secret is None else secret, "host's client hooks", round, client)
+            tell_attacker(local.federation.seed, round, client)
+        self.update_dataset(data, ClientBatches(local.test, test, size), len(data.index))
+        samples = None if self.local_train_dataset is data else poisoned(self.local_train_dataset, local.device)
+        self._params = weights
         self.on_before_local_training(data, local.device, self.args)
-        self.train(data, local.device, self.args)
+        result = fit(local, client, round, self._params, samples=samples, **turn)
+        self._params = result.upload
         self.on_after_local_training(data, local.device, self.args)
-        assert turn.result is not None  # train() has set it
-        turn.result.upload = self.get_model_params()
-        self.turn, self._params = None, {}  # or a model would be kept until the next turn
-        return turn.result
+        result.upload, self._params = self._params, {}  # or a model would be kept until the next turn
+        return result
 
-    @property
-    def _turn(self) -> Turn:
-        if self.turn is None:
-            raise RuntimeError("LabelSkewTrainer.turn is not set: the runtime has to name the client first")
-        return self.turn
+
+def poisoned(batches: Any, device: torch.device) -> Samples:
+    """Samples of what the host's data poisoning made of a client's."""
+    inputs, labels = zip(*batches, strict=True)
+    return Samples(torch.cat(inputs).to(device), torch.cat(labels).long().to(device), (0.0,), (1.0,))
 
 
 def tell_attacker(seed: int, round: int, client: int) -> None:
@@ -152,20 +106,3 @@ def floating(weights: Weights) -> Weights:
 def restore(changed: Mapping[str, Tensor], everything: Weights) -> Weights:
     """``everything`` with the changed tensors put back, in their own dtype and on their own device."""
     return {k: changed[k].to(v) if k in changed else v for k, v in everything.items()}
-
-
-def host_dataset(local: LocalTrainer, batch_size: int) -> list[Any]:
-    """The host's 8-tuple: sample numbers, global and local batches, number of classes; nothing is copied."""
-    clients = list(local.indices)
-    every = torch.arange(len(local.train.y), device=local.device)
-    tests = torch.arange(len(local.test.y), device=local.device)
-    return [
-        sum(len(i) for i in local.indices.values()),
-        len(local.test.y),
-        ClientBatches(local.train, every, batch_size),
-        ClientBatches(local.test, tests, batch_size),
-        {k: len(local.indices[k]) for k in clients},
-        {k: ClientBatches(local.train, local.indices[k], batch_size) for k in clients},
-        {k: ClientBatches(local.test, local.test_indices[k], batch_size) for k in clients},
-        local.federation.num_classes,
-    ]

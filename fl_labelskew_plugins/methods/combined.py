@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
-from fl_labelskew_registry import Contribution, Federation, LabelSkewError, Method
+from fl_labelskew_registry import HOOKS, Contribution, Federation, LabelSkewError, Method
 from pydantic import WrapSerializer, create_model
 from torch import Tensor
 
@@ -14,42 +14,40 @@ from fl_labelskew_plugins import params
 SIGN = "+"
 """Between the names of methods in the name of their combination."""
 
-CARRIED = (
-    "logits_only",
-    "protects",
-    "personalises",
-    "contribution_shapes",
-    "stages",
-    "before_round",
-    "private_parameters",
-    "loss",
-    "contribute",
-    "protect",
-    "combine",
-    "after_aggregation",
-    "after_round",
-    "personalised",
-    "private_logits",
-)
-"""Hooks of the one method that may do more than calibrate logits."""
-
 
 class Combined(Method):
     """Methods in a row; ``params`` has those of each under its name.
 
     Args:
-        parts: by name, in order.
-        carrier: the one that does more than calibrate, if any.
+        parts: by name, in order; one of them at most does more than calibrate logits, and has all hooks but those here.
     """
 
-    def __init__(self, parts: Mapping[str, Method], carrier: Method | None) -> None:
-        super().__init__(type(self).Params())
-        self.parts, self.carrier = dict(parts), carrier
-        self.aggregation = list(parts.values())[-1].aggregation
+    def __init__(self, parts: Mapping[str, Method]) -> None:
+        *_, last = parts
+        fields: dict[str, Any] = {name: (_shown(part, name == last), part.params) for name, part in parts.items()}
+        super().__init__(create_model("Params", __base__=params.Params, **fields)())
+        self.parts = dict(parts)
+        self.carrier = next((part for part in parts.values() if not part.logits_only()), None)
+        self.aggregation = parts[last].aggregation
+        vars(self).update(
+            paper="; ".join(part.paper for part in parts.values() if part.paper),
+            runtimes=tuple(kind for kind in Method.runtimes if all(kind in p.runtimes for p in parts.values())),
+            sends={name: kind for part in parts.values() for name, kind in part.sends.items()},
+        )
         self._calibrations = [part.calibrate for part in parts.values()]
-        self._own = carrier.calibrate if carrier is not None else None
-        if carrier is not None:
-            carrier.calibrate = self.calibrate  # type: ignore[method-assign]  # inside its own loss
+        self._own = None
+        if self.carrier is not None:
+            carried = [hook for hook in HOOKS[Method] if hook not in vars(Combined) and self.carrier.uses(hook)]
+            vars(self).update({hook: getattr(self.carrier, hook) for hook in carried})
+            self._own = self.carrier.calibrate
+            self.carrier.calibrate = self.calibrate  # type: ignore[method-assign]  # inside its own loss
+
+    def uses(self, *hooks: str) -> bool:
+        """Whether a part has any of these hooks, as far as it is called."""
+        carried = [hook for hook in hooks if hook not in vars(Combined)]
+        ours = [hook for hook in hooks if hook in vars(Combined)]
+        of_carrier = self.carrier is not None and self.carrier.uses(*carried)
+        return of_carrier or any(part.uses(*ours) for part in self.parts.values())
 
     def calibrate(self, logits: Tensor, client: Any) -> Tensor:
         """One after the other; once the upload is there, the carrier's own alone: what follows is the client's."""
@@ -60,17 +58,17 @@ class Combined(Method):
         return logits
 
     def _uploaded(self, client: Any) -> bool:
-        if self.carrier is None or not _overrides(self.carrier, "stages"):
+        if not self.uses("stages"):
             return False
-        stages = self.carrier.stages(client.federation.epochs)
+        stages = self.stages(client.federation.epochs)
         last = [stage.upload for stage in stages].index(True)
         return client.stage in [stage.name for stage in stages[last + 1 :]]
 
     def deviations(self) -> list[str]:
         """Everybody's, and whose weights of the uploads are not in force."""
-        found = [line for part in self.parts.values() for line in part.deviations()]
+        lines = [line for part in self.parts.values() for line in part.deviations()]
         *others, last = self.parts
-        return found + [
+        return lines + [
             f"uploads are weighed as {last} has it ({self.aggregation}), not as {name} has it ({weights})"
             for name in others
             if (weights := self.parts[name].aggregation) != self.aggregation
@@ -83,6 +81,21 @@ class Combined(Method):
     def report(self, federation: Federation) -> dict[str, Any]:
         """Everybody's."""
         return {key: value for part in self.parts.values() for key, value in part.report(federation).items()}
+
+    def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
+        """Everybody's."""
+        return {key: shape for part in self._openings() for key, shape in part.opening_shapes(federation).items()}
+
+    def opening(self, client: Any) -> dict[str, Tensor]:
+        """Everybody's."""
+        return {key: tensor for part in self._openings() for key, tensor in part.opening(client).items()}
+
+    def open(self, openings: Sequence[Contribution]) -> dict[str, Tensor]:
+        """Everybody's, of which each finds its own tensors by their names."""
+        return {key: tensor for part in self._openings() for key, tensor in part.open(openings).items()}
+
+    def _openings(self) -> list[Method]:
+        return [part for part in self.parts.values() if part.uses("opening")]
 
 
 def combine(parts: Mapping[str, Method]) -> Method:
@@ -117,20 +130,7 @@ def combine(parts: Mapping[str, Method]) -> Method:
                 f"{name}.{key} chooses the weights of the uploads, which are those of the last method, {last}; "
                 f"without it, or with {name} last, would be right"
             )
-    carrier = parts[carriers[0]] if carriers else None
-    fields: dict[str, Any] = {name: (_shown(part, name == last), part.params) for name, part in parts.items()}
-    body: dict[str, Any] = {
-        "Params": create_model("Params", __base__=params.Params, **fields),
-        "paper": "; ".join(part.paper for part in parts.values() if part.paper),
-        "runtimes": tuple(name for name in Method.runtimes if all(name in part.runtimes for part in parts.values())),
-    }
-    body["sends"] = {name: kind for part in parts.values() for name, kind in part.sends.items()}
-    if carrier is not None:
-        body |= {hook: _carried(hook) for hook in CARRIED if _overrides(carrier, hook)}
-    if opening := [part for part in parts.values() if _overrides(part, "opening")]:
-        body |= _openings(opening)
-    combined: Method = type("Combined", (Combined,), body)(parts, carrier)
-    return combined
+    return Combined(parts)
 
 
 def _shown(part: Method, last: bool) -> Any:
@@ -141,27 +141,3 @@ def _shown(part: Method, last: bool) -> Any:
         return {name: value for name, value in dump(params).items() if name != key}
 
     return kind if last or not key else Annotated[kind, WrapSerializer(without)]
-
-
-def _overrides(method: Method, hook: str) -> bool:
-    return getattr(type(method), hook) is not getattr(Method, hook)
-
-
-def _carried(hook: str) -> Callable[..., Any]:
-    # only what the carrier has: whether a hook is overridden is a question that runtimes ask
-    return lambda self, *args: getattr(self.carrier, hook)(*args)
-
-
-def _openings(parts: Sequence[Method]) -> dict[str, Callable[..., Any]]:
-    """The opening exchange of several methods; each gets its own tensors back by their names."""
-
-    def shapes(self: Method, federation: Federation) -> dict[str, tuple[int, ...]]:
-        return {key: shape for part in parts for key, shape in part.opening_shapes(federation).items()}
-
-    def opening(self: Method, client: Any) -> dict[str, Tensor]:
-        return {key: tensor for part in parts for key, tensor in part.opening(client).items()}
-
-    def opened(self: Method, openings: Sequence[Contribution]) -> dict[str, Tensor]:
-        return {key: tensor for part in parts for key, tensor in part.open(openings).items()}
-
-    return {"opening_shapes": shapes, "opening": opening, "open": opened}

@@ -22,14 +22,13 @@ nobody needs prototypes, and none are sent.
 from __future__ import annotations
 
 import math
-import random
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Contribution, Federation, Method
 from pydantic import Field
 
-from fl_labelskew_plugins import params
+from fl_labelskew_plugins import params, seeds
 from fl_labelskew_plugins.ops import (
     check_choice,
     class_sums,
@@ -207,7 +206,7 @@ class FedMR(Method):
         if fraction >= 1 or not self.inter:
             return self.inter
         number = math.floor(fraction * run.num_clients + 0.5)
-        return client.id in random.Random(f"{run.seed}/fedmr/share").sample(range(run.num_clients), number)
+        return client.id in seeds.python_random(run.seed, "fedmr/share").sample(range(run.num_clients), number)
 
     def before_round(self, client: ClientView) -> None:
         """Open the running sums, if they are wanted."""

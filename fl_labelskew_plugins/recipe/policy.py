@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fl_labelskew_registry import Federation, LabelSkewError, Method, RunError
+from fl_labelskew_registry import Federation, LabelSkewError, RunError
 from pydantic import Field, field_validator
 
 from fl_labelskew_plugins.machine.files import replacing
@@ -131,7 +131,7 @@ def _sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "counts", "train_args.proxy_aggregation class"
     method, names = recipe.method, recipe.method_name
     some = Federation(2, 2, 1, 1, 2, 1, 2, 1, 0)  # names do not depend on sizes
-    for name in method.opening_shapes(some) if type(method).opening is not Method.opening else ():
+    for name in method.opening_shapes(some) if method.uses("opening") else ():
         yield method.sends.get(name, OTHER), f"{name} in the opening exchange of {names}"
     if recipe.comm.send_contributions:
         for name in method.contribution_shapes(some):
@@ -150,7 +150,7 @@ def _noise(recipe: Recipe, name: str, counts: list[str]) -> float:
         return max(strengths)
     # only an opening's counts may have noise; those of an upload or of HELLO are exact
     exact = [what for what in counts if " in the opening exchange " not in what]
-    opens = [type(method).opening is not Method.opening and "counts" in method.sends.values() for method in methods]
+    opens = [method.uses("opening") and "counts" in method.sends.values() for method in methods]
     return 0.0 if exact else min(itertools.compress(strengths, opens), default=math.inf)
 
 

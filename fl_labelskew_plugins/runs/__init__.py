@@ -1,4 +1,5 @@
 """What is a run: what is built from its recipe, how its rounds go, what its folder holds and who watches?
 
-May import host, diagnostics, engine and below. The runtimes, ``run.py``, studies and the command line use it.
+May import diagnostics, engine and below. host, the runtimes, ``run.py``, studies and the command line use it. Knows no
+host: where no switch of it is on, :mod:`.simulation` is a whole federation without it.
 """

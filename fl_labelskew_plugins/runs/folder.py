@@ -11,6 +11,7 @@ import resource
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -261,25 +262,23 @@ class RunFolder:
         )
 
 
+@dataclass(frozen=True)
 class Checkpoint:
-    """Where a run stood after ``round`` rounds."""
+    """Where a run stood after ``round`` rounds; as it is, before the first one. See :meth:`RunFolder.save_checkpoint`.
 
-    def __init__(
-        self,
-        round: int,
-        weights: Weights,
-        shared: State,
-        memory: State,
-        states: dict[int, int],
-        selections: dict[int, int],
-        seconds: float,
-        sizes: list[int],
-        opened: list[int],
-        norms: Norms,
-    ) -> None:
-        self.round, self.weights, self.shared, self.memory = round, weights, shared, memory
-        self.states, self.selections, self.seconds, self.sizes = states, selections, seconds, sizes
-        self.opened, self.norms = opened, norms
+    ``states`` and ``selections`` are the round of each client's private state, and how often each was selected.
+    """
+
+    round: int = 0
+    weights: Weights = field(default_factory=dict)
+    shared: State = field(default_factory=dict)
+    memory: State = field(default_factory=dict)
+    states: dict[int, int] = field(default_factory=dict)
+    selections: dict[int, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    sizes: list[int] = field(default_factory=list)
+    opened: list[int] = field(default_factory=list)
+    norms: Norms = field(default_factory=dict)
 
 
 def _meta(file: Path) -> dict[str, Any] | None:
@@ -320,10 +319,10 @@ def peak_memory(device: torch.device) -> dict[str, float]:
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 peak = float(line.split()[1]) * 1024
-    found = {"peak_mb": round(peak / 1e6, 1)}
+    peaks = {"peak_mb": round(peak / 1e6, 1)}
     if device.type == "cuda":
-        found["peak_gpu_mb"] = round(torch.cuda.max_memory_allocated(device) / 1e6, 1)
-    return found
+        peaks["peak_gpu_mb"] = round(torch.cuda.max_memory_allocated(device) / 1e6, 1)
+    return peaks
 
 
 def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
@@ -361,9 +360,9 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
 
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_finite(each) for each in value]
+        return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import TERMS, counted
@@ -42,8 +42,8 @@ class Pause:
         return f"{self.rounds} {self.at}"
 
 
-class Progress(Protocol):
-    """Told of every client and round."""
+class Progress:
+    """Told of every client and round; as it is, it says nothing."""
 
     def note(self, text: str, level: str = log.INFO) -> None:
         """Say one line."""
@@ -61,6 +61,10 @@ class Progress(Protocol):
         """End of the display, also after a failure."""
 
 
+class Silent(Progress):
+    """Says nothing."""
+
+
 def progress(quiet: bool, *, plain: bool = False) -> Progress:
     """The display that fits: none, live, or plain lines; ``plain``: these in any case."""
     if quiet:
@@ -75,19 +79,7 @@ def _shell() -> Any:
     return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
-class Silent:
-    """Says nothing."""
-
-    def note(self, text: str, level: str = log.INFO) -> None: ...  # noqa: D102
-    def start(  # noqa: D102
-        self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None
-    ) -> None: ...
-    def client(self, round: int, number: int, clients: int) -> None: ...  # noqa: D102
-    def round(self, line: dict[str, Any], seconds: float) -> None: ...  # noqa: D102
-    def stop(self) -> None: ...  # noqa: D102
-
-
-class Plain(Silent):
+class Plain(Progress):
     """A line a round."""
 
     def note(self, text: str, level: str = log.INFO) -> None:
@@ -137,7 +129,7 @@ class Notebook(Plain):
         self._line.update({"text/plain": f"{self._title}: {text}"}, raw=True)
 
 
-class Live(Silent):
+class Live(Progress):
     """A bar with the round, the client, the last accuracy and the time left."""
 
     def __init__(self, console: Console | None = None) -> None:

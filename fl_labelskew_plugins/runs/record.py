@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from fl_labelskew_registry import LabelSkewError
@@ -14,14 +15,16 @@ from torch import Tensor
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import StateStore
+from fl_labelskew_plugins.engine.local import forms
+from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.machine import log, signals
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.objects import described
-from fl_labelskew_plugins.runs.folder import Checkpoint, Norms, RunFolder, environment, peak_memory, summary
+from fl_labelskew_plugins.runs.folder import Checkpoint, RunFolder, environment, peak_memory, summary
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.session import Session, made_up, watch
-from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, joined, rest, save_atomic
+from fl_labelskew_plugins.tensors import OPTIMIZER, joined, rest, save_atomic
 
 
 class Record:
@@ -44,26 +47,21 @@ class Record:
         self, session: Session, folder: RunFolder, progress: Progress, *, resume: bool, pause: Pause | None = None
     ) -> None:
         recipe = session.recipe
-        self.session, self.folder, self.progress, self.pause = session, folder, progress, pause
-        self.checkpoint: Checkpoint | None = folder.load_checkpoint(session.trainer.device) if resume else None
-        self.next_round = self.checkpoint.round if self.checkpoint else 0
-        self.weights: Weights = self.checkpoint.weights if self.checkpoint else session.start
-        self.shared: Mapping[str, Tensor] = self.checkpoint.shared if self.checkpoint else {}
-        self.memory: Mapping[str, Tensor] = self.checkpoint.memory if self.checkpoint else {}
-        self.opened: list[int] = self.checkpoint.opened if self.checkpoint else []
-        self.norms: Norms = self.checkpoint.norms if self.checkpoint else {}
-        if self.checkpoint is not None:  # or what the run goes on from would be kept to its end
-            self.checkpoint.weights, self.checkpoint.shared, self.checkpoint.memory = {}, {}, {}
+        # the weights of round 0 would be kept to the run's end
+        self.session = replace(session, start=forms(session.start))
+        self.folder, self.progress, self.pause = folder, progress, pause
+        begun = folder.load_checkpoint(session.trainer.device) if resume else None
+        at = begun or Checkpoint(weights=session.start)
+        self.next_round, self.weights = at.round, at.weights
+        self.shared: Mapping[str, Tensor] = at.shared
+        self.memory: Mapping[str, Tensor] = at.memory
+        self.opened, self.norms = at.opened, at.norms
         self.run = folder.run_id() if resume else secrets.token_hex(8)
         self.personalised = recipe.validation.personalised
-        self.states = StateStore(
-            folder.states,
-            recipe.tracking.state_memory_mb * 2**20,
-            self.checkpoint.states if self.checkpoint else None,
-            self.checkpoint.selections if self.checkpoint else None,
-            folder.indices(self.next_round) if self.checkpoint else (),
-        )
-        self._seconds = self.checkpoint.seconds if self.checkpoint else 0.0
+        earlier = folder.indices(at.round) if begun else ()
+        limit = recipe.tracking.state_memory_mb * 2**20
+        self.states = StateStore(folder.states, limit, at.states, at.selections, earlier)
+        self._seconds = at.seconds
         self._begun = time.perf_counter()
         self._saved = self.next_round
         self._describe(resume)
@@ -84,17 +82,8 @@ class Record:
         every = self.session.recipe.validation.frequency_of_the_test
         return round == self.session.federation.rounds - 1 or (every > 0 and round % every == 0)
 
-    def round(
-        self,
-        line: dict[str, Any],
-        weights: Weights,
-        shared: Mapping[str, Tensor],
-        memory: Mapping[str, Tensor],
-        opened: list[int],
-        *,
-        seconds: float,
-    ) -> None:
-        """A round is complete."""
+    def round(self, line: dict[str, Any], server: Server, *, seconds: float) -> None:
+        """A round is complete: its line of metrics, where the server stands, and how long it took."""
         with signals.uninterrupted():
             # what may fail comes first: a line too many is dropped on resuming, a round too many could not be
             self.folder.append(self.folder.metrics, line)
@@ -103,8 +92,8 @@ class Record:
             if self.watch is not None:
                 self.watch.write(line["round"])
             self.states.commit()
-            self.next_round, self.weights, self.shared, self.memory = line["round"] + 1, weights, shared, memory
-            self.opened = opened
+            self.next_round, self.weights = line["round"] + 1, server.weights
+            self.shared, self.memory, self.opened = server.shared, server.memory, server.opened
             # after the last one too: clients go home before results are written
             every, last = self.session.recipe.tracking.checkpoint_every, self.session.federation.rounds
             if self.next_round % every == 0 or self.next_round == last:

@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.local import LocalResult, mean_loss
-from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
+from fl_labelskew_plugins.engine.server import Hooks, Server
 from fl_labelskew_plugins.runs.record import Record
-from fl_labelskew_plugins.runs.session import Session, host_switches
+from fl_labelskew_plugins.runs.session import host_switches
 from fl_labelskew_plugins.tensors import Weights, num_bytes
 
 
@@ -31,34 +32,36 @@ class Rounds:
     """All rounds of a run.
 
     Args:
-        args: the host's arguments.
-        session: what to run.
         record: where the run stands, and where results go.
         predict: logits and labels of the global test set under given weights; default: this process computes them.
-        aggregator: makes the server's side.
+        hooks: the host's, where one of its switches is on.
+        server: makes the server's side.
+
+    Raises:
+        LabelSkewError: a switch of the host is on, and there are no hooks.
     """
 
     def __init__(
         self,
-        args: Any,
-        session: Session,
         record: Record,
         *,
         predict: Callable[[Weights], tuple[Tensor, Tensor]] | None = None,
-        aggregator: Callable[..., LabelSkewAggregator] = LabelSkewAggregator,
+        hooks: Hooks | None = None,
+        server: Callable[..., Server] = Server,
     ) -> None:
-        self.args, self.session, self.record = args, session, record
-        self._predict = predict or (lambda weights: session.trainer.predict(weights=weights))
-        train = session.recipe.train
-        self.server = aggregator(
-            session.trainer.model,
-            args,
-            method=session.method,
-            federation=session.federation,
+        self.session, self.record = record.session, record
+        recipe, trainer = self.session.recipe, self.session.trainer
+        if hooks is None and (switches := host_switches(recipe)):
+            raise LabelSkewError(f"{switches[0]}: true needs the host; use false")
+        self._predict = predict or (lambda weights: trainer.predict(weights=weights))
+        self.server = server(
+            trainer.model,
+            method=self.session.method,
+            federation=self.session.federation,
             weights=record.weights,
-            optimizer=session.recipe.optimizer,
-            hooks=bool(host_switches(session.recipe)),
-            proxy_smoothing=train.proxy_smoothing if train.proxy_aggregation == "class" else None,
+            optimizer=recipe.optimizer,
+            hooks=hooks,
+            proxy_smoothing=recipe.train.proxy_smoothing if recipe.train.proxy_aggregation == "class" else None,
         )
         self.server.shared, self.server.memory, self.server.opened = record.shared, record.memory, record.opened
 
@@ -72,6 +75,11 @@ class Rounds:
 
     def run(self, exchange: Exchange) -> None:
         """All rounds that are left, or those until the record pauses."""
+        for _ in self.lines(exchange):
+            pass
+
+    def lines(self, exchange: Exchange) -> Iterator[dict[str, Any]]:
+        """Each round's line of metrics once it is complete; whoever goes no further leaves a checkpoint."""
         record, server = self.record, self.server
         try:
             for round in range(record.next_round, self.session.federation.rounds):
@@ -79,10 +87,10 @@ class Rounds:
                     record.abandon()
                     return
                 begun = time.perf_counter()
-                self.args.round_idx = round
                 line = self._round(round, exchange)
                 seconds = time.perf_counter() - begun
-                record.round(line, server.weights, server.shared, server.memory, server.opened, seconds=seconds)
+                record.round(line, server, seconds=seconds)
+                yield line
         except BaseException:
             record.abandon()
             raise
@@ -98,7 +106,7 @@ class Rounds:
         watch, uploads = self.record.watch, tally.of(exchange.uploads(round, clients))
         if watch is not None:
             uploads = watch.uploads(round, server.weights, uploads)
-        came = server.run_round(clients, sizes, uploads, counts)
+        came = server.run_round(clients, sizes, uploads, counts, round=round)
         if watch is not None:
             watch.aggregated(round, server.weights)
         line: dict[str, Any] = {"round": round, "clients": came, "loss_terms": tally.loss_terms()}
@@ -129,13 +137,13 @@ class Rounds:
             labels: ``(N,)``.
         """
         splits, classes = self.session.trainer.test_indices, self.session.federation.num_classes
-        found: list[dict[str, object]] = []
+        rows: list[dict[str, object]] = []
         for client in range(self.session.federation.num_clients):
-            own = splits.get(client)
-            usable = own is not None and len(own)
-            matrix = metrics.confusion(predicted[own], labels[own], classes).cpu() if usable else None
-            found.append({} if matrix is None else metrics.measures(matrix))
-        return {f"client_{name}": [each.get(name) for each in found] for name in ("accuracy", "balanced_accuracy")}
+            split = splits.get(client)
+            usable = split is not None and len(split)
+            matrix = metrics.confusion(predicted[split], labels[split], classes).cpu() if usable else None
+            rows.append({} if matrix is None else metrics.measures(matrix))
+        return {f"client_{name}": [row.get(name) for row in rows] for name in ("accuracy", "balanced_accuracy")}
 
 
 class Tally:

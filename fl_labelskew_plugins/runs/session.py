@@ -22,6 +22,7 @@ from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.engine.aggregate import check_extra
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.engine.samples import samples
+from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.machine.place import available_cores, mpi_rank
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe import compatibility
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.diagnostics.watch import Watch
 
 
-@dataclass
+@dataclass(frozen=True)
 class Session:
     """A recipe brought to life.
 
@@ -42,7 +43,7 @@ class Session:
         class_names: one for each of the ``C`` classes.
         federation: the run as every client may know it.
         trainer: trains any client in this process.
-        start: the state dict of round 0.
+        start: the state dict of round 0; once a record has it, its shapes and dtypes alone.
         sizes: training samples of each client; 0 for one that nobody has heard of.
         counts: ``(K, C)`` training samples per class of each client, on the device; None where they are not known.
         notes: text files of the data set that belong beside the results, by name.
@@ -68,15 +69,21 @@ class Session:
         Raises:
             RunError: the method sends something that it has not announced.
         """
-        if type(self.method).opening is Method.opening:
+        if not self.method.uses("opening"):
             return []
         return [self.opening(k) for k in range(self.federation.num_clients)]
 
     def opening(self, client: int) -> Contribution:
         """One client's part of the opening exchange."""
-        tensors = self.method.opening(self.trainer.view(client))
+        tensors = self.method.opening(Turn(self.trainer, client).view)
         check_extra(tensors, self.method.opening_shapes(self.federation), where=f"opening of client {client}")
         return Contribution(client, tensors)
+
+    def admit(self, client: int, samples: int, counts: Sequence[int] | None) -> None:
+        """A client that nobody had heard of is here, with so many training samples, and of each class where told."""
+        self.sizes[client] = samples
+        if self.counts is not None and counts is not None:
+            self.counts[client] = torch.tensor(counts)
 
     @property
     def digest(self) -> str | None:
@@ -125,12 +132,12 @@ def loaded(recipe: Recipe) -> Data:
 def check_form(recipe: Recipe, data: Data) -> None:
     """Raise LabelSkewError where the recipe says of what form the data are, and they are not."""
     shape, classes = list(data.test.x.shape[1:]), len(data.class_names)
-    for key, told, there in (
+    for key, form, there in (
         ("input_shape", recipe.data.input_shape, shape),
         ("classes", recipe.data.classes, classes),
     ):
-        if told is not None and told != there:
-            raise LabelSkewError(f"data_args.{key}: {told} in the recipe and {there} in the data; use {key}: {there}")
+        if form is not None and form != there:
+            raise LabelSkewError(f"data_args.{key}: {form} in the recipe and {there} in the data; use {key}: {there}")
 
 
 def data_folder(recipe: Recipe) -> Path | None:
@@ -277,7 +284,7 @@ def refuse_host_switches(recipe: Recipe) -> None:
         return
     optimizer, more = recipe.train.federated_optimizer, compatibility.sends_more(recipe.optimizer)
     for sends, what, right in (
-        (type(recipe.method).contribute is not Method.contribute, f"method {recipe.method_name}", "a method"),
+        (recipe.method.uses("contribute"), f"method {recipe.method_name}", "a method"),
         (more, f"federated_optimizer {optimizer}", "an optimiser, such as FedProx,"),
     ):
         if sends:

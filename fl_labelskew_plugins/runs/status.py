@@ -162,16 +162,16 @@ def read(folder: Path) -> dict[str, Any]:
 def _read(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise LabelSkewError(f"{folder}: no such folder; use the folder of a run")
-    told = _told(folder / NAME)
-    if not told and not (folder / "recipe.yaml").is_file():
+    facts = _told(folder / NAME)
+    if not facts and not (folder / "recipe.yaml").is_file():
         raise LabelSkewError(f"{folder}: neither {NAME} nor recipe.yaml in it; use the folder of a run")
     lines = [line for line in read_lines(folder / "metrics.jsonl") if isinstance(line.get("round"), int)]
-    holder, state = locks.held_by(folder), told.get("state")
+    holder, state = locks.held_by(folder), facts.get("state")
     if holder:
         state = RUNNING if state not in (WAITING, RUNNING) else state
     elif state not in OVER:
         state = STOPPED
-        told["why"] = f"process {told['process']} ended without a word" if "process" in told else None
+        facts["why"] = f"process {facts['process']} ended without a word" if "process" in facts else None
     if not holder and (folder / "summary.json").exists():
         state = FINISHED
     tested: dict[str, Any] = next((line for line in reversed(lines) if "accuracy" in line), {})
@@ -179,25 +179,25 @@ def _read(folder: Path) -> dict[str, Any]:
         "run": str(folder),
         "state": state,
         "held_by": holder or None,
-        "why": None if holder or state == FINISHED else told.get("why"),
-        "go_on": None if holder or state == FINISHED else _go_on(folder, told),
+        "why": None if holder or state == FINISHED else facts.get("why"),
+        "go_on": None if holder or state == FINISHED else _go_on(folder, facts),
         "rounds_done": len(lines),
-        "rounds": told.get("rounds"),
+        "rounds": facts.get("rounds"),
         "accuracy": tested.get("accuracy"),
         "accuracy_round": tested["round"] + 1 if tested else None,
-        "waiting_for": told.get("waiting_for") if holder else None,
+        "waiting_for": facts.get("waiting_for") if holder else None,
     }
-    silos = told.get("silos", [])
+    silos = facts.get("silos", [])
     if not holder:
         silos = [{**silo, "connected": False} for silo in silos]
-    more = {key: told.get(key) for key in ("process", "machine", "began", "time", "address", "quorum")}
+    more = {key: facts.get(key) for key in ("process", "machine", "began", "time", "address", "quorum")}
     return {**known, **more, "silos": silos}
 
 
-def _go_on(folder: Path, told: Mapping[str, Any]) -> str:
+def _go_on(folder: Path, facts: Mapping[str, Any]) -> str:
     if not (folder / "recipe.yaml").is_file():
         return "start it again; no round is lost"
-    return str(told.get("go_on") or f"labelskew run --resume {folder}")
+    return str(facts.get("go_on") or f"labelskew run --resume {folder}")
 
 
 def _told(file: Path) -> dict[str, Any]:
@@ -207,8 +207,8 @@ def _told(file: Path) -> dict[str, Any]:
         LabelSkewError: it is no such file.
     """
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        return {**told, "silos": [asdict(Silo(**silo)) for silo in told.get("silos", [])]}
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        return {**facts, "silos": [asdict(Silo(**silo)) for silo in facts.get("silos", [])]}
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError, AttributeError, RecursionError):

@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from fl_labelskew_plugins.diagnostics.watch import KINDS
+from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
@@ -133,8 +134,8 @@ def test_training_numbers_equal_a_loop_of_their_own(go, watched):
         def step(self, batch, view):
             seen.append((batch, local.model.classifier.weight.grad.clone()))
 
-    local.observer = note = Note()
-    local.fit(client, 0, made.start, shared={}, state={}, times_selected=1)
+    note = Note()
+    fit(local, client, 0, made.start, times_selected=1, observer=note)
     missing = note.counts == 0
     norms, own = [], []
     for batch, gradient in seen:

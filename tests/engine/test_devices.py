@@ -11,6 +11,7 @@ from fedml.device import gpu_mapping_mpi
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.engine import devices
+from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.machine.place import DOOR
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
@@ -133,7 +134,7 @@ def test_a_client_trained_on_a_gpu_equals_one_trained_on_the_cpu(precision, tole
     for using in ("true", "false"):
         made = session.build(asked("[0]", f"device_args.using_gpu={using}", f"device_args.precision={precision}"))
         assert made.trainer.device.type == ("cuda" if using == "true" else "cpu")
-        result = made.trainer.fit(0, 0, made.start, shared={}, state={}, times_selected=1, personalised=True)
+        result = fit(made.trainer, 0, 0, made.start, times_selected=1, personalised=True)
         uploads[using] = result.upload
         assert all(value.device == made.trainer.device for value in result.upload.values())
     for key, value in uploads["false"].items():

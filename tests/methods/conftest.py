@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,8 @@ from fl_labelskew_registry.contracts import Batch, ClientView, Federation
 from torch import Tensor, nn
 
 from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.engine.server import Server
+from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 
@@ -128,17 +129,13 @@ device_args: {threads: 1}
 
 
 class Digits:
-    """Three clients with digits, in the real local loop and the real aggregator, round by round."""
+    """Three clients with digits, in the real local loop and the real server, round by round."""
 
     def __init__(self, method: str, **options: Any) -> None:
-        from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
-
         overrides = [f"method_args.{key}={value}" for key, value in options.items()]
         made = session.build(parse.parse(DIGITS + f"method_args: {{method: {method}}}", overrides=overrides))
         self.made, self.method, self.trainer = made, made.method, made.trainer
-        self.server = LabelSkewAggregator(
-            made.trainer.model, Namespace(), method=made.method, federation=made.federation, weights=made.start
-        )
+        self.server = Server(made.trainer.model, method=made.method, federation=made.federation, weights=made.start)
         self.server.open(made.openings())
         self.states: dict[int, dict[str, Tensor]] = {}
         self.selected = dict.fromkeys(range(3), 0)
@@ -147,7 +144,8 @@ class Digits:
     def fit(self, client: int) -> LocalResult:
         """A client's part of the round, as it stands."""
         self.selected[client] += 1
-        result = self.trainer.fit(
+        result = fit(
+            self.trainer,
             client,
             self.round,
             self.server.weights,

@@ -117,9 +117,9 @@ def test_the_discrepancy_holds_a_client_near_the_server(digits, options):
 def test_a_last_batch_of_one_sample_moves_no_more_than_cross_entropy_does(digits, options, last):
     def moved(method, samples, **options):
         run = digits(method, **options)
-        trainer = run.trainer
-        trainer.settings = replace(trainer.settings, batch_size=64, learning_rate=0.01, momentum=0.9)
-        trainer.indices = {**trainer.indices, 0: trainer.indices[0][:samples]}
+        settings = replace(run.trainer.settings, batch_size=64, learning_rate=0.01, momentum=0.9)
+        indices = {**run.trainer.indices, 0: run.trainer.indices[0][:samples]}
+        run.trainer = replace(run.trainer, settings=settings, indices=indices)
         result = run.fit(0)
         return sum((result.upload[k] - v).square().sum().item() for k, v in run.made.start.items()) ** 0.5
 

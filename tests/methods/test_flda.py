@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.nn.functional import cross_entropy
 
+from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.methods.flda import FLDA, mixed
 
 
@@ -173,7 +175,7 @@ class TestFLDA:
     def test_all_clients_begin_with_the_same_other_network(self, digits):
         method, again = digits("flda"), digits("flda")
         torch.rand(1)
-        views = [method.trainer.view(0), method.trainer.view(2), again.trainer.view(0)]
+        views = [Turn(run.trainer, client).view for run, client in ((method, 0), (method, 2), (again, 0))]
         for view in views:
             method.method.before_round(view)
         first, *others = ([p.detach() for p in method.method.private_parameters(view)] for view in views)
@@ -187,10 +189,10 @@ class TestFLDA:
 
         kept = {}
         for name in ("fedavg", "flda"):
-            each = digits(name, **({"private_start": "general"} if name == "flda" else {}))
-            each.trainer.optimizer = SCAFFOLD(SCAFFOLD.Params(option="I"))
-            each.server.optimizer = each.trainer.optimizer
-            kept[name] = each.fit(0).state["optimizer/classifier.weight"]
+            run = digits(name, **({"private_start": "general"} if name == "flda" else {}))
+            run.server.optimizer = SCAFFOLD(SCAFFOLD.Params(option="I"))
+            run.trainer = replace(run.trainer, optimizer=run.server.optimizer)
+            kept[name] = run.fit(0).state["optimizer/classifier.weight"]
         torch.testing.assert_close(kept["flda"], kept["fedavg"] / 2)
 
     def test_both_models_learn(self, digits):

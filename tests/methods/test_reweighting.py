@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch.nn.functional import cross_entropy
 
+from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.methods.fedshift import FedShift
 from fl_labelskew_plugins.methods.reweighting import Reweighting, importance_weights, weighted_cross_entropy
 
@@ -114,7 +115,7 @@ def test_what_it_shares_with_fedshift(world):
 def test_two_rounds_on_digits(digits, mean):
     """The same as training on FedAvg's loss with weights worked out here, from the histograms of all three clients."""
     run, plain = digits("reweighting", mean=mean), digits("fedavg")
-    counts = [run.trainer.counts(k).double() for k in range(3)]
+    counts = [Turn(run.trainer, k).view.counts.double() for k in range(3)]
     own = [(n + 1) / (n.sum() + 10) for n in counts]
     prior = sum(n.sum() * p for n, p in zip(counts, own, strict=True)) / sum(n.sum() for n in counts)
 

@@ -1,6 +1,4 @@
-"""Two clients with quadratics of one number, through the real local loop and the real aggregator."""
-
-from argparse import Namespace
+"""Two clients with quadratics of one number, through the real local loop and the real server."""
 
 import pytest
 import torch
@@ -9,6 +7,8 @@ from torch import nn
 
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.engine.samples import Samples
+from fl_labelskew_plugins.engine.server import Server
+from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.params import Params
 
 
@@ -56,8 +56,6 @@ class World:
     """
 
     def __init__(self, optimizer, *, a=(1.0, 3.0), b=(0.0, 1.0), steps=(2, 2), at=1.0, stages=None, **settings):
-        from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
-
         number, ends = sum(steps), torch.tensor(steps).cumsum(0).tolist()
         samples = Samples(torch.zeros(number, 1), torch.zeros(number, dtype=torch.long), (0.0,), (1.0,))
         indices = {k: torch.arange(end - n, end) for k, (n, end) in enumerate(zip(steps, ends, strict=True))}
@@ -67,9 +65,7 @@ class World:
         self.trainer = LocalTrainer(
             model, method, local, federation, samples, indices, samples, indices, optimizer=optimizer
         )
-        self.server = LabelSkewAggregator(
-            model, Namespace(), method=method, federation=federation, weights=snapshot(model), optimizer=optimizer
-        )
+        self.server = Server(model, method=method, federation=federation, weights=snapshot(model), optimizer=optimizer)
         self.sizes, self.states, self.round = steps, {}, 0
 
     def play(self, *clients):
@@ -77,7 +73,8 @@ class World:
         clients = clients or range(len(self.sizes))
         results = []
         for client in clients:
-            result = self.trainer.fit(
+            result = fit(
+                self.trainer,
                 client,
                 self.round,
                 self.server.weights,

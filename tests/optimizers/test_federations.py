@@ -1,7 +1,6 @@
 """Whole small federations in float64 beside naive loops, written from the papers: partial rounds, decay, class rows."""
 
 import math
-from argparse import Namespace
 
 import pytest
 import torch
@@ -11,6 +10,8 @@ from torch import nn
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.engine.samples import Samples
+from fl_labelskew_plugins.engine.server import Server
+from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.optimizers.feddc import FedDC
 from fl_labelskew_plugins.optimizers.feddyn import FedDyn
 from fl_labelskew_plugins.optimizers.fednova import FedNova
@@ -77,8 +78,6 @@ class Three:
 
     def play(self, optimizer):
         """The server's weights after all rounds."""
-        from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
-
         samples = Samples(self.x, LABELS, (0.0,), (1.0,))
         federation = Federation(len(SIZES), 2, len(ROUNDS), 2, CLASSES, 4, sum(SIZES), min(SIZES), 0)
         method = Spread(self.spread)
@@ -93,9 +92,8 @@ class Three:
         trainer = LocalTrainer(
             self.net, method, settings, federation, samples, self.index, samples, self.index, optimizer=optimizer
         )
-        server = LabelSkewAggregator(
+        server = Server(
             self.net,
-            Namespace(),
             method=method,
             federation=federation,
             weights=self.start,
@@ -106,8 +104,8 @@ class Three:
         for number, clients in enumerate(ROUNDS):
             results = []
             for k in clients:
-                result = trainer.fit(
-                    k, number, server.weights, shared=server.shared, state=states.get(k, {}), times_selected=1
+                result = fit(
+                    trainer, k, number, server.weights, shared=server.shared, state=states.get(k, {}), times_selected=1
                 )
                 server.check(k, number, result)
                 states[k] = result.state

@@ -6,6 +6,7 @@ import pytest
 import torch
 from fl_labelskew_registry import RunError
 
+from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.ops import sum_of_coefficients
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.optimizers.fednova import FedNova
@@ -58,7 +59,7 @@ def test_nothing_is_lost_on_the_way(world):
 
 def test_who_does_not_say_its_steps_is_refused(world):
     two = world(make())
-    result = two.trainer.fit(0, 0, two.server.weights, shared={}, state={}, times_selected=1)
+    result = fit(two.trainer, 0, 0, two.server.weights, times_selected=1)
     two.server.check(0, 0, result)
     result.contributions = {}
     with pytest.raises(RunError, match="upload of client 0 lacks optimizer/tau, which the server's optimiser needs"):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from fl_labelskew_registry import Optimizer, RunError, Stage
 
+from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.optimizers.mime import Mime
 from fl_labelskew_plugins.optimizers.scaffold import SCAFFOLD
 from fl_labelskew_plugins.params import Params
@@ -25,7 +26,7 @@ class Adds(Optimizer):
 
 def test_what_comes_after_the_upload_is_not_corrected(world):
     two = world(Adds(), steps=(2, 2), stages=[Stage("shared", 0.5), Stage("own", 0.5, upload=False)])
-    result = two.trainer.fit(0, 0, two.server.weights, shared={}, state={}, times_selected=1)
+    result = fit(two.trainer, 0, 0, two.server.weights, times_selected=1)
     assert float(result.upload["w"]) == pytest.approx(1 - 0.1 * (1 + 1))
     assert two.trainer.model.w.item() == pytest.approx(0.8 - 0.1 * 0.8)
     assert two.trainer.optimizer.steps == 1
@@ -33,7 +34,7 @@ def test_what_comes_after_the_upload_is_not_corrected(world):
 
 def test_stages_before_the_upload_are_corrected(world):
     two = world(Adds(), steps=(2, 2), stages=[Stage("first", 0.5, upload=False), Stage("double", 0.5)])
-    result = two.trainer.fit(0, 0, two.server.weights, shared={}, state={}, times_selected=1)
+    result = fit(two.trainer, 0, 0, two.server.weights, times_selected=1)
     assert float(result.upload["w"]) == pytest.approx(0.8 - 0.1 * (2 * 0.8 + 1))
     assert two.trainer.optimizer.steps == 2
 
@@ -47,7 +48,7 @@ def test_gradients_are_clipped_once_they_are_corrected(world):
 def test_the_gradient_before_training_is_that_of_the_first_stage(world, optimizer):
     """FedPHP's only stage has another loss than that of a stage of another name."""
     two = world(optimizer, stages=[Stage("double", 1)])
-    result = two.trainer.fit(0, 0, two.server.weights, shared={}, state={}, times_selected=1)
+    result = fit(two.trainer, 0, 0, two.server.weights, times_selected=1)
     assert float(result.contributions["optimizer/w"]) == pytest.approx(2)
 
 
@@ -55,7 +56,7 @@ def test_the_gradient_before_training_is_that_of_the_first_stage(world, optimize
 def test_what_rides_along_is_of_the_parameters_dtype(world, dtype):
     """A client's float64 would make everybody's control variate one."""
     two = world(SCAFFOLD())
-    result = two.trainer.fit(0, 0, two.server.weights, shared={}, state={}, times_selected=1)
+    result = fit(two.trainer, 0, 0, two.server.weights, times_selected=1)
     two.server.check(0, 0, result)
     result.contributions = {name: value.to(dtype) for name, value in result.contributions.items()}
     with pytest.raises(RunError, match=f"round 1: upload of client 0: optimizer/w is {dtype}, expected torch.float32$"):

@@ -5,7 +5,6 @@
 
 import json
 import re
-from argparse import Namespace
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +13,8 @@ import torch
 from fl_labelskew_registry import Aggregated, LabelSkewError, catalog
 
 from fl_labelskew_plugins import plots
+from fl_labelskew_plugins.engine.server import Server
+from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.recipe import compatibility, parse
 from fl_labelskew_plugins.runs import session
@@ -68,8 +69,6 @@ def test_the_docs_have_the_grid_as_it_is():
 @pytest.mark.parametrize("method", names("methods"))
 def test_two_rounds_of_every_pair(method, optimizer):
     """Through our own loop, which every runtime has; refused pairs say why in one line."""
-    from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
-
     said = cell(method, optimizer)
     if said.startswith("no:"):
         assert re.search(r"; (allowed|.* would be right)", said)
@@ -77,9 +76,8 @@ def test_two_rounds_of_every_pair(method, optimizer):
         return
     made = session.build(parse.parse(TEXT.format(method=method, optimizer=optimizer)))
     local = made.trainer
-    server = LabelSkewAggregator(
+    server = Server(
         local.model,
-        Namespace(),
         method=made.method,
         federation=made.federation,
         weights=made.start,
@@ -91,7 +89,8 @@ def test_two_rounds_of_every_pair(method, optimizer):
         results = []
         for client in clients:
             selected[client] += 1
-            result = local.fit(
+            result = fit(
+                local,
                 client,
                 round,
                 server.weights,

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fl_labelskew_registry import Batch, ClientView, Federation, Method, Partitioner
+from fl_labelskew_registry import HOOKS, Batch, ClientView, Federation, Method, Optimizer, Partitioner
 from pydantic import BaseModel
 
 
@@ -61,3 +61,37 @@ def test_a_partitioner_must_say_how_it_splits():
 
     with pytest.raises(NotImplementedError):
         Nothing().split(None, None, clients=2, rng=None)
+
+
+def test_the_hooks_are_the_public_functions_of_a_contract():
+    assert {"opening", "loss", "personalised"} < set(HOOKS[Method])
+    assert HOOKS[Optimizer] == ("deviations", "contribution_shapes", "before_round", "correct", "finish", "step")
+    assert HOOKS[Partitioner] == ("split",)
+
+
+def test_which_hooks_are_a_plugin_s_own():
+    class Sends(Plain):
+        def contribute(self, client):
+            return {}
+
+    class Inherits(Sends):
+        def personalised(self, state):
+            return dict(state)
+
+    class Steps(Optimizer):
+        Params = Plain.Params
+
+        def step(self, round):
+            return round.old
+
+    assert not Plain().uses(*HOOKS[Method])
+    assert Sends().uses("contribute")
+    assert not Sends().uses("opening", "stages")
+    assert Inherits().uses("opening", "contribute")  # any of them
+    assert Inherits().personalises()
+    assert Plain().logits_only()
+    assert not Sends().logits_only()
+    assert Steps().uses("step")
+    assert not Steps().uses("correct", "finish")
+    with pytest.raises(AttributeError):
+        Plain().uses("openings")

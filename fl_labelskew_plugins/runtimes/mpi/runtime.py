@@ -21,7 +21,8 @@ from torch import Tensor
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.engine.local import TEST_BATCH, LocalResult
 from fl_labelskew_plugins.host import Message, start
-from fl_labelskew_plugins.host.trainer import LabelSkewTrainer, Turn
+from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
+from fl_labelskew_plugins.host.trainer import LabelSkewTrainer
 from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
@@ -90,7 +91,8 @@ class Server(Manager):
     def __init__(self, args: Any, transport: MPITransport, size: int, session: Session, record: Record) -> None:
         super().__init__(args, transport, SERVER, size)
         self.session, self.record = session, record
-        self.rounds = Rounds(args, session, record, predict=self.predict)
+        hooks = LabelSkewAggregator(session.trainer.model, args) if host_switches(session.recipe) else None
+        self.rounds = Rounds(record, predict=self.predict, hooks=hooks)
         self._idle = list(range(1, size))
         self._waiting: list[int] = []
         self._arrived: dict[int, LocalResult] = {}
@@ -104,7 +106,7 @@ class Server(Manager):
 
     def train(self) -> None:
         """All rounds that are left."""
-        if self.record.checkpoint is None:
+        if not self.record.next_round:
             self.rounds.server.open(self.session.openings())
         self.rounds.run(self)
         for worker in range(1, self.size):
@@ -235,10 +237,10 @@ class Worker(Manager):
         meta, tensors, round = message.get("meta"), message.get("tensors"), message.get("round")
         client = meta["client"]
         self.args.round_idx = round
+        told = {key: meta[key] for key in ("times_selected", "personalised")}
         state = group(tensors, "state")
-        turn = Turn(client, round, self._shared, state, meta["times_selected"], meta["personalised"])
         try:
-            result = self.trainer.take(turn, self._weights)
+            result = self.trainer.take(client, round, self._weights, shared=self._shared, state=state, **told)
         except LabelSkewError as error:
             self.send(Kind.FAILED, SERVER, meta={"reason": str(error), "frames": error.frames})
             return

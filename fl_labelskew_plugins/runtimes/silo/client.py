@@ -9,12 +9,13 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Images, LabelSkewError, Method, Optimizer, RunError
+from fl_labelskew_registry import Images, LabelSkewError, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.data.fingerprint import add_array
@@ -22,7 +23,7 @@ from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import Versions
 from fl_labelskew_plugins.engine.local import LocalResult, forms
 from fl_labelskew_plugins.host import Message
-from fl_labelskew_plugins.host.trainer import LabelSkewTrainer, Turn
+from fl_labelskew_plugins.host.trainer import LabelSkewTrainer
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.parse import Recipe
@@ -134,8 +135,8 @@ class SiloClient(Manager):
                 secret=self._seed,
             )
             facts.check_features(federation, session.trainer.model)
-            self.session, self._run, self._round, self._upload = session, str(meta["run"]), -1, None
-            self.session.start = forms(self.session.start)  # every round begins with the server's
+            self.session = replace(session, start=forms(session.start))  # every round begins with the server's
+            self._run, self._round, self._upload = str(meta["run"]), -1, None
             self.transport.audit.note("run", run=self._run)
             hooks = bool(host_switches(self.recipe))
             self.trainer = LabelSkewTrainer(self.session.trainer, self.args, hooks=hooks)
@@ -148,8 +149,7 @@ class SiloClient(Manager):
                 f"{counted(federation.rounds, 'round')}"
             )
         assert self.session is not None
-        if type(self.session.method).opening is not Method.opening:
-            self.session.trainer.secret = self._seed  # that of a round may be in its place
+        if self.session.method.uses("opening"):
             self.send(Kind.OPENING, SERVER, tensors=self.session.opening(self.client).tensors)
         self._send_upload()  # the last one may have been lost with the connection
 
@@ -178,17 +178,16 @@ class SiloClient(Manager):
             self.guard.answer(self._run, round, asked)
         self._round = self.args.round_idx = round
         self.states.keep({before, *kept})
-        if self._may_add_noise:
-            session.trainer.secret = noise_seed(self._secret, self._about, joined(model=weights, shared=shared))
-        turn = Turn(
+        result = self.trainer.take(
             self.client,
             round,
-            shared,
-            self._state(before),
-            times,
-            meta["personalised"] is True and self.recipe.validation.personalised,
+            weights,
+            shared=shared,
+            state=self._state(before),
+            times_selected=times,
+            personalised=meta["personalised"] is True and self.recipe.validation.personalised,
+            noise_seed=self._noise_seed(joined(model=weights, shared=shared)),
         )
-        result = self.trainer.take(turn, weights)
         self.states.put(round, result.state)  # before the upload: what the server counts on has to be here
         self._note(round, result)
         if not self.recipe.comm.send_contributions:
@@ -201,17 +200,14 @@ class SiloClient(Manager):
         self.transport.audit.sync()
         self.say(f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send")
 
-    @property
-    def _may_add_noise(self) -> bool:
-        """Whether anything that can draw noise is in use; else the digest of a large model would be for nothing."""
-        method = type(self.recipe.method)
-        own = method.protect is not Method.protect or method.contribute is not Method.contribute
-        return own or self.recipe.dp.enable_dp
+    def _noise_seed(self, tensors: Mapping[str, Tensor]) -> int | None:
+        """See :func:`noise_seed`; None where nothing draws noise: a large model's digest would be for nothing."""
+        draws = self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
+        return noise_seed(self._secret, self._about, tensors) if draws else None
 
     def _state(self, round: int) -> State:
         assert self.session is not None
-        method, optimizer = type(self.session.method), type(self.session.recipe.optimizer)
-        keeps = method.after_round is not Method.after_round or optimizer.finish is not Optimizer.finish
+        keeps = self.session.method.uses("after_round") or self.session.recipe.optimizer.uses("finish")
         if round >= 0 and keeps and not self.states.has(round):
             log.warn(f"the state of round {round + 1} is not in {self.states.folder}; going on without one")
         return self.states.get(round)

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Arrays, Contribution, Data, Federation, Method, RunError
+from fl_labelskew_registry import Arrays, Contribution, Data, Federation, RunError
 
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.engine.aggregate import check_extra
-from fl_labelskew_plugins.engine.local import LocalResult, forms
+from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.host import Message
+from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.parse import Recipe
@@ -27,7 +28,7 @@ from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import Checkpoint
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
-from fl_labelskew_plugins.runs.session import Session, assemble
+from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload
 from fl_labelskew_plugins.runtimes.silo import facts as silos
 from fl_labelskew_plugins.runtimes.silo.clock import ListeningClock
@@ -144,8 +145,8 @@ class SiloServer(Manager):
             self.say(f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s for silos to be told so")
         else:
             self._wait_for_silos(seconds)
-        self.session = server_session(self.recipe, test, self.sizes)
-        self._count_classes()
+        session = server_session(self.recipe, test, self.sizes)
+        self.session = replace(session, counts=self._class_counts(session))
         return self.session
 
     def _wait_for_silos(self, seconds: float) -> None:
@@ -174,13 +175,13 @@ class SiloServer(Manager):
     def train(self, record: Record) -> None:
         """All rounds that are left, then the end for everybody."""
         assert self.session is not None  # gather() comes first
-        self.record = record
+        self.record, self.session = record, record.session
         self.transport.audit.note("run", run=record.run)
-        self.rounds = Rounds(self.args, self.session, record)
+        model, on = self.session.trainer.model, host_switches(self.recipe)
+        self.rounds = Rounds(record, hooks=LabelSkewAggregator(model, self.args) if on else None)
         self._judge = Judge(self.recipe.comm.max_update_ratio, record.norms)
         if self._excluded.clients:
             self.rounds.server.federation = self._federation(self._excluded.clients)
-        self.session.start = forms(self.session.start)  # the weights are the record's, and will be others
         weights = num_bytes(self.rounds.server.weights.values())
         shapes = self.rounds.server.contribution_shapes()
         extra = sum(8 * int(np.prod(shape)) for shape in shapes.values())
@@ -188,7 +189,7 @@ class SiloServer(Manager):
         for client in sorted(self._present):
             self._welcome(client)
         try:
-            if self._has_opening and (record.checkpoint is None or self._has_to_open_again):
+            if self._has_opening and (not record.next_round or self._has_to_open_again):
                 self._exchange_openings()
             self.rounds.run(self)
             self._finish()
@@ -197,7 +198,7 @@ class SiloServer(Manager):
 
     @property
     def _has_opening(self) -> bool:
-        return type(self.recipe.method).opening is not Method.opening
+        return self.recipe.method.uses("opening")
 
     @property
     def _has_to_open_again(self) -> bool:
@@ -436,7 +437,6 @@ class SiloServer(Manager):
         except RunError as error:
             self._turn_away(client, str(error))
             return
-        new = self.sizes[client] == 0 and self.session is not None
         same_process = self._processes.get(client) == meta.get("process")
         self._facts[client], self._processes[client] = told, meta.get("process")
         self.sizes[client] = told.samples
@@ -447,8 +447,7 @@ class SiloServer(Manager):
         self._flood.tell(f"silo {client + 1}", f"is here ({len(self._present)} of {self.num_silos})", most=VISITS)
         if self.rounds is None:
             return
-        if new:
-            self._admit(client)
+        self.rounds.session.admit(client, told.samples, told.counts)
         if self._final is not None:
             self._bid_farewell(client)
             return
@@ -478,20 +477,13 @@ class SiloServer(Manager):
         self._flood.tell(f"silo {client + 1}", f"turned away: {why}", say=self.warn)
         self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": why, **(more or {})})
 
-    def _admit(self, client: int) -> None:
-        """A silo that was not there when the run began joins from the next round on."""
-        assert self.session is not None
-        self.session.sizes[client] = self.sizes[client]
-        self._count_classes()
-
-    def _count_classes(self) -> None:
+    def _class_counts(self, session: Session) -> torch.Tensor | None:
         """Class counts of all silos, where they tell them."""
-        assert self.session is not None
-        if self.recipe.train.proxy_aggregation == "class":
-            classes = self.session.federation.num_classes
-            rows = [self._facts[k].counts if k in self._facts else None for k in range(self.num_silos)]
-            counts = torch.tensor([row or [0] * classes for row in rows])
-            self.session.counts = counts.to(self.session.trainer.device)
+        if self.recipe.train.proxy_aggregation != "class":
+            return None
+        rows = [self._facts[k].counts if k in self._facts else None for k in range(self.num_silos)]
+        counts = torch.tensor([row or [0] * session.federation.num_classes for row in rows])
+        return counts.to(session.trainer.device)
 
     def _federation(self, without: Collection[int] = ()) -> Federation:
         """The run as a whole, with the samples of all silos, or ``without`` some; of all where none is left."""

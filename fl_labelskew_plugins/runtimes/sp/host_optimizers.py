@@ -153,9 +153,9 @@ class CorrectedFedOpt(Corrected, FedOpt):
 
     def _instanciate_opt(self) -> None:
         super()._instanciate_opt()
-        for each in self.opt.param_groups:
+        for parameters in self.opt.param_groups:
             if self.args.server_momentum:
-                each["momentum"] = self.args.server_momentum
+                parameters["momentum"] = self.args.server_momentum
 
 
 class NovaClient(FedNovaClient):  # type: ignore[misc]

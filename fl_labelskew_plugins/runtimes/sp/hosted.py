@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,38 +12,34 @@ from functools import partial
 from typing import Any
 
 import torch
-from fl_labelskew_registry import ClientView
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fl_labelskew_plugins.engine.aggregate import check_made
 from fl_labelskew_plugins.engine.local import LocalResult, LocalSettings, learning_rate, load, snapshot
-from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
-from fl_labelskew_plugins.host.trainer import host_dataset
+from fl_labelskew_plugins.engine.server import Server
+from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.ops import sum_of_coefficients
 from fl_labelskew_plugins.recipe.host_faults import LIVE_IN_EVERY_ROUND
 from fl_labelskew_plugins.runs.record import Record
-from fl_labelskew_plugins.runs.rounds import Rounds
-from fl_labelskew_plugins.runs.session import Session
+from fl_labelskew_plugins.runs.simulation import Simulation
 from fl_labelskew_plugins.runtimes.sp.host_optimizers import AS_THEY_ARE, CORRECTED, make
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
 
-class HostedFederation:
+class HostedFederation(Simulation):
     """A run whose local training and aggregation are the host's.
 
     Args:
         args: the host's arguments.
-        session: what to run.
         record: where the run stands, and where results go.
         corrected: without the host's faults.
     """
 
-    def __init__(self, args: Any, session: Session, record: Record, *, corrected: bool) -> None:
-        self.args, self.session, self.record, self.corrected = args, session, record, corrected
-        self.rounds = Rounds(args, session, record, aggregator=partial(Aggregator, self))
-        self.server = self.rounds.server
-        self.turn: Turn | None = None
+    def __init__(self, args: Any, record: Record, *, corrected: bool) -> None:
+        super().__init__(record, server=partial(HostedServer, self))
+        self.args, self.corrected, session = args, corrected, record.session
+        self.turn: HostedTurn | None = None
         self.round_number = 0
         self.results: list[tuple[int, LocalResult]] = []
         local, recipe = session.trainer, session.recipe
@@ -55,7 +52,7 @@ class HostedFederation:
         args.wd, args.ci, args.frequency_of_the_test = recipe.train.weight_decay, 0, 1
         kind = (CORRECTED if corrected else AS_THEY_ARE)[name]
         self.host = make(kind, args=args, device=local.device, dataset=self._dataset(), model=self.network)
-        if record.checkpoint is not None:
+        if record.next_round:
             self.host.restore(group(record.shared, OPTIMIZER), record.memory)
         self.host.coefficients = self._coefficients
         self.host.client_list = [Slot(self, client) for client in self.host.client_list]
@@ -65,15 +62,10 @@ class HostedFederation:
 
     def train(self) -> None:
         """All rounds that are left."""
-        if self.record.checkpoint is None:
-            self.server.open(self.session.openings())
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "This overload of", UserWarning)  # the host's FedNova
-            self.rounds.run(self)
-
-    def invite(self, round: int, clients: list[int]) -> list[int]:
-        """Everybody is here."""
-        return clients
+            for _ in self:
+                pass
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """Let the host train the clients and aggregate; then what each of them sent."""
@@ -92,7 +84,7 @@ class HostedFederation:
         host.train()
         yield from self.results
 
-    def take(self, client: int, train: Callable[[], Any], network: nn.Module) -> Any:
+    def play(self, client: int, train: Callable[[], Any], network: nn.Module) -> Any:
         """A client's turn.
 
         Args:
@@ -106,16 +98,16 @@ class HostedFederation:
         local, record, round = self.session.trainer, self.record, self.round_number
         record.progress.client(round, len(self.results) + 1, len(self.host.clients))
         shared = rest(self.server.shared, OPTIMIZER)
-        view = local.view(client, round, shared, times_selected=record.states.select(client))
-        self.turn = Turn(replace(view, model=network), *local.batches(view), self.settings.epochs)
+        turn = Turn(local, client, round, shared=shared, times_selected=record.states.select(client))
+        self.turn = HostedTurn(turn, network, self.settings.epochs)
         as_asked = asked_for(self.settings) if self.corrected else contextlib.nullcontext()
-        with local.seeded(round, client), as_asked:
+        with turn.seeded(), as_asked:
             sent = train()
         result = LocalResult(snapshot(network), {}, {}, {})
         self.server.check(client, round, result)
-        own = local.test_indices[client]
-        if record.personalised and record.tests(round) and len(own):
-            logits, labels = local.predict(own, result.upload)
+        test = local.test_indices[client]
+        if record.personalised and record.tests(round) and len(test):
+            logits, labels = local.predict(test, result.upload)
             result.personalised = (int((logits.argmax(1) == labels).sum()), len(labels))
         result.upload = dict(enumerate(tensors(sent)))  # type: ignore[arg-type]  # of which only the size is asked
         self.results.append((client, result))
@@ -131,7 +123,7 @@ class HostedFederation:
 
     def _coefficients(self, steps: int) -> float:
         assert self.turn is not None  # asked within a turn
-        work = self.session.trainer.work(self.turn.view, self.server.weights, {}, {})
+        work = self.turn.inner.work(self.server.weights)
         work.steps = steps
         return sum_of_coefficients(work, mu=self.args.mu)
 
@@ -146,15 +138,15 @@ class HostedFederation:
         return calibrate
 
     def _dataset(self) -> list[Any]:
-        """The host's 8-tuple, with batches of the client whose turn it is in place of a loader for each."""
-        dataset = host_dataset(self.session.trainer, self.settings.batch_size)
+        """The host's 8-tuple: of it the host reads sizes and, in a client's turn, its batches; nothing else is told."""
         sizes = dict(enumerate(self.session.sizes))
         if self.corrected and self.session.method.aggregation == "uniform":
             sizes = dict.fromkeys(sizes, 1)
-        return [*dataset[:4], sizes, dict.fromkeys(sizes, Epochs(self)), *dataset[6:]]
+        batches, classes = dict.fromkeys(sizes, Epochs(self)), self.session.federation.num_classes
+        return [0, 0, None, None, sizes, batches, dict.fromkeys(sizes), classes]
 
 
-class Aggregator(LabelSkewAggregator):
+class HostedServer(Server):
     """The server's state, which the host changes."""
 
     def __init__(self, hosted: HostedFederation, *args: Any, **more: Any) -> None:
@@ -170,7 +162,8 @@ class Aggregator(LabelSkewAggregator):
         clients: Sequence[int],
         sizes: Sequence[int],
         uploads: Iterable[tuple[int, LocalResult]],
-        counts: Tensor | None = None,
+        *_: Any,
+        **more: Any,
     ) -> list[int]:
         """Take over what the host's round has left."""
         came = [client for client, _ in uploads]
@@ -178,19 +171,27 @@ class Aggregator(LabelSkewAggregator):
         return came
 
 
-class Turn:
-    """A client in training: its view, and the batches of its round.
+class HostedTurn:
+    """A client in the host's training: its view, and the batches of its round.
 
     Args:
-        view: the client as the method sees it.
-        batches: of all epochs.
-        total: how many.
+        inner: the turn.
+        network: what the host trains.
         epochs: local epochs.
     """
 
-    def __init__(self, view: ClientView, batches: Iterator[tuple[Tensor, Tensor]], total: int, epochs: int) -> None:
-        self.view, self.batches = view, batches
+    def __init__(self, inner: Turn, network: nn.Module, epochs: int) -> None:
+        self.inner, self.view = inner, replace(inner.view, model=network)
+        self.batches, total = inner.batches()
         self.left, self.per_epoch = epochs, total // epochs
+
+    def epoch(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The next epoch's batches; after the last one, the first comes again."""
+        if self.left == 0:  # Mime reads all once more
+            self.batches, total = self.inner.batches()
+            self.left = total // self.per_epoch
+        self.left -= 1
+        return itertools.islice(self.batches, self.per_epoch)
 
 
 class Epochs:
@@ -200,14 +201,8 @@ class Epochs:
         self.hosted = hosted
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        turn, local = self.hosted.turn, self.hosted.session.trainer
-        assert turn is not None  # the host reads it in local training alone
-        if turn.left == 0:  # Mime reads all once more
-            turn.batches, total = local.batches(turn.view)
-            turn.left = total // turn.per_epoch
-        turn.left -= 1
-        for _ in range(turn.per_epoch):
-            yield next(turn.batches)
+        assert self.hosted.turn is not None  # the host reads it in local training alone
+        return self.hosted.turn.epoch()
 
 
 class Slot:
@@ -232,7 +227,7 @@ class Slot:
     def train(self, *sent: Any, **more: Any) -> Any:
         """The host's local training; its FedNova brings a network of its own."""
         network = more.get("net", self.hosted.network)
-        return self.hosted.take(self.client, partial(self.inner.train, *sent, **more), network)
+        return self.hosted.play(self.client, partial(self.inner.train, *sent, **more), network)
 
 
 class Copies:
@@ -256,7 +251,7 @@ class Copies:
 @contextlib.contextmanager
 def asked_for(settings: LocalSettings) -> Iterator[None]:
     """Within it, SGD and Adam do what a recipe asks for, whatever they were made with."""
-    asked: dict[type, dict[str, Any]] = {
+    options: dict[type, dict[str, Any]] = {
         torch.optim.SGD: {
             "momentum": settings.momentum,
             "dampening": settings.dampening,
@@ -268,8 +263,8 @@ def asked_for(settings: LocalSettings) -> Iterator[None]:
     }
 
     def before_step(optimizer: torch.optim.Optimizer, args: Any, more: Any) -> None:
-        for each in optimizer.param_groups:
-            each.update(asked.get(type(optimizer), {}))
+        for parameters in optimizer.param_groups:
+            parameters.update(options.get(type(optimizer), {}))
 
     handle = register_optimizer_step_pre_hook(before_step)
     try:
@@ -285,5 +280,5 @@ def tensors(sent: Any) -> Iterator[Tensor]:
     elif isinstance(sent, Mapping):
         yield from tensors(list(sent.values()))
     elif isinstance(sent, list | tuple):
-        for each in sent:
-            yield from tensors(each)
+        for part in sent:
+            yield from tensors(part)

@@ -1,27 +1,23 @@
 """Registry of methods, optimisers, partitioners, data sets and networks; its import needs neither torch nor fedml."""
 
-from fl_labelskew_registry.catalog import Entry, Kind, entries, load, namespace, nearest
+from fl_labelskew_registry.catalog import HOOKS, Entry, Kind, entries, load, namespace, nearest
 from fl_labelskew_registry.contracts import (
     Aggregated,
     Aggregation,
-    Arrays,
     Batch,
     ClientView,
     Contribution,
-    Data,
-    Dataset,
     Federation,
-    Images,
     LocalWork,
     Method,
-    Network,
     Optimizer,
-    Partitioner,
     Stage,
 )
+from fl_labelskew_registry.data import Arrays, Data, Dataset, Images, Network, Partitioner
 from fl_labelskew_registry.errors import LabelSkewError, MistakesError, PluginError, RunError
 
 __all__ = [
+    "HOOKS",
     "Aggregated",
     "Aggregation",
     "Arrays",

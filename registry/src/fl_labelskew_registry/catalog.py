@@ -14,18 +14,21 @@ from typing import Any, Literal, get_args
 
 from stevedore import DriverManager
 
-from fl_labelskew_registry import contracts
+from fl_labelskew_registry import contracts, data
 from fl_labelskew_registry.errors import PluginError
+from fl_labelskew_registry.plugin import Plugin, hooks
 
 Kind = Literal["methods", "optimizers", "partitioners", "datasets", "models", "runtimes"]
 
-CONTRACTS: dict[str, type] = {
+CONTRACTS: dict[str, type[Plugin]] = {
     "methods": contracts.Method,
     "optimizers": contracts.Optimizer,
-    "partitioners": contracts.Partitioner,
-    "datasets": contracts.Dataset,
-    "models": contracts.Network,
+    "partitioners": data.Partitioner,
+    "datasets": data.Dataset,
+    "models": data.Network,
 }
+HOOKS = {contract: hooks(contract) for contract in CONTRACTS.values()}
+"""Names of the hooks of each contract."""
 
 
 @dataclass(frozen=True, order=True)
@@ -89,7 +92,7 @@ def misplaced(kind: Kind, name: str | None = None) -> list[str]:
         if name is not None or kind in meant:
             lines.add(
                 f"{_distribution(entry)} registers '{entry.name}' in the group {entry.group}, which does not exist; "
-                f"use {' or '.join(f'fl_labelskew.{each}' for each in meant)}"
+                f"use {' or '.join(f'fl_labelskew.{place}' for place in meant)}"
             )
     return sorted(lines)
 
@@ -144,13 +147,13 @@ def _misspelt(plugin: type, contract: type) -> str:
     Such a hook would never be called, such an attribute never read. A class that has both may well mean both.
     """
     members = {name: callable(value) for name, value in vars(contract).items() if not name.startswith("_")}
-    own = _own(plugin, contract)
-    for name, value in own.items():
+    defined = _own(plugin, contract)
+    for name, value in defined.items():
         if name.startswith("_") or name in members or isinstance(value, type | property):
             continue
         alike = [member for member, hook in members.items() if hook == callable(getattr(plugin, name))]
         close = get_close_matches(name.lower(), alike, n=1, cutoff=0.8)
-        if close and close[0] not in own:
+        if close and close[0] not in defined:
             what = "hook" if members[close[0]] else "attribute"
             return (
                 f"{name} is no {what} of {contract.__name__}; did you mean {close[0]}? If it is of the class's own, "
@@ -185,5 +188,5 @@ def _not_called_so(plugin: type, contract: type) -> str:
 
 def _own(plugin: type, contract: type) -> dict[str, Any]:
     """What a class defines beside its contract, inherited or not."""
-    classes = [each for each in reversed(plugin.__mro__) if issubclass(each, contract) and each is not contract]
-    return {name: value for each in classes for name, value in vars(each).items()}
+    classes = [base for base in reversed(plugin.__mro__) if issubclass(base, contract) and base is not contract]
+    return {name: value for base in classes for name, value in vars(base).items()}

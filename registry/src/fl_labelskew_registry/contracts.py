@@ -1,4 +1,4 @@
-"""What a plugin implements: methods, optimisers, partitioners, data sets, networks.
+"""What a method and an optimiser implement, and what they are given.
 
 Nothing here imports torch, numpy or fedml when it runs; the types below are for readers and type checkers.
 Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``K`` clients.
@@ -7,18 +7,15 @@ Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``K`` clients
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from fl_labelskew_registry.errors import LabelSkewError
+from fl_labelskew_registry.plugin import Plugin, hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
-    import numpy as np
-    from numpy.typing import NDArray
     from torch import Generator, Tensor, nn
 
     Tensors = Mapping[str, Tensor]
@@ -143,7 +140,7 @@ class Contribution:
     tensors: Tensors
 
 
-class Method:
+class Method(Plugin):
     """A label-skew method. Every hook has a neutral default: as it stands, this class is FedAvg.
 
     Subclasses name their ``Params`` (a frozen pydantic model with ranges, defaults and help texts), their ``paper``
@@ -158,7 +155,6 @@ class Method:
     what its calibration corrects for; two that correct for the same are not combined.
     """
 
-    Params: ClassVar[type[Any]]
     paper: ClassVar[str] = ""
     runtimes: ClassVar[tuple[str, ...]] = ("sp", "MPI", "GRPC")
     silo_choices: ClassVar[tuple[str, ...]] = ()
@@ -167,9 +163,6 @@ class Method:
     corrects: ClassVar[str] = ""
     aggregation: Aggregation = "samples"
     aggregation_key: ClassVar[str] = ""
-
-    def __init__(self, params: Any = None) -> None:
-        self.params = type(self).Params() if params is None and hasattr(type(self), "Params") else params
 
     def deviations(self) -> list[str]:
         """Sentences on where the chosen options differ from the printed paper; they go into the run's record."""
@@ -188,18 +181,15 @@ class Method:
 
         An opening exchange may come before. Override it where options decide.
         """
-        other = "stages before_round loss private_parameters contribute protect combine after_aggregation"
-        other += " after_round personalised private_logits"
-        return all(getattr(type(self), hook) is getattr(Method, hook) for hook in other.split())
+        return not self.uses(*(hook for hook in hooks(Method) if hook not in BESIDE_TRAINING))
 
     def protects(self) -> bool:
         """Whether :meth:`protect` is in force; override it where options decide."""
-        return type(self).protect is not Method.protect
+        return self.uses("protect")
 
     def personalises(self) -> bool:
         """Whether a client has a model of its own beside the one that it uploads; override it where options decide."""
-        hooks = ("personalised", "private_logits")
-        return any(getattr(type(self), hook) is not getattr(Method, hook) for hook in hooks)
+        return self.uses("personalised", "private_logits")
 
     def opening_shapes(self, federation: Federation) -> Mapping[str, tuple[int, ...]]:
         """Names and shapes of what :meth:`opening` may send, float32 or int64; a server refuses anything else."""
@@ -358,7 +348,7 @@ class Aggregated:
         return self.whole.get(name, self.mean[name]) - self.old[name]
 
 
-class Optimizer:
+class Optimizer(Plugin):
     """How a federation optimises, whatever its method: what is added to local gradients, and the server's step.
 
     Every hook has a neutral default: as it stands, this class is FedAvg. Tensors that it sends, shares or keeps are
@@ -368,7 +358,6 @@ class Optimizer:
     changes since the round's start in place of the trained parameters, where float32 weights would round them.
     """
 
-    Params: ClassVar[type[Any]]
     paper: ClassVar[str] = ""
     runtimes: ClassVar[tuple[str, ...]] = ("sp", "MPI", "GRPC")
     aggregation: Aggregation | None = None
@@ -376,9 +365,6 @@ class Optimizer:
     local_momentum: ClassVar[bool] = True
     changes_upload: ClassVar[bool] = False
     sends_change: ClassVar[bool] = False
-
-    def __init__(self, params: Any = None) -> None:
-        self.params = type(self).Params() if params is None else params
 
     def deviations(self) -> list[str]:
         """Sentences on where the chosen options differ from the printed paper; they go into the run's record."""
@@ -406,191 +392,6 @@ class Optimizer:
         return round.mean
 
 
-class Partitioner:
-    """Deals training samples to clients."""
-
-    Params: ClassVar[type[Any]]
-
-    def __init__(self, params: Any = None) -> None:
-        self.params = type(self).Params() if params is None else params
-
-    def split(
-        self, labels: NDArray[Any], groups: NDArray[Any] | None, *, clients: int, rng: np.random.Generator
-    ) -> list[NDArray[Any]]:
-        """Sorted sample indices of each client, disjoint.
-
-        Args:
-            labels: ``(N,)`` int64.
-            groups: ``(N,)`` int64 group of each sample (writer, role, centre), or None.
-            clients: ``K``.
-            rng: the only source of randomness.
-
-        Raises:
-            LabelSkewError: the partition cannot be made.
-        """
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Images:
-    """Pictures in files, decoded when they are needed: for a data set that does not fit into memory.
-
-    ``len``, ``shape`` and indexing with a slice or an array of indices are those of an array ``(N, C, H, W)``.
-
-    Args:
-        files: of the ``N`` samples.
-        size: ``(C, H, W)`` of a sample as the network gets it.
-        read: makes ``(C, H, W)`` uint8 of a file; where its second argument is true, augmented with what torch's
-            generator draws. It is called in other processes, so it has to be picklable. Raises LabelSkewError where
-            the file is no sound picture.
-    """
-
-    files: Sequence[str]
-    size: tuple[int, int, int]
-    read: Callable[[str, bool], Tensor]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """``(N, C, H, W)``."""
-        return (len(self.files), *self.size)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: slice | NDArray[Any]) -> Images:
-        rows = range(len(self))[index] if isinstance(index, slice) else index
-        return replace(self, files=[self.files[int(row)] for row in rows])
-
-    def copy(self) -> Images:
-        """The same."""
-        return self
-
-
-@dataclass
-class Arrays:
-    """One part of a data set: ``x`` ``(N, ...)`` uint8 or float32, or :class:`Images`; ``y`` and ``groups`` int64."""
-
-    x: Any
-    y: NDArray[Any]
-    groups: NDArray[Any] | None = None
-
-
-@dataclass
-class Data:
-    """A data set in memory.
-
-    Args:
-        train: training part.
-        test: global test part.
-        class_names: one for each of the ``C`` classes.
-        mean: per channel (first axis of a sample), in units of ``x`` scaled to 0..1 where ``x`` is uint8; empty for
-            samples that are no measurements, such as numbers of characters: the network gets them as they are.
-        std: per channel, like ``mean``.
-        notes: text files that a run keeps beside its results, by name, such as a split that was drawn.
-        fingerprint: what tells these samples from others of a data set of this name, whatever the seed; empty: it is
-            taken from the two parts as they are. A data set that draws its parts with the seed has to give one.
-    """
-
-    train: Arrays
-    test: Arrays
-    class_names: list[str]
-    mean: tuple[float, ...] = (0.0,)
-    std: tuple[float, ...] = (1.0,)
-    notes: Mapping[str, str] = field(default_factory=dict)
-    fingerprint: str = ""
-
-
-class Dataset:
-    """Reads a data set from disk, or makes it.
-
-    ``default_dir`` is the folder where it lies unless a recipe says otherwise; ``source`` says where its files come
-    from and how large they are.
-    """
-
-    Params: ClassVar[type[Any]]
-    default_dir: ClassVar[str | None] = None
-    source: ClassVar[str] = ""
-
-    def __init__(self, params: Any = None) -> None:
-        self.params = type(self).Params() if params is None else params
-
-    def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError, naming the missing files, where they come from and their size; reads no data."""
-
-    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read everything into memory; may contact the network only if ``download``.
-
-        Raises:
-            LabelSkewError: files are missing or broken.
-        """
-        raise NotImplementedError
-
-    def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`, for :meth:`load_test`, where that needs fewer files."""
-        self.check(data_dir, download=download)
-
-    def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """The global test part alone, for a server without training data: ``train`` has no samples, ``(0, ...)``.
-
-        Override it where the training files need not be there.
-
-        Raises:
-            LabelSkewError: files are missing or broken.
-        """
-        data = self.load(data_dir, download=download, seed=seed)
-        # copies: a slice would keep the whole training part in memory
-        train = Arrays(data.train.x[:0].copy(), data.train.y[:0].copy())
-        return replace(data, train=train)
-
-    def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """Rows ``(what, found, expected)``, such as ``("training images", "49999", "50000")``; nothing is decoded.
-
-        ``found`` is ``"missing"`` where there is nothing, ``expected`` is ``"any"`` where anything found is right. The
-        data set is complete where every row holds what is expected.
-        """
-        try:
-            self.check(data_dir, download=False)
-        except LabelSkewError as error:
-            return [("files", "missing", str(error))]
-        return [("files", "found", "found")]
-
-    def broken(self, data_dir: Path | None) -> list[str]:
-        """A line for each broken file among all that :meth:`load` reads; by default what stops :meth:`load`."""
-        try:
-            self.load(data_dir, download=False, seed=0)
-        except LabelSkewError as error:
-            return str(error).splitlines()
-        return []
-
-    def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write a small data set in the real one's layout and format, whose content a network can learn.
-
-        Args:
-            out: the folder that a recipe's ``data_cache_dir`` would name; it is made, or is empty.
-            samples: in all parts together; default: the data set's own choice.
-            seed: not negative; the same files for the same seed.
-
-        Raises:
-            LabelSkewError: there is no such writer, the folder is not empty, or there are too few ``samples``.
-        """
-        raise LabelSkewError(f"data set {type(self).__name__}: no small copy can be written of it")
-
-
-class Network:
-    """Builds a network whose module has ``features(x) -> (B, d)`` and a ``classifier`` (``nn.Linear(d, C)``).
-
-    The module's ``forward(x)`` returns logits, ``classifier(features(x))``.
-    """
-
-    Params: ClassVar[type[Any]]
-
-    def __init__(self, params: Any = None) -> None:
-        self.params = type(self).Params() if params is None else params
-
-    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """A freshly initialised module; randomness comes from torch's generator, which the caller has seeded.
-
-        Raises:
-            LabelSkewError: the network does not take inputs of this shape.
-        """
-        raise NotImplementedError
+BESIDE_TRAINING = {"deviations", "warnings", "report", "logits_only", "protects", "personalises", "calibrate"}
+BESIDE_TRAINING |= {"opening", "opening_shapes", "open", "contribution_shapes"}
+"""What a method may override whose training is nothing but calibrated logits."""

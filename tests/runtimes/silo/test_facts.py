@@ -8,6 +8,7 @@ import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
+from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runtimes.silo import facts as silos
@@ -198,7 +199,7 @@ def test_no_two_answers_of_a_silo_share_their_noise():
         silo = replace(silo, data=replace(silo.data, train=replace(train, x=train.x[without:], y=train.y[without:])))
         seed = noise_seed(2**100, about(own, silo), {})
         made = assemble(own, silo.data, {0: silo.train}, {0: silo.test}, [silo.facts.samples], secret=seed)
-        return made.opening(0).tensors["counts"], made.trainer.counts(0)
+        return made.opening(0).tensors["counts"], Turn(made.trainer, 0).view.counts
 
     one, true = counts(20.0)
     other, _ = counts(40.0)

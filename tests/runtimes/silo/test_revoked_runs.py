@@ -208,7 +208,7 @@ def test_a_rank_may_be_made_while_the_server_waits_for_it(start, folder, tmp_pat
 
 def leave_out(monkeypatch, client, since, *, asked):
     """Let simulations go on without a client from some round on; in that one it may have been asked for its part."""
-    uploads = runtime.SingleProcess.uploads
+    uploads = runtime.Simulation.uploads
 
     def there(round, clients, since):
         return [k for k in clients if k != client or round < since]
@@ -216,8 +216,8 @@ def leave_out(monkeypatch, client, since, *, asked):
     def invite(self, round, clients):
         return there(round, clients, since + asked)
 
-    monkeypatch.setattr(runtime.SingleProcess, "invite", invite)
-    monkeypatch.setattr(runtime.SingleProcess, "uploads", lambda s, round, k: uploads(s, round, there(round, k, since)))
+    monkeypatch.setattr(runtime.Simulation, "invite", invite)
+    monkeypatch.setattr(runtime.Simulation, "uploads", lambda s, round, k: uploads(s, round, there(round, k, since)))
 
 
 def test_a_silo_that_is_revoked_in_a_run_is_left_out_from_then_on(federation, folder, at, monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 import copy
 import json
 import shutil
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,7 +13,9 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import plots, seeds
+from fl_labelskew_plugins.engine import turn
 from fl_labelskew_plugins.engine.local import snapshot
+from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import host_faults, parse
@@ -49,7 +52,7 @@ def _no_pictures(monkeypatch):
 
 @pytest.fixture
 def go(tmp_path):
-    """Run the base recipe with overrides; returns the run's folder. ``change`` may touch the session first."""
+    """Run the base recipe with overrides; returns the run's folder. ``change`` may make another session of it first."""
     from fl_labelskew_plugins.runtimes.base import Call
     from fl_labelskew_plugins.runtimes.sp.runtime import SP
 
@@ -61,7 +64,7 @@ def go(tmp_path):
         folder.create()
         made = session.build(loaded)
         if change is not None:
-            change(made)
+            made = change(made)
         record = Record(made, folder, show, resume=False)
         SP(loaded, Call(None, (), False, True), folder, show).run(made, record)
         record.finish()
@@ -162,14 +165,14 @@ def after_one_step(made, client):
     """The start, and the start after a client's first step of plain SGD."""
     local = made.trainer
     model = copy.deepcopy(local.model)
-    batches, _ = local.batches(local.view(client, 0))
+    batches, _ = Turn(local, client).batches()
     inputs, labels = next(batches)
     cross_entropy(model(inputs), labels).backward()
     return {name: p.detach() - 0.1 * p.grad for name, p in model.named_parameters()}
 
 
 def fit(made, client, start):
-    return made.trainer.fit(client, 0, start, shared={}, state={}, times_selected=1).upload
+    return turn.fit(made.trainer, client, 0, start, times_selected=1).upload
 
 
 ROUND = ["train_args.comm_round=1", "train_args.client_num_in_total=2", "partition_args.classes_per_client=5"]
@@ -185,7 +188,7 @@ def test_its_scaffold_is_its_last_clients_model_and_no_scaffold(go):
     moved = after_one_step(two(), 0)  # live weights: where client 1 starts
     last = fit(two(), 1, moved)
     assert close(load_file(folder / "model.safetensors"), last, 1e-6)
-    _, steps = two().trainer.batches(two().trainer.view(1))
+    _, steps = Turn(two().trainer, 1).batches()
     kept = load_file(folder / "checkpoint" / "latest.safetensors")
     c = {key: kept[f"shared/optimizer/{key}"] for key in last}  # of the last client alone, over all clients
     assert close(c, {key: (moved[key] - last[key]) / (steps * 0.1) / 2 for key in last}, 1e-5)
@@ -254,7 +257,7 @@ def test_corrected_equals_our_own(settings, tolerance, how, weights):
 def test_corrected_equals_our_own_bit_for_bit_where_nothing_is_averaged(settings, tolerance, weights):
     def dropout(made):
         made.trainer.model.body = torch.nn.Sequential(made.trainer.model.body, torch.nn.Dropout(0.3))
-        made.start = snapshot(made.trainer.model)
+        return replace(made, start=snapshot(made.trainer.model))
 
     own, theirs = (
         weights(*settings, f"train_args.optimizer_source={source}", MOMENTUM, DECAY, ONE, change=dropout)

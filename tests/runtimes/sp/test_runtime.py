@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.aggregate import client_weights, weighted_mean
+from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
@@ -166,7 +167,7 @@ def test_the_hosts_defence_drops_an_attackers_upload(go):
         load_file(go(*switches, rounds) / "model.safetensors") for switches in (attack, [*attack, *defence], [])
     )
     made = session.build(go.load(rounds))
-    honest = [made.trainer.fit(k, 0, made.start, shared={}, state={}, times_selected=1).upload for k in range(6)]
+    honest = [fit(made.trainer, k, 0, made.start, times_selected=1).upload for k in range(6)]
 
     def close(a, b):
         return all(torch.allclose(a[key], b[key], atol=1e-5) for key in a)

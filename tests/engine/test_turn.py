@@ -1,4 +1,6 @@
-import dataclasses
+import gc
+import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,9 +9,10 @@ from fl_labelskew_registry import Arrays, Data, Federation, Method, Optimizer, S
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins.engine import local
+from fl_labelskew_plugins.engine import turn
 from fl_labelskew_plugins.engine.local import TEST_BATCH, LocalSettings, LocalTrainer, learning_rate, snapshot
 from fl_labelskew_plugins.engine.samples import ClientBatches, Samples, samples
+from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.methods.flda import FLDA
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.optimizers.mime import Mime
@@ -60,8 +63,8 @@ def make(sizes=(10, 7), *, norm=False, dropout=0.0, method=None, **settings):
 
 def fit(trainer, client=0, round=0, weights=None, **extra):
     weights = snapshot(trainer.model) if weights is None else weights
-    arguments = {"shared": {}, "state": {}, "times_selected": 1} | extra
-    return trainer.fit(client, round, weights, **arguments)
+    arguments = {"times_selected": 1} | extra
+    return turn.fit(trainer, client, round, weights, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -158,9 +161,9 @@ def test_without_batch_norm_a_last_batch_of_one_is_a_batch():
 def test_batches_are_cut_right_however_many_are_gathered_at_once(size):
     trainer = make((size, 7), epochs=2)
     fit(trainer)
-    sizes = [len(labels) for _, labels in trainer.method.batches]
+    sizes, counts = [len(labels) for _, labels in trainer.method.batches], Turn(trainer, 0).view.counts
     assert sizes == 2 * ([4] * (size // 4) + [size % 4] * (size % 4 > 0))
-    assert torch.cat([y for _, y in trainer.method.batches]).bincount().tolist() == (2 * trainer.counts(0)).tolist()
+    assert torch.cat([y for _, y in trainer.method.batches]).bincount().tolist() == (2 * counts).tolist()
 
 
 class TwoStages(Plain):
@@ -220,8 +223,8 @@ def test_personalised_and_predict():
     logits = trainer.model(trainer.test.x[trainer.test_indices[1]])
     right = int((logits.argmax(1) == trainer.test.y[trainer.test_indices[1]]).sum())
     assert result.personalised == (right, 7)
-    trainer.test_indices = {**trainer.test_indices, 1: torch.tensor([], dtype=torch.int64)}
-    assert fit(trainer, client=1, personalised=True).personalised is None
+    untested = replace(trainer, test_indices={**trainer.test_indices, 1: torch.tensor([], dtype=torch.int64)})
+    assert fit(untested, client=1, personalised=True).personalised is None
     predicted, labels = trainer.predict(weights=snapshot(trainer.model))
     assert predicted.shape == (17, 3)
     assert torch.equal(labels, trainer.test.y)
@@ -229,7 +232,7 @@ def test_personalised_and_predict():
 
 def test_features_pass_is_in_eval_mode_and_restores_it():
     trainer = make(norm=True, dropout=0.5)
-    view = trainer.view(1)
+    view = Turn(trainer, 1).view
     trainer.model.train()
     features, labels = view.features()
     assert trainer.model.training
@@ -242,7 +245,7 @@ def test_features_pass_is_in_eval_mode_and_restores_it():
 def test_frozen_copies_are_apart_from_the_model():
     trainer = make(norm=True)
     state = {k: v + 1 for k, v in snapshot(trainer.model).items()}
-    frozen = trainer.view(0).frozen(state)
+    frozen = Turn(trainer, 0).view.frozen(state)
     assert not frozen.training
     assert all(not p.requires_grad for p in frozen.parameters())
     assert torch.equal(frozen.classifier.bias, trainer.model.classifier.bias + 1)
@@ -252,16 +255,16 @@ def test_frozen_copies_are_apart_from_the_model():
 def test_replaced_samples_stand_in_for_the_clients_own():
     trainer = make()
     x, y = trainer.train.x[:4], torch.full((4,), 2)
-    trainer.replaced[0] = Samples(x, y, (0.0,), (1.0,))
-    assert trainer.counts(0).tolist() == [0, 0, 4]
-    fit(trainer)
-    assert trainer.counts(1).sum() == 7
+    others = Samples(x, y, (0.0,), (1.0,))
+    assert Turn(trainer, 0, samples=others).view.counts.tolist() == [0, 0, 4]
+    fit(trainer, samples=others)
+    assert torch.equal(torch.cat([labels for _, labels in trainer.method.batches]), y)
 
 
 def test_schedules():
     step = LocalSettings(learning_rate=1.0, lr_schedule="step", lr_decay=0.5, lr_decay_every=10)
     assert [learning_rate(step, r, 40) for r in (0, 9, 10, 25)] == [1, 1, 0.5, 0.25]
-    cosine = dataclasses.replace(step, lr_schedule="cosine")
+    cosine = replace(step, lr_schedule="cosine")
     assert learning_rate(cosine, 0, 10) == 1
     assert learning_rate(cosine, 5, 10) == pytest.approx(0.5)
     assert learning_rate(LocalSettings(learning_rate=0.3), 7, 10) == 0.3
@@ -299,20 +302,40 @@ def test_gpu_equals_cpu_within_tolerance():
     cuda = torch.device("cuda")
     moved = make(epochs=2)
     moved.model.to(cuda)
-    for data in ("train", "test"):
-        old = getattr(moved, data)
-        setattr(moved, data, Samples(old.x.to(cuda), old.y.to(cuda), (0.0,), (1.0,)))
-    moved.indices = [i.to(cuda) for i in moved.indices]
+    there = {
+        name: Samples(part.x.to(cuda), part.y.to(cuda), (0.0,), (1.0,))
+        for name, part in (("train", moved.train), ("test", moved.test))
+    }
+    moved = replace(moved, indices={k: index.to(cuda) for k, index in moved.indices.items()}, **there)
     result = fit(moved, weights={k: v.to(cuda) for k, v in start.items()}).upload
     for key, value in expected.items():
         torch.testing.assert_close(result[key].cpu(), value, atol=1e-4, rtol=1e-4)
 
 
+class Keeps(Plain):
+    def before_round(self, client):
+        client.scratch["frozen"] = client.frozen(client.model.state_dict())
+        self.view = weakref.ref(client)
+
+
+@pytest.mark.parametrize("optimizer", [FedAvg(), Mime(Mime.Params(server_momentum=0.0))], ids=["FedAvg", "Mime"])
+def test_nothing_of_a_turn_outlives_it(optimizer):
+    """Without waiting for the garbage collector: a client's private tensors may be a whole network."""
+    trainer = replace(make(method=Keeps()), optimizer=optimizer)
+    sent = {f"optimizer/{name}": torch.zeros_like(p) for name, p in trainer.model.named_parameters()}
+    gc.disable()
+    try:
+        fit(trainer, shared=sent)
+        assert trainer.method.view() is None
+    finally:
+        gc.enable()
+
+
 def test_privacy_noise_has_streams_of_its_own():
     trainer = make()
 
-    def draw(client=0, round=0, selected=1):
-        view = trainer.view(client, round, times_selected=selected)
+    def draw(client=0, round=0, selected=1, **more):
+        view = Turn(more.pop("trainer", trainer), client, round, times_selected=selected, **more).view
         return tuple(torch.rand(3, generator=view.noise).tolist()), tuple(
             torch.rand(3, generator=view.generator).tolist()
         )
@@ -321,10 +344,10 @@ def test_privacy_noise_has_streams_of_its_own():
     assert public == draw()
     noises = {draw(*which)[0] for which in [(0, 0, 1), (1, 0, 1), (0, 1, 1), (0, 0, 0)]}
     assert len(noises) == 4  # none is used twice, the opening's least of all
-    trainer.secret = 2**100
-    assert draw()[0] not in noises
-    assert draw()[1] == public[1]  # what is no privacy noise stays on the recipe's seed
-    assert trainer.noise_seed == 2**100
+    secret = draw(trainer=replace(trainer, secret=2**100))
+    assert secret[0] not in noises
+    assert secret[1] == public[1]  # what is no privacy noise stays on the recipe's seed
+    assert draw(noise_seed=2**100) == secret  # that of a round stands in for the silo's
 
 
 class Watcher:
@@ -353,13 +376,12 @@ class Stages(Plain):
 def test_an_observer_sees_what_is_uploaded_and_changes_no_bit():
     arguments = {"norm": True, "dropout": 0.3, "epochs": 3, "gradient_clip_norm": 0.05, "momentum": 0.9}
     trainer, watched = make(method=Stages(), **arguments), make(method=Stages(), **arguments)
-    watched.observer = Watcher()
-    start = snapshot(trainer.model)
-    one, two = fit(trainer, weights=start), fit(watched, weights=start)
+    watcher, start = Watcher(), snapshot(trainer.model)
+    one, two = fit(trainer, weights=start), fit(watched, weights=start, observer=watcher)
     assert all(torch.equal(one.upload[key], two.upload[key]) for key in start)
     assert one.loss_terms == two.loss_terms
     assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), watched.model.parameters(), strict=True))
-    assert watched.observer.seen == [(0, 10, 10), *[("sent", 4), ("sent", 4), ("sent", 2)] * 2]
+    assert watcher.seen == [(0, 10, 10), *[("sent", 4), ("sent", 4), ("sent", 2)] * 2]
 
 
 class PrivateParameter(Plain):
@@ -420,8 +442,7 @@ def test_a_copy_with_the_same_weights_has_the_same_gradient(sizes, norm):
     """Batch norm's mode, dropout and the method's own draws are those of the step, and are drawn once."""
     trainer = make(sizes, norm=norm, dropout=0.4, method=Draws(), epochs=2)
     plain = fit(trainer).upload
-    trainer = make(sizes, norm=norm, dropout=0.4, method=Draws(), epochs=2)
-    trainer.optimizer = Compares()
+    trainer = replace(make(sizes, norm=norm, dropout=0.4, method=Draws(), epochs=2), optimizer=Compares())
     watched = fit(trainer).upload
     assert trainer.optimizer.steps == (2 if sizes[0] == 1 else 6)
     for key in plain:
@@ -432,8 +453,8 @@ def test_a_copy_with_the_same_weights_has_the_same_gradient(sizes, norm):
 @pytest.mark.parametrize(("norm", "dropout"), [(True, 0.0), (False, 0.4), (True, 0.4)])
 def test_mimes_first_step_follows_what_the_server_sent(sizes, norm, dropout):
     """Both local gradients cancel out at the server's weights, whatever layers a network has."""
-    trainer = make(sizes, norm=norm, dropout=dropout, batch_size=10)
-    trainer.optimizer = Mime(Mime.Params(server_momentum=0.0))
+    mime = Mime(Mime.Params(server_momentum=0.0))
+    trainer = replace(make(sizes, norm=norm, dropout=dropout, batch_size=10), optimizer=mime)
     start = snapshot(trainer.model)
     sent = {n: torch.rand_like(p) for n, p in trainer.model.named_parameters()}
     shared = {f"optimizer/{n}": v for n, v in sent.items()}
@@ -448,8 +469,7 @@ def test_a_loss_that_is_run_again_leaves_a_private_network_as_it_was(dropout):
     kept = []
     for optimizer in (FedAvg(), Mime(Mime.Params())):
         method = FLDA(FLDA.Params(private_start="general"))
-        trainer = make(norm=True, dropout=dropout, method=method, learning_rate=0.0)
-        trainer.optimizer = optimizer
+        trainer = replace(make(norm=True, dropout=dropout, method=method, learning_rate=0.0), optimizer=optimizer)
         sent = {f"optimizer/{name}": torch.zeros_like(p) for name, p in trainer.model.named_parameters()}
         kept.append(fit(trainer, shared=sent).state)
     once, again = kept
@@ -471,7 +491,7 @@ def test_the_whole_gradient_is_the_mean_over_all_samples_in_eval_mode():
     trainer = make((300, 7), norm=True, dropout=0.4, batch_size=128)  # three batches of 128, 128 and 44
     fit(trainer)  # running statistics of its own
     start = snapshot(trainer.model)
-    trainer.optimizer = Asks()
+    trainer = replace(trainer, optimizer=Asks())
     fit(trainer, weights=start)
     naive = Net(norm=True, dropout=0.4).eval()
     naive.load_state_dict(start)
@@ -493,13 +513,12 @@ class Spread(Plain):
 def test_the_whole_gradient_is_the_mean_over_the_first_epochs_batches(device, monkeypatch):
     """With weight decay, whatever number of samples a device takes where no gradient is needed."""
     monkeypatch.setitem(TEST_BATCH, "cpu", TEST_BATCH[device])
-    trainer = make((201, 7), method=Spread(), batch_size=40, weight_decay=0.1, epochs=2)
-    trainer.optimizer = Asks()
+    trainer = replace(make((201, 7), method=Spread(), batch_size=40, weight_decay=0.1, epochs=2), optimizer=Asks())
     start = snapshot(trainer.model)
     fit(trainer, weights=start)
     naive = Net()
     naive.load_state_dict(start)
-    (batches, total), expected = trainer.batches(trainer.view(0)), {}
+    (batches, total), expected = Turn(trainer, 0).batches(), {}
     for _ in range(total // 2):
         x, y = next(batches)
         z = naive(x)
@@ -513,8 +532,7 @@ def test_the_whole_gradient_is_the_mean_over_the_first_epochs_batches(device, mo
 
 
 def test_the_whole_gradients_batches_are_those_of_training_with_batch_norm_too():
-    trainer = make((9, 7), norm=True, method=Spread())
-    trainer.optimizer = Asks()
+    trainer = replace(make((9, 7), norm=True, method=Spread()), optimizer=Asks())
     fit(trainer)
     before, after = trainer.method.batches[:2], trainer.method.batches[2:]
     assert [len(labels) for labels in before] == [4, 5]  # a last batch of one joins the one before it
@@ -522,8 +540,7 @@ def test_the_whole_gradients_batches_are_those_of_training_with_batch_norm_too()
 
 
 def test_who_trains_nobody_tests_with_the_weights_themselves():
-    trainer, tester = make(norm=True), make(norm=True)
-    tester.indices = {}
+    trainer, tester = make(norm=True), replace(make(norm=True), indices={})
     weights = {
         name: value + 1 if value.is_floating_point() else value for name, value in snapshot(trainer.model).items()
     }
@@ -546,6 +563,6 @@ def test_gradients_are_gone_when_the_upload_is_made(monkeypatch):
         seen.append([parameter.grad for parameter in model.parameters()])
         return snapshot(model)
 
-    monkeypatch.setattr(local, "snapshot", watched)
+    monkeypatch.setattr(turn, "snapshot", watched)
     fit(trainer)
     assert seen == [[None] * 4]

@@ -8,7 +8,7 @@ from fl_labelskew_registry import Contribution, Method, RunError
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.host import start
+from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
@@ -22,20 +22,16 @@ method_args: {method: fedavg}
 """
 
 
-def server(tmp_path, *overrides, smoothing=None):
-    from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
-
+def server(*overrides, smoothing=None):
     made = session.build(parse.parse(RECIPE, overrides=overrides))
-    args = start.start(made.recipe, tmp_path / "fedml.yaml")
-    aggregator = LabelSkewAggregator(
+    central = Server(
         made.trainer.model,
-        args,
         method=made.method,
         federation=made.federation,
         weights=made.start,
         proxy_smoothing=smoothing,
     )
-    return made, aggregator
+    return made, central
 
 
 def result(made, client):
@@ -56,8 +52,8 @@ def result(made, client):
     ],
 )
 @pytest.mark.parametrize("came", [[0, 1, 2, 3], [1, 2, 3], [0, 3], [2]])
-def test_who_is_missing_leaves_the_mean_of_the_others(tmp_path, overrides, smoothing, came):
-    made, aggregator = server(tmp_path, *overrides, smoothing=smoothing)
+def test_who_is_missing_leaves_the_mean_of_the_others(overrides, smoothing, came):
+    made, central = server(*overrides, smoothing=smoothing)
     everybody = range(4)
     sizes = [made.sizes[k] for k in everybody]
     counts = made.counts
@@ -65,27 +61,27 @@ def test_who_is_missing_leaves_the_mean_of_the_others(tmp_path, overrides, smoot
         counts = counts.clone()
         counts[:, 3] = 0
     uploads = ((k, result(made, k)) for k in came)
-    assert aggregator.run_round(everybody, sizes, uploads, counts) == came
-    got = aggregator.weights
+    assert central.run_round(everybody, sizes, uploads, counts) == came
+    got = central.weights
 
-    made, aggregator = server(tmp_path, *overrides, smoothing=smoothing)
+    made, central = server(*overrides, smoothing=smoothing)
     alone = ((k, result(made, k)) for k in came)
-    assert aggregator.run_round(came, [sizes[k] for k in came], alone, counts[came]) == came
-    for key, value in aggregator.weights.items():
+    assert central.run_round(came, [sizes[k] for k in came], alone, counts[came]) == came
+    for key, value in central.weights.items():
         torch.testing.assert_close(got[key], value, rtol=1e-5, atol=1e-6)
 
 
-def test_a_round_without_any_upload_changes_nothing(tmp_path):
-    made, aggregator = server(tmp_path)
-    assert aggregator.run_round([0, 1], made.sizes[:2], iter([])) == []
-    assert all(torch.equal(aggregator.weights[k], v) for k, v in made.start.items())
+def test_a_round_without_any_upload_changes_nothing():
+    made, central = server()
+    assert central.run_round([0, 1], made.sizes[:2], iter([])) == []
+    assert all(torch.equal(central.weights[k], v) for k, v in made.start.items())
 
 
-def test_each_upload_is_let_go_once_it_is_added(tmp_path):
+def test_each_upload_is_let_go_once_it_is_added():
     import gc
     import weakref
 
-    made, aggregator = server(tmp_path)
+    made, central = server()
     alive = []
 
     def uploads():
@@ -97,19 +93,19 @@ def test_each_upload_is_let_go_once_it_is_added(tmp_path):
             gc.collect()
             assert sum(ref() is not None for ref in alive) == 0
 
-    aggregator.run_round(range(4), made.sizes, uploads())
+    central.run_round(range(4), made.sizes, uploads())
 
 
-def test_contributions_reach_the_method_with_their_client(tmp_path):
-    made, aggregator = server(tmp_path, "method_args.method=fedmr")
+def test_contributions_reach_the_method_with_their_client():
+    made, central = server("method_args.method=fedmr")
     d, classes = made.federation.num_features, made.federation.num_classes
     seen = []
-    aggregator.method.combine = lambda contributions, shared: seen.extend(contributions) or shared
+    central.method.combine = lambda contributions, shared: seen.extend(contributions) or shared
     extra = {"prototypes": torch.zeros(classes, d), "counts": torch.ones(classes)}
     uploads = [(0, result(made, 0)), (2, replace(result(made, 2), contributions=extra))]
     for client, one in uploads:
-        aggregator.check(client, 0, one)
-    aggregator.run_round([0, 1, 2], made.sizes[:3], iter(uploads))
+        central.check(client, 0, one)
+    central.run_round([0, 1, 2], made.sizes[:3], iter(uploads))
     assert seen == [Contribution(2, extra)]
 
 
@@ -123,19 +119,19 @@ class Watches(FedAvg):
 
 @pytest.mark.parametrize("smoothing", [None, 0.0])
 @pytest.mark.parametrize("method", ["fedavg", "fedrs", "fedshift"])
-def test_the_mean_change_has_whole_uploads_weights(tmp_path, method, smoothing):
+def test_the_mean_change_has_whole_uploads_weights(method, smoothing):
     """Whatever weighs the classifier's rows, and with whoever came."""
-    made, aggregator = server(tmp_path, f"method_args.method={method}", smoothing=smoothing)
-    aggregator.optimizer = Watches()
+    made, central = server(f"method_args.method={method}", smoothing=smoothing)
+    central.optimizer = Watches()
     came, old = [0, 3], made.start
     uploads = {k: result(made, k) for k in came}
-    aggregator.run_round(range(4), made.sizes, iter(uploads.items()), made.counts)
+    central.run_round(range(4), made.sizes, iter(uploads.items()), made.counts)
     total = {"fedavg": made.sizes[0] + made.sizes[3], "fedshift": sum(made.sizes)}.get(method)
-    for name in aggregator.parameters:
+    for name in central.parameters:
         naive = torch.zeros_like(old[name])
         for k in came:
             naive += (made.sizes[k] / total if total else 1 / 2) * (uploads[k].upload[name] - old[name])
-        torch.testing.assert_close(aggregator.optimizer.round.change(name), naive, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(central.optimizer.round.change(name), naive, rtol=1e-5, atol=1e-6)
 
 
 class Grows(Method):
@@ -148,12 +144,12 @@ class Grows(Method):
         return {name: value * self.params.factor**2 for name, value in weights.items()}
 
 
-def test_a_method_s_step_on_the_server_that_diverges_is_one_line(tmp_path):
-    made, aggregator = server(tmp_path)
-    aggregator.method = Grows()
+def test_a_method_s_step_on_the_server_that_diverges_is_one_line():
+    made, central = server()
+    central.method = Grows()
     line = (
         "is not finite after Grows's step on the server, .* one of method_args.factor, train_args.learning_rate would"
     )
     with pytest.raises(RunError, match=line):
-        aggregator.run_round([0], made.sizes[:1], iter([(0, result(made, 0))]))
-    assert all(torch.equal(aggregator.weights[k], v) for k, v in made.start.items())
+        central.run_round([0], made.sizes[:1], iter([(0, result(made, 0))]))
+    assert all(torch.equal(central.weights[k], v) for k, v in made.start.items())

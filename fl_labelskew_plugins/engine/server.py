@@ -1,0 +1,205 @@
+"""A federation's server: what it knows, and how a round's uploads change it. Knows no host framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from fl_labelskew_registry import Aggregated, Contribution, Federation, Method, Optimizer, RunError
+from torch import Tensor, nn
+
+from fl_labelskew_plugins.engine.aggregate import (
+    PROXIES,
+    WeightedMean,
+    check_extra,
+    check_made,
+    check_upload,
+    class_weights,
+    client_weights,
+    numbers,
+    origin,
+    share_of_old,
+)
+from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.optimizers.fedavg import FedAvg
+from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
+
+Hooks = Callable[["Server", int, list[tuple[int, Weights]]], Weights]
+"""Makes a round's mean in the server's place: of the server, the round, and each client's samples and upload."""
+
+
+class Server:
+    """The server's state, ``weights``, ``shared`` and the optimiser's ``memory``, and how a round's uploads change it.
+
+    Uploads come in client order. Each is added and let go at once, except where ``hooks`` need to see all of them.
+
+    Args:
+        model: the network, for the names of its parameters.
+        method: the label-skew method.
+        federation: the run as a whole.
+        weights: the state dict to begin with.
+        optimizer: how the federation optimises; its server's part.
+        hooks: the host's attacks, defences and noise, where a switch of them is on.
+        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: as the model's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        method: Method,
+        federation: Federation,
+        weights: Weights,
+        optimizer: Optimizer | None = None,
+        hooks: Hooks | None = None,
+        proxy_smoothing: float | None = None,
+    ) -> None:
+        self.method, self.federation = method, federation
+        self.optimizer = FedAvg() if optimizer is None else optimizer
+        self.parameters = [name for name, p in model.named_parameters() if p.requires_grad]
+        self.weights = weights
+        self.shared: Mapping[str, Tensor] = {}
+        self.memory: Mapping[str, Tensor] = {}
+        self.opened: list[int] = []
+        self.hooks, self.proxy_smoothing = hooks, proxy_smoothing
+
+    def open(self, openings: Sequence[Contribution]) -> None:
+        """Before round 0: the first shared tensors, from every client's opening; later ones, when a client joins."""
+        if openings:
+            self.opened = [opening.id for opening in openings]
+            self.shared = {**self.shared, **self.method.open(openings)}
+
+    def check(self, client: int, round: int, result: LocalResult) -> None:
+        """Refuse what is not of the model's and the method's form, or not finite.
+
+        Raises:
+            RunError: one line that names the client, the round and the tensor.
+        """
+        where = f"round {round + 1}: upload of client {client}"
+        check_upload(result.upload, self.weights, where=where, keys=numbers(self.optimizer))
+        needed = self.optimizer_shapes()
+        dtypes = {name: self._dtypes(name) for name in needed}
+        check_extra(result.contributions, self.contribution_shapes(), where=where, dtypes=dtypes)
+        if missing := sorted(needed.keys() - result.contributions.keys()):
+            raise RunError(f"{where} lacks {missing[0]}, which the server's optimiser needs from everybody")
+
+    def contribution_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of all that may come beside a model's weights: the method's, and the optimiser's."""
+        return {**self.method.contribution_shapes(self.federation), **self.optimizer_shapes()}
+
+    def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of what the optimiser needs from everybody."""
+        parameters = {name: tuple(self.weights[name].shape) for name in self.parameters}
+        return {f"{OPTIMIZER}/{k}": v for k, v in self.optimizer.contribution_shapes(parameters).items()}
+
+    def _dtypes(self, name: str) -> tuple[torch.dtype, ...]:
+        """What a tensor of the optimiser may be of: where it is named as a parameter is, of that one's alone."""
+        parameter = self.weights.get(name.removeprefix(f"{OPTIMIZER}/"))
+        return (torch.float32, torch.float64) if parameter is None else (parameter.dtype,)
+
+    def run_round(
+        self,
+        clients: Sequence[int],
+        sizes: Sequence[int],
+        uploads: Iterable[tuple[int, LocalResult]],
+        counts: Tensor | None = None,
+        *,
+        round: int = 0,
+    ) -> list[int]:
+        """Aggregate a round's uploads and combine what rides with them.
+
+        Args:
+            clients: who was asked to take part, ascending.
+            sizes: training samples of each of them.
+            uploads: client and result, ascending and checked; who is missing is left out of the mean.
+            counts: ``(|S|, C)`` training samples per class of those clients, for per-class weights of the proxies.
+            round: number of the round, for the host's hooks.
+
+        Returns:
+            Whose uploads came.
+        """
+        shares = self.shares(sizes)
+        proxies = None
+        if self.proxy_smoothing is not None and counts is not None:
+            proxies = class_weights(counts, self.proxy_smoothing)
+        position = {client: i for i, client in enumerate(clients)}
+        old = origin(self.weights, self.optimizer, self.parameters)
+        mean, contributions, raw, came = WeightedMean(old), [], [], []
+        classifier = {key: old[key] for key in PROXIES if key in old and proxies is not None}
+        whole = WeightedMean(classifier)
+        corrections = WeightedMean({})
+        for client, result in uploads:
+            i = position[client]
+            came.append(i)
+            if extra := rest(result.contributions, OPTIMIZER):
+                contributions.append(Contribution(client, extra))
+            corrections.add(group(result.contributions, OPTIMIZER), shares[i])
+            if self.hooks is not None:
+                raw.append((sizes[i], result.upload))
+            else:
+                mean.add(result.upload, shares[i], None if proxies is None else proxies[i])
+                whole.add({key: result.upload[key] for key in classifier}, shares[i])
+            del result  # each is let go before the next one comes
+        if not came:
+            return []
+        if self.hooks is not None:
+            weights = self.hooks(self, round, raw)
+        else:
+            weights = self._mean_of_those_who_came(mean, came, sizes, counts, shares, proxies)
+        corrections.scale(1 / sum(shares[i] for i in came))
+        shared = self.method.combine(contributions, rest(self.shared, OPTIMIZER))
+        rows_alike = self._mean_of_those_who_came(whole, came, sizes, None, shares, None)
+        weights, sent = self._step(weights, rows_alike, corrections.sums, len(came))
+        weights = self.method.after_aggregation(weights, shared)
+        check_made(weights, self.method)
+        self.weights = weights
+        self.shared = {**shared, **joined(**{OPTIMIZER: sent})}
+        return [clients[i] for i in came]
+
+    def shares(self, sizes: Sequence[int]) -> list[float]:
+        """Weights in the mean of clients with so many training samples."""
+        aggregation = self.optimizer.aggregation or self.method.aggregation
+        return client_weights(sizes, aggregation, self.federation.num_samples)
+
+    def _step(
+        self, mean: Weights, whole: Weights, contributions: Weights, clients: int
+    ) -> tuple[Weights, dict[str, Tensor]]:
+        """The optimiser's step from the old weights to the new ones, and what it shares from now on."""
+        shared, memory = group(self.shared, OPTIMIZER), dict(self.memory)
+        with torch.no_grad():
+            weights = self.optimizer.step(
+                Aggregated(
+                    old=self.weights,
+                    mean=mean,
+                    contributions=contributions,
+                    clients=clients,
+                    parameters=self.parameters,
+                    shared=shared,
+                    memory=memory,
+                    federation=self.federation,
+                    whole=whole,
+                )
+            )
+        check_made({**joined(shared=shared, memory=memory), **weights}, self.optimizer)
+        self.memory = memory
+        return dict(weights), shared
+
+    def _mean_of_those_who_came(
+        self,
+        mean: WeightedMean,
+        came: Sequence[int],
+        sizes: Sequence[int],
+        counts: Tensor | None,
+        shares: Sequence[float],
+        proxies: Tensor | None,
+    ) -> Weights:
+        if len(came) < len(sizes):
+            first, old_shares, old_proxies = came[0], shares, proxies
+            shares = self.shares([sizes[i] for i in came])
+            factor = None
+            if proxies is not None and old_proxies is not None and counts is not None:
+                proxies = class_weights(counts[list(came)], self.proxy_smoothing or 0.0)
+                factor = proxies.sum(0) / old_proxies[list(came)].sum(0).clamp_min(torch.finfo(torch.float64).tiny)
+            mean.scale(shares[0] / old_shares[first], factor)
+        # a column of per-class weights sums to 1, or to 0 for a class that nobody holds, whose row then stays
+        return mean.result(share_of_old(shares), None if proxies is None else (1 - proxies.sum(0)).round())

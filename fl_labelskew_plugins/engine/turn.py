@@ -1,0 +1,343 @@
+"""One client's turn in a round: the only local training loop, and what the method and the optimiser see of it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from fl_labelskew_registry import Batch, ClientView, LocalWork, Method
+from torch import Tensor, nn
+
+from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins.checked import backward
+from fl_labelskew_plugins.engine.aggregate import check_terms
+from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer, Observer, learning_rate, load, snapshot
+from fl_labelskew_plugins.engine.samples import Samples, Streamed
+from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
+
+Draws = tuple[Tensor, Tensor, Tensor | None]
+"""States of generators: a client's, torch's of the CPU, and torch's of the GPU in use."""
+
+
+class Turn:
+    """A client's part of a round, or of the opening exchange.
+
+    Args:
+        trainer: what all clients' training in this process has in common.
+        client: whose turn it is.
+        round: number of the round.
+        shared: the server's shared tensors.
+        state: the client's private tensors.
+        times_selected: how often the client was selected, this round included; 0 in the opening exchange alone.
+        samples: stand in for the client's own, such as what the host's data poisoning made of them.
+        noise_seed: seed of privacy noise in the trainer's place.
+
+    ``view`` is the client as the method sees it.
+    """
+
+    def __init__(
+        self,
+        trainer: LocalTrainer,
+        client: int,
+        round: int = 0,
+        *,
+        shared: Mapping[str, Tensor] | None = None,
+        state: Mapping[str, Tensor] | None = None,
+        times_selected: int = 0,
+        samples: Samples | None = None,
+        noise_seed: int | None = None,
+    ) -> None:
+        self.trainer, self.model, self.method = trainer, trainer.model, trainer.method
+        self.shared, self.state = shared or {}, state or {}
+        self.samples = trainer.train if samples is None else samples
+        self.index = trainer.indices[client] if samples is None else torch.arange(len(samples.y), device=trainer.device)
+        federation = trainer.federation
+        # the opening has a stream apart from round 0: noise that is used twice cancels out
+        purpose = "noise" if times_selected else "opening noise"
+        secret = trainer.noise_seed if noise_seed is None else noise_seed
+        self.view = ClientView(
+            id=client,
+            round=round,
+            counts=torch.bincount(self.samples.y[self.index], minlength=federation.num_classes),
+            shared=rest(self.shared, OPTIMIZER),
+            state=rest(self.state, OPTIMIZER),
+            generator=seeds.torch_generator(federation.seed, "method", round, client),
+            noise=seeds.noise_generator(secret, purpose, round, client),
+            times_selected=times_selected,
+            federation=federation,
+            model=self.model,
+            frozen=partial(_frozen, trainer.spares()),  # not of this turn's own, or it would be kept by itself
+            fresh=trainer.fresh,
+            features=partial(_features, trainer, self.samples, self.index),
+        )
+
+    def fit(self, weights: Weights, *, personalised: bool = False, observer: Observer | None = None) -> LocalResult:
+        """Local training from ``weights``, then what the server gets.
+
+        Args:
+            weights: the server's state dict; not changed.
+            personalised: also test the final weights on the client's own test split.
+            observer: who watches training, if anybody.
+
+        Raises:
+            RunError: a term of the loss is not finite, though the upload is.
+        """
+        trainer, method, view = self.trainer, self.method, self.view
+        view.stage = method.stages(trainer.settings.epochs)[0].name  # whose gradient an optimiser may ask for
+        work = self.work(weights)
+        load(self.model, weights)
+        with self.seeded():
+            method.before_round(view)
+            trainer.optimizer.before_round(work)  # may ask for the method's gradient, so the method goes first
+            if observer is not None:
+                observer.before(view)
+            upload, terms = self._train(work, observer)
+            check_terms(terms, upload, method, where=f"round {view.round + 1}: client {view.id}")
+            sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
+            contributions = {k: v.detach() for k, v in {**method.contribute(view), **sent}.items()}
+            method.after_round(view)
+        if method.protects():
+            _protect(upload, weights, view, method)
+        result = LocalResult(upload, contributions, view.state | joined(**{OPTIMIZER: work.client.state}), terms)
+        test = trainer.test_indices[view.id]
+        if personalised and len(test):
+            logits, labels = trainer.predict(test, view=view)
+            result.personalised = (int((logits.argmax(1) == labels).sum()), len(labels))
+        return result
+
+    def work(self, weights: Weights) -> LocalWork:
+        """The turn as the optimiser sees it, from the server's ``weights``, with what is the optimiser's own."""
+        trainer, view = self.trainer, self.view
+        settings, federation = trainer.settings, trainer.federation
+        client = replace(
+            view,
+            shared=group(self.shared, OPTIMIZER),
+            state=group(self.state, OPTIMIZER),
+            scratch={},
+            generator=seeds.torch_generator(federation.seed, "optimizer", view.round, view.id),
+        )
+        return LocalWork(
+            client=client,
+            start={name: weights[name] for name, p in self.model.named_parameters() if p.requires_grad},
+            learning_rate=learning_rate(settings, view.round, federation.rounds),
+            momentum=settings.momentum if settings.client_optimizer == "sgd" else 0.0,
+            dampening=settings.dampening,
+            nesterov=settings.nesterov,
+            weight_decay=settings.weight_decay,
+            loss=_no_batch,
+            gradient=self._gradient,
+        )
+
+    def batches(self) -> tuple[Iterator[tuple[Tensor, Tensor]], int]:
+        """Inputs ``(B, ...)`` and labels ``(B,)`` of every batch of the round, all epochs, and their number."""
+        trainer, view = self.trainer, self.view
+        epochs, per_epoch = self._epochs()
+        indices = itertools.chain.from_iterable(itertools.islice(epochs, trainer.settings.epochs))
+        augment = seeds.torch_seed(trainer.federation.seed, "augment", view.round, view.id)
+        stream = self.samples.stream(indices, seed=augment)
+        batches = ((trainer.formatted(inputs), self.samples.y[index]) for index, inputs in stream)
+        return batches, per_epoch * trainer.settings.epochs
+
+    @contextlib.contextmanager
+    def seeded(self) -> Iterator[None]:
+        """Seed what draws from torch's global generator (dropout) for this turn; restore it afterwards."""
+        device, view = self.trainer.device, self.view
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seeds.torch_seed(self.trainer.federation.seed, "torch", view.round, view.id))
+            yield
+
+    def _train(self, work: LocalWork, observer: Observer | None) -> tuple[Weights, dict[str, float]]:
+        trainer, model, method, view = self.trainer, self.model, self.method, self.view
+        settings = trainer.settings
+        private = list(method.private_parameters(view))
+        optimizer = _optimizer(trainer, work.learning_rate, private)
+        stream, total = self.batches()
+        sums: dict[str, Tensor] = {}
+        upload: Weights | None = None
+        step, planned = 0, 0.0
+        per_epoch = total // settings.epochs
+        model.train()
+        for stage in method.stages(settings.epochs):
+            view.stage = stage.name
+            planned += stage.epochs
+            stop = min(total, math.ceil(planned * per_epoch))
+            while step < stop:
+                inputs, labels = next(stream)
+                drawn = self._drawn()
+                single = len(labels) == 1 and trainer.has_batch_norm
+                if single:  # one sample has no variance: normalise it with the running statistics
+                    _batch_norm_training(model, False)
+                features, logits = trainer.forward(model, inputs)
+                batch = Batch(inputs, features, logits, labels, last_epoch=step >= total - per_epoch)
+                terms = method.loss(batch, view)
+                optimizer.zero_grad(set_to_none=True)
+                backward(_total(terms), method)
+                if upload is None:  # what a client trains on for itself is watched and corrected by nobody
+                    if observer is not None:
+                        observer.step(batch, view)
+                    work.loss = partial(self._loss_under, batch, drawn)
+                    trainer.optimizer.correct(work)
+                    work.steps += 1
+                if settings.gradient_clip_norm is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), settings.gradient_clip_norm)
+                    nn.utils.clip_grad_norm_(private, settings.gradient_clip_norm)  # apart: the upload knows none
+                optimizer.step()
+                if single:
+                    _batch_norm_training(model, True)
+                for name, term in terms.items():
+                    sums[name] = sums[name] + term.detach() if name in sums else term.detach()
+                step += 1
+            if stage.upload:
+                optimizer.zero_grad(set_to_none=True)  # the gradients make room for it
+                upload = snapshot(model)
+        assert upload is not None  # the recipe's check has looked at the stages
+        model.eval()
+        return upload, {name: float(value) / total for name, value in sums.items()}
+
+    def _epochs(self) -> tuple[Iterator[Sequence[Tensor]], int]:
+        """Sample indices ``(B,)`` of an epoch's batches, one epoch after the other, and how many batches it has."""
+        trainer, index = self.trainer, self.index
+        size = trainer.settings.batch_size
+        cuts = list(range(size, len(index), size))
+        if trainer.has_batch_norm and cuts and len(index) - cuts[-1] == 1:
+            cuts.pop()  # a last batch of one sample joins the one before it: batch norm cannot train on one
+        generator = seeds.torch_generator(trainer.federation.seed, "batches", self.view.round, self.view.id)
+        orders = (torch.randperm(len(index), generator=generator).to(index.device) for _ in itertools.count())
+        return (index[order].tensor_split(cuts) for order in orders), len(cuts) + 1
+
+    def _drawn(self) -> Draws:
+        """Where the generators stand that a step may draw from: the view's, and torch's own."""
+        device = self.trainer.device
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return self.view.generator.get_state(), torch.get_rng_state(), cuda
+
+    def _loss_under(self, batch: Batch, drawn: Draws, model: nn.Module) -> Tensor:
+        """The method's loss of a batch in a copy of the network, with the draws and in the modes of the network's own.
+
+        The client's view, the buffers of networks in its scratch and all generators stay as they are.
+        """
+        (methods, cpu, cuda), view, device = drawn, self.view, self.trainer.device
+        for module, other in zip(self.model.modules(), model.modules(), strict=True):
+            other.training = module.training
+        generator = torch.Generator(view.generator.device).set_state(methods)
+        scratch = {name: _twin(kept) if isinstance(kept, nn.Module) else kept for name, kept in view.scratch.items()}
+        apart = replace(view, model=model, generator=generator, scratch=scratch, state=dict(view.state))
+        with torch.random.fork_rng([] if cuda is None else [device]):
+            torch.set_rng_state(cpu)
+            if cuda is not None:
+                torch.cuda.set_rng_state(cuda, device)
+            features, logits = self.trainer.forward(model, batch.inputs)
+            return _total(self.method.loss(replace(batch, features=features, logits=logits), apart))
+
+    def _gradient(self) -> dict[str, Tensor]:
+        """See ``LocalWork.gradient``; eval mode is without dropout and with batch norm's running values.
+
+        A loss need not be additive over samples (FedMR's compares those of a batch), so the batches are those that
+        training draws in its first epoch, without augmentation, whatever fits a device.
+        """
+        model, decay = self.model, self.trainer.settings.weight_decay
+        epochs, _ = self._epochs()
+        was_training = model.training
+        model.eval()
+        model.zero_grad(set_to_none=True)
+        for index, inputs in self.samples.stream(next(epochs)):
+            empty = torch.empty(0)
+            batch = Batch(self.trainer.formatted(inputs), empty, empty, self.samples.y[index])
+            loss = self._loss_under(batch, self._drawn(), model) * (len(batch.labels) / len(self.index))
+            backward(loss, self.method)
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in trained.items()}
+        if decay:
+            weights: list[Tensor] = [p.detach() for p in trained.values()]
+            torch._foreach_add_(list(gradients.values()), weights, alpha=decay)
+        model.zero_grad(set_to_none=True)
+        model.train(was_training)
+        return gradients
+
+
+def fit(
+    trainer: LocalTrainer,
+    client: int,
+    round: int,
+    weights: Weights,
+    *,
+    personalised: bool = False,
+    observer: Observer | None = None,
+    **turn: Any,
+) -> LocalResult:
+    """A client's whole turn in a round, see :class:`Turn` for ``turn`` and :meth:`Turn.fit` for the rest."""
+    return Turn(trainer, client, round, **turn).fit(weights, personalised=personalised, observer=observer)
+
+
+def _optimizer(trainer: LocalTrainer, rate: float, more: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """The local optimiser of all trained parameters and ``more``."""
+    settings = trainer.settings
+    parameters = [p for p in trainer.model.parameters() if p.requires_grad] + list(more)
+    if settings.client_optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=rate, weight_decay=settings.weight_decay, fused=True)
+    return torch.optim.SGD(
+        parameters,
+        lr=rate,
+        momentum=settings.momentum,
+        dampening=settings.dampening,
+        nesterov=settings.nesterov,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+
+
+def _frozen(spares: Iterator[nn.Module], state: Mapping[str, Tensor]) -> nn.Module:
+    spare = next(spares).requires_grad_(False)
+    load(spare, state)
+    return spare.eval()
+
+
+@torch.no_grad()
+def _features(trainer: LocalTrainer, samples: Samples | Streamed, index: Tensor) -> tuple[Tensor, Tensor]:
+    model, was_training = trainer.model, trainer.model.training
+    model.eval()
+    features = []
+    for inputs in trainer.inputs(samples, index):
+        with trainer.autocast():
+            features.append(model.features(inputs).float())  # type: ignore[operator]
+    model.train(was_training)
+    return torch.cat(features), samples.y[index]
+
+
+def _protect(upload: Weights, weights: Weights, view: ClientView, method: Method) -> None:
+    """Let the method change what of the upload is new since the round's start."""
+    update = {k: v - weights[k] for k, v in upload.items() if v.is_floating_point()}
+    with torch.no_grad():
+        for key, value in method.protect(update, view).items():
+            upload[key] = weights[key] + value
+            if key.endswith("running_var"):  # noise must not leave a negative variance behind
+                upload[key].clamp_(min=0)
+
+
+def _no_batch(model: nn.Module) -> Tensor:
+    raise RuntimeError("LocalWork.loss is that of a batch in training, and there is none yet")
+
+
+def _total(terms: Mapping[str, Tensor]) -> Tensor:
+    first, *rest = terms.values()
+    for term in rest:
+        first = first + term
+    return first
+
+
+def _twin(module: nn.Module) -> nn.Module:
+    """A copy with buffers and modes of its own, of the same parameters."""
+    return copy.deepcopy(module, {id(p): p for p in module.parameters()})
+
+
+def _batch_norm_training(model: nn.Module, mode: bool) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.train(mode)

@@ -1,0 +1,86 @@
+"""A federation in one process, round by round. Knows no host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.engine.server import Hooks, Server
+from fl_labelskew_plugins.engine.turn import fit
+from fl_labelskew_plugins.recipe import compatibility
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.rounds import Rounds
+
+
+class Simulation:
+    """All clients and the server in this process, one after the other.
+
+    Iterating over it runs the rounds that are left, and yields each round's line of metrics. Whoever stops early leaves
+    a checkpoint, and may iterate again.
+
+    Args:
+        record: where the run stands, and where results go.
+        take: a client's turn; default: :func:`.engine.turn.fit`.
+        hooks: the host's, where one of its switches is on.
+        server: makes the server's side.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        *,
+        take: Callable[..., LocalResult] | None = None,
+        hooks: Hooks | None = None,
+        server: Callable[..., Server] = Server,
+    ) -> None:
+        self.record, self.session = record, record.session
+        self.take = take or partial(fit, record.session.trainer)
+        self.rounds = Rounds(record, hooks=hooks, server=server)
+        self.server = self.rounds.server
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        if not self.record.next_round:
+            self.server.open(self.session.openings())
+        yield from self.rounds.lines(self)
+
+    def invite(self, round: int, clients: list[int]) -> list[int]:
+        """Everybody is here."""
+        return clients
+
+    def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        """Train the clients one after the other."""
+        record, server, states = self.record, self.server, self.record.states
+        for number, client in enumerate(clients, 1):
+            record.progress.client(round, number, len(clients))
+            result = self.take(
+                client,
+                round,
+                server.weights,
+                shared=server.shared,
+                state=states.get(client),
+                times_selected=states.select(client),
+                personalised=record.personalised and record.tests(round),
+                observer=None if record.watch is None else record.watch.observer(round),
+            )
+            server.check(client, round, result)
+            states.put(client, round, result.state)
+            yield client, result
+            del result  # nothing of this client outlives its turn
+
+
+def simulate(record: Record) -> Simulation:
+    """A run's rounds without the host, of :class:`Record` alone.
+
+    Raises:
+        LabelSkewError: the recipe asks for what only the host has.
+    """
+    chosen = compatibility.choice(record.session.recipe, record.session.trainer.model)
+    if chosen.source != "own":
+        raise LabelSkewError(
+            f"train_args.optimizer_source: {chosen.source} ({chosen.why}) needs the host; use optimizer_source: own"
+        )
+    return Simulation(record)

@@ -1,0 +1,109 @@
+"""A federation round by round, where the host cannot be imported."""
+
+import subprocess
+import sys
+from itertools import islice
+
+import pytest
+import torch
+from fl_labelskew_registry import LabelSkewError
+from safetensors.torch import load_file
+
+from fl_labelskew_plugins.front.start import start
+from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import Silent
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.simulation import simulate
+
+TEXT = """\
+data_args: {dataset: digits}
+partition_args: {partition_method: dirichlet, beta: 0.5}
+model_args: {model: mlp, hidden: [8]}
+train_args: {client_num_in_total: 4, client_num_per_round: 3, comm_round: 2, batch_size: 32, learning_rate: 0.1}
+method_args: {method: fedmr}
+device_args: {threads: 1}
+"""
+DP = [
+    "dp_args.enable_dp=true", "dp_args.mechanism_type=gaussian", "dp_args.delta=0.01", "dp_args.sensitivity=1.0e-4",
+    "dp_args.dp_solution_type=ldp", "dp_args.epsilon=0.5",
+]  # fmt: skip
+ALONE = """\
+import importlib.abc, sys
+class Refuse(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "fedml":
+            raise ImportError("no host here")
+sys.meta_path.insert(0, Refuse())
+from pathlib import Path
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import Silent
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.simulation import simulate
+recipe, folder = parse.load(Path(sys.argv[1])), RunFolder(Path(sys.argv[2]))
+folder.create()
+record = Record(session.build(recipe), folder, Silent(), resume=False)
+print([line["round"] for line in simulate(record)])
+record.finish()
+assert not any(name.partition(".")[0] == "fedml" for name in sys.modules)
+"""
+
+
+def test_a_federation_without_the_host_has_the_same_bits(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(TEXT)
+    command = [sys.executable, "-c", ALONE, path, tmp_path / "alone"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout) == (0, "[0, 1]\n"), done.stderr
+    start(path, run_dir=tmp_path / "sp", quiet=True)
+    alone, sp = tmp_path / "alone", tmp_path / "sp"
+    for name in ("metrics.jsonl", "model.safetensors", "partition.json"):
+        assert (alone / name).read_bytes() == (sp / name).read_bytes(), name
+
+
+@pytest.fixture
+def record(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+
+    def record(*overrides, resume=False):
+        made = session.build(parse.parse(TEXT, overrides=["train_args.comm_round=3", *overrides]))
+        return Record(made, folder, Silent(), resume=resume)
+
+    return record
+
+
+def test_who_stops_early_goes_on_later(record):
+    """In the same process, or from the checkpoint."""
+    first = record()
+    simulation = simulate(first)
+    assert [line["round"] for line in islice(simulation, 1)] == [0]
+    assert [line["round"] for line in islice(simulation, 1)] == [1]
+    again = record(resume=True)
+    assert again.next_round == 2
+    assert all(torch.equal(value, first.weights[key]) for key, value in again.weights.items())
+    for each in (simulation, simulate(again)):
+        assert [line["round"] for line in each] == [2]
+    assert all(torch.equal(value, first.weights[key]) for key, value in again.weights.items())
+    assert [line["round"] for line in read_lines(first.folder.metrics)] == [0, 1, 2, 2]  # both have gone on
+    again.finish()
+    assert load_file(again.folder.path / "model.safetensors").keys() == first.weights.keys()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["method_args.method=fedavg", *DP], "dp_args.enable_dp: true needs the host; use false"),
+        (
+            ["method_args.method=fedavg", "train_args.federated_optimizer=FedProx"],
+            r"train_args.optimizer_source: corrected \(default of FedProx\) needs the host; use optimizer_source: own",
+        ),
+    ],
+)
+def test_what_only_the_host_has_is_refused(record, overrides, line):
+    with pytest.raises(LabelSkewError, match=line):
+        simulate(record(*overrides))
