@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import secrets
 import time
@@ -19,7 +18,7 @@ from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.machine.text import counted, ranged
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe import parse as recipes
-from fl_labelskew_plugins.recipe.parse import Recipe
+from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause, clock, progress
@@ -285,10 +284,10 @@ def _resumed(path: Path | None, overrides: Sequence[str], resume: Path) -> tuple
     folder.check_resumable()
     kept = recipes.load(folder.recipe)
     recipe = recipes.load(folder.recipe if path is None else path, overrides)
-    differing = recipes.different(kept.resolved(), recipe.resolved())
+    differing = different(kept.resolved(), recipe.resolved())
     if differing:
         raise LabelSkewError(
             f"--resume {resume}: its checkpoint belongs to another recipe, which differs in {', '.join(differing)}; "
             "the same recipe, or no recipe at all, would be right"
         )
-    return dataclasses.replace(recipe, name=folder.path.resolve().name), folder
+    return recipe.model_copy(update={"name": folder.path.resolve().name}), folder

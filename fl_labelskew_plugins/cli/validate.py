@@ -18,7 +18,8 @@ def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...]) -> Non
 
     A silo's own file is checked with the recipes in its folder whose client_specific_args.data_silo_config names it.
     """
-    from fl_labelskew_plugins.recipe.parse import RecipeError, check
+    from fl_labelskew_plugins.recipe.mistakes import RecipeError
+    from fl_labelskew_plugins.recipe.parse import check
 
     found: list[str] = []
     for file in files:

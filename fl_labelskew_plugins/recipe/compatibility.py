@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fl_labelskew_registry import LabelSkewError, Method, Optimizer
+from torch import nn
 
 from fl_labelskew_plugins.recipe import host_faults
 from fl_labelskew_plugins.recipe.diagnostics import OF_UPLOADS
-from fl_labelskew_plugins.recipe.sections import Conflict
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from fl_labelskew_plugins.recipe.parse import Recipe
+from fl_labelskew_plugins.recipe.mistakes import Conflict
+from fl_labelskew_plugins.recipe.model import Recipe, Sections
 
 Source = Literal["own", "corrected", "host"]
 
@@ -32,11 +29,11 @@ def sends_more(optimizer: Optimizer) -> bool:
     return optimizer.sends_change or bool(optimizer.contribution_shapes({"classifier.weight": (1, 1)}))
 
 
-def conflicts(recipe: Recipe, method: Method, optimizer: Optimizer) -> Iterator[Conflict]:
+def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterator[Conflict]:
     """Everything that is wrong with a method and an optimiser together, and with where they are to run.
 
     Args:
-        recipe: one whose plain sections are there, if nothing else.
+        recipe: of which ``data``, ``model`` and ``method_args`` may be missing.
         method: its method.
         optimizer: its optimiser.
     """
@@ -57,7 +54,7 @@ def conflicts(recipe: Recipe, method: Method, optimizer: Optimizer) -> Iterator[
         yield Conflict(
             key[0], f"{message}; allowed: FedAvg, FedProx, FedOpt, FedDyn, or no protection", ("method_args",)
         )
-    if optimizer.changes_upload and (blind := [each for each in recipe.tracking.diagnostics if each in OF_UPLOADS]):
+    if optimizer.changes_upload and (blind := [kind for kind in recipe.tracking.diagnostics if kind in OF_UPLOADS]):
         message = f"{', '.join(blind)}: what clients upload with federated_optimizer {name} is no trained model"
         yield Conflict("tracking_args.diagnostics", f"{message}; allowed: others, or another optimiser", key)
     if (asked == "host" or (asked == "corrected" and name in CORRECTABLE)) and (
@@ -148,7 +145,7 @@ def _why_not_network(recipe: Recipe, model: nn.Module) -> str | None:
     return None
 
 
-def _why_not(recipe: Recipe, method: Method, optimizer: Optimizer) -> str | None:
+def _why_not(recipe: Sections, method: Method, optimizer: Optimizer) -> str | None:
     """Why the host's own code cannot run a recipe; None where it can."""
     train, comm, security = recipe.train, recipe.comm, recipe.security
     options = optimizer.params

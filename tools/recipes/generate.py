@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_labelskew_plugins.recipe import yaml
-from fl_labelskew_plugins.recipe.sections import EXPECTED, SECTIONS
+from fl_labelskew_plugins.recipe.model import EXPECTED, SECTIONS
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parent.parent / "recipes"

@@ -37,8 +37,8 @@ from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import mistakes, yaml
 from fl_labelskew_plugins.recipe import parse as recipes
-from fl_labelskew_plugins.recipe.parse import Recipe, RecipeError
-from fl_labelskew_plugins.recipe.sections import PLUGGED
+from fl_labelskew_plugins.recipe.mistakes import RecipeError
+from fl_labelskew_plugins.recipe.model import PLUGGED, Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import clock, told
 from fl_labelskew_plugins.runs.session import data_folder
