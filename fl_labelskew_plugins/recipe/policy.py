@@ -47,9 +47,9 @@ def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
             yield key, f"{least:g} does not allow {text}; set more noise, or change this policy"
 
 
-def _line(policy: Policy, key: str, asked: str) -> tuple[str, str]:
+def _line(policy: Policy, key: str, demand: str) -> tuple[str, str]:
     limit = show(getattr(policy, key))
-    return key, f"{limit} does not allow {asked}; use a recipe that keeps to it, or change this policy"
+    return key, f"{limit} does not allow {demand}; use a recipe that keeps to it, or change this policy"
 
 
 def _sent(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -117,10 +117,10 @@ class Guard:
             if self.policy.send is not None and kind not in self.policy.send:
                 self._refuse("send", f"{kind}: {clean(name)}", "which the method would send")
 
-    def _refuse(self, key: str, asked: str, whose: str = "which the server asks for") -> None:
+    def _refuse(self, key: str, demand: str, whose: str = "which the server asks for") -> None:
         value = getattr(self.policy, key)
         limit = value if isinstance(value, str) else show(value)
-        raise PolicyError(f"{self.file}: {POLICY}.{key}: {limit} does not allow {asked}, {whose}")
+        raise PolicyError(f"{self.file}: {POLICY}.{key}: {limit} does not allow {demand}, {whose}")
 
     def _runs(self) -> dict[str, dict[str, list[str]]]:
         """Questions answered, by run and round; read each time, for another process may have written them."""
