@@ -11,40 +11,25 @@ from pydantic import ConfigDict
 
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.recipe import yaml
-from fl_labelskew_plugins.recipe.sections import (
-    ClientSpecificArgs,
-    CommArgs,
-    CommonArgs,
-    DataArgs,
-    DeviceArgs,
-    Expected,
-    MethodArgs,
-    ModelArgs,
-    PartitionArgs,
-    PluginArgs,
-    Policy,
-    TrackingArgs,
-    TrainArgs,
-    ValidationArgs,
-)
+from fl_labelskew_plugins.recipe import sections, yaml
+from fl_labelskew_plugins.recipe.sections import Expected, PluginArgs, Policy
 from fl_labelskew_plugins.recipe.security import DpArgs, SecurityArgs
 
 
 class Sections(Params):
     """What a recipe's file says; ``train`` is its section ``train_args``, and so with the others."""
 
-    common: CommonArgs = CommonArgs()
-    data: DataArgs
-    partition: PartitionArgs = PartitionArgs()
-    model: ModelArgs
-    train: TrainArgs = TrainArgs()
-    method_args: MethodArgs
-    validation: ValidationArgs = ValidationArgs()
-    device: DeviceArgs = DeviceArgs()
-    comm: CommArgs = CommArgs()
-    client_specific: ClientSpecificArgs = ClientSpecificArgs()
-    tracking: TrackingArgs = TrackingArgs()
+    common: sections.CommonArgs = sections.CommonArgs()
+    data: sections.DataArgs
+    partition: sections.PartitionArgs = sections.PartitionArgs()
+    model: sections.ModelArgs
+    train: sections.TrainArgs = sections.TrainArgs()
+    method_args: sections.MethodArgs
+    validation: sections.ValidationArgs = sections.ValidationArgs()
+    device: sections.DeviceArgs = sections.DeviceArgs()
+    comm: sections.CommArgs = sections.CommArgs()
+    client_specific: sections.ClientSpecificArgs = sections.ClientSpecificArgs()
+    tracking: sections.TrackingArgs = sections.TrackingArgs()
     security: SecurityArgs = SecurityArgs()
     dp: DpArgs = DpArgs()
 
