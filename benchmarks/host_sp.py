@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.recipe.parse import Recipe
+    from fl_labelskew_plugins.recipe.model import Recipe
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 FASHION = (RECIPES / "small" / "fedavg_fmnist.yaml", [])

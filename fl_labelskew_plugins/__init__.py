@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.front.run import Callback, Run, load, open, run
-    from fl_labelskew_plugins.recipe.parse import Recipe
+    from fl_labelskew_plugins.recipe.model import Recipe
 
 __version__ = "0.1.0"
 
@@ -21,7 +21,7 @@ _HOMES = {
     "open": "front.run",
     "Run": "front.run",
     "Callback": "front.run",
-    "Recipe": "recipe.parse",
+    "Recipe": "recipe.model",
 }
 """Where each public name is defined."""
 

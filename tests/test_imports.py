@@ -1,6 +1,7 @@
 """Imports point one way, down the floors of docs/architecture.md, and few places know the host."""
 
 import ast
+import runpy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,6 +130,14 @@ def test_every_module_is_looked_at():
 @pytest.mark.parametrize(("module", "path"), modules(), ids=[name for name, _ in modules()])
 def test_imports_point_one_way(module, path):
     assert violations(path.read_text(encoding="utf-8"), module) == []
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    house = runpy.run_path(str(ROOT / "tools" / "house.py"))
+    imports = house["arrows"](house["modules"]())
+    assert "recipe.mistakes" in imports["recipe.parse"]
+    assert house["circles"](imports) == []
+    assert house["circles"]({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
 
 
 @pytest.mark.parametrize(

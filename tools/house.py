@@ -46,6 +46,12 @@ def imported(name: str, path: Path, known: Set[str]) -> Iterator[str]:
                 yield ".".join(parts)
 
 
+def arrows(paths: Mapping[str, Path]) -> dict[str, set[str]]:
+    """Which modules each module imports."""
+    known = {name for name in paths if name}
+    return {name: set(imported(name, paths[name], known)) for name in known}
+
+
 def circles(arrows: Mapping[str, Set[str]]) -> list[set[str]]:
     """Sets of names that reach each other."""
 
@@ -80,10 +86,9 @@ def main() -> None:
     parser.add_argument("--arrows", action="store_true", help="every arrow between rooms")
     asked = parser.parse_args()
     paths = modules()
-    known = {name for name in paths if name}
-    arrows = {name: set(imported(name, path, known)) for name, path in paths.items() if name}
-    rooms: dict[str, set[str]] = {name.partition(".")[0]: set() for name in known}
-    for name, targets in arrows.items():
+    imports = arrows(paths)
+    rooms: dict[str, set[str]] = {name.partition(".")[0]: set() for name in imports}
+    for name, targets in imports.items():
         room = name.partition(".")[0]
         rooms[room] |= {target.partition(".")[0] for target in targets} - {room}
     flat = [room for room in rooms if paths[room].name != "__init__.py"]
@@ -94,7 +99,7 @@ def main() -> None:
     print(f"YAML files, lines                 {len(yaml)}, {sum(len(path.read_text().splitlines()) for path in yaml)}")
     print(f"arrows between rooms, floors      {sum(map(len, rooms.values()))}, {floors(rooms)}")
     print(f"circles of rooms                  {'; '.join(' '.join(sorted(c)) for c in circles(rooms)) or 'none'}")
-    print(f"circles of modules                {'; '.join(' '.join(sorted(c)) for c in circles(arrows)) or 'none'}")
+    print(f"circles of modules                {'; '.join(' '.join(sorted(c)) for c in circles(imports)) or 'none'}")
     print(f"modules above 400 lines           {', '.join(f'{n} {k}' for n, k in lines.items() if k > 400) or 'none'}")
     if asked.arrows:
         for room in sorted(rooms):

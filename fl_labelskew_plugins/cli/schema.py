@@ -13,6 +13,6 @@ from fl_labelskew_plugins.cli.exits import guarded
 @guarded
 def schema_command() -> None:
     """Print the JSON Schema of recipes and of silos' own files."""
-    from fl_labelskew_plugins.recipe.parse import json_schema
+    from fl_labelskew_plugins.recipe.schema import json_schema
 
     click.echo(json.dumps(json_schema(), indent=2))

@@ -10,7 +10,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.place import available_cores, launched, mpi_rank
-from fl_labelskew_plugins.recipe.parse import Recipe
+from fl_labelskew_plugins.recipe.model import Recipe
 
 
 def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:

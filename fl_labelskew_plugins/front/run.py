@@ -17,8 +17,8 @@ from fl_labelskew_plugins.front.told import Hear
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import parse, yaml
+from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.objects import Headed, plugins
-from fl_labelskew_plugins.recipe.parse import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import secrets
 import tempfile
@@ -24,8 +23,8 @@ from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.machine.text import clean, counted, ranged
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe import parse as recipes
+from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.recipe.objects import SECTIONS, described
-from fl_labelskew_plugins.recipe.parse import Recipe
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause, Progress, clock, progress
@@ -137,7 +136,7 @@ def _from_python(recipe: Recipe, folder: RunFolder, *, resume: bool, quiet: bool
         path = Path(temporary) / f"{recipe.name}.yaml"  # which the other processes read
         path.write_text(recipe.dump(), encoding="utf-8")
         try:
-            _go(dataclasses.replace(recipe, path=path), call, folder, show)
+            _go(recipe.model_copy(update={"path": path}), call, folder, show)
         except SystemExit as end:
             raise RunError(
                 f"{folder.path}: the run ended with exit code {end.code}; its processes have said why"
@@ -350,13 +349,13 @@ def _resumed(
     check_objects(folder, objects)
     kept = recipes.load(folder.recipe, objects=objects)
     recipe = kept if path is None and not overrides else recipes.load(path or folder.recipe, overrides)
-    differing = recipes.different(kept.resolved(), recipe.resolved())
+    differing = different(kept.resolved(), recipe.resolved())
     if differing:
         raise LabelSkewError(
             f"--resume {resume}: its checkpoint belongs to another recipe, which differs in {', '.join(differing)}; "
             "the same recipe, or no recipe at all, would be right"
         )
-    return dataclasses.replace(recipe, name=folder.path.resolve().name), folder
+    return recipe.model_copy(update={"name": folder.path.resolve().name}), folder
 
 
 def check_objects(folder: RunFolder, objects: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from fedml.core.security.fedml_defender import FedMLDefender
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.place import mpi_rank
-from fl_labelskew_plugins.recipe.parse import Recipe
+from fl_labelskew_plugins.recipe.model import Recipe
 
 OURS = ("partition_args", "method_args", "model_args", "client_specific_args")
 """Sections that the host does not get: it flattens all sections into one namespace, where later keys win silently."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fl_labelskew_registry import LabelSkewError, Method, Optimizer
+from torch import nn
 
 from fl_labelskew_plugins.recipe import host_faults
 from fl_labelskew_plugins.recipe.diagnostics import OF_UPLOADS
-from fl_labelskew_plugins.recipe.sections import Conflict
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from fl_labelskew_plugins.recipe.parse import Recipe
+from fl_labelskew_plugins.recipe.mistakes import Conflict
+from fl_labelskew_plugins.recipe.model import Recipe, Sections
 
 Source = Literal["own", "corrected", "host"]
 
@@ -32,21 +29,21 @@ def sends_more(optimizer: Optimizer) -> bool:
     return optimizer.sends_change or bool(optimizer.contribution_shapes({"classifier.weight": (1, 1)}))
 
 
-def conflicts(recipe: Recipe, method: Method, optimizer: Optimizer) -> Iterator[Conflict]:
+def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterator[Conflict]:
     """Everything that is wrong with a method and an optimiser together, and with where they are to run.
 
     Args:
-        recipe: one whose plain sections are there, if nothing else.
+        recipe: of which ``data``, ``model`` and ``method_args`` may be missing.
         method: its method.
         optimizer: its optimiser.
     """
-    train, comm, asked = recipe.train, recipe.comm, recipe.train.optimizer_source
+    train, comm, wanted = recipe.train, recipe.comm, recipe.train.optimizer_source
     name, key = train.federated_optimizer, ("train_args.federated_optimizer",)
     if train.client_optimizer not in optimizer.client_optimizers:
         right = ", ".join(optimizer.client_optimizers)
         message = f"{train.client_optimizer} does not go with federated_optimizer {name}; allowed: {right}"
         yield Conflict("train_args.client_optimizer", message, key)
-    if train.momentum and not optimizer.local_momentum and asked != "host":  # its clients have a momentum of their own
+    if train.momentum and not optimizer.local_momentum and wanted != "host":  # whose clients have a momentum
         message = f"{train.momentum:g} does not go with federated_optimizer {name}, whose momentum is the server's"
         yield Conflict("train_args.momentum", f"{message} (server_momentum); allowed: 0", key)
     if sends_more(optimizer) and not comm.send_contributions:
@@ -54,16 +51,15 @@ def conflicts(recipe: Recipe, method: Method, optimizer: Optimizer) -> Iterator[
         yield Conflict("comm_args.send_contributions", message, key)
     if sends_more(optimizer) and method.protects():
         message = f"{name} sends more than weights, which the method's protection of uploads would not cover"
-        yield Conflict(
-            key[0], f"{message}; allowed: FedAvg, FedProx, FedOpt, FedDyn, or no protection", ("method_args",)
-        )
-    if optimizer.changes_upload and (blind := [each for each in recipe.tracking.diagnostics if each in OF_UPLOADS]):
+        right = "FedAvg, FedProx, FedOpt, FedDyn, or no protection"
+        yield Conflict(key[0], f"{message}; allowed: {right}", ("method_args",))
+    if optimizer.changes_upload and (blind := [kind for kind in recipe.tracking.diagnostics if kind in OF_UPLOADS]):
         message = f"{', '.join(blind)}: what clients upload with federated_optimizer {name} is no trained model"
         yield Conflict("tracking_args.diagnostics", f"{message}; allowed: others, or another optimiser", key)
-    if (asked == "host" or (asked == "corrected" and name in CORRECTABLE)) and (
+    if (wanted == "host" or (wanted == "corrected" and name in CORRECTABLE)) and (
         why := _why_not(recipe, method, optimizer)
     ):
-        yield Conflict("train_args.optimizer_source", f"{asked}: {why}; allowed: own, or null", key)
+        yield Conflict("train_args.optimizer_source", f"{wanted}: {why}; allowed: own, or null", key)
 
 
 @dataclass(frozen=True)
@@ -80,22 +76,22 @@ def choice(recipe: Recipe, model: nn.Module) -> Choice:
     Raises:
         LabelSkewError: the host was asked for, and cannot do what the recipe asks for.
     """
-    asked, name = recipe.train.optimizer_source, recipe.train.federated_optimizer
-    if asked == "own":
+    wanted, name = recipe.train.optimizer_source, recipe.train.federated_optimizer
+    if wanted == "own":
         return Choice("own", "asked for")
-    if asked != "host" and name not in CORRECTABLE:
+    if wanted != "host" and name not in CORRECTABLE:
         wrong = f"the host's {name} is wrong throughout: nothing of it is left once it is right"
         return Choice("own", wrong if name in HOST else f"the host has no {name}")
-    if asked is None and name == "FedAvg":
+    if wanted is None and name == "FedAvg":
         return Choice("own", "default of FedAvg")
     why = _why_not(recipe, recipe.method, recipe.optimizer) or _why_not_network(recipe, model)
-    if asked is None and recipe.train.client_optimizer != "sgd":
+    if wanted is None and recipe.train.client_optimizer != "sgd":
         why = why or f"default with client_optimizer {recipe.train.client_optimizer}"
     if why is None:
-        return Choice(asked or "corrected", "asked for" if asked else f"default of {name}")
-    if asked is None:
+        return Choice(wanted or "corrected", "asked for" if wanted else f"default of {name}")
+    if wanted is None:
         return Choice("own", why)
-    raise LabelSkewError(f"train_args.optimizer_source: {asked}: {why}; own, or null, would be right")
+    raise LabelSkewError(f"train_args.optimizer_source: {wanted}: {why}; own, or null, would be right")
 
 
 def source(recipe: Recipe, model: nn.Module) -> Source:
@@ -121,18 +117,18 @@ def describe(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
     if chosen.source == "own":
         return record
     record |= {"class": host_faults.CLASSES[name], "fedml": version("fedml")}
-    found = host_faults.found(recipe, cpu=_on_cpu(model))
+    faults = host_faults.found(recipe, cpu=_on_cpu(model))
     if chosen.source == "host":
-        return record | {"faults": [fault.wrong for fault in found]}
-    return record | {"corrections": [fault.right for fault in found]}
+        return record | {"faults": [fault.wrong for fault in faults]}
+    return record | {"corrections": [fault.right for fault in faults]}
 
 
 def warnings(recipe: Recipe, model: nn.Module) -> list[str]:
     """Sentences that a user should read before this run: the host's faults that are in force."""
     if source(recipe, model) != "host":
         return []
-    found = host_faults.found(recipe, cpu=_on_cpu(model))
-    return [f"train_args.optimizer_source: host: {fault.wrong}" for fault in found]
+    faults = host_faults.found(recipe, cpu=_on_cpu(model))
+    return [f"train_args.optimizer_source: host: {fault.wrong}" for fault in faults]
 
 
 def _on_cpu(model: nn.Module) -> bool:
@@ -148,7 +144,7 @@ def _why_not_network(recipe: Recipe, model: nn.Module) -> str | None:
     return None
 
 
-def _why_not(recipe: Recipe, method: Method, optimizer: Optimizer) -> str | None:
+def _why_not(recipe: Sections, method: Method, optimizer: Optimizer) -> str | None:
     """Why the host's own code cannot run a recipe; None where it can."""
     train, comm, security = recipe.train, recipe.comm, recipe.security
     options = optimizer.params

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from fl_labelskew_plugins.recipe.parse import Recipe
+from fl_labelskew_plugins.recipe.model import Recipe
 
 CLASSES = {
     "FedAvg": "fedml.simulation.sp.fedavg.fedavg_api.FedAvgAPI",
@@ -37,7 +36,8 @@ class Fault:
     Args:
         optimizers: whose it is.
         wrong: what the host does.
-        right: what is done instead under ``optimizer_source: corrected``; None: nothing, see ``mixing.CORRECTABLE``.
+        right: what is done instead under ``optimizer_source: corrected``; None: nothing, as with all of the optimisers
+            that are not in ``compatibility.CORRECTABLE``.
         when: whether it makes a difference to a recipe.
         cpu: whether it is there on the CPU alone.
     """
@@ -137,18 +137,8 @@ FAULTS = (
         None,
         lambda recipe: bool(recipe.train.dampening or recipe.train.nesterov),
     ),
-    Fault(
-        (*PLAIN_SGD, "FedDyn"),
-        "Adam is AMSGrad",
-        "Adam is Adam, not AMSGrad",
-        lambda recipe: not _sgd(recipe),
-    ),
-    Fault(
-        ("FedDyn",),
-        "feddyn_alpha is added to weight_decay",
-        None,
-        lambda recipe: not _sgd(recipe),
-    ),
+    Fault((*PLAIN_SGD, "FedDyn"), "Adam is AMSGrad", "Adam is Adam, not AMSGrad", lambda recipe: not _sgd(recipe)),
+    Fault(("FedDyn",), "feddyn_alpha is added to weight_decay", None, lambda recipe: not _sgd(recipe)),
     Fault(
         ("FedOpt",),
         "server_momentum is ignored",
@@ -188,4 +178,4 @@ FAULTS = (
 def found(recipe: Recipe, *, cpu: bool = True) -> list[Fault]:
     """What is wrong with the host's own code for a recipe, on the CPU or on a GPU."""
     name = recipe.train.federated_optimizer
-    return [each for each in FAULTS if name in each.optimizers and (cpu or not each.cpu) and each.when(recipe)]
+    return [fault for fault in FAULTS if name in fault.optimizers and (cpu or not fault.cpu) and fault.when(recipe)]

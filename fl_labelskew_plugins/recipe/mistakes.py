@@ -1,19 +1,23 @@
-"""What pydantic finds wrong, as lines that a person reads: the value, what is allowed, the nearest known name."""
+"""What is wrong, as lines that a person reads: the place, the value, what is allowed, the nearest known name."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+from fl_labelskew_registry import MistakesError
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from fl_labelskew_plugins.machine.text import clean
 
+ModelT = TypeVar("ModelT", bound=BaseModel)
 Schema = Mapping[str, Any]
 
 _RANGE = "{value} is out of range"
@@ -24,32 +28,14 @@ _NAME = "{value} is unknown"
 PROBLEMS: dict[str, str] = {
     "missing": "missing",
     "extra_forbidden": "unknown key",
-    "greater_than": _RANGE,
-    "greater_than_equal": _RANGE,
-    "less_than": _RANGE,
-    "less_than_equal": _RANGE,
-    "multiple_of": _RANGE,
-    "finite_number": _RANGE,
-    "int_parsing_size": _RANGE,
-    "int_type": _TYPE,
-    "int_from_float": _TYPE,
-    "float_type": _TYPE,
-    "bool_type": _TYPE,
-    "string_type": _TYPE,
-    "list_type": _TYPE,
-    "tuple_type": _TYPE,
-    "set_type": _TYPE,
-    "dict_type": _TYPE,
-    "model_type": _TYPE,
-    "model_attributes_type": _TYPE,
-    "none_required": _TYPE,
-    "too_short": _SIZE,
-    "too_long": _SIZE,
-    "string_too_short": _SIZE,
-    "string_too_long": _SIZE,
     "string_pattern_mismatch": "{value} has the wrong form",
-    "literal_error": _NAME,
-    "enum": _NAME,
+    **dict.fromkeys(("greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of"), _RANGE),
+    **dict.fromkeys(("finite_number", "int_parsing_size"), _RANGE),
+    **dict.fromkeys(("int_type", "int_from_float", "float_type", "bool_type", "string_type", "list_type"), _TYPE),
+    **dict.fromkeys(("tuple_type", "set_type", "dict_type", "model_type", "model_attributes_type"), _TYPE),
+    "none_required": _TYPE,
+    **dict.fromkeys(("too_short", "too_long", "string_too_short", "string_too_long"), _SIZE),
+    **dict.fromkeys(("literal_error", "enum"), _NAME),
 }
 """pydantic's type of error to the house's words; any other type keeps pydantic's own."""
 
@@ -81,11 +67,16 @@ def show(value: object) -> str:
     return clean(text, 60)
 
 
+def shown(path: object) -> str:
+    """A path, as long as one may be, or a place in a file."""
+    return clean(path, 4096)
+
+
 def closest(name: object, known: Iterable[str]) -> str | None:
     """The known name that ``name`` was probably meant to be."""
-    by_lower = {each.lower(): each for each in known}
+    by_lower = {known_name.lower(): known_name for known_name in known}
     lower = str(name)[:100].lower()
-    close = get_close_matches(lower, by_lower, n=1) or [each for each in by_lower if len(lower) > 2 and lower in each]
+    close = get_close_matches(lower, by_lower, n=1) or [key for key in by_lower if len(lower) > 2 and lower in key]
     return by_lower[close[0]] if close else None
 
 
@@ -158,7 +149,12 @@ def keys_of(model: type[BaseModel]) -> dict[str, Schema]:
     return properties
 
 
-def validate(model: type[BaseModel], raw: Mapping[str, Any]) -> tuple[BaseModel | None, dict[str, str]]:
+def failure(error: Exception) -> str:
+    """What some plugin raised, on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def validate(model: type[ModelT], raw: Mapping[str, Any]) -> tuple[ModelT | None, dict[str, str]]:
     """The model of ``raw``, and a message for each key that is wrong.
 
     Where keys are wrong, the model is made of the others, so that further checks can go on; it is None where even
@@ -175,7 +171,7 @@ def validate(model: type[BaseModel], raw: Mapping[str, Any]) -> tuple[BaseModel 
             key = str(detail["loc"][0]) if detail["loc"] else ""
             wrong.setdefault(key, _message(detail, schema))
     except Exception as error:  # a plugin's own validator may raise anything
-        wrong[""] = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        wrong[""] = failure(error)
     try:
         return model.model_validate_json(json.dumps({k: v for k, v in good.items() if k not in wrong})), wrong
     except Exception:  # nothing new: what is left to say follows from the mistakes above
@@ -200,3 +196,78 @@ def _message(detail: ErrorDetails, schema: Schema) -> str:
 
 def _near(kind: str, value: object, part: Schema) -> str:
     return nearest(value, names_in(part)) if kind in ("literal_error", "enum", "string_type") else ""
+
+
+class RecipeError(MistakesError):
+    """A recipe that cannot be run, with a line for each thing to put right."""
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Values that are right alone and wrong together.
+
+    Args:
+        key: ``section.key`` to put right.
+        message: what is wrong, and what to write instead.
+        others: further keys that the judgement rests on.
+    """
+
+    key: str
+    message: str
+    others: tuple[str, ...] = ()
+
+
+@dataclass
+class Mistakes:
+    """What is wrong with one file and the overrides that go with it.
+
+    Args:
+        path: the file.
+        lines: one for each mistake.
+        wrong: ``section`` or ``section.key`` of each, on which no further judgement rests.
+        overridden: ``section.key`` of each override.
+    """
+
+    path: Path
+    lines: list[str] = field(default_factory=list)
+    wrong: set[str] = field(default_factory=set)
+    overridden: set[str] = field(default_factory=set)
+
+    def say(self, key: str, message: str) -> None:
+        """Note a mistake at ``section`` or ``section.key``."""
+        given = not self.overridden.isdisjoint((key, key.rpartition(".")[0]))
+        place = f"--set {key}" if given else f"{shown(self.path)}: {key}"
+        self.lines.append(f"{shown(place)}: {message}")
+        self.wrong.add(key)
+
+    def meant(self, prefix: str, name: str, absent: Iterable[str]) -> None:
+        """Where an unknown name stands for an absent one, that absence is no second mistake."""
+        if (close := closest(name, absent)) is not None:
+            self.wrong.add(prefix + close)
+
+    def unknown_keys(self, place: str, raw: Mapping[str, Any], known: Sequence[str]) -> None:
+        """Note keys that are none of ``known``."""
+        for key in raw:
+            if key not in known:
+                self.say(f"{place}.{key}", unknown_key(key, known))
+                self.meant(f"{place}.", key, [name for name in known if name not in raw])
+
+    def validated(self, place: str, model: type[ModelT], raw: Mapping[str, Any]) -> ModelT | None:
+        """The model of ``raw``, as :func:`validate` has it."""
+        args, wrong = validate(model, raw)
+        for key, message in wrong.items():
+            if (where := f"{place}.{key}" if key else place) not in self.wrong:
+                self.say(where, message)
+        return args
+
+    def say_conflicts(self, conflicts: Iterable[Conflict]) -> None:
+        """Note conflicts between values that are right alone."""
+        for conflict in conflicts:
+            places = {conflict.key, *conflict.others}
+            if not self.wrong & (places | {place.partition(".")[0] for place in places}):
+                self.say(conflict.key, conflict.message)
+
+    def end(self) -> None:
+        """Raise RecipeError if there is a mistake."""
+        if self.lines:
+            raise RecipeError(self.lines)

@@ -1,92 +1,22 @@
-"""A silo's own policy: what it takes part in, and how often it answers, whatever a recipe or a server asks for.
+"""What a silo's own policy says of a recipe: what the recipe asks for beyond it is refused before anything starts.
 
-It stands in the silo's own file, as the section ``policy``. What a recipe asks for beyond it is refused before
-anything starts, what a server asks for when it does; the account of answers outlives the process.
+It stands in the silo's own file, as the section ``policy``. What a server asks for beyond it is refused when it does,
+by :mod:`fl_labelskew_plugins.runtimes.silo.guard`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
-import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Iterator
 
-from fl_labelskew_registry import Federation, LabelSkewError, RunError
-from pydantic import Field, field_validator
+from fl_labelskew_registry import Federation
 
-from fl_labelskew_plugins.machine.files import replacing
-from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe.mistakes import show
+from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.recipe.sections import Policy
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fl_labelskew_plugins.recipe.parse import Recipe
-    from fl_labelskew_plugins.tensors import State
-
-SECTION = "policy"
-ACCOUNT = "account.json"
 OTHER, OPTIMIZER = "other", "optimizer"
-SENT = Literal["weights", "prototypes", "counts", "measures", "optimizer", "other"]
-NOISES = ("count_noise", "upload_sigma", "dp")
-
-Positive = Annotated[int, Field(ge=1)]
-
-
-class Policy(Params):
-    """What a silo takes part in; what is not given is not limited."""
-
-    methods: list[str] | None = Field(None, description="methods that may run, of a combination each of them")
-    max_rounds: Positive | None = Field(None, description="rounds that this silo answers, all runs together")
-    max_answers_per_round: Positive | None = Field(
-        None,
-        description="different answers to one round of a run; the same question gets the same answer, which is one",
-    )
-    min_clients: Positive | None = Field(
-        None, description="uploads that a round needs, by the recipe's comm_args.min_clients and the server's word"
-    )
-    send: list[SENT] | None = Field(
-        None,
-        description="what may leave: weights; prototypes (means of a class); counts (of each class); measures;"
-        " optimizer (what an optimiser sends beside weights); other (of methods that do not say what it is)",
-    )
-    server_fingerprint: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{64}$",
-        description="SHA-256 of the server's certificate, as labelskew certs show has it",
-    )
-    noise_at_least: dict[str, float] = Field(
-        {},
-        description="least noise: count_noise (scale, on class counts), upload_sigma (std, on weights), dp (scale of"
-        " the host's noise on weights, dp_args)",
-        json_schema_extra={
-            "properties": {name: {"type": "number", "exclusiveMinimum": 0} for name in NOISES},
-            "additionalProperties": False,
-        },
-    )
-    account: str | None = Field(
-        None, description=f"file of the account of answers; default: {ACCOUNT} in the silo's folder"
-    )
-
-    @field_validator("noise_at_least", mode="before")
-    @classmethod
-    def _known_noise(cls, value: Any) -> Any:
-        numbers: list[Any] = list(value.values()) if isinstance(value, dict) else [None]
-        if not all(type(number) in (int, float) and number > 0 for number in numbers) or not value.keys() <= {*NOISES}:
-            raise ValueError(
-                f"{show(value)} is no mapping of noise; allowed: {', '.join(NOISES)}, each a number above 0"
-            )
-        return value
-
-
-class PolicyError(RunError):
-    """What a server asked for, or a method was about to send, and a silo's policy does not allow."""
 
 
 def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -117,9 +47,9 @@ def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
             yield key, f"{least:g} does not allow {text}; set more noise, or change this policy"
 
 
-def _line(policy: Policy, key: str, asked: str) -> tuple[str, str]:
+def _line(policy: Policy, key: str, demand: str) -> tuple[str, str]:
     limit = show(getattr(policy, key))
-    return key, f"{limit} does not allow {asked}; use a recipe that keeps to it, or change this policy"
+    return key, f"{limit} does not allow {demand}; use a recipe that keeps to it, or change this policy"
 
 
 def _sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -163,151 +93,3 @@ def _host_noise(recipe: Recipe) -> float:
     if dp.mechanism_type == "laplace":
         return dp.sensitivity / (dp.epsilon - math.log(1 - delta))
     return math.sqrt(2 * math.log(1.25 / delta)) * dp.sensitivity / dp.epsilon
-
-
-class Guard:
-    """A policy at work in a running silo.
-
-    Args:
-        policy: the silo's.
-        file: where it stands.
-        folder: the silo's own.
-
-    Raises:
-        LabelSkewError: the account cannot be read.
-    """
-
-    def __init__(self, policy: Policy, file: str, folder: Path) -> None:
-        self.policy, self.file = policy, file
-        self.account = folder / ACCOUNT if policy.account is None else Path(policy.account)
-        self._runs()
-
-    def server(self, fingerprint: str) -> None:
-        """Raise PolicyError unless the server that this fingerprint is of may be joined."""
-        if self.policy.server_fingerprint not in (None, fingerprint):
-            self._refuse("server_fingerprint", f"a server whose certificate has {fingerprint}")
-
-    def join(self, federation: Federation, quorum: Any) -> None:
-        """Raise PolicyError unless a run may be joined.
-
-        Args:
-            federation: as the server tells it.
-            quorum: uploads that a round needs, as the server tells it.
-        """
-        least = self.policy.min_clients  # its rounds are the recipe's, which was looked at when it was read
-        if least is not None:
-            if type(quorum) is not int:
-                self._refuse("min_clients", "a server that does not say how many uploads a round needs")
-            if min(quorum, federation.clients_per_round) < least:
-                self._refuse("min_clients", f"rounds of {min(quorum, federation.clients_per_round)} uploads")
-
-    def answer(self, run: str, round: int, question: str) -> None:
-        """Write an answer down before it is worked out; nothing where the same question was answered already.
-
-        Args:
-            run: the run's name.
-            round: from 0.
-            question: :func:`question`.
-
-        Raises:
-            PolicyError: there have been as many answers as the policy allows.
-            RunError: the account cannot be written.
-        """
-        runs = self._runs()
-        rounds = runs.setdefault(run, {})
-        answered = rounds.setdefault(str(round), [])
-        if question in answered:
-            return
-        most, often = self.policy.max_rounds, self.policy.max_answers_per_round
-        if not answered and most is not None and sum(map(len, runs.values())) > most:
-            self._refuse(
-                "max_rounds", f"an answer to round {round + 1} of run {run}: {most} are given ({self.account})"
-            )
-        if answered and often is not None and len(answered) >= often:
-            self._refuse("max_answers_per_round", f"another answer to round {round + 1} of run {run}")
-        answered.append(question)
-        try:
-            with replacing(self.account) as part, part.open("w", encoding="utf-8") as file:
-                json.dump({"policy": self.file, "runs": runs}, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(
-                f"{self.account}: cannot be written: {error.strerror}; without the account of its policy this silo "
-                "answers nothing"
-            ) from None
-
-    def leaving(self, names: Iterable[str], kinds: Mapping[str, str]) -> None:
-        """Raise PolicyError unless tensors of these names may leave beside weights.
-
-        Args:
-            names: of what a client has made, announced or not.
-            kinds: a method's ``sends``.
-        """
-        for name in names:
-            kind = OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else kinds.get(name, OTHER)
-            if self.policy.send is not None and kind not in self.policy.send:
-                self._refuse("send", f"{kind}: {clean(name)}", "which the method would send")
-
-    def _refuse(self, key: str, asked: str, whose: str = "which the server asks for") -> None:
-        value = getattr(self.policy, key)
-        limit = value if isinstance(value, str) else show(value)
-        raise PolicyError(f"{self.file}: {SECTION}.{key}: {limit} does not allow {asked}, {whose}")
-
-    def _runs(self) -> dict[str, dict[str, list[str]]]:
-        """Questions answered, by run and round; read each time, for another process may have written them."""
-        try:
-            runs = json.loads(self.account.read_text(encoding="utf-8"))["runs"]
-            sound = all(isinstance(q, str) for rounds in runs.values() for given in rounds.values() for q in given)
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            sound = False
-        if not sound:
-            raise LabelSkewError(
-                f"{self.account}: is no account of a silo's answers; put back what was there, or remove it to "
-                "begin anew"
-            )
-        return dict(runs)
-
-
-def guard(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
-    """What keeps a silo to its policy; None where it has none.
-
-    Args:
-        recipe: the silo's own.
-        rank: which silo, from 1.
-        folder: the silo's own.
-
-    Raises:
-        LabelSkewError: the silo has answered under a policy and now has none, or its account cannot be read.
-    """
-    if recipe.policy is not None:
-        return Guard(recipe.policy, recipe.client_specific.data_silo_config[rank - 1], folder)
-    if (folder / ACCOUNT).exists():
-        raise LabelSkewError(
-            f"{folder / ACCOUNT}: this silo has answered under a policy, and this recipe names no file with one; name "
-            "the silo's own file in client_specific_args.data_silo_config, or remove the account"
-        )
-    return None
-
-
-def question(
-    federation: Federation, round: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], state: State
-) -> str:
-    """Digest of all that an answer rests on and that a server can choose.
-
-    Args:
-        federation: as the server told it.
-        round: from 0.
-        meta: of the request.
-        tensors: weights and what is shared.
-        state: the private state that the request names.
-    """
-    from torch import uint8
-
-    digest = hashlib.sha256(json.dumps([asdict(federation), round, meta], sort_keys=True).encode())
-    for name, value in (*sorted(tensors.items()), *sorted(state.items())):
-        digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(uint8).numpy().data)
-    return digest.hexdigest()[:32]

@@ -20,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import mistakes, yaml
-from fl_labelskew_plugins.recipe.sections import EXPECTED, PATHS, SECTIONS
+from fl_labelskew_plugins.recipe.model import EXPECTED, SECTIONS
+from fl_labelskew_plugins.recipe.sections import IS_PATH
 
 Model = TypeVar("Model", bound=BaseModel)
 Sections = dict[str, dict[str, Any]]
@@ -331,7 +332,8 @@ def _locate(content: Sections, folder: Path) -> None:
     def absolute(value: Any) -> Any:
         return os.path.join(folder.absolute(), os.path.expanduser(value)) if isinstance(value, str) else value
 
-    for section, keys in PATHS.items():
+    for section, model in SECTIONS.items():
+        keys = [key for key, field in model.model_fields.items() if IS_PATH in field.metadata]
         for key in set(keys) & content.get(section, {}).keys():
             value = content[section][key]
             content[section][key] = [absolute(path) for path in value] if isinstance(value, list) else absolute(value)

@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from fl_labelskew_plugins.machine.text import clean
+
 MAX_BYTES = 1 << 20
 MAX_NODES = 100_000
 
@@ -139,5 +141,4 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, twice: list[str]) -> dict[
 
 
 def _short(text: object) -> str:
-    line = _one_line(text)
-    return line if len(line) <= 60 else line[:57] + "..."
+    return clean(_one_line(text), 60)

@@ -11,7 +11,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.typed import GO_ON, to_go_on
-from fl_labelskew_plugins.recipe.parse import Recipe
+from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.progress import PAUSE, Pause
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, build

@@ -14,7 +14,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.recipe import yaml
-from fl_labelskew_plugins.recipe.sections import EXPECTED
+from fl_labelskew_plugins.recipe.model import EXPECTED
 
 Resolved = Mapping[str, Mapping[str, Any]]
 

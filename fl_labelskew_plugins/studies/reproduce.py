@@ -23,7 +23,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, catalog
 from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
-from fl_labelskew_plugins.recipe.parse import Recipe
+from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.recipe.sections import Expected
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
@@ -262,7 +262,7 @@ def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:
     if not folder.recipe.exists():
         return None
     kept, wanted = recipes.load(folder.recipe), recipes.load(path, settings)
-    if differing := recipes.different(kept.resolved(), wanted.resolved()):
+    if differing := different(kept.resolved(), wanted.resolved()):
         raise LabelSkewError(
             f"{folder.path}: holds another run, which differs in {', '.join(differing)}; another --out, or the "
             "settings as they were, would be right"

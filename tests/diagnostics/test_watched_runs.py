@@ -17,7 +17,7 @@ from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.diagnostics import BESIDE_TRAINING, IN_TRAINING, Name
-from fl_labelskew_plugins.recipe.parse import RecipeError
+from fl_labelskew_plugins.recipe.mistakes import RecipeError
 from fl_labelskew_plugins.runs import session
 
 BASE = """\

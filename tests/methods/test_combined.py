@@ -16,7 +16,7 @@ from fl_labelskew_plugins.methods.fedrs import FedRS
 from fl_labelskew_plugins.methods.fedshift import FedShift, shifted_logits
 from fl_labelskew_plugins.methods.map import MAP
 from fl_labelskew_plugins.ops import restricted_logits
-from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe import parse, schema
 from fl_labelskew_plugins.runtimes.silo import facts
 
 TEXT = """\
@@ -288,7 +288,7 @@ def test_a_recipe_comes_back_as_it_was():
 
 
 def test_the_schema_knows_lists():
-    key = parse.json_schema()["$defs"]["recipe"]["properties"]["method_args"]["properties"]["method"]
+    key = schema.json_schema()["$defs"]["recipe"]["properties"]["method_args"]["properties"]["method"]
     assert key["anyOf"][2]["minItems"] == 2
     assert "fedmr" in json.dumps(key)
 

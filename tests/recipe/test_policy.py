@@ -1,16 +1,11 @@
-"""What a silo's policy refuses of recipes, and its account of answers; silos at work: test_policed_runs.py."""
-
-import json
+"""What a silo's policy refuses of recipes."""
 
 import pytest
-import torch
 from fedml.core.dp.mechanisms.gaussian import Gaussian
 from fedml.core.dp.mechanisms.laplace import Laplace
-from fl_labelskew_registry import Federation, LabelSkewError, RunError
 
 from fl_labelskew_plugins.recipe import parse, policy
-from fl_labelskew_plugins.recipe.parse import RecipeError
-from fl_labelskew_plugins.recipe.policy import Guard, Policy, PolicyError, question
+from fl_labelskew_plugins.recipe.mistakes import RecipeError
 
 RECIPE = """\
 common_args: {{training_type: cross_silo}}
@@ -23,7 +18,6 @@ client_specific_args: {{data_silo_config: [north.yaml, b.yaml, c.yaml]}}
 {more}
 """
 LDP = "dp_args: {enable_dp: true, dp_solution_type: ldp, epsilon: 0.5, sensitivity: 2, "
-RUN = Federation(3, 3, 5, 1, 10, 16, 900, 200, 0)
 
 
 def lines(tmp_path, text, method="method: fedavg", train="", comm="", more="", own="", overrides=()):
@@ -52,11 +46,7 @@ def lines(tmp_path, text, method="method: fedavg", train="", comm="", more="", o
         ("send: [weights]", {"method": "method: reweighting"}, "counts in the opening exchange of rew"),
         ("send: [weights]", {"train": ", federated_optimizer: SCAFFOLD"}, "optimizer: what SCAFFOLD sends beside wei"),
         ("send: [counts]", {}, 'send: ["counts"] does not allow weights: every upload;'),
-        (
-            f"server_fingerprint: {'ab' * 32}",
-            {},
-            "does not allow a connection without certificates (comm_args.certs);",
-        ),
+        (f"server_fingerprint: {'ab' * 32}", {}, "does not allow a connection without certificates (comm_args.certs);"),
         ("noise_at_least: {upload_sigma: 0.1}", {}, "noise_at_least.upload_sigma: 0.1 does not allow noise of 0;"),
         (
             "noise_at_least: {upload_sigma: 0.1}",
@@ -161,104 +151,3 @@ def test_a_policy_is_part_of_no_record_and_of_the_silos_own_file(tmp_path):
     (tmp_path / "north.yaml").write_text("policy: {max_rounds: 1}")
     with pytest.raises(RecipeError, match="max_rounds: 1 does not allow"):
         parse.check(tmp_path / "north.yaml")
-
-
-# The account
-
-
-def guard(folder, **limits):
-    return Guard(Policy(**limits), "north.yaml", folder)
-
-
-def test_as_many_rounds_as_allowed_over_runs_and_restarts(tmp_path):
-    for run, round in (("a", 0), ("a", 1), ("b", 0)):
-        guard(tmp_path, max_rounds=3).answer(run, round, "q")
-    with pytest.raises(PolicyError) as refused:
-        guard(tmp_path, max_rounds=3).answer("c", 0, "q")
-    assert str(refused.value) == (
-        "north.yaml: policy.max_rounds: 3 does not allow an answer to round 1 of run c: 3 are given "
-        f"({tmp_path / 'account.json'}), which the server asks for"
-    )
-    guard(tmp_path, max_rounds=3).answer("a", 1, "q")  # the same question, the same answer
-    guard(tmp_path, max_rounds=4).answer("c", 0, "q")  # the policy was changed
-    assert json.loads((tmp_path / "account.json").read_text()) == {
-        "policy": "north.yaml",
-        "runs": {"a": {"0": ["q"], "1": ["q"]}, "b": {"0": ["q"]}, "c": {"0": ["q"]}},
-    }
-
-
-def test_as_many_answers_to_a_round_as_allowed(tmp_path):
-    keeper = guard(tmp_path, max_answers_per_round=2)
-    for asked in ("p", "q", "p", "q"):
-        keeper.answer("a", 4, asked)
-    with pytest.raises(
-        PolicyError, match=r"max_answers_per_round: 2 does not allow another answer to round 5 of run a"
-    ):
-        keeper.answer("a", 4, "r")
-    keeper.answer("a", 5, "r")
-
-
-@pytest.mark.parametrize(
-    "content", ["", "[]", '{"runs": 3}', '{"runs": {"a": {"0": [1]}}}', '{"runs": {"a": {"0": 1}}}']
-)
-def test_an_account_that_is_none_is_a_mistake_and_not_an_empty_one(tmp_path, content):
-    (tmp_path / "account.json").write_text(content)
-    with pytest.raises(LabelSkewError, match="is no account of a silo's answers; put back what was there, or remove"):
-        guard(tmp_path)
-
-
-def test_without_its_account_a_silo_answers_nothing(tmp_path):
-    keeper = guard(tmp_path / "gone", max_rounds=9)
-    with pytest.raises(RunError, match="cannot be written: No such file or directory; without the account"):
-        keeper.answer("a", 0, "q")
-
-
-def test_who_has_answered_under_a_policy_does_not_begin_without_one(tmp_path):
-    own = parse.parse(RECIPE.format(method="method: fedavg", train="", comm="", more=""))
-    assert policy.guard(own, 1, tmp_path) is None
-    guard(tmp_path).answer("a", 0, "q")
-    with pytest.raises(LabelSkewError, match="has answered under a policy, and this recipe names no file with one"):
-        policy.guard(own, 1, tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("limits", "federation", "quorum", "said"),
-    [
-        ({"min_clients": 3}, RUN, 2, "min_clients: 3 does not allow rounds of 2 uploads, which"),
-        ({"min_clients": 3}, RUN, None, "min_clients: 3 does not allow a server that does not say how many"),
-        ({"min_clients": 3}, RUN, True, "does not say how many"),
-        ({"min_clients": 4}, RUN, 9, "min_clients: 4 does not allow rounds of 3 uploads"),
-    ],
-)
-def test_a_run_beyond_the_policy_is_not_joined(tmp_path, limits, federation, quorum, said):
-    with pytest.raises(PolicyError) as refused:
-        guard(tmp_path, **limits).join(federation, quorum)
-    assert f"north.yaml: policy.{said}" in str(refused.value) or said in str(refused.value)
-    guard(tmp_path, max_rounds=5, min_clients=3).join(RUN, 3)
-
-
-def test_what_a_method_has_not_announced_does_not_leave_either(tmp_path):
-    kinds = {"prototypes": "prototypes", "counts": "counts"}
-    keeper = guard(tmp_path, send=["weights", "prototypes"])
-    keeper.leaving(["prototypes"], kinds)
-    guard(tmp_path).leaving(["anything"], {})
-    for name, kind in (("counts", "counts"), ("samples", "other"), ("optimizer/step", "optimizer")):
-        with pytest.raises(PolicyError) as refused:
-            keeper.leaving(["prototypes", name], kinds)
-        line = f'["weights", "prototypes"] does not allow {kind}: {name}, which the method would send'
-        assert str(refused.value) == f"north.yaml: policy.send: {line}"
-
-
-def test_a_question_is_another_one_where_anything_differs_that_its_answer_rests_on():
-    asked = (RUN, 3, {"state_round": 2}, {"model/w": torch.zeros(2)}, {"p": torch.ones(2)})
-    same = question(*asked)
-    assert question(RUN, 3, {"state_round": 2}, {"model/w": torch.zeros(2)}, {"p": torch.ones(2)}) == same
-    others = (
-        Federation(3, 3, 5, 1, 10, 16, 901, 200, 0),
-        4,
-        {"state_round": 1},
-        {"model/w": torch.tensor([0.0, 1e-30])},
-        {},
-    )
-    for place, other in enumerate(others):
-        assert question(*asked[:place], other, *asked[place + 1 :]) != same

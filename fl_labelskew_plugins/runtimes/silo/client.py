@@ -26,14 +26,14 @@ from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.host.trainer import LabelSkewTrainer
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted
-from fl_labelskew_plugins.recipe.parse import Recipe
-from fl_labelskew_plugins.recipe.policy import Guard, question
+from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.silo import facts, keys
 from fl_labelskew_plugins.runtimes.silo.facts import SiloData
+from fl_labelskew_plugins.runtimes.silo.guard import Guard, question
 from fl_labelskew_plugins.runtimes.silo.transport import SiloTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 from fl_labelskew_plugins.tensors import OPTIMIZER, State, group, joined, num_bytes, rest, save_atomic, trim

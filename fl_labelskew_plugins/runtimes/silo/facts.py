@@ -18,8 +18,9 @@ from fl_labelskew_plugins.data.clients import class_counts
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.methods.combined import Combined
 from fl_labelskew_plugins.recipe import mistakes
-from fl_labelskew_plugins.recipe.parse import Recipe, different
-from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, MOST_NUMBERS, classes_of
+from fl_labelskew_plugins.recipe.conflicts import classes_of
+from fl_labelskew_plugins.recipe.model import Recipe, different
+from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, MOST_NUMBERS
 from fl_labelskew_plugins.runs.session import check_form, data_folder, divided, loaded, numbered
 from fl_labelskew_plugins.runtimes import wire
 

@@ -16,7 +16,6 @@ from fl_labelskew_plugins.host import start
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe import parse as recipes
-from fl_labelskew_plugins.recipe import policy
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runs.folder import Checkpoint
@@ -26,6 +25,7 @@ from fl_labelskew_plugins.runtimes.base import Runtime
 from fl_labelskew_plugins.runtimes.processes import Part, threads_each, together
 from fl_labelskew_plugins.runtimes.silo import certs, facts, keys, revocation
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient
+from fl_labelskew_plugins.runtimes.silo.guard import guard_of
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer, server_session
 from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.wire import Spool
@@ -139,7 +139,7 @@ class CrossSilo(Runtime):
         recipe = recipes.silo(self.recipe, rank)
         refuse_host_switches(recipe)
         data = facts.load(recipe, rank - 1)
-        guard = policy.guard(recipe, rank, self.folder.path)
+        guard = guard_of(recipe, rank, self.folder.path)
         self.folder.hold()
         comm = recipe.comm
         say = self.show.note

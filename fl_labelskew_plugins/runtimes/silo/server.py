@@ -23,7 +23,7 @@ from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.recipe.parse import Recipe
+from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import Checkpoint
 from fl_labelskew_plugins.runs.record import Record

@@ -23,7 +23,8 @@ from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import mistakes, shipped, yaml
 from fl_labelskew_plugins.recipe import parse as recipes
-from fl_labelskew_plugins.recipe.parse import Recipe, RecipeError
+from fl_labelskew_plugins.recipe.mistakes import RecipeError
+from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.session import data_folder
 from fl_labelskew_plugins.studies import report

@@ -1,0 +1,120 @@
+"""Values of a recipe that are right alone and wrong together, as no section's own model can see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from fl_labelskew_plugins.recipe import addresses, security
+from fl_labelskew_plugins.recipe.diagnostics import BESIDE_TRAINING, IN_TRAINING
+from fl_labelskew_plugins.recipe.mistakes import Conflict
+from fl_labelskew_plugins.recipe.model import Sections
+from fl_labelskew_plugins.recipe.sections import CommArgs, DataArgs, TrainArgs
+
+KIND, DEAL = "common_args.training_type", "train_args.client_num_in_total"
+
+
+def conflicts(recipe: Sections) -> Iterator[Conflict]:
+    """All of them but those of plugins.
+
+    Args:
+        recipe: of which ``data``, ``model`` and ``method_args`` may be missing.
+    """
+    yield from _train_conflicts(recipe.train)
+    yield from _comm_conflicts(recipe)
+    yield from _silo_conflicts(recipe)
+    yield from _diagnostics_conflicts(recipe)
+    yield from security.conflicts(recipe.security, recipe.dp, recipe.train.clients_per_round)
+
+
+def _train_conflicts(train: TrainArgs) -> Iterator[Conflict]:
+    if train.clients_per_round > train.client_num_in_total:
+        right = f"an integer from 1 to client_num_in_total, {train.client_num_in_total}"
+        message = f"{train.client_num_per_round} is out of range; allowed: {right}"
+        yield Conflict("train_args.client_num_per_round", message, (DEAL,))
+    key = "train_args.nesterov"
+    if train.nesterov and train.client_optimizer != "sgd":
+        message = f"true does not go with client_optimizer {train.client_optimizer}; allowed: true with sgd, or false"
+        yield Conflict(key, message, ("train_args.client_optimizer",))
+    elif train.nesterov and train.momentum == 0:
+        message = "true needs momentum; allowed: true with a momentum above 0, or false"
+        yield Conflict(key, message, ("train_args.momentum",))
+    elif train.nesterov and train.dampening:
+        message = f"{train.dampening} does not go with nesterov; allowed: 0 with it, or nesterov: false"
+        yield Conflict("train_args.dampening", message, (key,))
+
+
+def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:
+    common, train, comm = recipe.common, recipe.train, recipe.comm
+    if common.across_silos != (comm.backend == "GRPC"):
+        right = "GRPC" if common.across_silos else "another backend, or GRPC with training_type cross_silo"
+        message = f"{comm.backend} does not go with training_type {common.training_type}; allowed: {right}"
+        yield Conflict("comm_args.backend", message, (KIND,))
+    if comm.workers is not None and not comm.over_mpi:
+        message = f"{comm.workers} does not go with backend {comm.backend}; allowed: null, or a number with MPI"
+        yield Conflict("comm_args.workers", message, ("comm_args.backend",))
+    if comm.min_clients is not None and comm.min_clients > train.clients_per_round:
+        right = f"an integer from 1 to client_num_per_round, {train.clients_per_round}"
+        message = f"{comm.min_clients} is out of range; allowed: {right}"
+        yield Conflict("comm_args.min_clients", message, security.ROUND)
+    if not comm.send_contributions and not common.across_silos:
+        message = "false does not go with training_type simulation; allowed: true, or false with cross_silo"
+        yield Conflict("comm_args.send_contributions", message, (KIND,))
+    if common.across_silos and comm.certs is None and (reached := _reached_by_others(comm)):
+        key, address = reached
+        message = (
+            f"missing; {key} {address} can be reached from other machines; a folder of `labelskew certs new`, "
+            "or an address such as 127.0.0.1:8890, would be right"
+        )
+        yield Conflict("comm_args.certs", message, (f"comm_args.{key}", "comm_args.grpc_ipconfig_path", KIND))
+
+
+def _reached_by_others(comm: CommArgs) -> tuple[str, str] | None:
+    """The first key whose address is beyond loopback, and that address."""
+    given = {"server_address": comm.server_address, "listen_address": comm.listen_address}
+    if comm.grpc_ipconfig_path is not None:  # the server's address is not known before that file is read
+        del given["server_address"]
+    return next(((k, address) for k, address in given.items() if address and not addresses.loopback(address)), None)
+
+
+def _silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
+    files, key = recipe.client_specific.data_silo_config, "client_specific_args.data_silo_config"
+    clients, kind = recipe.train.client_num_in_total, recipe.common.training_type
+    if files and not recipe.common.across_silos:
+        message = f"does not go with training_type {kind}; allowed: files with cross_silo, or none"
+        yield Conflict(key, message, (KIND,))
+    elif files and len(files) != clients:
+        yield Conflict(key, f"{len(files)} files for {clients} clients; allowed: a file for each, or none", (DEAL,))
+
+
+def classes_of(data: DataArgs, params: Any) -> int | None:
+    """Number of classes that ``data_args`` tell, of the data set's own parameters too; None where they tell none."""
+    names = getattr(params, "class_names", None)
+    return data.classes or getattr(params, "classes", None) or (None if names is None else len(names))
+
+
+def form_conflicts(recipe: Sections, params: Any) -> Iterator[Conflict]:
+    """What a server without test data has to be told, as no silo's word is taken for it; ``params``: the data set's."""
+    if not recipe.common.across_silos or recipe.validation.server_test_data:
+        return
+    why = "missing; validation_args.server_test_data: false leaves the server no sample that tells; write"
+    others = (KIND, "validation_args.server_test_data", "data_args.dataset")
+    if recipe.data.input_shape is None:
+        yield Conflict("data_args.input_shape", f"{why} the shape of one sample, such as [1, 28, 28]", others)
+    if getattr(params, "class_names", ()) is None:
+        yield Conflict("data_args.class_names", f"{why} the names of all classes, in order", others)
+    elif classes_of(recipe.data, params) is None:
+        yield Conflict("data_args.classes", f"{why} how many classes there are, such as 10", others)
+
+
+def _diagnostics_conflicts(recipe: Sections) -> Iterator[Conflict]:
+    names, comm, key = recipe.tracking.diagnostics, recipe.comm, "tracking_args.diagnostics"
+    if names and recipe.common.across_silos:
+        message = "no process of a cross_silo run sees what they need; allowed: none, or simulation"
+        yield Conflict(key, message, (KIND, "comm_args.backend"))
+    elif not comm.in_process and (blind := [name for name in names if name in IN_TRAINING]):
+        message = (
+            f"{', '.join(blind)}: with backend {comm.backend} other processes train and cannot be watched; allowed: "
+            f"{', '.join(BESIDE_TRAINING)}, or backend sp"
+        )
+        yield Conflict(key, message, (KIND, "comm_args.backend"))

@@ -1,0 +1,117 @@
+"""A section that chooses a plugin: its common keys, and the plugin with its parameters; or a mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fl_labelskew_registry import LabelSkewError, Method, PluginError, catalog
+
+from fl_labelskew_plugins.checked import checked
+from fl_labelskew_plugins.methods import combined
+from fl_labelskew_plugins.recipe.mistakes import Mistakes, closest, failure, keys_of, show, unknown
+from fl_labelskew_plugins.recipe.objects import named
+from fl_labelskew_plugins.recipe.sections import MethodArgs, PluginArgs
+
+
+def names(kind: catalog.Kind) -> list[str]:
+    """The names of all plugins of a kind."""
+    return sorted({entry.name for entry in catalog.entries(kind)})
+
+
+def known(kind: catalog.Kind, name: str, place: str, mistakes: Mistakes) -> bool:
+    """Whether a plugin has that name; else it is a mistake."""
+    if name in names(kind):
+        return True
+    mistakes.say(place, "; ".join([unknown(name, names(kind)), *catalog.misplaced(kind, name)]))
+    return False
+
+
+def chosen(
+    section: str, model: type[PluginArgs], raw: Mapping[str, Any], mistakes: Mistakes, *, instead: Any = None
+) -> tuple[PluginArgs | None, Any]:
+    """The section's common keys, and the plugin object that it chooses; None for what cannot be had.
+
+    ``instead`` is an object that stands in for the plugin, whatever the section names.
+    """
+    common, place = keys_of(model), f"{section}.{model.key}"
+    if instead is not None:
+        known_keys = {key: value for key, value in raw.items() if key in common}
+        return mistakes.validated(section, model, known_keys | {model.key: named(instead)}), instead
+    if model.key not in raw and model.model_fields[model.key].is_required():
+        near = closest(model.key, [key for key in raw if key not in common])
+        instead = f"; found instead: {near}" if near else ""
+        mistakes.say(place, f"missing; allowed: {', '.join(names(model.kind))}{instead}")
+    args = mistakes.validated(section, model, raw)
+    if isinstance(args, MethodArgs) and combined.SIGN in args.method:
+        return args, _combination(section, args.method.split(combined.SIGN), raw, mistakes)
+    name = getattr(args, model.key, "")
+    if args is None or place in mistakes.wrong or not known(model.kind, name, place, mistakes):
+        return args, None
+    try:
+        plugin = catalog.load(model.kind, name)
+    except PluginError as error:
+        mistakes.say(place, " ".join(str(error).split()))
+        return args, None
+    try:
+        keys = keys_of(plugin.Params)  # where it repeats a common key, it gets that too
+        own = {key: value for key, value in raw.items() if key not in common or key in keys}
+        return args, _made(section, plugin, own, [*common, *keys], mistakes)
+    except Exception as error:  # a plugin of anybody's: its fault is one line, the rest is still checked
+        mistakes.say(place, f"'{name}' fails: {failure(error)}")
+        return args, None
+
+
+def _made(place: str, plugin: Any, raw: Mapping[str, Any], keys: Sequence[str], mistakes: Mistakes) -> Any:
+    """A plugin with its parameters; None where there is a mistake in them."""
+    mistakes.unknown_keys(place, raw, keys)
+    params = mistakes.validated(place, plugin.Params, raw)
+    wrong = any(key == place or key.startswith(f"{place}.") for key in mistakes.wrong)
+    return None if params is None or wrong else checked(plugin(params))
+
+
+def _combination(section: str, parts: Sequence[str], raw: Mapping[str, Any], mistakes: Mistakes) -> Method | None:
+    """Several methods in a row, each with its parameters under its own name."""
+    place, common = f"{section}.method", keys_of(MethodArgs)
+    for name in dict.fromkeys(parts):
+        if known("methods", name, place, mistakes) and parts.count(name) > 1:
+            mistakes.say(place, f"{name} stands there twice; allowed: each method once")
+    own = {key: value for key, value in raw.items() if key not in common}
+    mistakes.unknown_keys(section, own, [*common, *parts])
+    if place in mistakes.wrong:
+        return None
+    methods: dict[str, Method] = {}
+    try:
+        for name in parts:
+            plugin, keys, where = catalog.load("methods", name), own.get(name, {}), f"{section}.{name}"
+            if not isinstance(keys, dict):
+                mistakes.say(where, f"{show(keys)} is no mapping; allowed: the parameters of {name}")
+            elif (method := _made(where, plugin, keys, [*keys_of(plugin.Params)], mistakes)) is not None:
+                methods[name] = method
+        return None if mistakes.lines else combined.combine(methods)
+    except LabelSkewError as error:
+        mistakes.say(place, str(error))
+        return None
+
+
+def of_silo(place: str, method: Method, own: Any, mistakes: Mistakes) -> Method | None:
+    """``method`` with what a silo chooses for itself; of a combination, under the name of each part."""
+    parts = method.parts if isinstance(method, combined.Combined) else {}
+    choices = [name for name, part in parts.items() if part.silo_choices] or method.silo_choices
+    if not isinstance(own, dict):
+        form = ", ".join(choices) or "none"
+        mistakes.say(place, f"{show(own)} is no mapping of keys to values; allowed: {form}")
+        return None
+    mistakes.unknown_keys(place, own, choices)
+    good = {key: value for key, value in own.items() if key in choices}
+    if parts:
+        chosen = {name: of_silo(f"{place}.{name}", part, good.get(name, {}), mistakes) for name, part in parts.items()}
+        whole = {name: part for name, part in chosen.items() if part is not None}
+        return combined.combine(whole) if len(whole) == len(parts) else None
+    given = method.params.model_dump(mode="json", by_alias=True, exclude_unset=True) | good
+    try:
+        made: Method | None = _made(place, type(method), given, [*given], mistakes)
+        return None if mistakes.wrong else made
+    except Exception as error:  # a plugin of anybody's
+        mistakes.say(place, failure(error))
+        return None

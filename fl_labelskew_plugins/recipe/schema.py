@@ -1,0 +1,94 @@
+"""JSON Schema of recipes and of silos' own files, for editors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fl_labelskew_registry import PluginError, catalog
+from pydantic import BaseModel
+
+from fl_labelskew_plugins.recipe import plugins
+from fl_labelskew_plugins.recipe.model import EXPECTED, PLUGGED, POLICY, REQUIRED, SECTIONS, SILO
+from fl_labelskew_plugins.recipe.sections import Expected, MethodArgs, PluginArgs, Policy
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of a recipe and of a silo's own file; of a plugin that does not load the name alone."""
+    defs: dict[str, Any] = {}
+    sections = {section: _section_schema(section, defs) for section in SECTIONS}
+    one = _model_schema(Expected, EXPECTED, defs)
+    sections[EXPECTED] = {"anyOf": [one, {"type": "array", "items": one}]}
+    defs["recipe"] = {"properties": sections, "required": REQUIRED, "additionalProperties": False}
+    silo = {section: _silo_schema(section, keys) for section, keys in SILO.items()}
+    defs["silo"] = {"properties": silo, "additionalProperties": False}
+    chooses = {"properties": {"method_args": {"required": ["method"]}}, "required": ["method_args"]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "fl-labelskew-plugins recipe, or a silo's own file",
+        "type": "object",
+        "if": {"anyOf": [*({"required": [section]} for section in sections if section not in SILO), chooses]},
+        "then": {"$ref": "#/$defs/recipe"},
+        "else": {"$ref": "#/$defs/silo"},
+        "$defs": defs,
+    }
+
+
+def _silo_schema(section: str, keys: Sequence[str] | None) -> dict[str, Any]:
+    """A section of a silo's own file; which parameters a method leaves to silos depends on the recipe's method."""
+    if section == "method_args":
+        return {"type": "object"}
+    if section == POLICY:
+        return Policy.model_json_schema()
+    whole = f"#/$defs/recipe/properties/{section}"
+    if keys is None:
+        return {"$ref": whole}
+    parts = {key: {"$ref": f"{whole}/properties/{key}"} for key in keys}
+    return {"type": "object", "properties": parts, "additionalProperties": False}
+
+
+def _section_schema(section: str, defs: dict[str, Any]) -> dict[str, Any]:
+    schema = _model_schema(SECTIONS[section], section, defs)
+    if section == "comm_args":
+        schema["properties"]["backend"]["enum"] = plugins.names("runtimes")
+    if section not in PLUGGED:
+        return schema
+    chooser = PLUGGED[section]
+    del schema["additionalProperties"]
+    schema["unevaluatedProperties"] = False
+    schema["allOf"] = list(_plugin_schemas(section, chooser, defs))
+    if chooser is MethodArgs:
+        schema["allOf"].append(_combination_schema(schema["properties"][chooser.key], section))
+    else:
+        schema["properties"][chooser.key]["enum"] = plugins.names(chooser.kind)
+    return schema
+
+
+def _combination_schema(key: dict[str, Any], section: str) -> dict[str, Any]:
+    """Make the key one name or several; returns what each method's parameters are where there are several."""
+    names = plugins.names("methods")
+    several = {"anyOf": [{"type": "array"}, {"type": "string", "pattern": r"\+"}]}
+    a_list = {"type": "array", "items": {"enum": names}, "minItems": 2}
+    key["anyOf"] = [{"enum": names}, {"type": "string", "pattern": r"\+"}, a_list]
+    del key["type"]
+    then = {"properties": {name: {"type": "object", "title": f"{section} of {name}"} for name in names}}
+    return {"if": {"properties": {"method": several}, "required": ["method"]}, "then": then}
+
+
+def _plugin_schemas(section: str, chooser: type[PluginArgs], defs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for name in plugins.names(chooser.kind):
+        try:
+            params = catalog.load(chooser.kind, name).Params
+        except PluginError:
+            continue
+        schema = _model_schema(params, f"{section}.{name}", defs)
+        then = {key: schema[key] for key in ("properties", "required") if key in schema}
+        default = chooser.model_fields[chooser.key].default
+        required = [] if name == default else [chooser.key]
+        yield {"if": {"properties": {chooser.key: {"const": name}}, "required": required}, "then": then}
+
+
+def _model_schema(model: type[BaseModel], prefix: str, defs: dict[str, Any]) -> dict[str, Any]:
+    schema = model.model_json_schema(ref_template=f"#/$defs/{prefix}.{{model}}")
+    defs |= {f"{prefix}.{name}": part for name, part in schema.pop("$defs", {}).items()}
+    return schema

@@ -1,0 +1,175 @@
+"""A silo's policy at work: what a server asks for beyond it is refused; the account of answers outlives the process."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fl_labelskew_registry import Federation, LabelSkewError, RunError
+from pydantic import BaseModel
+from torch import Tensor, uint8
+
+from fl_labelskew_plugins.machine.files import replacing
+from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.recipe.mistakes import show
+from fl_labelskew_plugins.recipe.model import POLICY, Recipe
+from fl_labelskew_plugins.recipe.policy import OPTIMIZER, OTHER
+from fl_labelskew_plugins.recipe.sections import ACCOUNT, Policy
+from fl_labelskew_plugins.tensors import State
+
+
+class PolicyError(RunError):
+    """What a server asked for, or a method was about to send, and a silo's policy does not allow."""
+
+
+class Account(BaseModel):
+    """A file of answers: digests of the questions that were answered, by run and round."""
+
+    runs: dict[str, dict[str, list[str]]]
+
+
+class Guard:
+    """A policy at work in a running silo.
+
+    Args:
+        policy: the silo's.
+        file: where it stands.
+        folder: the silo's own.
+
+    Raises:
+        LabelSkewError: the account cannot be read.
+    """
+
+    def __init__(self, policy: Policy, file: str, folder: Path) -> None:
+        self.policy, self.file = policy, file
+        self.account = folder / ACCOUNT if policy.account is None else Path(policy.account)
+        self._runs()
+
+    def server(self, fingerprint: str) -> None:
+        """Raise PolicyError unless the server that this fingerprint is of may be joined."""
+        if self.policy.server_fingerprint not in (None, fingerprint):
+            self._refuse("server_fingerprint", f"a server whose certificate has {fingerprint}")
+
+    def join(self, federation: Federation, quorum: Any) -> None:
+        """Raise PolicyError unless a run may be joined.
+
+        Args:
+            federation: as the server tells it.
+            quorum: uploads that a round needs, as the server tells it.
+        """
+        least = self.policy.min_clients  # its rounds are the recipe's, which was looked at when it was read
+        if least is not None:
+            if type(quorum) is not int:
+                self._refuse("min_clients", "a server that does not say how many uploads a round needs")
+            if min(quorum, federation.clients_per_round) < least:
+                self._refuse("min_clients", f"rounds of {min(quorum, federation.clients_per_round)} uploads")
+
+    def answer(self, run: str, round: int, question: str) -> None:
+        """Write an answer down before it is worked out; nothing where the same question was answered already.
+
+        Args:
+            run: the run's name.
+            round: from 0.
+            question: :func:`question`.
+
+        Raises:
+            PolicyError: there have been as many answers as the policy allows.
+            RunError: the account cannot be written.
+        """
+        runs = self._runs()
+        rounds = runs.setdefault(run, {})
+        answered = rounds.setdefault(str(round), [])
+        if question in answered:
+            return
+        most, often = self.policy.max_rounds, self.policy.max_answers_per_round
+        if not answered and most is not None and sum(map(len, runs.values())) > most:
+            self._refuse(
+                "max_rounds", f"an answer to round {round + 1} of run {run}: {most} are given ({self.account})"
+            )
+        if answered and often is not None and len(answered) >= often:
+            self._refuse("max_answers_per_round", f"another answer to round {round + 1} of run {run}")
+        answered.append(question)
+        try:
+            with replacing(self.account) as part, part.open("w", encoding="utf-8") as file:
+                json.dump({"policy": self.file, "runs": runs}, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunError(
+                f"{self.account}: cannot be written: {error.strerror}; without the account of its policy this silo "
+                "answers nothing"
+            ) from None
+
+    def leaving(self, names: Iterable[str], kinds: Mapping[str, str]) -> None:
+        """Raise PolicyError unless tensors of these names may leave beside weights.
+
+        Args:
+            names: of what a client has made, announced or not.
+            kinds: a method's ``sends``.
+        """
+        for name in names:
+            kind = OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else kinds.get(name, OTHER)
+            if self.policy.send is not None and kind not in self.policy.send:
+                self._refuse("send", f"{kind}: {clean(name)}", "which the method would send")
+
+    def _refuse(self, key: str, demand: str, whose: str = "which the server asks for") -> None:
+        value = getattr(self.policy, key)
+        limit = value if isinstance(value, str) else show(value)
+        raise PolicyError(f"{self.file}: {POLICY}.{key}: {limit} does not allow {demand}, {whose}")
+
+    def _runs(self) -> dict[str, dict[str, list[str]]]:
+        """Questions answered, by run and round; read each time, for another process may have written them."""
+        try:
+            return Account.model_validate_json(self.account.read_bytes()).runs
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError):
+            raise LabelSkewError(
+                f"{self.account}: is no account of a silo's answers; put back what was there, or remove it to "
+                "begin anew"
+            ) from None
+
+
+def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
+    """What keeps a silo to its policy; None where it has none.
+
+    Args:
+        recipe: the silo's own.
+        rank: which silo, from 1.
+        folder: the silo's own.
+
+    Raises:
+        LabelSkewError: the silo has answered under a policy and now has none, or its account cannot be read.
+    """
+    if recipe.policy is not None:
+        return Guard(recipe.policy, recipe.client_specific.data_silo_config[rank - 1], folder)
+    if (folder / ACCOUNT).exists():
+        raise LabelSkewError(
+            f"{folder / ACCOUNT}: this silo has answered under a policy, and this recipe names no file with one; name "
+            "the silo's own file in client_specific_args.data_silo_config, or remove the account"
+        )
+    return None
+
+
+def question(
+    federation: Federation, round: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], state: State
+) -> str:
+    """Digest of all that an answer rests on and that a server can choose.
+
+    Args:
+        federation: as the server told it.
+        round: from 0.
+        meta: of the request.
+        tensors: weights and what is shared.
+        state: the private state that the request names.
+    """
+    digest = hashlib.sha256(json.dumps([asdict(federation), round, meta], sort_keys=True).encode())
+    for name, value in (*sorted(tensors.items()), *sorted(state.items())):
+        digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(uint8).numpy().data)
+    return digest.hexdigest()[:32]

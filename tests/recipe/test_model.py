@@ -1,0 +1,89 @@
+"""A loaded recipe: what it resolves to, survives its dump, and differs from another one in."""
+
+import yaml
+from recipe_texts import lines_of, only_line, text_with
+
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe.model import SECTIONS, different
+
+
+def test_resolved_has_every_section_and_plain_values():
+    resolved = parse.parse(text_with()).resolved()
+    assert tuple(resolved) == tuple(SECTIONS)
+    assert resolved["method_args"]["method"] == "fedmr"
+    assert resolved["method_args"]["negatives"] == "all"
+    assert yaml.safe_load(yaml.safe_dump(resolved)) == resolved
+
+
+def test_a_dump_loads_to_the_same(tmp_path):
+    odd = text_with(
+        data_args={"data_cache_dir": "1e5"},
+        tracking_args={"run_dir": "2020-01-01: # 'é"},
+        security_args={
+            "enable_attack": True,
+            "attack_type": "byzantine",
+            "byzantine_client_num": 1,
+            "attack_mode": "zero",
+        },
+    )
+    first = parse.parse(odd, source="odd.yaml")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(first.dump(), encoding="utf-8")
+    again = parse.load(path)
+    assert again.resolved() == first.resolved()
+    assert again.security == first.security
+    assert first.dump().startswith("# fedml run odd.yaml\ncommon_args: {")
+
+
+def test_differences_name_the_key_and_leave_tracking_out():
+    a = parse.parse(text_with()).resolved()
+    b = parse.parse(
+        text_with(method_args={"mu1": 0.2}, tracking_args={"run_dir": "x"}, dp_args={"epsilon": 1.0})
+    ).resolved()
+    assert different(a, a) == []
+    assert different(a, b) == ["method_args.mu1", "dp_args.epsilon"]
+    assert different(b, a) == ["method_args.mu1", "dp_args.epsilon"]
+
+
+def test_differences_leave_out_where_processes_find_each_other():
+    a = parse.parse(text_with(), overrides=["comm_args.backend=MPI", "comm_args.workers=2"]).resolved()
+    b = parse.parse(text_with(), overrides=["comm_args.backend=MPI", "comm_args.round_deadline_s=5"]).resolved()
+    c = parse.parse(text_with()).resolved()
+    assert different(a, b) == []
+    assert different(a, c) == ["comm_args.backend"]
+
+
+def test_a_round_needs_two_uploads_where_two_join_it():
+    assert parse.parse(text_with()).comm.quorum(10) == 2
+    assert parse.parse(text_with()).comm.quorum(1) == 1
+    assert parse.parse(text_with(comm_args={"min_clients": 7})).comm.quorum(10) == 7
+
+
+NUMBER = {"value": 74.97, "paper": "FedMR", "table": "Table 1"}
+
+
+def test_one_number_or_several_survive_the_dump():
+    assert parse.parse(text_with()).expected == ()
+    (one,) = parse.parse(text_with(expected=NUMBER)).expected
+    assert (one.value, one.measure, one.tolerance) == (74.97, "accuracy", 2.0)
+    rounds = NUMBER | {"measure": "rounds_to", "value": 149, "target": 54.31}
+    loaded = parse.parse(text_with(expected=[NUMBER, rounds]))
+    assert [each.value for each in loaded.expected] == [74.97, 149]
+    assert parse.parse(loaded.dump()).expected == loaded.expected
+
+
+def test_numbers_are_no_part_of_what_is_run():
+    a, b = parse.parse(text_with()), parse.parse(text_with(expected=NUMBER))
+    assert different(a.resolved(), b.resolved()) == []
+    assert a.resolved() == b.resolved()
+
+
+def test_wrong_numbers_are_one_line_each():
+    lines = lines_of(text_with(expected=[NUMBER | {"measure": "acuracy"}, {"value": -1, "table": "1", "papr": "x"}, 3]))
+    assert lines[0].startswith("r.yaml: expected[1].measure: 'acuracy' is unknown; allowed: accuracy, best_accuracy")
+    assert lines[1].startswith("r.yaml: expected[2].papr: unknown key; allowed: value, measure,")
+    assert "r.yaml: expected[2].value: -1 is out of range; allowed: a number of at least 0" in lines
+    assert lines[-1].startswith("r.yaml: expected[3]: 3 is no mapping of keys to values; allowed: a mapping with value")
+    assert only_line(text_with(expected=NUMBER | {"measure": "rounds_to"})) == (
+        "r.yaml: expected: target and measure rounds_to go together; both, or neither, would be right"
+    )

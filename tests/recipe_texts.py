@@ -1,0 +1,59 @@
+"""Recipes as texts, and the lines that are said of them."""
+
+import pytest
+
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe import yaml as plain_yaml
+from fl_labelskew_plugins.recipe.mistakes import RecipeError
+
+GOOD = {
+    "data_args": {"dataset": "digits"},
+    "partition_args": {"partition_method": "pcdd", "classes_per_client": 2},
+    "model_args": {"model": "mlp"},
+    "train_args": {"epochs": 2, "weight_decay": 1e-5},
+    "method_args": {"method": "fedmr", "mu1": 0.1},
+}
+
+
+def text_with(**sections):
+    """A good recipe with some sections changed; None takes a section out."""
+    content = {section: dict(keys) for section, keys in GOOD.items()}
+    for section, keys in sections.items():
+        if isinstance(keys, dict):
+            content[section] = content.get(section, {}) | keys
+        else:
+            content[section] = keys
+    return plain_yaml.write(content)
+
+
+def lines_of(text, *overrides):
+    with pytest.raises(RecipeError) as error:
+        parse.parse(text, source="r.yaml", overrides=overrides)
+    assert all("\n" not in line for line in error.value.mistakes)
+    assert str(error.value) == "\n".join(error.value.mistakes)
+    return error.value.mistakes
+
+
+def only_line(text, *overrides):
+    (line,) = lines_of(text, *overrides)
+    return line
+
+
+CROSS_SILO = {
+    "common_args": {"training_type": "cross_silo"},
+    "comm_args": {"backend": "GRPC"},
+    "train_args": {"client_num_in_total": 2},
+    "client_specific_args": {"data_silo_config": ["one.yaml", "sub/two.yaml"]},
+}
+
+
+def cross_silo(**comm):
+    return text_with(**CROSS_SILO | {"comm_args": CROSS_SILO["comm_args"] | comm})
+
+
+OWN_FILE = {
+    "data_args": {"dataset": "digits"},
+    "method_args": {"count_noise": 4.0},
+    "comm_args": {"send_measures": True},
+    "device_args": {"using_gpu": True, "gpu_ids": [0]},
+}
