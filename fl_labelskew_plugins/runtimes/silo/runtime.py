@@ -28,7 +28,7 @@ from fl_labelskew_plugins.runtimes.silo import certs, facts, keys, revocation
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer, server_session
 from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport, SiloTransport
-from fl_labelskew_plugins.runtimes.wire import Spool
+from fl_labelskew_plugins.runtimes.spool import Spool
 
 
 class CrossSilo(Runtime):

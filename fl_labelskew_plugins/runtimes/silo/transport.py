@@ -27,12 +27,14 @@ from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runs.audit import Audit, certificate, peer
-from fl_labelskew_plugins.runtimes import wire
+from fl_labelskew_plugins.runtimes import chunks, wire
+from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing, Sha256
 from fl_labelskew_plugins.runtimes.silo import certs, door, pin
 from fl_labelskew_plugins.runtimes.silo.door import Door, places
 from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
+from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
-from fl_labelskew_plugins.runtimes.wire import CutShortError, Hashing, Header, Sha256, Spool, WireError
+from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
 SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
 CHUNK = 2**20
@@ -169,10 +171,10 @@ class Outbox:
             del queued  # or the last message would be kept until the next
 
     def _chunks(self, parts: list[bytes | memoryview], tensors: Sha256 | None, why: str | None) -> Iterator[bytes]:
-        header, digest = Header.unpack(parts[0]), wire.hashed(parts, tensors) if self._audit.digests else None
+        header, digest = Header.unpack(parts[0]), chunks.hashed(parts, tensors) if self._audit.digests else None
         size, sent = Header.SIZE + header.length, 0
         try:
-            for chunk in wire.cut(parts, CHUNK):
+            for chunk in chunks.cut(parts, CHUNK):
                 if self._dropping:
                     return
                 sent += len(chunk)
@@ -386,7 +388,7 @@ class ServerTransport(Transport):
             copies = {} if all(map(wire.dense, tensors.values())) else wire.plain(tensors)
         parts = _encoded(msg, copies or tensors)
         if not same:
-            state = wire.tensors_hashed(parts) if self.audit.digests else None
+            state = chunks.tensors_hashed(parts) if self.audit.digests else None
             # no more of them than that: what is sent would be kept in memory until the next broadcast
             self._last = [(name, weakref.ref(tensor), version) for name, tensor, version in key], copies, state
         return parts, _reason(msg), state
@@ -477,7 +479,7 @@ class ServerTransport(Transport):
             connection.outbox.close(flush=False)
 
     def _read(self, connection: _Connection, requests: Hashing) -> bool:
-        got = wire.assemble(requests, lambda header: self._admit(connection, header), self._spool)
+        got = chunks.assemble(requests, lambda header: self._admit(connection, header), self._spool)
         if got is None:
             return False
         header, digest, arrived = got[0], requests.digest(), _decoded(*got)
@@ -792,7 +794,7 @@ class SiloTransport(Transport):
         return self._grpc.secure_channel(self.address, credentials, options)
 
     def _read(self, call: Hashing) -> bool:
-        got = wire.assemble(call, self._admit, self._spool)
+        got = chunks.assemble(call, self._admit, self._spool)
         if got is None:
             return False
         if why := self._doubt():

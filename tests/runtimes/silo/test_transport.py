@@ -23,11 +23,13 @@ from scenes import Peer
 
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
+from fl_labelskew_plugins.runtimes.chunks import cut
 from fl_labelskew_plugins.runtimes.silo import certs, door
 from fl_labelskew_plugins.runtimes.silo import transport as grpc_transport
 from fl_labelskew_plugins.runtimes.silo.transport import FROM_SERVER, FROM_SILOS, ServerTransport, SiloTransport
+from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, message
-from fl_labelskew_plugins.runtimes.wire import Header, Spool, WireError
+from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
 TENSORS = {"conv.weight": torch.randn(3, 4), "steps": torch.tensor(7), "columns": torch.randn(50, 40).t()}
 METHOD = f"/{grpc_transport.SERVICE}/{grpc_transport.METHOD}"
@@ -91,7 +93,7 @@ def raw(address, chunks=(), *, tls=None, hold=None):
 
 
 def chunks(kind, sender=1, receiver=0, **tensors):
-    return wire.cut(wire.encode(kind, sender, receiver, 0, {}, tensors), 2**20)
+    return cut(wire.encode(kind, sender, receiver, 0, {}, tensors), 2**20)
 
 
 def still_serves(start, server, rank=3, *, tls=False):
