@@ -9,12 +9,12 @@ import socket
 import ssl
 
 from fl_labelskew_plugins.recipe import addresses
-from fl_labelskew_plugins.runtimes.silo import certs
+from fl_labelskew_plugins.runtimes.silo.names import Files
 
 WAIT_S = 10.0
 
 
-def shown(address: str, tls: certs.Files) -> tuple[str, bytes]:
+def shown(address: str, tls: Files) -> tuple[str, bytes]:
     """Fingerprint and PEM of the certificate that a server shows now.
 
     With that PEM in place of the authority's, gRPC then connects to a server of this certificate and no other.

@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
@@ -29,12 +29,14 @@ from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runs.audit import Audit, certificate, peer
 from fl_labelskew_plugins.runtimes import chunks, wire
 from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing, Sha256
-from fl_labelskew_plugins.runtimes.silo import certs, door, pin
+from fl_labelskew_plugins.runtimes.silo import door, names, pin
 from fl_labelskew_plugins.runtimes.silo.door import Door, places
-from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
 
 SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
 CHUNK = 2**20
@@ -96,7 +98,7 @@ def _grpc() -> Any:
     return grpc
 
 
-def _checked(address: str, tls: certs.Files | None) -> tuple[str, int]:
+def _checked(address: str, tls: names.Files | None) -> tuple[str, int]:
     """Host and port; raises LabelSkewError where others could listen in."""
     try:
         host, port = addresses.split(address)
@@ -276,7 +278,7 @@ class ServerTransport(Transport):
         address: str,
         *,
         silos: int,
-        tls: certs.Files | None = None,
+        tls: names.Files | None = None,
         spool: Spool | None = None,
         audit: Audit | None = None,
         revoked: Revocations | None = None,
@@ -430,7 +432,7 @@ class ServerTransport(Transport):
         rank, refusal = 0, None
         if self._tls is not None:
             name = b"".join(context.auth_context().get("x509_common_name", ())).decode(errors="replace")
-            rank = certs.rank_of(name)
+            rank = names.rank_of(name)
             if not 1 <= rank <= self.silos:
                 rank = 0
                 text = f"its certificate is not one of silo-1 to silo-{self.silos}"
@@ -593,7 +595,7 @@ class SiloTransport(Transport):
         address: str,
         rank: int,
         *,
-        tls: certs.Files | None = None,
+        tls: names.Files | None = None,
         spool: Spool | None = None,
         say: Callable[[str], None] = lambda line: None,
         audit: Audit | None = None,

@@ -24,8 +24,9 @@ from scenes import Peer
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.chunks import cut
-from fl_labelskew_plugins.runtimes.silo import certs, door
+from fl_labelskew_plugins.runtimes.silo import certs, door, issuing
 from fl_labelskew_plugins.runtimes.silo import transport as grpc_transport
+from fl_labelskew_plugins.runtimes.silo.names import Files
 from fl_labelskew_plugins.runtimes.silo.transport import FROM_SERVER, FROM_SILOS, ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, message
@@ -614,14 +615,14 @@ def test_a_pickle_runs_nothing(start, tmp_path):
 def others(tmp_path_factory, certificates):
     """Certificates of another authority; ``mixed`` has them with our ca.pem."""
     made = tmp_path_factory.mktemp("others")
-    certs.new(made, 3)
+    issuing.new(made, 3)
     return made
 
 
 def files(certificates, name, ca=None):
     """As :func:`certs.read`, for files that do not belong together."""
     read = [(certificates / f"{name}.{ending}").read_bytes() for ending in ("pem", "key")]
-    return certs.Files(name, ((ca or certificates) / "ca.pem").read_bytes(), *read)
+    return Files(name, ((ca or certificates) / "ca.pem").read_bytes(), *read)
 
 
 def test_who_has_no_certificate_of_ours_gets_nowhere(start, certificates, others):
@@ -629,7 +630,7 @@ def test_who_has_no_certificate_of_ours_gets_nowhere(start, certificates, others
     address = server.transport.address
     ca = (certificates / "ca.pem").read_bytes()
     assert raw(address, chunks(Kind.HELLO))[0] == "UNAVAILABLE"
-    assert raw(address, chunks(Kind.HELLO), tls=certs.Files("nobody", ca, None, None))[0] == "UNAVAILABLE"
+    assert raw(address, chunks(Kind.HELLO), tls=Files("nobody", ca, None, None))[0] == "UNAVAILABLE"
     assert raw(address, chunks(Kind.HELLO), tls=files(others, "silo-1", certificates))[0] == "UNAVAILABLE"
     assert not server.transport.receive(0.2)
     still_serves(start, server, tls=True)
@@ -713,7 +714,7 @@ def test_a_silo_says_what_it_does_not_trust(start, certificates, others, server_
 
 
 def test_a_server_of_another_name_is_not_the_server(start, tmp_path):
-    certs.new(tmp_path, 1, ["fl.example.org"])
+    issuing.new(tmp_path, 1, ["fl.example.org"])
     server = start(tls=certs.read(tmp_path, "server"))
     silo = start.silo(server.transport.address, tls=certs.read(tmp_path, "silo-1"))
     with pytest.raises(LabelSkewError, match="its certificate is for another host; `labelskew certs new --server"):
