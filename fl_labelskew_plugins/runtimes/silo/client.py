@@ -32,9 +32,9 @@ from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.silo import facts, keys
+from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.facts import SiloData
-from fl_labelskew_plugins.runtimes.silo.transport import SiloTransport
-from fl_labelskew_plugins.runtimes.transport import Kind, message
+from fl_labelskew_plugins.runtimes.transport import Kind, message, reason
 from fl_labelskew_plugins.tensors import OPTIMIZER, State, group, joined, num_bytes, rest, save_atomic, trim
 
 
@@ -237,7 +237,7 @@ class SiloClient(Manager):
         if self._upload is not None and self._upload[0] == round:
             self._upload, self._round = None, -1  # who asks for it again has to be told that it is not on its way
         if not meta.get("taken"):
-            why = clean(meta.get("reason"), 500)
+            why = reason(message)
             self.warn(f"round {round + 1}: the server left this silo's upload out: {why}")
 
     def _finish(self, message: Message) -> None:
@@ -246,7 +246,7 @@ class SiloClient(Manager):
             # no failure that the server is told of: this silo's class names are nobody's business
             names = wire.cleaned(list(self.data.data.class_names))  # as those of the server, which came over the wire
             names = facts.differing(names, meta.get("class_names"), "at the server")
-            why = clean(meta.get("reason"), 500)
+            why = reason(message)
             self.failure = LabelSkewError(names or f"the server turned this silo away: {why}")
             self.transport.stop_receive_message()
             return

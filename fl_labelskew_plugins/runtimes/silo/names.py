@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +63,11 @@ def rank_of(name: str) -> int:
     stem, _, digits = name.partition("-")
     fits = stem == "silo" and digits.isascii() and digits.isdigit() and len(digits) < 10 and digits[0] != "0"
     return int(digits) if fits else 0
+
+
+def fingerprint(pem: bytes) -> str:
+    """SHA-256 of a certificate, in hexadecimal."""
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode(errors="replace"))).hexdigest()
 
 
 def paths(folder: Path) -> list[Path]:

@@ -7,9 +7,7 @@ a process does not know is only what nobody has copied to it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.runtimes.silo import certs, keys
 from fl_labelskew_plugins.runtimes.silo.keys import Passphrase
-from fl_labelskew_plugins.runtimes.silo.names import OLD, REVOKED, UNSPECIFIED, Files, named
+from fl_labelskew_plugins.runtimes.silo.names import OLD, REVOKED, UNSPECIFIED, Files, fingerprint, named
 
 
 @dataclass(frozen=True)
@@ -196,8 +194,7 @@ class Revocations:
         entry = entries.get(x509.load_pem_x509_certificate(pem).serial_number)
         if entry is None:
             return ""
-        fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))).hexdigest()
-        return f"its certificate {fingerprint} was {entry}"
+        return f"its certificate {fingerprint(pem)} was {entry}"
 
     def _tell(self) -> None:
         self._say(f"{self._listed} counts from now on")

@@ -26,8 +26,9 @@ from fl_labelskew_plugins.runtimes.base import Runtime
 from fl_labelskew_plugins.runtimes.processes import Part, threads_each, together
 from fl_labelskew_plugins.runtimes.silo import facts, keys, names
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient
+from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
+from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer, server_session
-from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.spool import Spool
 
 if TYPE_CHECKING:

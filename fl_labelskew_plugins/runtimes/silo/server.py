@@ -21,7 +21,6 @@ from fl_labelskew_plugins.engine.aggregate import check_extra
 from fl_labelskew_plugins.engine.local import LocalResult, forms
 from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.parse import Recipe
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import Checkpoint
@@ -34,9 +33,9 @@ from fl_labelskew_plugins.runtimes.silo.clock import ListeningClock
 from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
 from fl_labelskew_plugins.runtimes.silo.facts import Facts
 from fl_labelskew_plugins.runtimes.silo.flood import Flood
+from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.outliers import Judge, norms
-from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport
-from fl_labelskew_plugins.runtimes.transport import Kind
+from fl_labelskew_plugins.runtimes.transport import Kind, reason
 from fl_labelskew_plugins.tensors import joined, num_bytes, trim
 
 SLACK = 2**20
@@ -567,7 +566,7 @@ class SiloServer(Manager):
 
     def _failed(self, message: Message) -> None:
         client = message.get_sender_id() - 1
-        why = clean(message.get("meta").get("reason", ""), 500)
+        why = reason(message) or ""
         self._flood.tell(f"silo {client + 1}", f"cannot go on: {why}", say=self.warn)
         self._gone(client)
         self._away.add(client)

@@ -14,7 +14,7 @@ from scenes import FACTS, Echo
 
 from fl_labelskew_plugins.runtimes.silo import certs, excluded, issuing
 from fl_labelskew_plugins.runtimes.silo.names import Files
-from fl_labelskew_plugins.runtimes.silo.transport import METHOD, SERVICE
+from fl_labelskew_plugins.runtimes.silo.streams import METHOD, SERVICE
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 from fl_labelskew_plugins.runtimes.wire import Header
 

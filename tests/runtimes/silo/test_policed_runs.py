@@ -11,7 +11,8 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import audit, session
 from fl_labelskew_plugins.runtimes.silo import certs, facts, issuing
-from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport, SiloTransport
+from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
+from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 
 OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"

@@ -12,9 +12,10 @@ from fl_labelskew_plugins import run
 from fl_labelskew_plugins.runs import audit
 from fl_labelskew_plugins.runtimes.silo import certs, issuing
 from fl_labelskew_plugins.runtimes.silo.client import secret
+from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
+from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.names import REVOKED
 from fl_labelskew_plugins.runtimes.silo.revocation import Revocations, revoke
-from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport, SiloTransport
 from fl_labelskew_plugins.runtimes.sp import runtime
 from fl_labelskew_plugins.runtimes.transport import Kind
 
