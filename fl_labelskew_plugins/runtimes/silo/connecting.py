@@ -1,9 +1,13 @@
-"""A silo's end of its stream: connects to the server, and connects again."""
+"""A silo's end of its stream: looks at the server's certificate, connects, and connects again."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import secrets
+import socket
+import ssl
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -12,12 +16,12 @@ from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing
-from fl_labelskew_plugins.runtimes.silo import streams, trust
-from fl_labelskew_plugins.runtimes.silo.names import Files
+from fl_labelskew_plugins.runtimes.silo import streams
+from fl_labelskew_plugins.runtimes.silo.names import Files, fingerprint
 from fl_labelskew_plugins.runtimes.silo.streams import LIMIT, LOOKED, METHOD, PATIENCE_S, SERVICE, TAKEN, Outbox
-from fl_labelskew_plugins.runtimes.silo.trust import Trust
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message, reason
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
@@ -26,7 +30,80 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
+LOOK_S = 10.0
 FROM_SERVER = (Kind.WELCOME, Kind.TRAIN, Kind.VERDICT, Kind.FINISH)
+
+
+class Trust:
+    """The server as a silo knows it, and whether it is the one to connect to and to go on with.
+
+    Its certificate is looked at before gRPC connects, which tells a client nothing of it.
+
+    Args:
+        address: ``host:port``.
+        tls: this silo's certificate, which the server asks for; None: nobody has any.
+        audit: where it is noted that a server is not trusted.
+        pin: raises where the server's certificate, by its SHA-256 fingerprint, is not the one to connect to.
+        revoked: certificates that count no longer.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        tls: Files | None,
+        audit: Audit,
+        pin: Callable[[str], None] | None,
+        revoked: Revocations | None,
+    ) -> None:
+        self._address, self._tls, self._audit, self._pin, self._revoked = address, tls, audit, pin, revoked
+        self.known: dict[str, Any] = {"rank": 0, "peer": address}
+        """What the audit log has of it; the certificate's fingerprint, too, once it was looked at."""
+        self.certificate = b""
+        """PEM of the certificate that it showed last. In place of the authority's, gRPC then connects to a server of
+        this certificate and no other."""
+
+    def look(self) -> str:
+        """Look at the certificate where it matters; why one cannot connect now, empty where one can.
+
+        Raises:
+            LabelSkewError: it is not the one to connect to.
+        """
+        if self._tls is None or (self._pin is None and not self._any_revoked):
+            return ""
+        try:
+            self.certificate = _shown(self._address, self._tls)
+        except ssl.SSLError as error:
+            if final := _hopeless(str(error)):
+                raise LabelSkewError(f"the server at {self._address}: {final}") from None
+            return "it closes connections"
+        except OSError as error:
+            return error.strerror or str(error)
+        self.known["fingerprint"] = fingerprint(self.certificate)
+        try:
+            if self._pin is not None:
+                self._pin(self.known["fingerprint"])
+        except LabelSkewError as error:
+            self.refused(str(error))
+            raise
+        if why := self.doubt():
+            self.refused(why)
+        return why
+
+    def doubt(self) -> str:
+        """Why nothing more is to be sent to this server or taken from it; empty where there is no reason."""
+        if self._revoked is None or not self._any_revoked:
+            return ""
+        if not self.certificate:
+            return "there are revoked certificates now; looking again"
+        return self._revoked.barred(self.certificate)
+
+    def refused(self, why: str) -> None:
+        """Note it in the audit log."""
+        self._audit.note("refused", **self.known, why=why)
+
+    @property
+    def _any_revoked(self) -> bool:
+        return self._revoked is not None and bool(self._revoked.look().entries)
 
 
 class SiloTransport(Transport):
@@ -202,7 +279,7 @@ class SiloTransport(Transport):
         """
         code = call.code().name
         why = (self._trust.doubt() if code == "CANCELLED" else "") or in_words(call.details())
-        if not self._stopping.is_set() and (final := _hopeless(code, why)):
+        if not self._stopping.is_set() and (final := _hopeless(why, code)):
             self._trust.refused(final)
             raise LabelSkewError(f"the server at {self.address}: {final}") from None
         if code in ("RESOURCE_EXHAUSTED", "ALREADY_EXISTS"):
@@ -247,13 +324,43 @@ class SiloTransport(Transport):
         streams.bound(header, self.limits)
 
 
-def _hopeless(code: str, why: str) -> str:
-    """Why trying again is of no use, by gRPC's name of the status; empty where it may be."""
+def _shown(address: str, tls: Files) -> bytes:
+    """PEM of the certificate that a server shows now.
+
+    Raises:
+        OSError: nobody answers, or the certificate is not by the silo's authority (``ssl.SSLError``).
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # which gRPC checks
+    context.load_verify_locations(cadata=tls.ca.decode("ascii"))
+    context.set_alpn_protocols(["h2"])
+    if hasattr(os, "memfd_create"):  # Python reads a key from files alone, and this one is to be in none
+        key = os.memfd_create("key")
+        with contextlib.closing(os.fdopen(key, "wb")) as file:
+            file.write(tls.certificate + b"\n" + tls.key)
+            file.flush()
+            context.load_cert_chain(f"/proc/self/fd/{key}")
+    host, port = addresses.split(address)
+    with (
+        socket.create_connection((host, port), LOOK_S) as raw,
+        context.wrap_socket(raw, server_hostname=host) as connection,
+    ):
+        return ssl.DER_cert_to_PEM_cert(connection.getpeercert(binary_form=True) or b"").encode()
+
+
+def _hopeless(why: str, code: str = "") -> str:
+    """Why trying again is of no use, by what was said and gRPC's name of the status; empty where it may be."""
     if code == "UNIMPLEMENTED":
         return "another service answers there; the server's own host and port would be right"
     if code in ("PERMISSION_DENIED", "INVALID_ARGUMENT", "ABORTED"):
         return f"it refused this silo: {why}"
-    return trust.hopeless(why)
+    if "CERTIFICATE_VERIFY_FAILED" in why:
+        return f"its certificate is not one that this silo's ca.pem vouches for ({why.rpartition(': ')[2]})"
+    if "Hostname Verification" in why or "is not in peer certificate" in why:
+        return "its certificate is for another host; `labelskew certs new --server HOST` makes one for this"
+    if "WRONG_VERSION_NUMBER" in why:
+        return "it does not speak TLS; no comm_args.certs here, or one there, would be right"
+    return ""
 
 
 def in_words(detail: str | None) -> str:

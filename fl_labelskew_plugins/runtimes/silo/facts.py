@@ -6,11 +6,12 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import torch
 from fl_labelskew_registry import Arrays, Data, Federation, LabelSkewError, Method, RunError
 from numpy.typing import NDArray
 
@@ -20,11 +21,10 @@ from fl_labelskew_plugins.methods.combined import Combined
 from fl_labelskew_plugins.recipe import mistakes
 from fl_labelskew_plugins.recipe.parse import Recipe, different
 from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, MOST_NUMBERS, classes_of
-from fl_labelskew_plugins.runs.session import check_form, data_folder, divided, loaded, numbered
+from fl_labelskew_plugins.runs.session import Session, check_form, data_folder, divided, loaded, numbered
 from fl_labelskew_plugins.runtimes import wire
 
 MOST_SAMPLES = 10**12
-MOST_SILOS = 10**6
 
 
 @dataclass(frozen=True)
@@ -308,3 +308,58 @@ def check_features(federation: Federation, model: Any) -> None:
     """Raise LabelSkewError unless this silo's network has as many features as the server says."""
     features = model.classifier.in_features
     number({"num_features": federation.num_features}, "num_features", features, features, "the server's federation")
+
+
+class Census:
+    """What a server knows of all silos' data.
+
+    Args:
+        recipe: what is run.
+        test: the server's own test samples; None where it holds none.
+        sizes: training samples of each silo, kept up to date here; 0 where it has not said.
+        warn: told a client and what an operator should look at.
+    """
+
+    def __init__(self, recipe: Recipe, test: Data | None, sizes: list[int], warn: Callable[[int, str], None]) -> None:
+        self._recipe, self.sizes, self._warn = recipe, sizes, warn
+        self._form, self.class_names = form(recipe, test), server_classes(recipe, test)
+        self._classes = None if self.class_names is None else digest(self.class_names)
+        self._facts: dict[int, Facts] = {}
+
+    def check(self, client: int, told: Facts) -> None:
+        """Raise RunError where a silo's data do not fit the federation, OtherClassesError where its classes do not."""
+        shape, classes = self._form
+        if (told.input_shape, told.num_classes) != (shape, classes):
+            raise RunError(
+                f"its samples are {told.input_shape} of {told.num_classes} classes, the federation's {shape} of "
+                f"{classes}; use such data"
+            )
+        if self._classes is not None and told.classes not in (None, self._classes):
+            raise OtherClassesError("its classes are not the server's, in name or in order")
+        others = [k for k, known in sorted(self._facts.items()) if None not in (known.classes, told.classes)]
+        if self._classes is None and (apart := [k for k in others if self._facts[k].classes != told.classes]):
+            what = f"names its classes otherwise than silo {apart[0] + 1}, and which is right is not known here"
+            self._warn(client, f"{what}; compare their data_args")
+        if told.samples > (most := self._recipe.comm.max_samples):
+            raise RunError(
+                f"it says that it has {told.samples} training samples, and {most} are allowed at most "
+                "(comm_args.max_samples of the server)"
+            )
+        if self.sizes[client] and self.sizes[client] != told.samples:
+            raise RunError(f"it had {self.sizes[client]} training samples when the run began, now {told.samples}")
+
+    def add(self, client: int, told: Facts) -> None:
+        """Count a silo that was checked."""
+        self._facts[client], self.sizes[client] = told, told.samples
+
+    def count_classes(self, session: Session) -> None:
+        """Put the class counts of all silos into the session, where they tell them."""
+        if self._recipe.train.proxy_aggregation == "class":
+            none = [0] * session.federation.num_classes
+            rows = [self._facts[k].counts if k in self._facts else None for k in range(len(self.sizes))]
+            session.counts = torch.tensor([row or none for row in rows]).to(session.trainer.device)
+
+    def federation(self, federation: Federation, without: Collection[int] = ()) -> Federation:
+        """The run as a whole, with the samples of all silos, or ``without`` some; of all where none is left."""
+        known = [n for k, n in enumerate(self.sizes) if n and k not in without] or [n for n in self.sizes if n]
+        return replace(federation, num_samples=sum(known), min_samples=min(known))

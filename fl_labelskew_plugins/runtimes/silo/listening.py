@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runs.audit import Audit
-from fl_labelskew_plugins.runtimes import wire
-from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing, Sha256, tensors_hashed
-from fl_labelskew_plugins.runtimes.silo import names, port, streams
-from fl_labelskew_plugins.runtimes.silo.door import Door, places
-from fl_labelskew_plugins.runtimes.silo.streams import LIMIT, LOOKED, PATIENCE_S, TAKEN, Outbox, RefusedError
+from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing
+from fl_labelskew_plugins.runtimes.silo import door, names, streams
+from fl_labelskew_plugins.runtimes.silo.door import Door
+from fl_labelskew_plugins.runtimes.silo.streams import LIMIT, LOOKED, PATIENCE_S, TAKEN, Broadcast, Outbox, RefusedError
 from fl_labelskew_plugins.runtimes.spool import Spool
-from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message, reason
+from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
 if TYPE_CHECKING:
@@ -27,7 +28,27 @@ if TYPE_CHECKING:
 UNREAD = 4
 """Messages of one silo that wait for their turn; after that, nothing more is read from it."""
 HELLO_S = 10.0
+SILENT = 2
+"""Streams that one certificate may hold before HELLO; a further one takes the place of the oldest."""
 FROM_SILOS = (Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.FAILED, Kind.FINISH)
+
+
+class DaemonThreads(Executor):
+    """A thread for each call, none of which keeps a failed process alive; gRPC bounds their number."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Start ``call``."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+                raise
+
+        threading.Thread(target=run, name="silo-stream", daemon=True).start()
+        return future
 
 
 class _Connection:
@@ -64,40 +85,6 @@ class _Connection:
         _later(PATIENCE_S, self.context.cancel)
 
 
-class Broadcast:
-    """Messages of one sender to many: copies from a GPU, and the tensors' hash, are made once for all of them.
-
-    Args:
-        digests: whether anybody asks for the hash.
-    """
-
-    def __init__(self, *, digests: bool) -> None:
-        self._digests = digests
-        self._last: list[tuple[str, weakref.ref[Tensor], int]] = []
-        """Which tensors were sent last."""
-        self._copies: Mapping[str, Tensor] = {}
-        self._state: Sha256 = None
-
-    def prepared(self, msg: Message) -> tuple[list[bytes | memoryview], str | None, Sha256 | None]:
-        """A message for :meth:`.Outbox.put`."""
-        tensors = msg.get("tensors")
-        if not tensors:
-            return streams.encoded(msg, tensors), reason(msg), None
-        same = len(tensors) == len(self._last) and all(
-            name == before and tensor._version == version and sent() is tensor
-            for (name, tensor), (before, sent, version) in zip(tensors.items(), self._last, strict=True)
-        )
-        copies = self._copies
-        if not same:
-            copies = {} if all(map(wire.dense, tensors.values())) else wire.plain(tensors)
-        parts = streams.encoded(msg, copies or tensors)
-        if not same:
-            self._copies, self._state = copies, tensors_hashed(parts) if self._digests else None
-            # no more of them than that: what is sent would be kept in memory until the next broadcast
-            self._last = [(name, weakref.ref(tensor), tensor._version) for name, tensor in tensors.items()]
-        return parts, reason(msg), self._state
-
-
 class ServerTransport(Transport):
     """The server's end: listens at once, and queues what silos send.
 
@@ -130,7 +117,7 @@ class ServerTransport(Transport):
         super().__init__()
         self.audit = audit or Audit()
         self._revoked, self._listed = revoked, 0
-        host, number = streams.checked(address, tls)
+        host, port = streams.checked(address, tls)
         self._grpc = streams.package()
         self.silos = silos
         self.limits = dict.fromkeys(FROM_SILOS, LIMIT)
@@ -144,10 +131,10 @@ class ServerTransport(Transport):
         self._shown: dict[int, bytes] = {}
         """The certificate that each silo came with last."""
         self._broadcast = Broadcast(digests=self.audit.digests)
-        most = places()
-        self._door = Door(most, self._turned_out, tls=tls is not None)
-        self._server = port.server(self._stream, silos=silos, places=most)
-        self.address = port.listen(self._server, host, number, tls, self._door.knock)
+        places = door.places()
+        self._door = Door(places, self._turned_out, tls=tls is not None)
+        self._server = _server(self._stream, silos, places)
+        self.address = _listen(self._server, host, port, tls, self._door.knock)
         """Where it listens."""
         self._server.start()
         self._door.open(addresses.split(self.address)[1])
@@ -228,7 +215,7 @@ class ServerTransport(Transport):
         self._door.enter(context.peer(), member=refusal is None, looked=looked)
         if refusal is None:
             connection.peer = context.peer()
-        for oldest in silent[: -port.SILENT if rank else -2 * self.silos - 16]:
+        for oldest in silent[: -SILENT if rank else -2 * self.silos - 16]:
             text = "has opened others with this certificate and not said HELLO" if rank else "is one of too many"
             self._refuse(oldest, RefusedError(text, "RESOURCE_EXHAUSTED"))
         if not context.add_callback(lambda: self._ended(connection)):
@@ -351,3 +338,54 @@ def _later(seconds: float, call: Callable[[], object]) -> threading.Timer:
     timer.daemon = True
     timer.start()
     return timer
+
+
+def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: int, places: int) -> Any:
+    """A gRPC server for streams of these silos, with room for so many connections."""
+    grpc = streams.package()
+    made = grpc.server(
+        DaemonThreads(),
+        options=[
+            *streams.OPTIONS,
+            ("grpc.so_reuseport", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            # Strangers have no stream, or soon none: they are gone after 10 s, or earlier; see Door.
+            ("grpc.max_connection_idle_ms", 10_000),
+            ("grpc.server_handshake_timeout_ms", int(1000 * door.HANDSHAKE_S)),
+            ("grpc.max_concurrent_streams", 2),
+            ("grpc.max_allowed_incoming_connections", places),
+        ],
+        maximum_concurrent_rpcs=(2 + SILENT) * silos + 256,  # a thread each; who has more than a share loses them
+    )
+    handler = grpc.stream_stream_rpc_method_handler(stream)
+    service = grpc.method_handlers_generic_handler(streams.SERVICE, {streams.METHOD: handler})
+    made.add_generic_rpc_handlers((service,))
+    return made
+
+
+def _listen(server: Any, host: str, port: int, tls: names.Files | None, knock: Callable[[], None]) -> str:
+    """Have a gRPC server listen; its address. ``knock`` is called for each connection whose handshake begins."""
+    address = addresses.join(host, port)
+    try:
+        if tls is None:
+            return addresses.join(host, server.add_insecure_port(address))
+        grpc = streams.package()
+        configuration = grpc.ssl_server_certificate_configuration([(tls.key, tls.certificate)], tls.ca)
+        credentials = grpc.dynamic_ssl_server_credentials(configuration, knock, require_client_authentication=True)
+        return addresses.join(host, server.add_secure_port(address, credentials))
+    except RuntimeError:  # gRPC does not say why
+        why, right = "it cannot be bound", "a free port of this machine would be right"
+        try:
+            passive = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, *_, sockaddr = passive[0]
+            with socket.socket(family) as probe:
+                probe.bind(sockaddr)
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                right = (
+                    "an address of this machine would be right, such as comm_args.listen_address: "
+                    f"0.0.0.0:{port} where silos reach it through a router"
+                )
+        raise LabelSkewError(f"cannot listen at {address}: {why}; {right}") from None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
-from fl_labelskew_plugins.runtimes.chunks import Hashing, Sha256, assemble, cut, hashed
+from fl_labelskew_plugins.runtimes.chunks import Hashing, Sha256, assemble, cut, hashed, tensors_hashed
 from fl_labelskew_plugins.runtimes.silo.names import Files
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, message, reason
@@ -190,6 +191,40 @@ class Outbox:
         finally:
             if 0 < sent < size:
                 self._audit.note("sent in part", **self._receiver(), **_described(header, sent, None, why))
+
+
+class Broadcast:
+    """Messages of one sender to many: copies from a GPU, and the tensors' hash, are made once for all of them.
+
+    Args:
+        digests: whether anybody asks for the hash.
+    """
+
+    def __init__(self, *, digests: bool) -> None:
+        self._digests = digests
+        self._last: list[tuple[str, weakref.ref[Tensor], int]] = []
+        """Which tensors were sent last."""
+        self._copies: Mapping[str, Tensor] = {}
+        self._state: Sha256 = None
+
+    def prepared(self, msg: Message) -> tuple[list[bytes | memoryview], str | None, Sha256 | None]:
+        """A message for :meth:`.Outbox.put`."""
+        tensors = msg.get("tensors")
+        if not tensors:
+            return encoded(msg, tensors), reason(msg), None
+        same = len(tensors) == len(self._last) and all(
+            name == before and tensor._version == version and sent() is tensor
+            for (name, tensor), (before, sent, version) in zip(tensors.items(), self._last, strict=True)
+        )
+        copies = self._copies
+        if not same:
+            copies = {} if all(map(wire.dense, tensors.values())) else wire.plain(tensors)
+        parts = encoded(msg, copies or tensors)
+        if not same:
+            self._copies, self._state = copies, tensors_hashed(parts) if self._digests else None
+            # no more of them than that: what is sent would be kept in memory until the next broadcast
+            self._last = [(name, weakref.ref(tensor), tensor._version) for name, tensor in tensors.items()]
+        return parts, reason(msg), self._state
 
 
 def wait_while_moving(ended: threading.Event, outboxes: Iterable[Outbox]) -> None:

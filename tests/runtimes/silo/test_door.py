@@ -14,8 +14,7 @@ from fl_labelskew_plugins.recipe.addresses import of_peer
 from fl_labelskew_plugins.runtimes.silo import certs, door, listening
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.door import Door, Stranger
-from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
-from fl_labelskew_plugins.runtimes.silo.port import SILENT
+from fl_labelskew_plugins.runtimes.silo.listening import SILENT, ServerTransport
 from fl_labelskew_plugins.runtimes.silo.streams import METHOD, SERVICE
 from fl_labelskew_plugins.runtimes.transport import Kind
 

@@ -26,10 +26,9 @@ from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.chunks import cut
 from fl_labelskew_plugins.runtimes.silo import certs, door, issuing, listening
 from fl_labelskew_plugins.runtimes.silo.connecting import FROM_SERVER, SiloTransport, in_words
-from fl_labelskew_plugins.runtimes.silo.listening import FROM_SILOS, UNREAD, Broadcast, ServerTransport
+from fl_labelskew_plugins.runtimes.silo.listening import FROM_SILOS, UNREAD, DaemonThreads, ServerTransport
 from fl_labelskew_plugins.runtimes.silo.names import Files
-from fl_labelskew_plugins.runtimes.silo.port import DaemonThreads
-from fl_labelskew_plugins.runtimes.silo.streams import METHOD, QUEUED, SERVICE, TAKEN, RefusedError
+from fl_labelskew_plugins.runtimes.silo.streams import METHOD, QUEUED, SERVICE, TAKEN, Broadcast, RefusedError
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
