@@ -24,16 +24,13 @@ def cut(parts: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
     room = size
     for part in parts:
         view = memoryview(part)
-        at = 0
-        while at < len(view):
-            piece = view[at : at + room]
-            pending.append(piece)
-            at += len(piece)
-            room -= len(piece)
+        while view:
+            pending.append(view[:room])
+            view = view[room:]
+            room -= len(pending[-1])
             if not room:
                 yield b"".join(pending)
-                pending.clear()
-                room = size
+                pending, room = [], size
     if pending:
         yield b"".join(pending)
 

@@ -296,10 +296,10 @@ def _parse(text: str | memoryview) -> Any:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         raise WireError("JSON that has a name twice")
-    return made
+    return mapping
 
 
 def _int(text: str) -> int:

@@ -174,8 +174,8 @@ class SiloClient(Manager):
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
         if self.guard is not None:
             rests_on = {key: value for key, value in meta.items() if key != "kept_rounds"}
-            asked = question(session.federation, round, rests_on, message.get("tensors"), self.states.get(before))
-            self.guard.answer(self._run, round, asked)
+            request = question(session.federation, round, rests_on, message.get("tensors"), self.states.get(before))
+            self.guard.answer(self._run, round, request)
         self._round = self.args.round_idx = round
         self.states.keep({before, *kept})
         if self._may_add_noise:
@@ -205,8 +205,8 @@ class SiloClient(Manager):
     def _may_add_noise(self) -> bool:
         """Whether anything that can draw noise is in use; else the digest of a large model would be for nothing."""
         method = type(self.recipe.method)
-        own = method.protect is not Method.protect or method.contribute is not Method.contribute
-        return own or self.recipe.dp.enable_dp
+        draws = method.protect is not Method.protect or method.contribute is not Method.contribute
+        return draws or self.recipe.dp.enable_dp
 
     def _state(self, round: int) -> State:
         assert self.session is not None
@@ -256,9 +256,9 @@ class SiloClient(Manager):
             save_atomic(weights, self.run_folder.path / "model.safetensors")
             last = facts.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")
             state = rest(self.states.get(last), OPTIMIZER)
-            own = self.session.method.personalised(state)
-            if own is not None:
-                save_atomic(own, self.run_folder.path / "personalised.safetensors")
+            personalised = self.session.method.personalised(state)
+            if personalised is not None:
+                save_atomic(personalised, self.run_folder.path / "personalised.safetensors")
             self.say(f"the run is over; results: {self.run_folder.path}")
         self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()

@@ -201,19 +201,19 @@ class SiloTransport(Transport):
     # -- the connecting thread, which also reads
 
     def _connect_for_ever(self) -> None:
-        pause, told = FIRST_PAUSE_S, set[str]()
+        pause, reasons = FIRST_PAUSE_S, set[str]()
         jitter = secrets.SystemRandom()
         try:
             while not self._stopping.is_set():
                 why = self._trust.look()
                 joined, heard, why = (False, False, why) if why else self._connect()
                 if joined:
-                    told.clear()
+                    reasons.clear()
                 if heard:
                     pause = FIRST_PAUSE_S
-                if why not in told and not self._stopping.is_set():
+                if why not in reasons and not self._stopping.is_set():
                     self._say(f"waiting for the server at {self.address}: {why}")
-                    told.add(why)
+                    reasons.add(why)
                 self._stopping.wait(pause * jitter.uniform(0.5, 1))
                 pause = min(2 * pause, LAST_PAUSE_S)
         except Exception as error:  # whatever it is, it belongs to the thread that waits

@@ -343,7 +343,7 @@ def _later(seconds: float, call: Callable[[], object]) -> threading.Timer:
 def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: int, places: int) -> Any:
     """A gRPC server for streams of these silos, with room for so many connections."""
     grpc = streams.package()
-    made = grpc.server(
+    server = grpc.server(
         DaemonThreads(),
         options=[
             *streams.OPTIONS,
@@ -360,8 +360,8 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
     )
     handler = grpc.stream_stream_rpc_method_handler(stream)
     service = grpc.method_handlers_generic_handler(streams.SERVICE, {streams.METHOD: handler})
-    made.add_generic_rpc_handlers((service,))
-    return made
+    server.add_generic_rpc_handlers((service,))
+    return server
 
 
 def _listen(server: Any, host: str, port: int, tls: names.Files | None, knock: Callable[[], None]) -> str:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.recipe import mistakes
-
 ALL = "all"
 """Stands for the server's and every silo's certificate."""
 OLD = "old"
@@ -88,6 +86,8 @@ def named(folder: Path, names: Sequence[str]) -> list[str]:
     Raises:
         LabelSkewError: one is not there, or is the authority's.
     """
+    from fl_labelskew_plugins.recipe import mistakes
+
     there = [path.stem for path in paths(folder) if path.stem == "server" or rank_of(path.stem)]
     for name in names:
         if name == "ca":

@@ -207,8 +207,8 @@ class SiloServer(Manager):
     def _hello(self, message: Message) -> None:
         client, meta = message.get_sender_id() - 1, message.get("meta")
         try:
-            told = facts.facts(meta)
-            self.census.check(client, told)
+            reported = facts.facts(meta)
+            self.census.check(client, reported)
         except facts.OtherClassesError as error:
             self._turn_away(client, str(error), {"class_names": self.census.class_names})
             return
@@ -218,13 +218,13 @@ class SiloServer(Manager):
         new = self.sizes[client] == 0 and self.session is not None
         same_process = self._processes.get(client) == meta.get("process")
         self._processes[client] = meta.get("process")
-        self.census.add(client, told)
+        self.census.add(client, reported)
         self.members.came(client)
         self._say(client, f"is here ({len(self.members.present)} of {self.num_silos})", most=VISITS)
         if self.rounds is None:
             return
         if new:  # a silo that was not there when the run began joins from the next round on
-            self.rounds.session.sizes[client] = told.samples
+            self.rounds.session.sizes[client] = reported.samples
             self.census.count_classes(self.rounds.session)
         if self._final is not None:
             self._bid_farewell(client, self._final)
