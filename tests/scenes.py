@@ -4,7 +4,7 @@ import threading
 
 import torch
 
-from fl_labelskew_plugins.runtimes.silo.transport import SiloTransport
+from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 
 FACTS = {"samples": 400, "input_shape": [1, 8, 8], "num_classes": 10, "process": "x", "round": -1}

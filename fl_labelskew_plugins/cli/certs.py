@@ -13,7 +13,7 @@ from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import FOLDER, PASSPHRASE
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.runtimes.silo import keys
-from fl_labelskew_plugins.runtimes.silo.revocation import REASONS
+from fl_labelskew_plugins.runtimes.silo.names import REASONS, REVOKED, require
 
 IN = click.option("--certs", "folder", type=FOLDER, metavar="DIR", default="certs", show_default=True, help="Folder.")
 NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
@@ -46,10 +46,11 @@ def new(
     *, silos: int, out: Path, hosts: tuple[str, ...], days: int, add: bool, encrypt: bool, descriptor: int | None
 ) -> None:
     """Make an authority, a certificate for the server and one for each silo."""
-    from fl_labelskew_plugins.runtimes.silo import certs
+    require()
+    from fl_labelskew_plugins.runtimes.silo import issuing
 
     passphrase = keys.Passphrase(descriptor)
-    made = certs.new(out, silos, hosts, days=days, add=add, encrypt=encrypt, passphrase=passphrase)
+    made = issuing.new(out, silos, hosts, days=days, add=add, encrypt=encrypt, passphrase=passphrase)
     click.echo(f"written to {out}: {', '.join(made) or 'nothing, all are there'}")
     for name in made:
         if name != "ca":
@@ -70,10 +71,11 @@ def renew(
     *, names: tuple[str, ...], folder: Path, hosts: tuple[str, ...], days: int, encrypt: bool, descriptor: int | None
 ) -> None:
     """Make the certificates of server, silo-1, ... or all anew, each with a new key."""
-    from fl_labelskew_plugins.runtimes.silo import certs
+    require()
+    from fl_labelskew_plugins.runtimes.silo import issuing
 
     passphrase = keys.Passphrase(descriptor)
-    for name in certs.renew(folder, names, hosts, days=days, encrypt=encrypt, passphrase=passphrase):
+    for name in issuing.renew(folder, names, hosts, days=days, encrypt=encrypt, passphrase=passphrase):
         click.echo(f"to {_host_of(name)}, which takes them at its next start: {name}.pem {name}.key")
     click.echo("what they replace holds until it expires; `labelskew certs revoke NAME --old` ends that")
 
@@ -87,13 +89,14 @@ def renew(
 @guarded
 def revoke(*, names: tuple[str, ...], folder: Path, why: str, old: bool, descriptor: int | None) -> None:
     """Put the certificates of server, silo-1, ... or all on a signed list of those that no longer count."""
+    require()
     from fl_labelskew_plugins.runtimes.silo import revocation
 
     listed, new = revocation.revoke(folder, names, why=why, old=old, passphrase=keys.Passphrase(descriptor))
-    path = folder / revocation.FILE
+    path = folder / REVOKED
     if new:
         click.echo(f"written to {path}: {listed}, {new} of them new")
-        click.echo("to the server's host and every silo, beside their certificates: " + revocation.FILE)
+        click.echo("to the server's host and every silo, beside their certificates: " + REVOKED)
     else:
         click.echo(f"written to {path}: nothing, all of them are on it or there is none")
 
@@ -103,6 +106,7 @@ def revoke(*, names: tuple[str, ...], folder: Path, why: str, old: bool, descrip
 @guarded
 def show(folder: Path) -> None:
     """Show who the certificates in DIR are for, until when, and their SHA-256 fingerprints."""
+    require()
     from fl_labelskew_plugins.runtimes.silo import certs, revocation
 
     shown, warnings = certs.show(folder)
@@ -120,7 +124,7 @@ def show(folder: Path) -> None:
     ]
     click.echo(table.plain(["file", "who", "until", "revoked", "fingerprint", "hosts"], rows))
     if listed.number:
-        click.echo(f"{revocation.FILE}: {listed}")
+        click.echo(f"{REVOKED}: {listed}")
     for warning in warnings:
         log.warn(warning)
 

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import secrets
-import ssl
 import threading
 import time
 from collections import deque
@@ -27,7 +26,6 @@ from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, utc
-from fl_labelskew_plugins.recipe import addresses
 
 NAME = "audit.jsonl"
 EVENTS = (
@@ -231,18 +229,6 @@ class Audit:
         if self._file >= 0:
             with contextlib.suppress(OSError):  # the next line that cannot be written is told
                 os.fsync(self._file)
-
-
-def peer(context: Any) -> dict[str, str]:
-    """Address and certificate's SHA-256 fingerprint of a gRPC peer, as far as they are known."""
-    pem = certificate(context).decode(errors="replace")
-    facts = {"peer": addresses.join(*addresses.of_peer(context.peer()))}
-    return {**facts, "fingerprint": hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest()} if pem else facts
-
-
-def certificate(context: Any) -> bytes:
-    """PEM of the certificate that a gRPC peer has shown; empty where there is no TLS."""
-    return b"".join(context.auth_context().get("x509_pem_cert", ()))
 
 
 def files(folder: Path) -> list[Path]:

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from fl_labelskew_plugins.host import BaseCommunicationManager, Message, Observer
+from fl_labelskew_plugins.machine.text import clean
 
 
 class Kind(IntEnum):
@@ -63,6 +64,12 @@ def message(
     made.add_params("meta", dict(meta or {}))
     made.add_params("tensors", dict(tensors or {}))
     return made
+
+
+def reason(msg: Message) -> str | None:
+    """Why something is not as it should be, as the sender says it, fit for a line; None where it says nothing."""
+    text = msg.get("meta").get("reason")
+    return None if text is None else clean(text, 500)
 
 
 class Transport(BaseCommunicationManager):  # type: ignore[misc]  # the host is untyped

@@ -4,23 +4,19 @@ The blob is what https://huggingface.co/docs/safetensors describes, so its own l
 mapping rides in ``__metadata__`` under ``meta``. Tensors ``(N, C, H, W)`` that lie in memory as ``(N, H, W, C)`` travel
 so, and are named under ``channels_last``. Writing goes through views of the tensors' memory and reading returns views
 of the received buffer. Whatever bytes arrive, :func:`decode` returns tensors or raises :class:`WireError`.
+
+Its own reader copies: of 120 MB it takes 300 ms and 234 MB, :func:`decode` 0.6 ms and 2 MB. It also takes headers of
+90 MB, a name twice, dtypes that torch or we have not, unprintable names and truth values of 2 (safetensors 0.8.0).
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import math
 import mmap
-import os
 import struct
-import tempfile
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -28,10 +24,9 @@ from fl_labelskew_registry import RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.tensors import ON_DISK, PIECE, OnDisk, channels_last
+from fl_labelskew_plugins.tensors import ON_DISK, OnDisk, channels_last
 
 Buffer = bytes | bytearray | memoryview | mmap.mmap
-Sha256 = Any  # hashlib has no public name for it
 
 MAGIC = b"FLLS"
 VERSION = 1
@@ -57,17 +52,13 @@ DTYPES = {
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _FORM = struct.Struct("<4sHHiiqQ")
-_LENGTH = struct.Struct("<Q")
+LENGTH = struct.Struct("<Q")
 _META = "__metadata__"
 _LAST = "channels_last"
 
 
 class WireError(RunError):
     """Bytes that are no message of ours; the text says what is wrong, to follow "it sent ..."."""
-
-
-class CutShortError(WireError):
-    """A message whose stream ended before it did: a lost connection, more often than a wrong peer."""
 
 
 @dataclass(frozen=True)
@@ -166,137 +157,8 @@ def encode(
             f"{len(ready)} tensors with {len(text)} bytes of names and settings; at most {MOST_TENSORS} and "
             f"{MOST_JSON}, and printable names of up to {MOST_NAME} letters, can be sent"
         )
-    header = Header(kind, sender, receiver, round, _LENGTH.size + len(text) + end)
-    return [header.pack() + _LENGTH.pack(len(text)) + text, *views]
-
-
-def cut(parts: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
-    """The same bytes in chunks of ``size``, the last one shorter."""
-    pending: list[memoryview] = []
-    room = size
-    for part in parts:
-        view = memoryview(part)
-        at = 0
-        while at < len(view):
-            piece = view[at : at + room]
-            pending.append(piece)
-            at += len(piece)
-            room -= len(piece)
-            if not room:
-                yield b"".join(pending)
-                pending.clear()
-                room = size
-    if pending:
-        yield b"".join(pending)
-
-
-def hashed(parts: Sequence[bytes | memoryview], tensors: Sha256 | None = None) -> str:
-    """SHA-256 of a message: of its tensors' bytes and then of its header and JSON, so that many can share the former.
-
-    Args:
-        parts: what :func:`encode` made.
-        tensors: the state after the tensors' bytes, from :func:`tensors_hashed`, where it is known.
-    """
-    state = tensors_hashed(parts) if tensors is None else tensors.copy()
-    state.update(parts[0])
-    digest: str = state.hexdigest()
-    return digest
-
-
-def tensors_hashed(parts: Sequence[bytes | memoryview]) -> Sha256:
-    """The state of SHA-256 after the bytes of a message's tensors."""
-    state = hashlib.sha256()
-    for view in parts[1:]:
-        state.update(view)
-    return state
-
-
-class Hashing:
-    """Chunks of messages on their way through; see :func:`hashed`.
-
-    Args:
-        chunks: of a stream, each message in chunks of its own.
-        wanted: whether anybody asks for the digests.
-    """
-
-    def __init__(self, chunks: Iterable[bytes], *, wanted: bool = True) -> None:
-        self._chunks, self._wanted = iter(chunks), wanted
-        self._begin()
-
-    def _begin(self) -> None:
-        self._tensors, self._head, self._length = hashlib.sha256(), bytearray(), 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self
-
-    def __next__(self) -> bytes:
-        chunk = next(self._chunks)
-        if not self._wanted:
-            return chunk
-        if self._length and len(self._head) == self._length:
-            self._tensors.update(chunk)
-            return chunk
-        self._head += chunk
-        if not self._length and len(self._head) >= Header.SIZE + _LENGTH.size:
-            # of one that says more than a message may have, the rest is as good as tensors: it is refused
-            json_bytes = min(_LENGTH.unpack_from(self._head, Header.SIZE)[0], MOST_JSON)
-            self._length = Header.SIZE + _LENGTH.size + json_bytes
-        if self._length:
-            self._tensors.update(self._head[self._length :])
-            del self._head[self._length :]
-        return chunk
-
-    def digest(self) -> str | None:
-        """SHA-256 of the message that came since this was asked for; None where it is not wanted."""
-        if not self._wanted:
-            return None
-        state, head = self._tensors, self._head
-        self._begin()
-        state.update(head)
-        digest: str = state.hexdigest()
-        return digest
-
-
-def assemble(
-    chunks: Iterator[bytes], admit: Callable[[Header], None], spool: Spool
-) -> tuple[Header, bytearray | mmap.mmap] | None:
-    """The next message of a stream of chunks, each message in chunks of its own; None at the stream's end.
-
-    Args:
-        chunks: what :func:`cut` made of messages, one after the other.
-        admit: raises for a header whose message is not wanted, before anything is allocated.
-        spool: makes the buffer.
-
-    Raises:
-        WireError: the chunks are no message; CutShortError where they end before it does.
-        OSError: there is no room for the payload.
-    """
-    first = next(chunks, None)
-    if first is None:
-        return None
-    header = Header.unpack(first)
-    admit(header)
-    buffer = spool.buffer(header.length)
-    rest = memoryview(first)[Header.SIZE :]
-    at = resident = 0
-    with memoryview(buffer) as view:
-        while True:
-            if at + len(rest) > header.length:
-                raise WireError("more bytes than its header tells")
-            view[at : at + len(rest)] = rest
-            at += len(rest)
-            resident += len(rest)
-            if isinstance(buffer, OnDisk) and (resident > PIECE or at == header.length):
-                buffer.evict()
-                resident = 0
-            if at == header.length:
-                return header, buffer
-            chunk = next(chunks, None)
-            if chunk is None:
-                raise CutShortError("fewer bytes than its header tells")
-            if not chunk:
-                raise WireError("a chunk of no bytes")
-            rest = memoryview(chunk)
+    header = Header(kind, sender, receiver, round, LENGTH.size + len(text) + end)
+    return [header.pack() + LENGTH.pack(len(text)) + text, *views]
 
 
 def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -314,13 +176,13 @@ def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
     view = memoryview(payload).cast("B")
     if view.readonly:
         view = memoryview(bytearray(view))
-    if len(view) < _LENGTH.size:
+    if len(view) < LENGTH.size:
         raise WireError(f"a payload of {len(view)} bytes")
-    (length,) = _LENGTH.unpack_from(view)
-    start = _LENGTH.size + length
+    (length,) = LENGTH.unpack_from(view)
+    start = LENGTH.size + length
     if length > MOST_JSON or start > len(view):
         raise WireError(f"a JSON header of {length} bytes in a payload of {len(view)}; at most {MOST_JSON} are taken")
-    described = _mapping(view[_LENGTH.size : start])
+    described = _mapping(view[LENGTH.size : start])
     meta, last = _meta(described.pop(_META, {}))
     if len(described) > MOST_TENSORS:
         raise WireError(f"{len(described)} tensors; at most {MOST_TENSORS} are taken")
@@ -344,7 +206,7 @@ def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def cleaned(value: Any) -> Any:
-    """JSON that somebody else wrote, with every name and text in it fit for a line of a log, see :func:`.words.clean`.
+    """JSON that somebody else wrote, with every name and text in it fit for a line of a log, see :func:`.text.clean`.
 
     Raises:
         WireError: it is nested too deeply.
@@ -434,10 +296,10 @@ def _parse(text: str | memoryview) -> Any:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
         raise WireError("JSON that has a name twice")
-    return made
+    return mapping
 
 
 def _int(text: str) -> int:
@@ -451,49 +313,3 @@ def _float(text: str) -> float:
     if not math.isfinite(number):
         raise WireError("JSON with a number that is not finite")
     return number
-
-
-class Spool:
-    """Buffers for payloads that are being received or wait for their turn; beyond a bound they are on disk.
-
-    Args:
-        memory_bytes: held in memory by all buffers together, at most.
-        folder: of the files of further buffers, which have no name there.
-    """
-
-    def __init__(self, memory_bytes: float = math.inf, folder: Path | None = None) -> None:
-        self.memory_bytes = memory_bytes
-        self.folder = folder
-        self._held: dict[int, int] = {}
-        self._count = 0
-        self._lock = threading.Lock()
-
-    @property
-    def held(self) -> int:
-        """Bytes that buffers hold in memory now."""
-        return sum(list(self._held.values()))
-
-    def buffer(self, size: int) -> bytearray | mmap.mmap:
-        """``size`` writable bytes, let go with the last reference to them.
-
-        Raises:
-            OSError: there is no room.
-        """
-        if size == 0:
-            return bytearray()
-        with self._lock:
-            # A finaliser may run at any point of this thread: it takes no lock, and one pop is one step.
-            if self.held + size <= self.memory_bytes:
-                self._count += 1
-                made = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                if hasattr(mmap, "MADV_HUGEPAGE"):  # or the kernel would fetch it page by page, as slow as the network
-                    with contextlib.suppress(OSError):  # a kernel without them
-                        made.madvise(mmap.MADV_HUGEPAGE)
-                self._held[self._count] = size
-                weakref.finalize(made, self._held.pop, self._count, None).atexit = False
-                return made
-        with tempfile.TemporaryFile(dir=self.folder) as file:
-            file.truncate(size)
-            if hasattr(os, "posix_fallocate"):  # room that is missing only when a page is written ends the process
-                os.posix_fallocate(file.fileno(), 0, size)
-            return OnDisk(file.fileno(), size)

@@ -125,10 +125,10 @@ def base_simulation():
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
     """The folder of a federation's certificates: a server and three silos."""
-    from fl_labelskew_plugins.runtimes.silo import certs
+    from fl_labelskew_plugins.runtimes.silo import issuing
 
     folder = tmp_path_factory.mktemp("certs")
-    certs.new(folder, 3)
+    issuing.new(folder, 3)
     return folder
 
 

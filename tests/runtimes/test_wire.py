@@ -1,10 +1,6 @@
 """Messages as bytes: against the safetensors library in both directions, and against whatever else arrives."""
 
-import gc
-import hashlib
-import itertools
 import json
-import os
 import struct
 
 import pytest
@@ -12,28 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
+from wire_tensors import EVERY, META, same
 
 from fl_labelskew_plugins.runtimes import wire
-from fl_labelskew_plugins.runtimes.wire import Hashing, Header, Spool, WireError
-from fl_labelskew_plugins.tensors import PIECE, evict, pieces
-
-EVERY = {
-    "steps": torch.tensor(7),
-    "conv/weight": torch.randn(3, 2, 5, 5),
-    "empty": torch.empty(0, 4),
-    "mask": torch.tensor([True, False, True]),
-    "half": torch.randn(7).half(),
-    "brain": torch.randn(5).bfloat16(),
-    "counts": torch.arange(10) - 5,
-    "bytes": torch.arange(9, dtype=torch.uint8),
-    "double": torch.randn(2, 2).double(),
-    "columns": torch.randn(6, 4).t(),
-    "every other": torch.arange(20, dtype=torch.int16)[::2],
-    "small": torch.tensor([-1, 1], dtype=torch.int8),
-    "int": torch.tensor([[-1]], dtype=torch.int32),
-    "trained": torch.randn(2, requires_grad=True),
-}
-META = {"loss": [0.5, 1e-9], "name": "Größe 😀", "none": None, "deep": {"a": [1, True]}}
+from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
 
 def payload(meta=META, tensors=EVERY):
@@ -44,14 +22,6 @@ def blob(described, data=b"", length=None):
     """A payload made by hand."""
     text = described if isinstance(described, bytes) else json.dumps(described).encode()
     return bytearray(struct.pack("<Q", len(text) if length is None else length) + text + data)
-
-
-def same(got, expected):
-    assert list(got) == list(expected)
-    for name, tensor in expected.items():
-        assert got[name].dtype == tensor.dtype
-        assert got[name].shape == tensor.shape
-        assert torch.equal(got[name], tensor)
 
 
 def test_a_message_comes_back_in_the_senders_order():
@@ -268,7 +238,7 @@ def test_what_cannot_travel_is_not_sent():
         payload({"text": "a" * wire.MOST_JSON})
 
 
-# Header and chunks
+# Header
 
 
 def test_a_header_comes_back():
@@ -289,140 +259,3 @@ def test_another_header_is_refused(start, said):
     with pytest.raises(WireError) as refused:
         Header.unpack(start)
     assert str(refused.value).startswith(said)
-
-
-@pytest.mark.parametrize("size", [32, 33, 100, 4096, 2**20])
-def test_messages_are_cut_and_put_together(size):
-    messages = [wire.encode(kind, 0, 3, 12, META, EVERY) for kind in (1, 2)]
-    chunks = iter([chunk for parts in messages for chunk in wire.cut(parts, size)])
-    for kind in (1, 2):
-        header, buffer = wire.assemble(chunks, lambda header: None, Spool())
-        assert header.kind == kind
-        same(wire.decode(buffer)[1], EVERY)
-    assert wire.assemble(chunks, lambda header: None, Spool()) is None
-
-
-@pytest.mark.parametrize(
-    ("chunks", "said"),
-    [
-        ([Header(1, 1, 0, 0, 5).pack() + b"123456"], "more bytes than its header tells"),
-        ([Header(1, 1, 0, 0, 5).pack() + b"123", b"456"], "more bytes than its header tells"),
-        ([Header(1, 1, 0, 0, 5).pack() + b"123"], "fewer bytes than its header tells"),
-        ([Header(1, 1, 0, 0, 5).pack() + b"123", b"", b"45"], "a chunk of no bytes"),
-    ],
-)
-def test_chunks_that_do_not_fit_are_refused(chunks, said):
-    with pytest.raises(WireError) as refused:
-        wire.assemble(iter(chunks), lambda header: None, Spool())
-    assert str(refused.value).startswith(said)
-
-
-def test_a_message_that_is_not_admitted_takes_no_memory():
-    def admit(header):
-        raise WireError(f"{header.length} bytes")
-
-    spool = Spool()
-    spool.buffer = None  # would not be callable
-    with pytest.raises(WireError, match=f"{2**62} bytes"):
-        wire.assemble(iter([Header(1, 1, 0, 0, 2**62).pack()]), admit, spool)
-
-
-# Where payloads wait
-
-
-def test_buffers_beyond_the_bound_are_on_disk(tmp_path):
-    spool = Spool(3000, tmp_path)
-    first, second, third = spool.buffer(2000), spool.buffer(2000), spool.buffer(1000)
-    assert spool.held == 3000
-    for buffer in (first, second, third):
-        buffer[:4] = b"abcd"
-        assert bytes(buffer[:5]) == b"abcd\0"
-    assert os.listdir(tmp_path) == []
-    assert len(spool.buffer(0)) == 0
-
-
-def test_tensors_hold_their_buffer(tmp_path):
-    spool = Spool(10_000, tmp_path)
-    _, buffer = wire.assemble(wire.cut(wire.encode(1, 1, 0, 0, {}, EVERY), 100), lambda header: None, spool)
-    held = spool.held
-    assert held == len(buffer)
-    _, tensors = wire.decode(buffer)
-    kept = tensors["conv/weight"]
-    del buffer, tensors
-    gc.collect()
-    assert spool.held == held
-    assert torch.equal(kept, EVERY["conv/weight"])
-    del kept
-    assert spool.held == 0
-
-
-def resident(kind):
-    """MB of this process in memory that are files', or its own."""
-    with open("/proc/self/status", encoding="ascii") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith(f"Rss{kind}:")) / 1000
-
-
-def test_of_a_tensor_on_disk_one_piece_is_in_memory(tmp_path):
-    count = 20 * PIECE  # 80 MB
-    sent = {"bytes": torch.randint(256, (count,), dtype=torch.uint8), "one": torch.ones(1)}
-    before = resident("File")
-    _, buffer = wire.assemble(
-        wire.cut(wire.encode(1, 1, 0, 0, {}, sent), 2**20), lambda header: None, Spool(0, tmp_path)
-    )
-    arrived = wire.decode(buffer)[1]
-    assert resident("File") - before < 8
-    at = 0
-    for piece in pieces(arrived["bytes"]):
-        assert torch.equal(piece, sent["bytes"][at : at + len(piece)])
-        at += len(piece)
-        assert resident("File") - before < 16
-    assert at == count
-    assert torch.equal(arrived["bytes"], sent["bytes"])
-    assert resident("File") - before > 60
-    evict(arrived["one"])
-    assert resident("File") - before < 8
-    assert arrived["one"].item() == 1
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_pieces_are_all_there_is(name, monkeypatch):
-    monkeypatch.setattr("fl_labelskew_plugins.tensors.PIECE", 5)
-    parts = list(pieces(EVERY[name]))
-    whole = EVERY[name].is_contiguous()
-    assert all(len(piece) <= 5 for piece in parts) or not whole
-    assert torch.equal(torch.cat([piece.reshape(-1) for piece in parts]), EVERY[name].reshape(-1))
-    images = torch.randn(2, 3, 2, 2).contiguous(memory_format=torch.channels_last)
-    assert torch.equal(torch.cat(list(pieces(images))), images.permute(0, 2, 3, 1).reshape(-1))
-
-
-def test_a_full_disk_is_an_error(tmp_path):
-    with pytest.raises(OSError, match=r"File too large|No space left"):
-        Spool(0, tmp_path).buffer(2**60)
-    with pytest.raises(OSError, match="No such file or directory"):
-        Spool(0, tmp_path / "missing").buffer(1)
-
-
-# Digests
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(1, 10**4), max_size=9), st.sampled_from([{}, EVERY]))
-def test_a_messages_hash_is_of_its_tensors_and_then_of_its_head_however_it_is_cut(cuts, tensors):
-    parts = wire.encode(4, 0, 3, 12, META, tensors)
-    raw, head = b"".join(parts), len(parts[0])
-    expected = hashlib.sha256(raw[head:] + raw[:head]).hexdigest()
-    assert wire.hashed(parts) == wire.hashed(parts, wire.tensors_hashed(parts)) == expected
-    places = [0, *sorted({cut for cut in cuts if cut < len(raw)}), len(raw)]
-    chunks = [raw[a:b] for a, b in itertools.pairwise(places)]
-    hashing = Hashing(iter(chunks * 2))
-    for _ in range(2):  # one message after the other
-        assert [next(hashing) for _ in chunks] == chunks
-        assert hashing.digest() == expected
-
-
-def test_a_head_that_claims_to_be_endless_is_not_kept():
-    start = Header(4, 0, 3, 12, 2**40).pack() + (2**60).to_bytes(8, "little")
-    hashing = Hashing(iter([start, *[bytes(2**20)] * 5]))
-    for _ in range(6):
-        next(hashing)
-    assert len(hashing._head) <= wire.MOST_JSON + Header.SIZE + 8

@@ -31,8 +31,8 @@ from fl_labelskew_plugins.runtimes.base import Runtime
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.mpi import launch
 from fl_labelskew_plugins.runtimes.mpi.transport import MPITransport
+from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind
-from fl_labelskew_plugins.runtimes.wire import Spool
 from fl_labelskew_plugins.tensors import Weights, group, joined
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.mpi.rank import world
+from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
 
 HEADER, PAYLOAD = 1, 2
@@ -54,9 +55,9 @@ class MPITransport(Transport):
         comm: an MPI communicator.
     """
 
-    def __init__(self, spool: wire.Spool | None = None, comm: Any = None) -> None:
+    def __init__(self, spool: Spool | None = None, comm: Any = None) -> None:
         super().__init__()
-        self._spool = spool or wire.Spool()
+        self._spool = spool or Spool()
         self._comm = comm or world()
         from mpi4py import MPI
 

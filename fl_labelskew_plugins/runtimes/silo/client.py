@@ -32,10 +32,10 @@ from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.silo import facts, keys
+from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.facts import SiloData
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, question
-from fl_labelskew_plugins.runtimes.silo.transport import SiloTransport
-from fl_labelskew_plugins.runtimes.transport import Kind, message
+from fl_labelskew_plugins.runtimes.transport import Kind, message, reason
 from fl_labelskew_plugins.tensors import OPTIMIZER, State, group, joined, num_bytes, rest, save_atomic, trim
 
 
@@ -174,8 +174,8 @@ class SiloClient(Manager):
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
         if self.guard is not None:
             rests_on = {key: value for key, value in meta.items() if key != "kept_rounds"}
-            asked = question(session.federation, round, rests_on, message.get("tensors"), self.states.get(before))
-            self.guard.answer(self._run, round, asked)
+            request = question(session.federation, round, rests_on, message.get("tensors"), self.states.get(before))
+            self.guard.answer(self._run, round, request)
         self._round = self.args.round_idx = round
         self.states.keep({before, *kept})
         result = self.trainer.take(
@@ -233,7 +233,7 @@ class SiloClient(Manager):
         if self._upload is not None and self._upload[0] == round:
             self._upload, self._round = None, -1  # who asks for it again has to be told that it is not on its way
         if not meta.get("taken"):
-            why = clean(meta.get("reason"), 500)
+            why = reason(message)
             self.warn(f"round {round + 1}: the server left this silo's upload out: {why}")
 
     def _finish(self, message: Message) -> None:
@@ -242,7 +242,7 @@ class SiloClient(Manager):
             # no failure that the server is told of: this silo's class names are nobody's business
             names = wire.cleaned(list(self.data.data.class_names))  # as those of the server, which came over the wire
             names = facts.differing(names, meta.get("class_names"), "at the server")
-            why = clean(meta.get("reason"), 500)
+            why = reason(message)
             self.failure = LabelSkewError(names or f"the server turned this silo away: {why}")
             self.transport.stop_receive_message()
             return
@@ -252,9 +252,9 @@ class SiloClient(Manager):
             save_atomic(weights, self.run_folder.path / "model.safetensors")
             last = facts.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")
             state = rest(self.states.get(last), OPTIMIZER)
-            own = self.session.method.personalised(state)
-            if own is not None:
-                save_atomic(own, self.run_folder.path / "personalised.safetensors")
+            personalised = self.session.method.personalised(state)
+            if personalised is not None:
+                save_atomic(personalised, self.run_folder.path / "personalised.safetensors")
             self.say(f"the run is over; results: {self.run_folder.path}")
         self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()

@@ -6,11 +6,12 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
+import torch
 from fl_labelskew_registry import Arrays, Data, Federation, LabelSkewError, Method, RunError
 from numpy.typing import NDArray
 
@@ -21,11 +22,10 @@ from fl_labelskew_plugins.recipe import mistakes
 from fl_labelskew_plugins.recipe.conflicts import classes_of
 from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, MOST_NUMBERS
-from fl_labelskew_plugins.runs.session import check_form, data_folder, divided, loaded, numbered
+from fl_labelskew_plugins.runs.session import Session, check_form, data_folder, divided, loaded, numbered
 from fl_labelskew_plugins.runtimes import wire
 
 MOST_SAMPLES = 10**12
-MOST_SILOS = 10**6
 
 
 @dataclass(frozen=True)
@@ -72,17 +72,17 @@ def digest(names: Sequence[str]) -> str | None:
     return hashlib.blake2b(json.dumps(list(names)).encode(), digest_size=16).hexdigest()
 
 
-def differing(mine: Sequence[str], theirs: Any, where: str) -> str:
+def differing(local: Sequence[str], remote: Any, where: str) -> str:
     """The first class of another name, in a sentence; empty where there is none, or one of both lists has no names."""
-    if not isinstance(theirs, list) or not all(isinstance(name, str) for name in theirs):
+    if not isinstance(remote, list) or not all(isinstance(name, str) for name in remote):
         return ""
-    if len(theirs) != len(mine):
-        return f"{counted(len(mine), 'class', 'classes')} here and {len(theirs)} {where}"
-    apart = [c for c, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b]
-    if not apart or numbered(mine) or numbered(theirs):
+    if len(remote) != len(local):
+        return f"{counted(len(local), 'class', 'classes')} here and {len(remote)} {where}"
+    apart = [c for c, (a, b) in enumerate(zip(local, remote, strict=True)) if a != b]
+    if not apart or numbered(local) or numbered(remote):
         return ""
     more = f" (and {len(apart) - 1} more differ)" if len(apart) > 1 else ""
-    names = f"{mistakes.show(mine[apart[0]])} here and {mistakes.show(theirs[apart[0]])} {where}"
+    names = f"{mistakes.show(local[apart[0]])} here and {mistakes.show(remote[apart[0]])} {where}"
     return f"class {apart[0]} is {names}{more}; use the same data_args.class_names, in the same order, everywhere"
 
 
@@ -92,8 +92,8 @@ def facts(meta: Mapping[str, Any]) -> Facts:
     Raises:
         RunError: they are none.
     """
-    told: list[Any] = [meta.get(key) for key in ("samples", "input_shape", "num_classes", "counts", "classes")]
-    samples, shape, classes, counts, names = told
+    values: list[Any] = [meta.get(key) for key in ("samples", "input_shape", "num_classes", "counts", "classes")]
+    samples, shape, classes, counts, names = values
     if not _whole(samples, 1, MOST_SAMPLES):
         raise RunError("its number of samples is not a whole number above 0")
     if not isinstance(shape, list) or not 1 <= len(shape) <= 5 or not all(_whole(n, 1, 10**6) for n in shape):
@@ -167,12 +167,12 @@ def load(recipe: Recipe, client: int) -> SiloData:
         )
     if not len(data.train.y):
         raise LabelSkewError(f"silo {client + 1} has no training sample; give it at least one")
-    told = Facts(
+    summary = Facts(
         len(data.train.y), tuple(data.train.x.shape[1:]), len(data.class_names), classes=digest(data.class_names)
     )
-    silo = SiloData(data, told)
+    silo = SiloData(data, summary)
     if recipe.train.proxy_aggregation == "class":
-        silo = replace(silo, facts=replace(told, counts=tuple(silo.counts.tolist())))
+        silo = replace(silo, facts=replace(summary, counts=tuple(silo.counts.tolist())))
     return silo
 
 
@@ -239,44 +239,44 @@ def check_agreement(server: Any, recipe: Recipe) -> None:
     """Raise LabelSkewError unless the server's settings are this silo's, naming the first that differ."""
     if not isinstance(server, dict) or not all(isinstance(section, dict) for section in server.values()):
         raise LabelSkewError("the server's settings are no sections of keys; use the same version here and there")
-    mine = agreed(recipe)
+    local = agreed(recipe)
     # as text, for true and 1.0 are 1 otherwise
     if differing := different(
-        *({s: {k: json.dumps(v) for k, v in p.items()} for s, p in a.items()} for a in (mine, server))
+        *({s: {k: json.dumps(v) for k, v in p.items()} for s, p in a.items()} for a in (local, server))
     ):
         section, _, key = differing[0].partition(".")
-        here, there = (mistakes.show(settings.get(section, {}).get(key)) for settings in (mine, server))
+        here, there = (mistakes.show(settings.get(section, {}).get(key)) for settings in (local, server))
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         raise LabelSkewError(
             f"{clean(differing[0])}: {here} here and {there} at the server{more}; use the server's recipe"
         )
 
 
-def number(told: Mapping[str, Any], key: str, least: int, most: int, where: str) -> int:
+def number(meta: Mapping[str, Any], key: str, least: int, most: int, where: str) -> int:
     """A whole number that the server sent.
 
     Raises:
         LabelSkewError: it is none, or is out of bounds; a line that names it.
     """
-    value = told.get(key)
+    value = meta.get(key)
     if type(value) is not int or not least <= value <= most:
         bounds = f"{least}" if least == most else f"a whole number from {least} to {most}"
         raise LabelSkewError(f"{where}: {key} is {mistakes.show(value)} at the server; expected here: {bounds}")
     return value
 
 
-def numbers(told: Mapping[str, Any], key: str, least: int, most: int, where: str) -> set[int]:
+def numbers(meta: Mapping[str, Any], key: str, least: int, most: int, where: str) -> set[int]:
     """Whole numbers that the server sent as a list; errors as of :func:`number`."""
-    value = told.get(key)
+    value = meta.get(key)
     values = value if isinstance(value, list) else [value]
     return {number({key: one}, key, least, most, where) for one in values}
 
 
-def federation(told: Any, recipe: Recipe, facts: Facts) -> Federation:
+def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
     """The run as a whole, in what the server said of it.
 
     Args:
-        told: the server's.
+        content: the server's.
         recipe: the silo's own.
         facts: of its data.
 
@@ -284,10 +284,10 @@ def federation(told: Any, recipe: Recipe, facts: Facts) -> Federation:
         LabelSkewError: it is not what this silo's recipe and data make of it; a line that names the first such field.
     """
     where, train = "the server's federation", recipe.train
-    if not isinstance(told, dict):
-        raise LabelSkewError(f"{where} is {mistakes.show(told)}; expected here: a mapping of names to numbers")
+    if not isinstance(content, dict):
+        raise LabelSkewError(f"{where} is {mistakes.show(content)}; expected here: a mapping of names to numbers")
     names = [field.name for field in fields(Federation)]
-    if strange := [name for name in told if name not in names]:
+    if strange := [name for name in content if name not in names]:
         raise LabelSkewError(f"{where}: {clean(strange[0])} is unknown; expected here: {', '.join(names)}")
     exact = {
         "num_clients": train.client_num_in_total,
@@ -302,10 +302,66 @@ def federation(told: Any, recipe: Recipe, facts: Facts) -> Federation:
         "num_samples": (facts.samples, MOST_SAMPLES * train.client_num_in_total),
         "min_samples": (1, facts.samples),
     }
-    return Federation(**{name: number(told, name, *bounds[name], where) for name in names})
+    return Federation(**{name: number(content, name, *bounds[name], where) for name in names})
 
 
 def check_features(federation: Federation, model: Any) -> None:
     """Raise LabelSkewError unless this silo's network has as many features as the server says."""
     features = model.classifier.in_features
     number({"num_features": federation.num_features}, "num_features", features, features, "the server's federation")
+
+
+class Census:
+    """What a server knows of all silos' data.
+
+    Args:
+        recipe: what is run.
+        test: the server's own test samples; None where it holds none.
+        sizes: training samples of each silo, kept up to date here; 0 where it has not said.
+        warn: told a client and what an operator should look at.
+    """
+
+    def __init__(self, recipe: Recipe, test: Data | None, sizes: list[int], warn: Callable[[int, str], None]) -> None:
+        self._recipe, self.sizes, self._warn = recipe, sizes, warn
+        self._form, self.class_names = form(recipe, test), server_classes(recipe, test)
+        self._classes = None if self.class_names is None else digest(self.class_names)
+        self._facts: dict[int, Facts] = {}
+
+    def check(self, client: int, facts: Facts) -> None:
+        """Raise RunError where a silo's data do not fit the federation, OtherClassesError where its classes do not."""
+        shape, classes = self._form
+        if (facts.input_shape, facts.num_classes) != (shape, classes):
+            raise RunError(
+                f"its samples are {facts.input_shape} of {facts.num_classes} classes, the federation's {shape} of "
+                f"{classes}; use such data"
+            )
+        if self._classes is not None and facts.classes not in (None, self._classes):
+            raise OtherClassesError("its classes are not the server's, in name or in order")
+        others = [k for k, known in sorted(self._facts.items()) if None not in (known.classes, facts.classes)]
+        if self._classes is None and (apart := [k for k in others if self._facts[k].classes != facts.classes]):
+            what = f"names its classes otherwise than silo {apart[0] + 1}, and which is right is not known here"
+            self._warn(client, f"{what}; compare their data_args")
+        if facts.samples > (most := self._recipe.comm.max_samples):
+            raise RunError(
+                f"it says that it has {facts.samples} training samples, and {most} are allowed at most "
+                "(comm_args.max_samples of the server)"
+            )
+        if self.sizes[client] and self.sizes[client] != facts.samples:
+            raise RunError(f"it had {self.sizes[client]} training samples when the run began, now {facts.samples}")
+
+    def add(self, client: int, facts: Facts) -> None:
+        """Count a silo that was checked."""
+        self._facts[client], self.sizes[client] = facts, facts.samples
+
+    def class_counts(self, session: Session) -> torch.Tensor | None:
+        """``(K, C)`` class counts of silos, 0 for one that nobody has heard of; None where they do not tell them."""
+        if self._recipe.train.proxy_aggregation != "class":
+            return None
+        none = [0] * session.federation.num_classes
+        rows = [self._facts[k].counts if k in self._facts else None for k in range(len(self.sizes))]
+        return torch.tensor([row or none for row in rows]).to(session.trainer.device)
+
+    def federation(self, federation: Federation, without: Collection[int] = ()) -> Federation:
+        """The run as a whole, with the samples of all silos, or ``without`` some; of all where none is left."""
+        known = [n for k, n in enumerate(self.sizes) if n and k not in without] or [n for n in self.sizes if n]
+        return replace(federation, num_samples=sum(known), min_samples=min(known))

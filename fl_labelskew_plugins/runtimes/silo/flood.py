@@ -18,7 +18,7 @@ class _Kind:
 
     since: float
     say: Callable[[str], None]
-    told: int = 0
+    lines: int = 0
     held: int = 0
     last: str = ""
 
@@ -55,8 +55,8 @@ class Flood:
         if key not in self._kinds and sum(known == peer for known, _ in self._kinds) >= KINDS:
             key = (peer, "")
         kind = self._kinds.setdefault(key, _Kind(self._now(), say or self._say))
-        if key[1] and kind.told < most:
-            kind.told += 1
+        if key[1] and kind.lines < most:
+            kind.lines += 1
             kind.say(f"{peer} {what}" + (f" ({times} times)" if times > 1 else ""))
         else:
             kind.held += times
@@ -69,7 +69,7 @@ class Flood:
             kind = self._kinds.pop(key)
             if kind.held:
                 self._summarise(key[0], kind)
-                self._kinds[key] = _Kind(now, kind.say, told=1)
+                self._kinds[key] = _Kind(now, kind.say, lines=1)
 
     def close(self) -> None:
         """Tell all that was held back."""

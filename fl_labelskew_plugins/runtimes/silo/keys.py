@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
-import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.machine.files import replacing
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
@@ -130,16 +131,22 @@ def readable_by_others(path: Path) -> Iterator[str]:
 
 def write(path: Path, content: bytes, mode: int) -> None:
     """Write a file as a whole or not at all."""
-    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-    try:
+    with replacing(path) as part:
+        part.unlink(missing_ok=True)
         # Never, not for a moment, is a key in a file that others can open.
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Errors of writing to a folder as a line."""
+    try:
+        yield
+    except OSError as error:
+        raise LabelSkewError(f"{folder}: cannot be written: {error.strerror}") from None
 
 
 def _terminal() -> bool:

@@ -100,9 +100,9 @@ class Judge:
         for name, norm in self._now[client].items():
             before, others = self._own(client, name), self._others(client, name)
             if norm and (before or others) and norm > max(self._most(before, median), self._most(others, median_low)):
-                said = [f"{median_low(others):.3g} at the others"] if others else []
-                said += [f"{median(before):.3g} at it before"] if before else []
-                return f"the norm of its {name} is {norm:.3g}, and mostly {' and '.join(said)}"
+                norms = [f"{median_low(others):.3g} at the others"] if others else []
+                norms += [f"{median(before):.3g} at it before"] if before else []
+                return f"the norm of its {name} is {norm:.3g}, and mostly {' and '.join(norms)}"
         self._accept(client)
         return ""
 

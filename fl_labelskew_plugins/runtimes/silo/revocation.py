@@ -7,30 +7,23 @@ a process does not know is only what nobody has copied to it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.runtimes.silo import certs, keys
 from fl_labelskew_plugins.runtimes.silo.keys import Passphrase
-
-if TYPE_CHECKING:
-    from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
-FILE = "revoked.crl"
-UNSPECIFIED = "unspecified"
-REASONS = (UNSPECIFIED, "key-compromise", "affiliation-changed", "superseded", "cessation-of-operation")
+from fl_labelskew_plugins.runtimes.silo.names import OLD, REVOKED, UNSPECIFIED, Files, fingerprint, named
 
 
 @dataclass(frozen=True)
@@ -67,8 +60,8 @@ def revoke(
 
     Args:
         folder: where the authority and the certificates are.
-        names: ``server``, ``silo-3``: all that were made for them, renewed ones included; or :data:`certs.ALL`.
-        why: one of :data:`REASONS`.
+        names: ``server``, ``silo-3``: all that were made for them, renewed ones included; or :data:`.names.ALL`.
+        why: one of :data:`.names.REASONS`.
         old: those alone that were renewed since.
         passphrase: opens the authority's key.
 
@@ -78,21 +71,20 @@ def revoke(
     Raises:
         LabelSkewError: a name that is not there, an authority or a list that cannot be used, or nothing can be written.
     """
-    certs.require()
-    names = certs.named(folder, names)
+    names = named(folder, names)
     authority, key = certs.load_authority(folder, passphrase or Passphrase())
-    before = read(folder / FILE, authority)
+    before = read(folder / REVOKED, authority)
     entry = Entry(datetime.now(timezone.utc).replace(microsecond=0), why.replace("-", " "))
     added: dict[int, Entry] = {}
     for name in names:
-        paths = [*(folder / certs.OLD).glob(f"{name}-*.pem"), *([] if old else [folder / f"{name}.pem"])]
+        paths = [*(folder / OLD).glob(f"{name}-*.pem"), *([] if old else [folder / f"{name}.pem"])]
         serials = [certs.load_certificate(path, expired=True).serial_number for path in paths]
         added |= {serial: entry for serial in serials if serial not in before.entries}
     if not added:
         return before, 0
     listed = Listed(before.number + 1, {**before.entries, **added})
-    with certs.writing(folder):
-        keys.write(folder / FILE, _signed(listed, authority, key), 0o644)
+    with keys.writing(folder):
+        keys.write(folder / REVOKED, _signed(listed, authority, key), 0o644)
     return listed, len(added)
 
 
@@ -102,7 +94,7 @@ def shown(folder: Path) -> Listed:
     Raises:
         LabelSkewError: as :func:`read`.
     """
-    path = folder / FILE
+    path = folder / REVOKED
     return read(path, certs.load_certificate(folder / "ca.pem", expired=True)) if path.exists() else Listed()
 
 
@@ -112,8 +104,6 @@ def read(path: Path, authority: x509.Certificate) -> Listed:
     Raises:
         LabelSkewError: it is none, or not this authority's.
     """
-    from cryptography import x509
-
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -150,15 +140,13 @@ class Revocations:
     def __init__(
         self,
         folder: Path,
-        tls: certs.Files,
+        tls: Files,
         *,
         kept: Path | None = None,
         say: Callable[[str], None] = lambda line: None,
         warn: Callable[[str], None] = log.warn,
     ) -> None:
-        from cryptography import x509
-
-        self._path, self._kept, self._say, self._warn = folder / FILE, kept, say, warn
+        self._path, self._kept, self._say, self._warn = folder / REVOKED, kept, say, warn
         self._name = folder / f"{tls.name}.pem"
         self._authority = x509.load_pem_x509_certificate(tls.ca)
         self._own = x509.load_pem_x509_certificate(tls.certificate).serial_number
@@ -203,13 +191,10 @@ class Revocations:
         entries = self.look().entries
         if not entries:
             return ""
-        from cryptography import x509
-
         entry = entries.get(x509.load_pem_x509_certificate(pem).serial_number)
         if entry is None:
             return ""
-        fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode("ascii"))).hexdigest()
-        return f"its certificate {fingerprint} was {entry}"
+        return f"its certificate {fingerprint(pem)} was {entry}"
 
     def _tell(self) -> None:
         self._say(f"{self._listed} counts from now on")
@@ -242,8 +227,6 @@ class Revocations:
 
 
 def _entry(line: x509.RevokedCertificate) -> Entry:
-    from cryptography import x509
-
     why = UNSPECIFIED
     with contextlib.suppress(x509.ExtensionNotFound):
         reason = line.extensions.get_extension_for_class(x509.CRLReason).value.reason
@@ -252,9 +235,6 @@ def _entry(line: x509.RevokedCertificate) -> Entry:
 
 
 def _signed(listed: Listed, authority: x509.Certificate, key: EllipticCurvePrivateKey) -> bytes:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-
     builder = (
         x509.CertificateRevocationListBuilder()
         .issuer_name(authority.subject)

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
@@ -23,12 +23,16 @@ from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, assemble, build, of_classes, refuse_host_switches
 from fl_labelskew_plugins.runtimes.base import Runtime
 from fl_labelskew_plugins.runtimes.processes import Part, threads_each, together
-from fl_labelskew_plugins.runtimes.silo import certs, facts, keys, revocation
+from fl_labelskew_plugins.runtimes.silo import facts, keys, names
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient
+from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.guard import guard_of
+from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer, server_session
-from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport, SiloTransport
-from fl_labelskew_plugins.runtimes.wire import Spool
+from fl_labelskew_plugins.runtimes.spool import Spool
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
 
 
 class CrossSilo(Runtime):
@@ -146,8 +150,8 @@ class CrossSilo(Runtime):
         held = of_classes(data.data.class_names, torch.from_numpy(data.counts)[None], data.facts.samples)
         say(f"data: {recipe.data.dataset}, {held}")
         self._audit = Audit(digests=comm.audit_digests)
-        self._audit.open(self.folder.path, certs.silo_name(rank))
-        tls, revoked = self._certificate(comm.certs, certs.silo_name(rank))
+        self._audit.open(self.folder.path, names.silo_name(rank))
+        tls, revoked = self._certificate(comm.certs, names.silo_name(rank))
         if revoked is not None:
             revoked.keep()
         transport = SiloTransport(
@@ -172,15 +176,23 @@ class CrossSilo(Runtime):
     def _passphrase(self) -> keys.Passphrase:
         return keys.Passphrase(self.call.passphrase_fd)
 
-    def _certificate(self, folder: str | None, name: str) -> tuple[certs.Files | None, revocation.Revocations | None]:
+    def _certificate(self, folder: str | None, name: str) -> tuple[names.Files | None, Revocations | None]:
         """What this process shows of itself, if anything, and who is not to be believed; warns of what is wrong."""
         if folder is None:
             return None, None
-        files = certs.read(Path(folder), name, self._passphrase)
+        files = self._files(Path(folder), name)
+        from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
+
         for warning in files.warnings:
             log.warn(warning)
-        kept = self.folder.path / revocation.FILE
-        return files, revocation.Revocations(Path(folder), files, kept=kept, say=self._list)
+        kept = self.folder.path / names.REVOKED
+        return files, Revocations(Path(folder), files, kept=kept, say=self._list)
+
+    def _files(self, folder: Path, name: str) -> names.Files:
+        names.require()
+        from fl_labelskew_plugins.runtimes.silo import certs
+
+        return certs.read(folder, name, self._passphrase)
 
     def _list(self, line: str) -> None:
         """Tell which list of revoked certificates counts."""
@@ -190,11 +202,11 @@ class CrossSilo(Runtime):
 
     def _passphrase_of_all(self, silos: int) -> dict[str, str]:
         """What the server and the silos of this machine need to open their keys, asked for once."""
-        names = {"server": self.recipe.comm.certs}
-        names |= {certs.silo_name(k): recipes.silo(self.recipe, k).comm.certs for k in range(1, silos + 1)}
-        for name, folder in names.items():
-            if folder is not None and certs.locked(Path(folder), name):
-                certs.read(Path(folder), name, self._passphrase)
+        folders = {"server": self.recipe.comm.certs}
+        folders |= {names.silo_name(k): recipes.silo(self.recipe, k).comm.certs for k in range(1, silos + 1)}
+        for name, folder in folders.items():
+            if folder is not None and keys.encrypted(names.content(Path(folder) / f"{name}.key")):
+                self._files(Path(folder), name)
         return self._passphrase.environment()
 
     def _warn(self, text: str) -> None:

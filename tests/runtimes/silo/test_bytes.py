@@ -11,7 +11,7 @@ from wiretap import grpc_messages
 
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runtimes.silo import facts as silos
-from fl_labelskew_plugins.runtimes.silo.transport import SiloTransport
+from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 
 SIZES = {"C": 10, "d": 16}

@@ -15,14 +15,14 @@ from fl_labelskew_plugins.runtimes.silo import certs, issuing
 def made(tmp_path_factory):
     """A folder with the certificates of two silos; not to be changed."""
     folder = tmp_path_factory.mktemp("made") / "certs"
-    assert certs.new(folder, 2) == ["ca", "server", "silo-1", "silo-2"]
+    assert issuing.new(folder, 2) == ["ca", "server", "silo-1", "silo-2"]
     return folder
 
 
 @pytest.fixture
 def folder(tmp_path):
     """The same, to be changed."""
-    certs.new(tmp_path / "certs", 2)
+    issuing.new(tmp_path / "certs", 2)
     return tmp_path / "certs"
 
 
@@ -73,7 +73,7 @@ def shake_hands(server, client, host):
         thread.join()
 
 
-@pytest.mark.parametrize("host", certs.HOSTS)
+@pytest.mark.parametrize("host", issuing.HOSTS)
 def test_openssl_takes_the_server_and_a_silo_for_what_they_are(made, host):
     peer = shake_hands(context(made, "server", server=True), context(made, "silo-2", server=False), host)
     assert peer["subject"] == ((("commonName", "silo-2"),),)
@@ -91,13 +91,13 @@ def test_another_host_is_not_the_server(made):
 
 
 def test_another_authority_is_not_trusted(made, tmp_path):
-    certs.new(tmp_path / "other", 1)
+    issuing.new(tmp_path / "other", 1)
     with pytest.raises(ssl.SSLError, match="verify failed"):
         shake_hands(context(made, "server", server=True), context(tmp_path / "other", "silo-1", server=False), "::1")
 
 
 def test_the_server_has_the_hosts_that_it_is_given(tmp_path):
-    certs.new(tmp_path / "certs", 1, ["fl.example.org", "192.0.2.1", "2001:db8::1"])
+    issuing.new(tmp_path / "certs", 1, ["fl.example.org", "192.0.2.1", "2001:db8::1"])
     shown, _ = certs.show(tmp_path / "certs")
     assert [each.hosts for each in shown] == [(), ("fl.example.org", "192.0.2.1", "2001:db8::1"), ()]
 
@@ -114,9 +114,9 @@ def test_keys_are_their_owners_alone(made):
 def test_nothing_is_overwritten(folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with pytest.raises(LabelSkewError, match=r"ca\.pem: exists already; --add"):
-        certs.new(folder, 2)
-    assert certs.new(folder, 4, add=True) == ["silo-3", "silo-4"]
-    assert certs.new(folder, 4, add=True) == []
+        issuing.new(folder, 2)
+    assert issuing.new(folder, 4, add=True) == ["silo-3", "silo-4"]
+    assert issuing.new(folder, 4, add=True) == []
     after = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert before == {name: after[name] for name in before}
     for name in ("server", "silo-1", "silo-4"):
@@ -126,21 +126,21 @@ def test_nothing_is_overwritten(folder):
 def test_a_key_that_is_left_alone_is_kept_too(tmp_path):
     (tmp_path / "silo-1.key").write_text("precious")
     with pytest.raises(LabelSkewError, match=r"silo-1\.key: exists already"):
-        certs.new(tmp_path, 1)
+        issuing.new(tmp_path, 1)
     assert (tmp_path / "silo-1.key").read_text() == "precious"
 
 
 def test_what_was_given_away_is_not_made_again(folder):
     (folder / "silo-1.key").unlink()
-    assert certs.new(folder, 2, add=True) == []
+    assert issuing.new(folder, 2, add=True) == []
 
 
 def test_certificates_are_renewed_with_new_keys_and_the_old_ones_kept(tmp_path, monkeypatch):
     aged(monkeypatch, days=9)
-    certs.new(tmp_path, 2, ["fl.example.org"], days=10)
+    issuing.new(tmp_path, 2, ["fl.example.org"], days=10)
     monkeypatch.undo()
     before = {name: certs.read(tmp_path, name) for name in ("server", "silo-1", "silo-2")}
-    assert certs.renew(tmp_path, ["server", "silo-2", "server"]) == ["server", "silo-2"]
+    assert issuing.renew(tmp_path, ["server", "silo-2", "server"]) == ["server", "silo-2"]
     after = {name: certs.read(tmp_path, name) for name in before}
     assert after["silo-1"] == before["silo-1"]
     for name in ("server", "silo-2"):
@@ -150,16 +150,16 @@ def test_certificates_are_renewed_with_new_keys_and_the_old_ones_kept(tmp_path, 
         (kept,) = (tmp_path / "old").glob(f"{name}-*.pem")
         assert kept.read_bytes() == before[name].certificate
     assert certs.show(tmp_path)[0][1].hosts == ("fl.example.org",)
-    certs.renew(tmp_path, ["all"], ["192.0.2.1"])
+    issuing.renew(tmp_path, ["all"], ["192.0.2.1"])
     assert certs.show(tmp_path)[0][1].hosts == ("192.0.2.1",)
     assert len(list((tmp_path / "old").iterdir())) == 5
 
 
 def test_an_expired_certificate_can_be_renewed(tmp_path, monkeypatch):
     aged(monkeypatch, days=11)
-    certs.new(tmp_path, 1, days=10)
+    issuing.new(tmp_path, 1, days=10)
     monkeypatch.undo()
-    certs.renew(tmp_path, ["silo-1"])
+    issuing.renew(tmp_path, ["silo-1"])
     assert certs.read(tmp_path, "silo-1").warnings == ()
 
 
@@ -175,12 +175,12 @@ def test_an_expired_certificate_can_be_renewed(tmp_path, monkeypatch):
 )
 def test_what_is_wrong_with_renewing_is_said(made, names, hosts, said):
     with pytest.raises(LabelSkewError) as error:
-        certs.renew(made, names, hosts)
+        issuing.renew(made, names, hosts)
     assert str(error.value).startswith(said.format(made))
 
 
 def test_an_added_certificate_lasts_no_longer_than_its_authority(folder):
-    certs.new(folder, 3, days=20_000, add=True)
+    issuing.new(folder, 3, days=20_000, add=True)
     until = {each.who.split()[0]: each.until for each in certs.show(folder)[0]}
     assert until["silo-3"] == until["labelskew"]
 
@@ -203,14 +203,14 @@ def test_an_added_certificate_lasts_no_longer_than_its_authority(folder):
 def test_what_is_wrong_with_adding_is_said(folder, spoil, arguments, said):
     spoil(folder)
     with pytest.raises(LabelSkewError) as error:
-        certs.new(folder, 3, add=True, **arguments)
+        issuing.new(folder, 3, add=True, **arguments)
     assert said.format(folder) in str(error.value)
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(LabelSkewError, match="cannot be written: Not a directory"):
-        certs.new(tmp_path / "file" / "certs", 1)
+        issuing.new(tmp_path / "file" / "certs", 1)
 
 
 # Reading
@@ -234,7 +234,7 @@ def copy(folder, source, target):
 
 
 def of_another_authority(folder):
-    certs.new(folder / "other", 1)
+    issuing.new(folder / "other", 1)
     (folder / "ca.pem").write_bytes((folder / "other" / "ca.pem").read_bytes())
 
 
@@ -265,7 +265,7 @@ def test_what_is_wrong_with_files_is_said(folder, spoil, said):
 
 def test_an_expired_certificate_is_refused(tmp_path, monkeypatch):
     aged(monkeypatch, days=11)
-    certs.new(tmp_path, 1, days=10)
+    issuing.new(tmp_path, 1, days=10)
     monkeypatch.undo()
     with pytest.raises(LabelSkewError, match=r"silo-1\.pem: expired on 20\d\d-\d\d-\d\d; use `labelskew certs renew`"):
         certs.read(tmp_path, "silo-1")
@@ -277,29 +277,16 @@ def test_an_expired_certificate_is_refused(tmp_path, monkeypatch):
 
 def test_a_certificate_of_tomorrow_is_refused(tmp_path, monkeypatch):
     aged(monkeypatch, days=-1)
-    certs.new(tmp_path, 1)
+    issuing.new(tmp_path, 1)
     monkeypatch.undo()
     with pytest.raises(LabelSkewError, match=r"ca\.pem: holds from .* UTC only; is this machine's clock right\?"):
         certs.read(tmp_path, "silo-1")
 
 
 def test_a_certificate_that_ends_soon_and_an_open_key_are_warned_of(tmp_path):
-    certs.new(tmp_path, 1, days=29)
+    issuing.new(tmp_path, 1, days=29)
     (tmp_path / "silo-1.key").chmod(0o640)
     for warnings in (certs.read(tmp_path, "silo-1").warnings, certs.show(tmp_path)[1][1:]):
         soon, opened = warnings
         assert soon.startswith(f"{tmp_path}/silo-1.pem: expires on ")
         assert opened == f"{tmp_path}/silo-1.key: can be read by others; use chmod 600"
-
-
-@pytest.mark.parametrize(
-    ("name", "rank"),
-    [
-        ("silo-1", 1),
-        ("silo-10", 10),
-        *[(name, 0) for name in ("silo-0", "silo-01", "silo-", "silo-1 ", "silo-1\n", "silo-٣", "silo--1")],
-        *[(name, 0) for name in ("server", "", "Silo-1", "silo-1-2", "silo-9999999999")],
-    ],
-)
-def test_only_a_silos_name_has_a_rank(name, rank):
-    assert certs.rank_of(name) == rank

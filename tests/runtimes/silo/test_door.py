@@ -11,10 +11,11 @@ import grpc
 import pytest
 
 from fl_labelskew_plugins.recipe.addresses import of_peer
-from fl_labelskew_plugins.runtimes.silo import certs, door
-from fl_labelskew_plugins.runtimes.silo import transport as grpc_transport
+from fl_labelskew_plugins.runtimes.silo import certs, door, listening
+from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.door import Door, Stranger
-from fl_labelskew_plugins.runtimes.silo.transport import METHOD, SERVICE, ServerTransport, SiloTransport
+from fl_labelskew_plugins.runtimes.silo.listening import SILENT, ServerTransport
+from fl_labelskew_plugins.runtimes.silo.streams import METHOD, SERVICE
 from fl_labelskew_plugins.runtimes.transport import Kind
 
 
@@ -169,7 +170,7 @@ def test_there_are_as_many_places_as_files_may_be_open():
 
 
 def test_silent_streams_of_a_member_keep_no_silo_out(start, certificates, monkeypatch):
-    monkeypatch.setattr(grpc_transport, "HELLO_S", 60.0)
+    monkeypatch.setattr(listening, "HELLO_S", 60.0)
     server = start()
     third = start.silo(server.address, 3)
     files, over, said = certs.read(certificates, "silo-3"), threading.Event(), []
@@ -189,7 +190,7 @@ def test_silent_streams_of_a_member_keep_no_silo_out(start, certificates, monkey
     crowd = [threading.Thread(target=stream, daemon=True) for _ in range(60)]
     for one in crowd:
         one.start()
-    wait_until(lambda: len(said) == len(crowd) - grpc_transport.SILENT)
+    wait_until(lambda: len(said) == len(crowd) - SILENT)
     assert set(said) == {("RESOURCE_EXHAUSTED", "has opened others with this certificate and not said HELLO")}
     for rank in (1, 2, 1):
         start.silo(server.address, rank)

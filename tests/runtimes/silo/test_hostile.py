@@ -12,8 +12,9 @@ import pytest
 import torch
 from scenes import FACTS, Echo
 
-from fl_labelskew_plugins.runtimes.silo import certs, excluded
-from fl_labelskew_plugins.runtimes.silo.transport import METHOD, SERVICE
+from fl_labelskew_plugins.runtimes.silo import certs, excluded, issuing
+from fl_labelskew_plugins.runtimes.silo.names import Files
+from fl_labelskew_plugins.runtimes.silo.streams import METHOD, SERVICE
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 from fl_labelskew_plugins.runtimes.wire import Header
 
@@ -320,8 +321,8 @@ class Hostile:
 
 
 def test_strangers_do_no_harm_to_a_federation_with_certificates(federation, sp_weights, tmp_path):
-    certs.new(tmp_path / "certs", 3)
-    certs.new(tmp_path / "others", 3)
+    issuing.new(tmp_path / "certs", 3)
+    issuing.new(tmp_path / "others", 3)
     proof = tmp_path / "executed"
     federation.overrides = [SLOW, "train_args.comm_round=6", f"comm_args.certs={tmp_path / 'certs'}"]
     server, silos = federation.server(), federation.silos()
@@ -353,7 +354,7 @@ def test_strangers_do_no_harm_to_a_federation_with_certificates(federation, sp_w
     stranger = certs.read(tmp_path / "others", "silo-3")
     said = {
         "no certificate": call([hello(3)], None),
-        "another authority": call([hello(3)], certs.Files("silo-3", one.ca, stranger.certificate, stranger.key)),
+        "another authority": call([hello(3)], Files("silo-3", one.ca, stranger.certificate, stranger.key)),
         "another's rank": call([hello(3)], one),
         "a header of 3 GB": call([hello(1, 3 * 2**30)], one),
         "a blob of 3 GB": call([Header(int(Kind.HELLO), 1, 0, -1, 16).pack() + struct.pack("<QQ", 3 * 2**30, 0)], one),

@@ -7,7 +7,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.runtimes.silo import certs, keys, revocation
+from fl_labelskew_plugins.runtimes.silo import certs, issuing, keys, revocation
 from fl_labelskew_plugins.runtimes.silo.keys import Passphrase
 
 WORD = "correct horse, größer"
@@ -17,7 +17,7 @@ WORD = "correct horse, größer"
 def made(tmp_path_factory):
     """A folder of encrypted keys; not to be changed."""
     folder = tmp_path_factory.mktemp("keys") / "certs"
-    certs.new(folder, 1, encrypt=True, passphrase=told(WORD))
+    issuing.new(folder, 1, encrypt=True, passphrase=told(WORD))
     return folder
 
 
@@ -71,7 +71,7 @@ def test_every_key_is_encrypted_and_read_back_plain(made):
 
 
 def test_a_key_that_somebody_else_encrypted_is_read_too(tmp_path):
-    certs.new(tmp_path, 1)
+    issuing.new(tmp_path, 1)
     path = tmp_path / "silo-1.key"
     key = serialization.load_pem_private_key(path.read_bytes(), None)
     hidden = serialization.BestAvailableEncryption(WORD.encode())
@@ -85,7 +85,7 @@ def test_a_key_that_somebody_else_encrypted_is_read_too(tmp_path):
 
 def test_a_plain_key_asks_for_nothing(tmp_path, typed):
     asked = typed()
-    certs.new(tmp_path, 1)
+    issuing.new(tmp_path, 1)
     certs.read(tmp_path, "silo-1")
     assert asked == []
 
@@ -115,18 +115,18 @@ def test_one_passphrase_is_asked_for_once_and_goes_on_to_processes_of_ours(made,
 def test_a_new_passphrase_is_typed_twice(tmp_path, typed):
     asked = typed("one", "two", WORD, WORD)
     with pytest.raises(LabelSkewError, match="the two passphrases differ; nothing is written"):
-        certs.new(tmp_path / "certs", 1, encrypt=True)
+        issuing.new(tmp_path / "certs", 1, encrypt=True)
     assert not (tmp_path / "certs").exists()
-    certs.new(tmp_path / "certs", 1, encrypt=True)
+    issuing.new(tmp_path / "certs", 1, encrypt=True)
     assert asked == [f"new passphrase of {tmp_path}/certs/ca.key: ", "once more: "] * 2
     assert certs.read(tmp_path / "certs", "silo-1", told(WORD))
 
 
 def test_an_encrypted_authority_makes_encrypted_keys_alone_and_opens_for_everything(tmp_path):
-    certs.new(tmp_path, 1, encrypt=True, passphrase=told(WORD))
+    issuing.new(tmp_path, 1, encrypt=True, passphrase=told(WORD))
     for work in (
-        lambda passphrase: certs.new(tmp_path, 2, add=True, passphrase=passphrase),
-        lambda passphrase: certs.renew(tmp_path, ["silo-1"], passphrase=passphrase),
+        lambda passphrase: issuing.new(tmp_path, 2, add=True, passphrase=passphrase),
+        lambda passphrase: issuing.renew(tmp_path, ["silo-1"], passphrase=passphrase),
         lambda passphrase: revocation.revoke(tmp_path, ["server"], passphrase=passphrase),
     ):
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
@@ -140,9 +140,9 @@ def test_an_encrypted_authority_makes_encrypted_keys_alone_and_opens_for_everyth
 
 
 def test_keys_of_a_plain_authority_can_be_encrypted(tmp_path, typed):
-    certs.new(tmp_path, 1)
+    issuing.new(tmp_path, 1)
     asked = typed(WORD, WORD)
-    certs.renew(tmp_path, ["silo-1"], encrypt=True)
+    issuing.renew(tmp_path, ["silo-1"], encrypt=True)
     assert len(asked) == 2
     assert [path.name for path in tmp_path.glob("*.key") if keys.encrypted(path.read_bytes())] == ["silo-1.key"]
 

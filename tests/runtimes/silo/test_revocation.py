@@ -10,13 +10,14 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runtimes.silo import certs, keys, revocation
-from fl_labelskew_plugins.runtimes.silo.revocation import FILE, Revocations, revoke
+from fl_labelskew_plugins.runtimes.silo import certs, issuing, keys, revocation
+from fl_labelskew_plugins.runtimes.silo.names import REVOKED
+from fl_labelskew_plugins.runtimes.silo.revocation import Revocations, revoke
 
 
 @pytest.fixture
 def folder(tmp_path):
-    certs.new(tmp_path / "certs", 3)
+    issuing.new(tmp_path / "certs", 3)
     return tmp_path / "certs"
 
 
@@ -57,7 +58,7 @@ def test_openssl_takes_the_list_and_refuses_who_is_on_it(folder):
 
     def verify(name):
         return subprocess.run(
-            ["openssl", "verify", "-crl_check", "-CAfile", folder / "ca.pem", "-CRLfile", folder / FILE,
+            ["openssl", "verify", "-crl_check", "-CAfile", folder / "ca.pem", "-CRLfile", folder / REVOKED,
              folder / f"{name}.pem"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
@@ -89,15 +90,15 @@ def test_lists_grow_in_number_and_in_certificates(folder, watch):
 def test_all_that_a_silo_ever_had_is_revoked_or_what_was_renewed_alone(folder, watch):
     old = (folder / "silo-1.pem").read_bytes()
     assert revoke(folder, ["silo-1"], old=True) == (revocation.Listed(), 0)
-    assert not (folder / FILE).exists()
-    certs.renew(folder, ["silo-1", "silo-2"])
+    assert not (folder / REVOKED).exists()
+    issuing.renew(folder, ["silo-1", "silo-2"])
     assert revoke(folder, ["silo-1"], old=True)[1] == 1
     made, *_ = watch()
     assert made.barred(old)
     assert barred(made, folder, *ALL) == []
     assert revoke(folder, ["silo-2"])[1] == 2
     assert barred(made, folder, *ALL) == ["silo-2"]
-    certs.renew(folder, ["silo-2"])  # and so it may come back
+    issuing.renew(folder, ["silo-2"])  # and so it may come back
     assert barred(made, folder, *ALL) == []
 
 
@@ -116,42 +117,45 @@ def test_a_list_is_read_when_it_comes_and_when_it_changes(folder, watch):
 
 
 def damaged(folder):
-    (folder / FILE).write_bytes((folder / FILE).read_bytes()[:200])
+    (folder / REVOKED).write_bytes((folder / REVOKED).read_bytes()[:200])
 
 
 def changed(folder):
     """Another silo is on it."""
-    der = bytearray(x509.load_pem_x509_crl((folder / FILE).read_bytes()).public_bytes(Encoding.DER))
+    der = bytearray(x509.load_pem_x509_crl((folder / REVOKED).read_bytes()).public_bytes(Encoding.DER))
     serial = certs.load_certificate(folder / "silo-1.pem").serial_number
     at = der.index(serial.to_bytes((serial.bit_length() + 7) // 8, "big"))
     der[at + 3] ^= 1
-    (folder / FILE).write_bytes(
+    (folder / REVOKED).write_bytes(
         b"-----BEGIN X509 CRL-----\n" + base64.encodebytes(bytes(der)) + b"-----END X509 CRL-----\n"
     )
 
 
 def of_another(folder):
     if not (folder / "other").exists():
-        certs.new(folder / "other", 1)
-    (folder / FILE).write_bytes(crl(folder, 9, signer=folder / "other"))
+        issuing.new(folder / "other", 1)
+    (folder / REVOKED).write_bytes(crl(folder, 9, signer=folder / "other"))
 
 
 def of_an_impostor(folder):
     """Another authority's, with this one's name."""
     authority, _ = certs.load_authority(folder, keys.Passphrase())
-    certs.new(folder / "impostor", 1)
+    issuing.new(folder / "impostor", 1)
     _, key = certs.load_authority(folder / "impostor", keys.Passphrase())
-    (folder / FILE).write_bytes(revocation._signed(revocation.Listed(9), authority, key))
+    (folder / REVOKED).write_bytes(revocation._signed(revocation.Listed(9), authority, key))
 
 
 BAD = [
-    (lambda folder: (folder / FILE).write_bytes(b""), "is no list of revoked certificates, or a damaged one; copy it"),
-    (lambda folder: (folder / FILE).write_bytes((folder / "ca.pem").read_bytes()), "is no list of revoked certific"),
+    (
+        lambda folder: (folder / REVOKED).write_bytes(b""),
+        "is no list of revoked certificates, or a damaged one; copy it",
+    ),
+    (lambda folder: (folder / REVOKED).write_bytes((folder / "ca.pem").read_bytes()), "is no list of revoked certific"),
     (damaged, "is no list of revoked certificates, or a damaged one; copy it again from where the certificates were"),
     (changed, "is not signed by the authority of ca.pem, or was changed; copy it again from where"),
     (of_another, "is not signed by the authority of ca.pem, or was changed"),
     (of_an_impostor, "is not signed by the authority of ca.pem, or was changed"),
-    (lambda folder: ((folder / FILE).unlink(), (folder / FILE).mkdir()), "cannot be read: Is a directory"),
+    (lambda folder: ((folder / REVOKED).unlink(), (folder / REVOKED).mkdir()), "cannot be read: Is a directory"),
 ]
 
 
@@ -159,26 +163,26 @@ BAD = [
 def test_nothing_begins_with_a_list_that_cannot_be_trusted(folder, watch, spoil, said):
     revoke(folder, ["silo-1"])
     spoil(folder)
-    assert error_of(watch).startswith(f"{folder / FILE}: {said}")
-    assert error_of(revocation.shown, folder).startswith(f"{folder / FILE}: {said}")
+    assert error_of(watch).startswith(f"{folder / REVOKED}: {said}")
+    assert error_of(revocation.shown, folder).startswith(f"{folder / REVOKED}: {said}")
     # nor is it written anew, without those who were on it
-    assert error_of(revoke, folder, ["silo-2"]).startswith(f"{folder / FILE}: {said}")
+    assert error_of(revoke, folder, ["silo-2"]).startswith(f"{folder / REVOKED}: {said}")
 
 
 @pytest.mark.parametrize(("spoil", "said"), BAD)
 def test_what_runs_keeps_the_last_good_list(folder, watch, spoil, said):
     revoke(folder, ["silo-1"])
-    good = (folder / FILE).read_bytes()
+    good = (folder / REVOKED).read_bytes()
     made, _, warned = watch()
     spoil(folder)
     assert barred(made, folder, *ALL) == ["silo-1"]
     assert barred(made, folder, *ALL) == ["silo-1"]
     (line,) = warned
-    assert line.startswith(f"{folder / FILE}: {said}")
+    assert line.startswith(f"{folder / REVOKED}: {said}")
     assert line.endswith("; the last good one, list 1 (1 revoked certificate), still counts")
-    if (folder / FILE).is_dir():
-        (folder / FILE).rmdir()
-    (folder / FILE).write_bytes(good)
+    if (folder / REVOKED).is_dir():
+        (folder / REVOKED).rmdir()
+    (folder / REVOKED).write_bytes(good)
     revoke(folder, ["silo-2"])
     assert barred(made, folder, *ALL) == ["silo-1", "silo-2"]
     assert len(warned) == 1
@@ -187,15 +191,15 @@ def test_what_runs_keeps_the_last_good_list(folder, watch, spoil, said):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda folder, older: (folder / FILE).write_bytes(older), "list 1 is not newer than list 2"),
-        (lambda folder, older: (folder / FILE).unlink(), "is not there any more, after list 2"),
-        (lambda folder, older: (folder / FILE).write_bytes(crl(folder, 2)), "list 2 is not newer than list 2"),
+        (lambda folder, older: (folder / REVOKED).write_bytes(older), "list 1 is not newer than list 2"),
+        (lambda folder, older: (folder / REVOKED).unlink(), "is not there any more, after list 2"),
+        (lambda folder, older: (folder / REVOKED).write_bytes(crl(folder, 2)), "list 2 is not newer than list 2"),
     ],
 )
 def test_no_older_list_takes_the_place_of_a_newer_one(folder, watch, tmp_path, spoil, said):
-    kept = tmp_path / "run" / FILE
+    kept = tmp_path / "run" / REVOKED
     revoke(folder, ["silo-1"])
-    older = (folder / FILE).read_bytes()
+    older = (folder / REVOKED).read_bytes()
     made, _, warned = watch(kept=kept)
     made.keep()  # with nowhere to keep it
     kept.parent.mkdir()
@@ -204,27 +208,27 @@ def test_no_older_list_takes_the_place_of_a_newer_one(folder, watch, tmp_path, s
     spoil(folder, older)
     assert barred(made, folder, *ALL) == ["silo-1", "silo-2"]
     assert len(warned) == 1
-    said = f"{folder / FILE}: {said}, which was seen here; copy the newest one"
+    said = f"{folder / REVOKED}: {said}, which was seen here; copy the newest one"
     assert warned[0].startswith(said)
     # nor after a restart
     assert error_of(watch, kept=kept) == said
-    (folder / FILE).write_bytes(kept.read_bytes())
+    (folder / REVOKED).write_bytes(kept.read_bytes())
     assert barred(watch(kept=kept)[0], folder, *ALL) == ["silo-1", "silo-2"]
     RunFolder(kept.parent).check_new()  # for a run that has not begun
 
 
 def test_what_was_seen_of_another_authority_is_none_of_this_ones(folder, watch, tmp_path):
     kept = tmp_path / "kept.crl"
-    certs.new(tmp_path / "other", 1)
+    issuing.new(tmp_path / "other", 1)
     kept.write_bytes(crl(folder, 9, signer=tmp_path / "other"))
     revoke(folder, ["silo-1"])
     made, *_ = watch(kept=kept)
     made.keep()
-    assert kept.read_bytes() == (folder / FILE).read_bytes()
+    assert kept.read_bytes() == (folder / REVOKED).read_bytes()
 
 
 def test_a_list_of_nobody_bars_nobody(folder, watch):
-    (folder / FILE).write_bytes(crl(folder, 1))
+    (folder / REVOKED).write_bytes(crl(folder, 1))
     made, *_ = watch()
     assert made.look().number == 1
     assert barred(made, folder, *ALL) == []
@@ -238,7 +242,7 @@ def test_a_process_does_not_begin_with_a_revoked_certificate_and_is_warned_of_it
     line = f"{folder}/silo-1.pem: was {entry}; use `labelskew certs renew silo-1` where it was made, and copy what it"
     assert [text[: len(line)] for text in warned] == [line]
     assert error_of(watch, "silo-1").startswith(line)
-    certs.renew(folder, ["silo-1"])
+    issuing.renew(folder, ["silo-1"])
     watch("silo-1")
 
 
@@ -256,7 +260,7 @@ def test_a_process_does_not_begin_with_a_revoked_certificate_and_is_warned_of_it
 def test_what_is_wrong_with_revoking_is_said(folder, names, spoil, said):
     spoil(folder)
     assert error_of(revoke, folder, names).startswith(said.format(folder))
-    assert not (folder / FILE).exists()
+    assert not (folder / REVOKED).exists()
 
 
 def test_a_folder_that_cannot_be_written_is_said(folder, monkeypatch):

@@ -10,10 +10,12 @@ from scenes import Peer
 
 from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.runs import audit
-from fl_labelskew_plugins.runtimes.silo import certs
+from fl_labelskew_plugins.runtimes.silo import certs, issuing
 from fl_labelskew_plugins.runtimes.silo.client import secret
-from fl_labelskew_plugins.runtimes.silo.revocation import FILE, Revocations, revoke
-from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport, SiloTransport
+from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
+from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
+from fl_labelskew_plugins.runtimes.silo.names import REVOKED
+from fl_labelskew_plugins.runtimes.silo.revocation import Revocations, revoke
 from fl_labelskew_plugins.runtimes.sp import runtime
 from fl_labelskew_plugins.runtimes.transport import Kind
 
@@ -33,7 +35,7 @@ class Member(Peer):
 @pytest.fixture
 def folder(tmp_path):
     """Where the certificates are made."""
-    certs.new(tmp_path / "made", 3)
+    issuing.new(tmp_path / "made", 3)
     return tmp_path / "made"
 
 
@@ -44,7 +46,7 @@ def at(folder, tmp_path):
     def at(machine, name):
         own = tmp_path / machine
         own.mkdir(exist_ok=True)
-        for file in ("ca.pem", f"{name}.pem", f"{name}.key", FILE):
+        for file in ("ca.pem", f"{name}.pem", f"{name}.key", REVOKED):
             if (folder / file).exists():
                 shutil.copy(folder / file, own / file)
         return own
@@ -103,7 +105,7 @@ def test_a_revoked_silo_is_turned_out_and_comes_back_with_another_certificate_al
     noted = [facts for facts in log._waiting if facts["event"] == "refused"]
     assert [(facts["rank"], facts["fingerprint"], facts["why"]) for facts in noted] == [(2, old, why)] * 2
     # to who has the renewed one neither the thief's knocking is anything nor another list
-    certs.renew(folder, ["silo-2"])
+    issuing.renew(folder, ["silo-2"])
     again = start.silo(address, 2)
     server.wait(Kind.HELLO, 3)
     assert start.silo(address, 2, thief).refused() == line
@@ -141,7 +143,7 @@ def test_a_silo_leaves_a_revoked_server_and_waits_for_another(start, folder, at)
     silo.wait(Kind.WELCOME)
     old = fingerprint(folder, "server")
     revoke(folder, ["server"])
-    certs.renew(folder, ["server"])
+    issuing.renew(folder, ["server"])
     at("silo-1", "silo-1")
     silo.send(Kind.UPLOAD)  # does not reach a server of which nothing is known
     silo.wait(Kind.LEFT)
@@ -191,7 +193,7 @@ def test_a_silo_that_looks_first_is_not_counted_as_a_stranger(start, folder):
 
 def test_a_rank_may_be_made_while_the_server_waits_for_it(start, folder, tmp_path):
     fewer = tmp_path / "fewer"
-    certs.new(fewer, 1)
+    issuing.new(fewer, 1)
     for path in fewer.iterdir():
         shutil.copy(path, folder)
     for path in folder.glob("silo-[23].*"):
@@ -199,7 +201,7 @@ def test_a_rank_may_be_made_while_the_server_waits_for_it(start, folder, tmp_pat
     server = start()
     start.silo(server.transport.address, 1)
     server.wait(Kind.HELLO)
-    certs.new(folder, 4, add=True)
+    issuing.new(folder, 4, add=True)
     start.silo(server.transport.address, 3)
     assert server.wait(Kind.HELLO, 2).get_sender_id() == 3
     refused = start.silo(server.transport.address, 4).refused()
@@ -233,7 +235,7 @@ def test_a_silo_that_is_revoked_in_a_run_is_left_out_from_then_on(federation, fo
     server = federation.server("--set", f"comm_args.certs={folder.parent / 'server'}")
     silos = [silo(1), silo(2)]
     server.says("silo 2 is here")
-    certs.new(folder, 3, add=True)  # while the server waits
+    issuing.new(folder, 3, add=True)  # while the server waits
     at("silo-3", "silo-3")
     out = silo(3)
     silos[0].says("round 2: trained")

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from fl_labelskew_plugins.machine.files import read_lines
-from fl_labelskew_plugins.runtimes.silo import certs, keys
+from fl_labelskew_plugins.runtimes.silo import issuing, keys
 
 SLOW = [
     "method_args.method=fedphp", "train_args.epochs=40", "train_args.comm_round=4", "tracking_args.checkpoint_every=1",
@@ -49,7 +49,7 @@ def sittings(forker, base_recipe, tmp_path_factory):
     recipe.write_text(base_recipe.replace("backend: GRPC", "backend: GRPC, certs: certs"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(keys.VARIABLE, PASSPHRASE)
-        certs.new(folder / "certs", 2, encrypt=True)
+        issuing.new(folder / "certs", 2, encrypt=True)
     for name, number in (
         ("interrupt", signal.SIGINT), ("silo 2", signal.SIGKILL), ("terminate", signal.SIGTERM), ("end", None),
     ):  # fmt: skip

@@ -23,14 +23,18 @@ from scenes import Peer
 
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
-from fl_labelskew_plugins.runtimes.silo import certs, door
-from fl_labelskew_plugins.runtimes.silo import transport as grpc_transport
-from fl_labelskew_plugins.runtimes.silo.transport import FROM_SERVER, FROM_SILOS, ServerTransport, SiloTransport
+from fl_labelskew_plugins.runtimes.chunks import cut
+from fl_labelskew_plugins.runtimes.silo import certs, door, issuing, listening
+from fl_labelskew_plugins.runtimes.silo.connecting import FROM_SERVER, SiloTransport, in_words
+from fl_labelskew_plugins.runtimes.silo.listening import FROM_SILOS, UNREAD, DaemonThreads, ServerTransport
+from fl_labelskew_plugins.runtimes.silo.names import Files
+from fl_labelskew_plugins.runtimes.silo.streams import METHOD, QUEUED, SERVICE, TAKEN, Broadcast, RefusedError
+from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, message
-from fl_labelskew_plugins.runtimes.wire import Header, Spool, WireError
+from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
 TENSORS = {"conv.weight": torch.randn(3, 4), "steps": torch.tensor(7), "columns": torch.randn(50, 40).t()}
-METHOD = f"/{grpc_transport.SERVICE}/{grpc_transport.METHOD}"
+RPC = f"/{SERVICE}/{METHOD}"
 
 
 @pytest.fixture
@@ -83,7 +87,7 @@ def raw(address, chunks=(), *, tls=None, hold=None):
 
     with channel:
         try:
-            for _ in channel.stream_stream(METHOD)(requests()):
+            for _ in channel.stream_stream(RPC)(requests()):
                 pass
         except grpc.RpcError as error:
             return error.code().name, error.details()
@@ -91,7 +95,7 @@ def raw(address, chunks=(), *, tls=None, hold=None):
 
 
 def chunks(kind, sender=1, receiver=0, **tensors):
-    return wire.cut(wire.encode(kind, sender, receiver, 0, {}, tensors), 2**20)
+    return cut(wire.encode(kind, sender, receiver, 0, {}, tensors), 2**20)
 
 
 def still_serves(start, server, rank=3, *, tls=False):
@@ -179,12 +183,12 @@ def test_both_sides_note_a_message_alike_with_its_digest_where_that_is_wanted(st
     assert (len(sent.get("sha256") or "") == 64) is digests
 
 
-def test_messages_to_several_silos_share_one_copy_and_one_hash(start):
-    server = start()
+def test_messages_to_several_silos_share_one_copy_and_one_hash():
+    broadcast = Broadcast(digests=True)
     tensors = {"columns": torch.randn(5, 4).t()}
 
     def prepared():
-        parts, _, state = server.transport._prepared(message(Kind.TRAIN, 0, 1, tensors=dict(tensors)))
+        parts, _, state = broadcast.prepared(message(Kind.TRAIN, 0, 1, tensors=dict(tensors)))
         assert bytes(parts[1]) == tensors["columns"].contiguous().numpy().tobytes()
         return parts[1].obj.ctypes.data, state
 
@@ -230,7 +234,8 @@ def script(source, *args):
     """A process of its own."""
     head = """
         import sys
-        from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport, SiloTransport
+        from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
+        from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
         from fl_labelskew_plugins.runtimes.transport import Kind, message
     """
     code = textwrap.dedent(head) + textwrap.dedent(source)
@@ -372,10 +377,10 @@ def test_a_silo_that_takes_nothing_blocks_nobody(start):
         yield from chunks(Kind.HELLO, 2)
         ended.wait(60)
 
-    call = channel.stream_stream(METHOD)(requests())  # nothing of it is ever read
+    call = channel.stream_stream(RPC)(requests())  # nothing of it is ever read
     server.wait(Kind.HELLO, 2)
     model = {"model": torch.zeros(2**22)}
-    for round in range(grpc_transport.QUEUED + 2):
+    for round in range(QUEUED + 2):
         server.send(Kind.TRAIN, 2, round=round, tensors=model)
         server.send(Kind.TRAIN, 1, round=round, tensors=model)
         good.wait(Kind.TRAIN, round + 1)
@@ -389,12 +394,12 @@ def test_a_silo_that_takes_nothing_blocks_nobody(start):
 
 def test_a_silo_that_sends_without_end_is_not_read_any_more(start):
     server, silo = pair(start)
-    for round in range(grpc_transport.QUEUED - 2):
+    for round in range(QUEUED - 2):
         silo.send(Kind.UPLOAD, round=round, tensors={"a": torch.zeros(2**16)})
     time.sleep(0.5)
-    assert server.transport.arrived.qsize() <= grpc_transport.UNREAD
-    server.wait(Kind.UPLOAD, grpc_transport.QUEUED - 2)
-    assert [arrived.get("round") for arrived in server.got[1:]] == list(range(grpc_transport.QUEUED - 2))
+    assert server.transport.arrived.qsize() <= UNREAD
+    server.wait(Kind.UPLOAD, QUEUED - 2)
+    assert [arrived.get("round") for arrived in server.got[1:]] == list(range(QUEUED - 2))
 
 
 def test_a_process_that_fails_ends():
@@ -531,7 +536,7 @@ def test_half_a_message_is_a_lost_connection(start):
 
 
 def test_who_says_nothing_is_sent_away(start, monkeypatch):
-    monkeypatch.setattr(grpc_transport, "HELLO_S", 0.2)
+    monkeypatch.setattr(listening, "HELLO_S", 0.2)
     server = start()
     said = raw(server.transport.address, hold=(hold := threading.Event()))
     hold.set()
@@ -540,7 +545,7 @@ def test_who_says_nothing_is_sent_away(start, monkeypatch):
 
 
 def test_strangers_cannot_take_all_places(start, monkeypatch):
-    monkeypatch.setattr(grpc_transport, "HELLO_S", 1.0)
+    monkeypatch.setattr(listening, "HELLO_S", 1.0)
     server = start(silos=3)
     hold = threading.Event()
     crowd = [threading.Thread(target=raw, args=(server.transport.address,), kwargs={"hold": hold}) for _ in range(40)]
@@ -612,14 +617,14 @@ def test_a_pickle_runs_nothing(start, tmp_path):
 def others(tmp_path_factory, certificates):
     """Certificates of another authority; ``mixed`` has them with our ca.pem."""
     made = tmp_path_factory.mktemp("others")
-    certs.new(made, 3)
+    issuing.new(made, 3)
     return made
 
 
 def files(certificates, name, ca=None):
     """As :func:`certs.read`, for files that do not belong together."""
     read = [(certificates / f"{name}.{ending}").read_bytes() for ending in ("pem", "key")]
-    return certs.Files(name, ((ca or certificates) / "ca.pem").read_bytes(), *read)
+    return Files(name, ((ca or certificates) / "ca.pem").read_bytes(), *read)
 
 
 def test_who_has_no_certificate_of_ours_gets_nowhere(start, certificates, others):
@@ -627,7 +632,7 @@ def test_who_has_no_certificate_of_ours_gets_nowhere(start, certificates, others
     address = server.transport.address
     ca = (certificates / "ca.pem").read_bytes()
     assert raw(address, chunks(Kind.HELLO))[0] == "UNAVAILABLE"
-    assert raw(address, chunks(Kind.HELLO), tls=certs.Files("nobody", ca, None, None))[0] == "UNAVAILABLE"
+    assert raw(address, chunks(Kind.HELLO), tls=Files("nobody", ca, None, None))[0] == "UNAVAILABLE"
     assert raw(address, chunks(Kind.HELLO), tls=files(others, "silo-1", certificates))[0] == "UNAVAILABLE"
     assert not server.transport.receive(0.2)
     still_serves(start, server, tls=True)
@@ -711,7 +716,7 @@ def test_a_silo_says_what_it_does_not_trust(start, certificates, others, server_
 
 
 def test_a_server_of_another_name_is_not_the_server(start, tmp_path):
-    certs.new(tmp_path, 1, ["fl.example.org"])
+    issuing.new(tmp_path, 1, ["fl.example.org"])
     server = start(tls=certs.read(tmp_path, "server"))
     silo = start.silo(server.transport.address, tls=certs.read(tmp_path, "silo-1"))
     with pytest.raises(LabelSkewError, match="its certificate is for another host; `labelskew certs new --server"):
@@ -738,9 +743,7 @@ def impostor(handle):
 
     server = grpc.server(ThreadPoolExecutor(4))
     handler = grpc.stream_stream_rpc_method_handler(handle)
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(grpc_transport.SERVICE, {grpc_transport.METHOD: handler}),)
-    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield f"127.0.0.1:{port}"
@@ -763,7 +766,7 @@ def impostor(handle):
 )
 def test_a_silo_takes_nothing_else_of_a_server(start, sent, reason):
     def handle(requests, context):
-        context.send_initial_metadata(((grpc_transport.TAKEN, "1"),))
+        context.send_initial_metadata(((TAKEN, "1"),))
         next(requests)
         yield sent
 
@@ -775,7 +778,7 @@ def test_a_silo_takes_nothing_else_of_a_server(start, sent, reason):
 
 
 def test_another_service_is_not_waited_for(start):
-    server = grpc.server(grpc_transport._DaemonThreads())
+    server = grpc.server(DaemonThreads())
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     silo = start.silo(f"127.0.0.1:{port}")
@@ -854,7 +857,7 @@ def test_an_address_of_another_machine_is_said(start):
     ],
 )
 def test_grpcs_reasons_are_said_in_words(said, line):
-    assert grpc_transport._why(said) == (line or "Connection refused")
+    assert in_words(said) == (line or "Connection refused")
 
 
 @pytest.mark.parametrize("make", [lambda a: ServerTransport(a, silos=1), lambda a: SiloTransport(a, 1)])
@@ -868,4 +871,4 @@ def test_without_grpcio_the_extra_is_named(monkeypatch, make):
 
 
 def test_a_refusal_is_an_error_of_the_wire():
-    assert issubclass(grpc_transport.RefusedError, WireError)
+    assert issubclass(RefusedError, WireError)

@@ -15,10 +15,14 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Plain
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runtimes import wire
+from fl_labelskew_plugins.runtimes.chunks import assemble, cut
 from fl_labelskew_plugins.runtimes.silo import facts
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient
+from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
+from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer
-from fl_labelskew_plugins.runtimes.silo.transport import ServerTransport, SiloTransport, _decoded
+from fl_labelskew_plugins.runtimes.silo.streams import decoded as decode
+from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, message
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
@@ -56,14 +60,14 @@ def blobs(kind, sender, round, meta=None, tensors=()):
 def decoded(kind, sender, round=-1, meta=None, tensors=()):
     """That message as a transport hands it out, or the one in its place."""
     try:
-        return _decoded(*blobs(kind, sender, round, meta, tensors))
+        return decode(*blobs(kind, sender, round, meta, tensors))
     except WireError as error:
         return message(Kind.REFUSED, sender, 0, meta={"reason": f"sent {error}"})
 
 
 def good(kind, sender, round=-1, meta=None, tensors=None):
     parts = wire.encode(kind, sender, 0, round, meta or {}, tensors or {})
-    return _decoded(*wire.assemble(wire.cut(parts, 2**20), lambda header: None, wire.Spool()))
+    return decode(*assemble(cut(parts, 2**20), lambda header: None, Spool()))
 
 
 def sound(text, longest=LONGEST):

@@ -1,0 +1,376 @@
+"""A silo's end of its stream: looks at the server's certificate, connects, and connects again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fl_labelskew_registry import LabelSkewError, RunError
+
+from fl_labelskew_plugins.host import Message
+from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.recipe import addresses
+from fl_labelskew_plugins.runs.audit import Audit
+from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing
+from fl_labelskew_plugins.runtimes.silo import streams
+from fl_labelskew_plugins.runtimes.silo.names import Files, fingerprint
+from fl_labelskew_plugins.runtimes.silo.streams import LIMIT, LOOKED, METHOD, PATIENCE_S, SERVICE, TAKEN, Outbox
+from fl_labelskew_plugins.runtimes.spool import Spool
+from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message, reason
+from fl_labelskew_plugins.runtimes.wire import Header, WireError
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
+LOOK_S = 10.0
+FROM_SERVER = (Kind.WELCOME, Kind.TRAIN, Kind.VERDICT, Kind.FINISH)
+
+
+class Trust:
+    """The server as a silo knows it, and whether it is the one to connect to and to go on with.
+
+    Its certificate is looked at before gRPC connects, which tells a client nothing of it.
+
+    Args:
+        address: ``host:port``.
+        tls: this silo's certificate, which the server asks for; None: nobody has any.
+        audit: where it is noted that a server is not trusted.
+        pin: raises where the server's certificate, by its SHA-256 fingerprint, is not the one to connect to.
+        revoked: certificates that count no longer.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        tls: Files | None,
+        audit: Audit,
+        pin: Callable[[str], None] | None,
+        revoked: Revocations | None,
+    ) -> None:
+        self._address, self._tls, self._audit, self._pin, self._revoked = address, tls, audit, pin, revoked
+        self.known: dict[str, Any] = {"rank": 0, "peer": address}
+        """What the audit log has of it; the certificate's fingerprint, too, once it was looked at."""
+        self.certificate = b""
+        """PEM of the certificate that it showed last. In place of the authority's, gRPC then connects to a server of
+        this certificate and no other."""
+
+    def look(self) -> str:
+        """Look at the certificate where it matters; why one cannot connect now, empty where one can.
+
+        Raises:
+            LabelSkewError: it is not the one to connect to.
+        """
+        if self._tls is None or (self._pin is None and not self._any_revoked):
+            return ""
+        try:
+            self.certificate = _shown(self._address, self._tls)
+        except ssl.SSLError as error:
+            if final := _hopeless(str(error)):
+                raise LabelSkewError(f"the server at {self._address}: {final}") from None
+            return "it closes connections"
+        except OSError as error:
+            return error.strerror or str(error)
+        self.known["fingerprint"] = fingerprint(self.certificate)
+        try:
+            if self._pin is not None:
+                self._pin(self.known["fingerprint"])
+        except LabelSkewError as error:
+            self.refused(str(error))
+            raise
+        if why := self.doubt():
+            self.refused(why)
+        return why
+
+    def doubt(self) -> str:
+        """Why nothing more is to be sent to this server or taken from it; empty where there is no reason."""
+        if self._revoked is None or not self._any_revoked:
+            return ""
+        if not self.certificate:
+            return "there are revoked certificates now; looking again"
+        return self._revoked.barred(self.certificate)
+
+    def refused(self, why: str) -> None:
+        """Note it in the audit log."""
+        self._audit.note("refused", **self.known, why=why)
+
+    @property
+    def _any_revoked(self) -> bool:
+        return self._revoked is not None and bool(self._revoked.look().entries)
+
+
+class SiloTransport(Transport):
+    """A silo's end: connects, and connects again whenever the connection is lost, until it is stopped.
+
+    Each connection begins with the HELLO that :attr:`hello` makes. Once the server has taken it, JOINED is queued;
+    when the connection is lost, LEFT. :meth:`receive` raises LabelSkewError where trying again is of no use.
+
+    Args:
+        address: ``host:port`` of the server.
+        rank: which silo, from 1.
+        tls: this silo's certificate; without it, the server must be on this machine.
+        spool: where messages wait for their turn.
+        say: told in a line, in another thread, that the server is waited for and that it is there.
+        audit: where connections and messages are noted.
+        pin: raises where the server's certificate, by its SHA-256 fingerprint, is not the one to connect to.
+        revoked: certificates that count no longer; a server with one is not connected to, until it has another.
+
+    Raises:
+        LabelSkewError: the address is none, or must not be used without certificates.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        rank: int,
+        *,
+        tls: Files | None = None,
+        spool: Spool | None = None,
+        say: Callable[[str], None] = lambda line: None,
+        audit: Audit | None = None,
+        pin: Callable[[str], None] | None = None,
+        revoked: Revocations | None = None,
+    ) -> None:
+        super().__init__()
+        streams.checked(address, tls)
+        self.audit = audit or Audit()
+        self._grpc = streams.package()
+        self.address, self.rank = address, rank
+        self.limits = dict.fromkeys(FROM_SERVER, LIMIT)
+        """Bytes of a message of each kind, at most; may be changed at any time, as by the handler of WELCOME."""
+        self.hello: Callable[[], Message] = lambda: message(Kind.HELLO, rank, 0)
+        """Makes the first message of every connection, in another thread."""
+        self._tls, self._trust = tls, Trust(address, tls, self.audit, pin, revoked)
+        self._spool, self._say = spool or Spool(), say
+        self._outbox: Outbox | None = None
+        self._cancel: Callable[[], Any] = lambda: None
+        self._handling = False
+        self._lock = threading.Lock()
+        self._stopping, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._connect_for_ever, name="silo", daemon=True)
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._thread.start()
+
+    def send_message(self, msg: Message) -> None:
+        """Queue a message for the server; quietly nothing where there is no connection.
+
+        Its tensors must not change any more: they are read while they are sent.
+        """
+        outbox = self._outbox
+        if outbox is None:
+            return
+        if self._trust.doubt() or not outbox.put(streams.encoded(msg, msg.get("tensors")), reason(msg)):
+            self._cancel()  # the server takes nothing any more, or should get nothing: a new connection may
+
+    def stop_receive_message(self) -> None:
+        """Send what is queued, then close the connection."""
+        super().stop_receive_message()
+        with self._lock:
+            self._stopping.set()
+            outbox, cancel = self._outbox, self._cancel
+        with self.arrived.all_tasks_done:
+            self.arrived.all_tasks_done.notify_all()
+        if not self._thread.is_alive():
+            return
+        if outbox is not None:
+            outbox.close(flush=True)
+            streams.wait_while_moving(self._ended, [outbox])
+        cancel()
+        self._ended.wait(PATIENCE_S)
+
+    def _next(self, timeout: float | None) -> Message:
+        if self._handling:
+            self.arrived.task_done()
+        self._handling = False
+        arrived = super()._next(timeout)
+        self._handling = True
+        failure: Exception | None = getattr(arrived, "failure", None)
+        if failure is not None:
+            raise failure
+        return arrived
+
+    # -- the connecting thread, which also reads
+
+    def _connect_for_ever(self) -> None:
+        pause, reasons = FIRST_PAUSE_S, set[str]()
+        jitter = secrets.SystemRandom()
+        try:
+            while not self._stopping.is_set():
+                why = self._trust.look()
+                joined, heard, why = (False, False, why) if why else self._connect()
+                if joined:
+                    reasons.clear()
+                if heard:
+                    pause = FIRST_PAUSE_S
+                if why not in reasons and not self._stopping.is_set():
+                    self._say(f"waiting for the server at {self.address}: {why}")
+                    reasons.add(why)
+                self._stopping.wait(pause * jitter.uniform(0.5, 1))
+                pause = min(2 * pause, LAST_PAUSE_S)
+        except Exception as error:  # whatever it is, it belongs to the thread that waits
+            ended = message(Kind.LEFT, 0, self.rank)
+            ended.failure = error
+            self.arrived.put(ended)
+        finally:
+            self._ended.set()
+
+    def _connect(self) -> tuple[bool, bool, str]:
+        """One connection, to its end: whether it stood, whether the server said anything, and why it ended.
+
+        Raises:
+            LabelSkewError: a further one would end in the same way.
+        """
+        joined = heard = False
+        known = self._trust.known
+        outbox = Outbox(self.audit, lambda: known)
+        channel = self._channel()
+        looked = ((LOOKED, "1"),) if self._trust.certificate else None
+        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(outbox.chunks(), metadata=looked)
+        try:
+            outbox.put(streams.encoded(hello := self.hello(), hello.get("tensors")))
+            with self._lock:
+                self._cancel = call.cancel
+                if self._stopping.is_set():
+                    return False, False, ""
+            joined = any(key == TAKEN for key, _ in call.initial_metadata() or ())
+            if joined:
+                self._say(f"connected to the server at {self.address}")
+                self.audit.note("connected", **known)
+                self._outbox = outbox
+                self.arrived.put(message(Kind.JOINED, 0, self.rank))
+            hashing = Hashing(call, wanted=self.audit.digests)
+            while self._read(hashing):
+                heard = True
+            why = "it has closed the connection"
+        except self._grpc.RpcError:
+            why = self._ending(call, joined=joined)
+        except CutShortError:
+            why = "the connection was lost"
+        except WireError as error:
+            why = streams.predicate(error)
+            self.arrived.put(message(Kind.REFUSED, 0, self.rank, meta={"reason": why}))
+            self._trust.refused(why)
+        except OSError as error:
+            raise RunError(f"no room for a message of the server: {error.strerror}; make some, start again") from None
+        finally:
+            self._outbox = None
+            outbox.close(flush=False)
+            call.cancel()
+            channel.close()
+            if joined:
+                self.arrived.put(message(Kind.LEFT, 0, self.rank))
+                self.audit.note("left", **known)
+        return joined, heard, why
+
+    def _ending(self, call: Any, *, joined: bool) -> str:
+        """Why gRPC has ended a connection.
+
+        Raises:
+            LabelSkewError: it would end a further one, too.
+        """
+        code = call.code().name
+        why = (self._trust.doubt() if code == "CANCELLED" else "") or in_words(call.details())
+        if not self._stopping.is_set() and (final := _hopeless(why, code)):
+            self._trust.refused(final)
+            raise LabelSkewError(f"the server at {self.address}: {final}") from None
+        if code in ("RESOURCE_EXHAUSTED", "ALREADY_EXISTS"):
+            return f"it refused this silo, which {why}"
+        if why == "Socket closed" and not joined:  # all that TLS lets us know
+            return "it closes connections; does one of the two have no certificates, or another authority's?"
+        return why
+
+    def _channel(self) -> Any:
+        options = [
+            *streams.OPTIONS,
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.enable_retries", 0),
+            ("grpc.use_local_subchannel_pool", 1),  # or gRPC's own pauses between attempts would add to ours
+        ]
+        if self._tls is None:
+            return self._grpc.insecure_channel(self.address, options)
+        roots = self._trust.certificate or self._tls.ca
+        credentials = self._grpc.ssl_channel_credentials(roots, self._tls.key, self._tls.certificate)
+        return self._grpc.secure_channel(self.address, credentials, options)
+
+    def _read(self, stream: Hashing) -> bool:
+        got = streams.received(stream, self._admit, self._spool)
+        if got is None:
+            return False
+        if why := self._trust.doubt():
+            raise streams.RefusedError(why)
+        arrived, facts = got
+        self.audit.note("received", **self._trust.known, **facts)
+        self.arrived.put(arrived)
+        return True
+
+    def _admit(self, header: Header) -> None:
+        if header.kind not in FROM_SERVER or header.sender != 0 or header.receiver != self.rank:
+            raise WireError(f"a message of type {header.kind} from {header.sender} to {header.receiver}")
+        if header.length > self.limits[Kind(header.kind)]:
+            # Handling what came before, such as WELCOME, may raise the limit.
+            with self.arrived.all_tasks_done:
+                self.arrived.all_tasks_done.wait_for(
+                    lambda: self._stopping.is_set() or not self.arrived.unfinished_tasks
+                )
+        streams.bound(header, self.limits)
+
+
+def _shown(address: str, tls: Files) -> bytes:
+    """PEM of the certificate that a server shows now.
+
+    Raises:
+        OSError: nobody answers, or the certificate is not by the silo's authority (``ssl.SSLError``).
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False  # which gRPC checks
+    context.load_verify_locations(cadata=tls.ca.decode("ascii"))
+    context.set_alpn_protocols(["h2"])
+    if hasattr(os, "memfd_create"):  # Python reads a key from files alone, and this one is to be in none
+        key = os.memfd_create("key")
+        with contextlib.closing(os.fdopen(key, "wb")) as file:
+            file.write(tls.certificate + b"\n" + tls.key)
+            file.flush()
+            context.load_cert_chain(f"/proc/self/fd/{key}")
+    host, port = addresses.split(address)
+    with (
+        socket.create_connection((host, port), LOOK_S) as raw,
+        context.wrap_socket(raw, server_hostname=host) as connection,
+    ):
+        return ssl.DER_cert_to_PEM_cert(connection.getpeercert(binary_form=True) or b"").encode()
+
+
+def _hopeless(why: str, code: str = "") -> str:
+    """Why trying again is of no use, by what was said and gRPC's name of the status; empty where it may be."""
+    if code == "UNIMPLEMENTED":
+        return "another service answers there; the server's own host and port would be right"
+    if code in ("PERMISSION_DENIED", "INVALID_ARGUMENT", "ABORTED"):
+        return f"it refused this silo: {why}"
+    if "CERTIFICATE_VERIFY_FAILED" in why:
+        return f"its certificate is not one that this silo's ca.pem vouches for ({why.rpartition(': ')[2]})"
+    if "Hostname Verification" in why or "is not in peer certificate" in why:
+        return "its certificate is for another host; `labelskew certs new --server HOST` makes one for this"
+    if "WRONG_VERSION_NUMBER" in why:
+        return "it does not speak TLS; no comm_args.certs here, or one there, would be right"
+    return ""
+
+
+def in_words(detail: str | None) -> str:
+    """What gRPC says of a failure, without its own words around it."""
+    text = " ".join((detail or "no reason given").split()).rpartition("last error: ")[2]
+    text = re.sub(r"^[A-Z_]+: (ipv4|ipv6|dns):\S+: ", "", text).removeprefix("Failed to connect to remote host: ")
+    if unresolved := re.search(r"errors resolving \S+ .*: ([^:]+?)\]?$", text):
+        text = f"its name cannot be resolved ({unresolved[1]})"
+    elif text.startswith("Failed parsing HTTP/2"):
+        text = "what answers there speaks another protocol"
+    elif "before receiving SETTINGS" in text:
+        text = "what takes the connection there says nothing"
+    return clean(text.removesuffix(": OK"), 300)

@@ -1,0 +1,391 @@
+"""The server's end of silos' streams: listens, takes connections, and turns away who does not belong there."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from typing import TYPE_CHECKING, Any
+
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.host import Message
+from fl_labelskew_plugins.recipe import addresses
+from fl_labelskew_plugins.runs.audit import Audit
+from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing
+from fl_labelskew_plugins.runtimes.silo import door, names, streams
+from fl_labelskew_plugins.runtimes.silo.door import Door
+from fl_labelskew_plugins.runtimes.silo.streams import LIMIT, LOOKED, PATIENCE_S, TAKEN, Broadcast, Outbox, RefusedError
+from fl_labelskew_plugins.runtimes.spool import Spool
+from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
+from fl_labelskew_plugins.runtimes.wire import Header, WireError
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
+
+UNREAD = 4
+"""Messages of one silo that wait for their turn; after that, nothing more is read from it."""
+HELLO_S = 10.0
+SILENT = 2
+"""Streams that one certificate may hold before HELLO; a further one takes the place of the oldest."""
+FROM_SILOS = (Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.FAILED, Kind.FINISH)
+
+
+class DaemonThreads(Executor):
+    """A thread for each call, none of which keeps a failed process alive; gRPC bounds their number."""
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Start ``call``."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+                raise
+
+        threading.Thread(target=run, name="silo-stream", daemon=True).start()
+        return future
+
+
+class _Connection:
+    """A silo's stream, as the server sees it.
+
+    Args:
+        context: gRPC's.
+        rank: from the peer's certificate; 0 until HELLO claims one.
+        audit: where it is noted what is sent.
+    """
+
+    def __init__(self, context: Any, rank: int, audit: Audit) -> None:
+        self.context = context
+        self.rank = rank
+        self.certificate = b"".join(context.auth_context().get("x509_pem_cert", ()))
+        """PEM; empty where there is no TLS."""
+        self.known = {"peer": addresses.join(*addresses.of_peer(context.peer()))}
+        """What the audit log has of it: its address, and its certificate's fingerprint."""
+        if self.certificate:
+            self.known["fingerprint"] = names.fingerprint(self.certificate)
+        self.outbox = Outbox(audit, lambda: {"rank": self.rank, **self.known})
+        self.slots = threading.Semaphore(UNREAD)
+        self.greeted = self.closed = self.gone = False
+        self.peer = ""
+        """What the door knows it by, once its certificate is one of the federation's."""
+
+    def close(self, code: Any, reason: str) -> None:
+        """End the stream with a reason for the peer."""
+        self.closed = True
+        self.context.set_code(code)
+        self.context.set_details(reason)
+        self.outbox.close(flush=False)
+        # A peer that takes nothing would not even take the reason.
+        _later(PATIENCE_S, self.context.cancel)
+
+
+class ServerTransport(Transport):
+    """The server's end: listens at once, and queues what silos send.
+
+    Before anything else of a silo its HELLO is queued, and when its connection ends for whatever reason, LEFT. What
+    is thrown away unread is told as REFUSED, from the silo's rank, or from -1 where it is not known; the connection
+    is closed then. Messages go to the connection whose HELLO :meth:`receive` has handed out.
+
+    Args:
+        address: ``host:port`` to listen at; port 0 takes a free one.
+        silos: their number; ranks are 1 to ``silos``.
+        tls: the server's certificate; without it, the address must be this machine's own.
+        spool: where messages wait for their turn.
+        audit: where connections and messages are noted.
+        revoked: certificates that count no longer; who shows one is refused, who has shown one before is turned out.
+
+    Raises:
+        LabelSkewError: the address cannot be listened at, or must not be.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        silos: int,
+        tls: names.Files | None = None,
+        spool: Spool | None = None,
+        audit: Audit | None = None,
+        revoked: Revocations | None = None,
+    ) -> None:
+        super().__init__()
+        self.audit = audit or Audit()
+        self._revoked, self._listed = revoked, 0
+        host, port = streams.checked(address, tls)
+        self._grpc = streams.package()
+        self.silos = silos
+        self.limits = dict.fromkeys(FROM_SILOS, LIMIT)
+        """Bytes of a message of each kind, at most; may be changed at any time."""
+        self._tls = tls
+        self._spool = spool or Spool()
+        self._lock = threading.Lock()
+        self._connections: dict[_Connection, None] = {}  # the oldest first
+        self._present: dict[int, _Connection] = {}
+        self._open: dict[int, _Connection] = {}
+        self._shown: dict[int, bytes] = {}
+        """The certificate that each silo came with last."""
+        self._broadcast = Broadcast(digests=self.audit.digests)
+        places = door.places()
+        self._door = Door(places, self._turned_out, tls=tls is not None)
+        self._server = _server(self._stream, silos, places)
+        self.address = _listen(self._server, host, port, tls, self._door.knock)
+        """Where it listens."""
+        self._server.start()
+        self._door.open(addresses.split(self.address)[1])
+
+    def send_message(self, msg: Message) -> None:
+        """Queue a message for its receiver; quietly nothing where that silo is not there.
+
+        Its tensors must not change any more: they are read while they are sent.
+        """
+        connection = self._open.get(msg.get_receiver_id())
+        if connection is None or connection.closed:
+            return
+        if not connection.outbox.put(*self._broadcast.prepared(msg)):
+            self._refuse(connection, RefusedError("does not take what is sent to it", "UNAVAILABLE"))
+
+    def stop_receive_message(self) -> None:
+        """Send what is queued, then close all connections."""
+        super().stop_receive_message()
+        self._door.close()
+        ended = self._server.stop(3600)
+        with self._lock:
+            outboxes = [connection.outbox for connection in self._connections]
+        for outbox in outboxes:
+            outbox.close(flush=True)
+        streams.wait_while_moving(ended, outboxes)
+        self._server.stop(0).wait(PATIENCE_S)
+
+    def _turn_out(self) -> None:
+        """Once there is a newer list of revoked certificates: end the connections of who is on it.
+
+        LEFT then says ``revoked``, also of a silo whose connection was lost before: with that it cannot come back.
+        """
+        if self._revoked is None or (number := self._revoked.look().number) == self._listed:
+            return
+        self._listed = number
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            if why := self._revoked.barred(connection.certificate):
+                self._refuse(connection, RefusedError(why, "PERMISSION_DENIED"))
+        with self._lock:
+            for rank, shown in self._shown.items():
+                if self._revoked.barred(shown):
+                    self.arrived.put(message(Kind.LEFT, rank, 0, meta={"revoked": True}))
+
+    def _next(self, timeout: float | None) -> Message:
+        self._turn_out()
+        arrived = super()._next(timeout)
+        connection: _Connection | None = getattr(arrived, "connection", None)
+        if connection is not None:
+            # From here on the owner means this connection when it names the rank.
+            if arrived.get_type() == Kind.HELLO:
+                self._open[connection.rank] = connection
+            elif arrived.get_type() == Kind.LEFT:
+                self._open.pop(connection.rank, None)
+            connection.slots.release()
+        return arrived
+
+    # -- one thread that sends and one that reads for each connection
+
+    def _stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+        rank, refusal = 0, None
+        if self._tls is not None:
+            name = b"".join(context.auth_context().get("x509_common_name", ())).decode(errors="replace")
+            rank = names.rank_of(name)
+            if not 1 <= rank <= self.silos:
+                rank = 0
+                text = f"its certificate is not one of silo-1 to silo-{self.silos}"
+                refusal = RefusedError(text, "PERMISSION_DENIED")
+        connection = _Connection(context, rank, self.audit)
+        with self._lock:
+            self._connections[connection] = None
+            silent = [c for c in self._connections if c.rank == rank and not (c.greeted or c.closed)]
+        # only now that a newer list would find it among the others
+        if refusal is None and self._revoked is not None and (why := self._revoked.barred(connection.certificate)):
+            refusal, silent = RefusedError(why, "PERMISSION_DENIED"), []
+        looked = any(key == LOOKED for key, _ in context.invocation_metadata())
+        self._door.enter(context.peer(), member=refusal is None, looked=looked)
+        if refusal is None:
+            connection.peer = context.peer()
+        for oldest in silent[: -SILENT if rank else -2 * self.silos - 16]:
+            text = "has opened others with this certificate and not said HELLO" if rank else "is one of too many"
+            self._refuse(oldest, RefusedError(text, "RESOURCE_EXHAUSTED"))
+        if not context.add_callback(lambda: self._ended(connection)):
+            self._ended(connection)
+            return
+        if refusal is not None:
+            self._refuse(connection, refusal)
+        else:
+            threading.Thread(
+                target=self._read_all, args=(connection, requests), name="silo-reader", daemon=True
+            ).start()
+        yield from connection.outbox.chunks()
+
+    def _read_all(self, connection: _Connection, requests: Iterator[bytes]) -> None:
+        timer = _later(HELLO_S, lambda: self._too_late(connection))
+        try:
+            hashing = Hashing(requests, wanted=self.audit.digests)
+            while self._read(connection, hashing):
+                timer.cancel()
+        except (CutShortError, self._grpc.RpcError):
+            pass  # the connection is lost, which is told as LEFT
+        except WireError as error:
+            self._refuse(connection, error)
+        except OSError as error:
+            self._refuse(connection, RefusedError(f"sent what there is no room for: {error.strerror}", "UNAVAILABLE"))
+        finally:
+            timer.cancel()
+            connection.outbox.close(flush=False)
+
+    def _read(self, connection: _Connection, requests: Hashing) -> bool:
+        got = streams.received(requests, lambda header: self._admit(connection, header), self._spool)
+        if got is None:
+            return False
+        arrived, facts = got
+        self.audit.note("received", rank=arrived.get_sender_id(), **connection.known, **facts)
+        arrived.connection = connection
+        connection.slots.acquire()
+        with self._lock:
+            if connection.closed or connection.gone:
+                return False
+            if not connection.greeted:
+                self._greet(connection, arrived.get_sender_id())
+            self.arrived.put(arrived)
+        return True
+
+    def _admit(self, connection: _Connection, header: Header) -> None:
+        if header.kind not in FROM_SILOS:
+            raise WireError(f"a message of type {header.kind}, which no silo sends")
+        kind = Kind(header.kind)
+        if (kind == Kind.HELLO) == connection.greeted:
+            raise WireError("a second HELLO" if connection.greeted else f"{kind.name} before HELLO")
+        rank = connection.rank or header.sender
+        if not 1 <= rank <= self.silos:
+            raise RefusedError(f"claims to be silo {rank}; 1 to {self.silos} are expected", "PERMISSION_DENIED")
+        if header.sender != rank:
+            raise RefusedError(f"claims to be silo {header.sender}", "PERMISSION_DENIED")
+        if header.receiver != 0:
+            raise WireError(f"a message to {header.receiver}, not to the server")
+        streams.bound(header, self.limits)
+
+    def _greet(self, connection: _Connection, rank: int) -> None:
+        """Take a HELLO; the lock is held."""
+        old = self._present.get(rank)
+        if old is not None and self._tls is None:
+            # Who is not known by a certificate cannot push another one out.
+            raise RefusedError(f"claims to be silo {rank}, which is here already", "ALREADY_EXISTS")
+        connection.context.send_initial_metadata(((TAKEN, "1"),))
+        connection.rank, connection.greeted = rank, True
+        if old is not None:
+            self._leave(old)
+            old.close(self._grpc.StatusCode.ABORTED, "another process with this certificate has connected")
+        self._present[rank], self._shown[rank] = connection, connection.certificate
+        self.audit.note("connected", rank=rank, **connection.known)
+
+    def _leave(self, connection: _Connection) -> None:
+        """Tell of a connection's end, once; the lock is held."""
+        if self._present.get(connection.rank) is connection:
+            del self._present[connection.rank]
+            left = message(Kind.LEFT, connection.rank, 0)
+            left.connection = connection
+            self.arrived.put(left)
+            self.audit.note("left", rank=connection.rank, **connection.known)
+
+    def _ended(self, connection: _Connection) -> None:
+        """GRPC calls this at the end of every stream."""
+        with self._lock:
+            connection.gone = True
+            self._connections.pop(connection, None)
+            self._leave(connection)
+        if connection.peer:
+            self._door.leave(connection.peer)
+        connection.outbox.close(flush=False)
+        connection.slots.release()
+
+    def _turned_out(self, count: int) -> None:
+        shown = "" if self._tls is None else "showed no certificate of this federation's authority, or "
+        meta = {"reason": f"{shown}asked for nothing", "times": count}
+        self.audit.note("refused", why=meta["reason"], times=count)
+        self.arrived.put(message(Kind.REFUSED, -1, 0, meta=meta))
+
+    def _too_late(self, connection: _Connection) -> None:
+        if not connection.greeted:
+            self._refuse(connection, RefusedError(f"did not say HELLO within {HELLO_S:g} s", "DEADLINE_EXCEEDED"))
+
+    def _refuse(self, connection: _Connection, error: WireError) -> None:
+        why = streams.predicate(error)
+        code = error.code if isinstance(error, RefusedError) else "INVALID_ARGUMENT"
+        with self._lock:
+            if connection.closed or connection.gone:
+                return
+            connection.close(getattr(self._grpc.StatusCode, code), why)
+            self.audit.note("refused", rank=connection.rank or None, **connection.known, why=why)
+            self.arrived.put(message(Kind.REFUSED, connection.rank or -1, 0, meta={"reason": why}))
+            self._leave(connection)
+
+
+def _later(seconds: float, call: Callable[[], object]) -> threading.Timer:
+    """Call in a while, unless that is cancelled; keeps no process alive."""
+    timer = threading.Timer(seconds, call)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: int, places: int) -> Any:
+    """A gRPC server for streams of these silos, with room for so many connections."""
+    grpc = streams.package()
+    server = grpc.server(
+        DaemonThreads(),
+        options=[
+            *streams.OPTIONS,
+            ("grpc.so_reuseport", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+            # Strangers have no stream, or soon none: they are gone after 10 s, or earlier; see Door.
+            ("grpc.max_connection_idle_ms", 10_000),
+            ("grpc.server_handshake_timeout_ms", int(1000 * door.HANDSHAKE_S)),
+            ("grpc.max_concurrent_streams", 2),
+            ("grpc.max_allowed_incoming_connections", places),
+        ],
+        maximum_concurrent_rpcs=(2 + SILENT) * silos + 256,  # a thread each; who has more than a share loses them
+    )
+    handler = grpc.stream_stream_rpc_method_handler(stream)
+    service = grpc.method_handlers_generic_handler(streams.SERVICE, {streams.METHOD: handler})
+    server.add_generic_rpc_handlers((service,))
+    return server
+
+
+def _listen(server: Any, host: str, port: int, tls: names.Files | None, knock: Callable[[], None]) -> str:
+    """Have a gRPC server listen; its address. ``knock`` is called for each connection whose handshake begins."""
+    address = addresses.join(host, port)
+    try:
+        if tls is None:
+            return addresses.join(host, server.add_insecure_port(address))
+        grpc = streams.package()
+        configuration = grpc.ssl_server_certificate_configuration([(tls.key, tls.certificate)], tls.ca)
+        credentials = grpc.dynamic_ssl_server_credentials(configuration, knock, require_client_authentication=True)
+        return addresses.join(host, server.add_secure_port(address, credentials))
+    except RuntimeError:  # gRPC does not say why
+        why, right = "it cannot be bound", "a free port of this machine would be right"
+        try:
+            passive = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            family, *_, sockaddr = passive[0]
+            with socket.socket(family) as probe:
+                probe.bind(sockaddr)
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+                right = (
+                    "an address of this machine would be right, such as comm_args.listen_address: "
+                    f"0.0.0.0:{port} where silos reach it through a router"
+                )
+        raise LabelSkewError(f"cannot listen at {address}: {why}; {right}") from None

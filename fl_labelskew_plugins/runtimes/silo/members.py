@@ -1,0 +1,258 @@
+"""Who is there, who is waited for, and who is left out until it speaks again.
+
+A silo that left is waited for ``reconnect_s``; one that missed a deadline, or stayed away longer than that, is left out
+until it speaks again. All of it is time in which the server listened, see :mod:`.clock`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+from fl_labelskew_registry import RunError
+
+from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.runs import status
+from fl_labelskew_plugins.runtimes.silo.clock import ListeningClock
+from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
+from fl_labelskew_plugins.runtimes.transport import Transport
+
+Answer = TypeVar("Answer")
+
+
+class Members:
+    """The silos of a federation, by client, from 0.
+
+    Args:
+        recipe: what is run.
+        transport: where messages arrive; they are listened to here alone.
+        excluded: whom the operator leaves out.
+        recount: called when the operator has changed that.
+        warn: told in a line whom the run goes on without.
+        go_on: how to go on with the run, for messages.
+        tell: given what ``labelskew status`` is to know.
+        seen: what has been seen of each silo so far.
+
+    ``present``: who is connected; ``away``: who is left out until it speaks again; ``turned``: who was turned away, and
+    why; ``round``: the one under way, -1 before the first and after the last.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        transport: Transport,
+        excluded: Excluded,
+        *,
+        recount: Callable[[], None],
+        warn: Callable[[str], None],
+        go_on: str,
+        tell: Callable[..., None],
+        seen: status.Silos,
+    ) -> None:
+        self.comm, self.warn, self.go_on = recipe.comm, warn, go_on
+        self.quorum = self.comm.quorum(recipe.train.clients_per_round)
+        self.clock = ListeningClock(transport, self.tell)
+        self._seed, self._excluded, self._recount = recipe.common.random_seed, excluded, recount
+        self._tell_status, self._seen = tell, seen
+        self.wanted: tuple[str, str, Callable[[], Iterable[int]]] = (status.RUNNING, "", list[int])
+        """Who is waited for: the run's state while there is anybody, what they are to do or send, and the clients."""
+        self.round = -1
+        self.present: set[int] = set()
+        self.away: set[int] = set()
+        self.turned: dict[int, str] = {}
+        self._left_at: dict[int, float] = {}
+
+    @property
+    def where(self) -> str:
+        """What is under way, for messages."""
+        return f"round {self.round + 1}" if self.round >= 0 else "opening exchange"
+
+    @property
+    def excluded(self) -> set[int]:
+        """Whom the operator leaves out now."""
+        return set(self._excluded.clients)
+
+    def came(self, client: int) -> None:
+        """A silo is here, with data that fit."""
+        self.present.add(client)
+        self._left_at.pop(client, None)
+        self.away.discard(client)
+        self.turned.pop(client, None)
+
+    def left(self, client: int) -> None:
+        """It is not any more, and may come back."""
+        self.present.discard(client)
+        self._left_at[client] = self.clock.now
+
+    def expect(self, clients: Iterable[int]) -> None:
+        """These may come back, as if they had left just now."""
+        self._left_at = dict.fromkeys(clients, self.clock.now)
+
+    def turn_away(self, client: int, why: str) -> None:
+        """It may not take part as it is."""
+        self.present.discard(client)
+        self.away.add(client)
+        self.turned[client] = why
+
+    def give_up(self, client: int, why: str) -> None:
+        """Leave it out until it speaks again."""
+        self.away.add(client)
+        self.warn(f"{self.where}: silo {client + 1} {why}; left out until it speaks again")
+
+    def awaited(self, client: int) -> bool:
+        """Whether it may still answer; a silo that has been gone too long is given up here."""
+        if client in self.away:
+            return False
+        if not self.reachable(client):
+            self.give_up(client, f"did not come back within {self.comm.reconnect_s:g} s")
+            return False
+        return True
+
+    def reachable(self, client: int) -> bool:
+        """Whether it is here or may still come back."""
+        return client in self.present or self._may_return(client)
+
+    def _may_return(self, client: int) -> bool:
+        if client in self.present or client in self.away or client not in self._left_at:
+            return False
+        return self.clock.now - self._left_at[client] < self.comm.reconnect_s
+
+    def gather(self, expected: set[int]) -> None:
+        """Wait until all of them have come that are not excluded, or for the quorum time.
+
+        Raises:
+            RunError: too few came.
+        """
+        seconds = self.comm.quorum_timeout_s
+        until = self.clock.now + seconds
+        self.wanted = status.WAITING, "to connect", lambda: expected - self.excluded - self.present
+        while True:
+            self.read_excluded()
+            if expected - self.excluded <= self.present or not self.clock.listen(until):
+                break
+        here = self.present - self.excluded
+        if len(here) < self.quorum:
+            raise RunError(
+                f"{len(here)} of at least {self.quorum} silos came within {seconds:g} s "
+                f"(comm_args.min_clients, quorum_timeout_s){self._excluded}"
+            )
+        self.away |= expected - self.present
+        for client in sorted(self.away - self.excluded):
+            self.warn(f"silo {client + 1} has not come; going on without it")
+
+    def invite(self, round: int, sampled: list[int]) -> list[int]:
+        """Those of a round's sampled clients that are there; waits for who has just left, and for the quorum.
+
+        In the place of a client that is excluded another one is drawn, where there is one.
+
+        Raises:
+            RunError: too few of them are there.
+        """
+        seconds = self.comm.quorum_timeout_s
+        until, over = self.clock.now + seconds, False
+        clients, needed = sampled, min(self.quorum, len(sampled))
+        self.wanted = status.WAITING, "to come back", lambda: [k for k in clients if k not in self.present]
+        while True:
+            self.read_excluded()
+            clients = self._excluded.replaced(sampled, round, self._seed)
+            here = [k for k in clients if k in self.present and k not in self.away]
+            returning = not over and any(self._may_return(k) for k in clients)
+            if not returning and len(here) >= needed:
+                break
+            if over:
+                raise RunError(
+                    f"round {round + 1}: {len(here)} of at least {needed} silos are there after {seconds:g} s "
+                    f"(comm_args.min_clients, quorum_timeout_s){self._excluded}; {self.go_on}"
+                )
+            over = not self.clock.listen(until)
+        self.round = round
+        for client in clients:
+            if client in self._left_at and client not in self.away:
+                self.give_up(client, f"did not come back within {self.comm.reconnect_s:g} s")
+        return here
+
+    def read_excluded(self) -> None:
+        """Look up whom the operator has excluded."""
+        if self._excluded.read():
+            self._recount()
+
+    def tell(self, *, now: bool = False) -> None:
+        """Have the status say who is there and who is waited for: once a second, or now."""
+        if self._seen.due() or now:
+            state, what, missing = self.wanted
+            ranks = [client + 1 for client in sorted(missing())]
+            self._tell_status(
+                state=state if ranks else status.RUNNING,
+                waiting_for={"what": what, "silos": ranks} if ranks else None,
+                silos=self._seen.rows(self.present, self.away, self.turned, self._excluded.clients),
+            )
+
+
+class Poll(Generic[Answer]):
+    """A question to silos.
+
+    Args:
+        members: who is here.
+        clients: who is asked, ascending.
+        what: they are asked for, in the plural.
+        answers: what has come, by client; more is put in here as it comes.
+    """
+
+    def __init__(self, members: Members, clients: Sequence[int], what: str, answers: dict[int, Answer]) -> None:
+        self._members, self.clients, self._what, self.answers = members, clients, what, answers
+        self.settled: set[int] = set()
+        """Whose answer was taken, or would not be taken any more."""
+        self.held: set[int] = set()
+        """Whose answer is to be compared with all others before it is taken."""
+
+    def awaits(self, client: int) -> bool:
+        """Whether its answer is still missing, and would be taken."""
+        return client in self.clients and client not in self.settled and client not in self.answers
+
+    def take(self, refused: Callable[[int], bool] = lambda client: False) -> Iterator[int]:
+        """Wait for the answers; who has sent one, in ascending order, once it is a quorum.
+
+        Args:
+            refused: asked of each whose turn it is: whether its answer is not to be taken after all.
+
+        Raises:
+            RunError: too few sent one in time.
+        """
+        members, clients, answers = self._members, self.clients, self.answers
+        clock, comm, where = members.clock, members.comm, members.where
+        members.wanted = status.RUNNING, self._what, lambda: {*clients} - answers.keys() - self.settled
+        needed = min(members.quorum, len(clients))
+        deadline = alone = clock.now + comm.round_deadline_s
+        while len(answers) < needed and any(map(self.awaits, clients)):
+            # where nobody is waited for any more, the quorum's time begins
+            alone = deadline if self._waiting(clients) else min(alone, clock.now)
+            if not clock.listen(alone + comm.quorum_timeout_s):
+                break
+        if len(answers) < needed:
+            raise RunError(
+                f"{where}: {len(answers)} of at least {needed} {self._what} came (comm_args.min_clients, "
+                f"round_deadline_s, quorum_timeout_s); {members.go_on}"
+            )
+        over, counted = False, 0
+        members.wanted = status.RUNNING, self._what, lambda: {*clients} - answers.keys() - self.settled - members.away
+        for client in clients:
+            while waiting := self._waiting(clients if client in self.held else [client]):
+                if over:
+                    for late in waiting:
+                        members.give_up(late, f"missed the deadline of {comm.round_deadline_s:g} s")
+                else:
+                    over = not clock.listen(deadline)
+            self.settled.add(client)
+            if client in answers and not refused(client):
+                counted += 1
+                yield client
+        members.tell(now=True)
+        if counted < needed:
+            raise RunError(
+                f"{where}: {counted} of at least {needed} {self._what} are left without those that were refused "
+                f"(comm_args.min_clients, max_update_ratio); {members.go_on}"
+            )
+
+    def _waiting(self, clients: Sequence[int]) -> list[int]:
+        """Those of the clients whose answer may still come."""
+        return [client for client in clients if self.awaits(client) and self._members.awaited(client)]
