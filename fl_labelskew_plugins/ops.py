@@ -262,8 +262,8 @@ def private_model(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
     >>> private_model({"hpm.bias": torch.ones(1), "other": torch.zeros(1)}, "hpm.")
     {'bias': tensor([1.])}
     """
-    found = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-    return found or None
+    weights = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    return weights or None
 
 
 def keep_private(client: ClientView, prefix: str, weights: Mapping[str, Tensor]) -> None:

@@ -76,11 +76,11 @@ class Points(Diagnostic):
             "global": "global model",
         }
         held = self.scene.held(client)
-        kind = {"subplot_kw": {"projection": "3d"}} if self.three_d else {}
-        figure, all_axes = plots.figure(self.width * len(self.stages), 5, columns=len(self.stages), **kind)
+        projection = {"subplot_kw": {"projection": "3d"}} if self.three_d else {}
+        figure, all_axes = plots.figure(self.width * len(self.stages), 5, columns=len(self.stages), **projection)
         for axes, stage in zip(all_axes, self.stages, strict=True):
-            own = None if stage == "global" else held
-            self.panel(axes, kept[f"{stage}.points"], kept[f"{stage}.proxies"], labels, own)
+            solid = None if stage == "global" else held
+            self.panel(axes, kept[f"{stage}.points"], kept[f"{stage}.proxies"], labels, solid)
             axes.set_title(titles[stage])
         handles, names = all_axes[0].get_legend_handles_labels()
         names = [self.scene.class_names[int(name)] for name in names]

@@ -47,14 +47,14 @@ class Combined(Method):
         self.parts, self.carrier = dict(parts), carrier
         self.aggregation = list(parts.values())[-1].aggregation
         self._calibrations = [part.calibrate for part in parts.values()]
-        self._own = carrier.calibrate if carrier is not None else None
+        self._carriers = carrier.calibrate if carrier is not None else None
         if carrier is not None:
             carrier.calibrate = self.calibrate  # type: ignore[method-assign]  # inside its own loss
 
     def calibrate(self, logits: Tensor, client: Any) -> Tensor:
         """One after the other; once the upload is there, the carrier's own alone: what follows is the client's."""
-        if self._own is not None and self._uploaded(client):
-            return self._own(logits, client)
+        if self._carriers is not None and self._uploaded(client):
+            return self._carriers(logits, client)
         for calibrate in self._calibrations:
             logits = calibrate(logits, client)
         return logits
@@ -68,9 +68,9 @@ class Combined(Method):
 
     def deviations(self) -> list[str]:
         """Everybody's, and whose weights of the uploads are not in force."""
-        found = [line for part in self.parts.values() for line in part.deviations()]
+        lines = [line for part in self.parts.values() for line in part.deviations()]
         *others, last = self.parts
-        return found + [
+        return lines + [
             f"uploads are weighed as {last} has it ({self.aggregation}), not as {name} has it ({weights})"
             for name in others
             if (weights := self.parts[name].aggregation) != self.aggregation
@@ -89,24 +89,22 @@ def combine(parts: Mapping[str, Method]) -> Method:
     """One method that is all of ``parts``, with the last one's weights of the uploads.
 
     Raises:
-        LabelSkewError: they do not go together; the line says why, and what would be right.
+        LabelSkewError: they do not go together; the line says why, and what to use.
     """
     carriers = [name for name, part in parts.items() if not part.logits_only()]
     if len(carriers) > 1:
         raise LabelSkewError(
-            f"{carriers[0]} and {carriers[1]} both change more than logits; one of them, with methods that change "
-            "logits alone, would be right"
+            f"{carriers[0]} and {carriers[1]} both change more than logits; use one of them, with methods that "
+            "change logits alone"
         )
     for name in carriers:
         if not parts[name].combines:
-            raise LabelSkewError(
-                f"{name} has a loss of its own that takes no calibrated logits; it alone would be right"
-            )
+            raise LabelSkewError(f"{name} has a loss of its own that takes no calibrated logits; use it alone")
     seen: dict[str, str] = {}
     for name, part in parts.items():
         if part.corrects and part.corrects in seen:
             raise LabelSkewError(
-                f"{seen[part.corrects]} and {name} both correct logits for {part.corrects}; one of them would be right"
+                f"{seen[part.corrects]} and {name} both correct logits for {part.corrects}; use one of them"
             )
         seen[part.corrects] = name
     *others, last = parts
@@ -115,7 +113,7 @@ def combine(parts: Mapping[str, Method]) -> Method:
         if key in parts[name].params.model_fields_set:
             raise LabelSkewError(
                 f"{name}.{key} chooses the weights of the uploads, which are those of the last method, {last}; "
-                f"without it, or with {name} last, would be right"
+                f"remove it, or put {name} last"
             )
     carrier = parts[carriers[0]] if carriers else None
     fields: dict[str, Any] = {name: (_shown(part, name == last), part.params) for name, part in parts.items()}
@@ -124,7 +122,7 @@ def combine(parts: Mapping[str, Method]) -> Method:
         "paper": "; ".join(part.paper for part in parts.values() if part.paper),
         "runtimes": tuple(name for name in Method.runtimes if all(name in part.runtimes for part in parts.values())),
     }
-    body["sends"] = {name: kind for part in parts.values() for name, kind in part.sends.items()}
+    body["sends"] = {name: what for part in parts.values() for name, what in part.sends.items()}
     if carrier is not None:
         body |= {hook: _carried(hook) for hook in CARRIED if _overrides(carrier, hook)}
     if opening := [part for part in parts.values() if _overrides(part, "opening")]:
@@ -135,12 +133,12 @@ def combine(parts: Mapping[str, Method]) -> Method:
 
 def _shown(part: Method, last: bool) -> Any:
     """The type of a part's parameters; those in a record are what is in force."""
-    kind, key = type(part.params), part.aggregation_key
+    model, key = type(part.params), part.aggregation_key
 
     def without(params: Any, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         return {name: value for name, value in dump(params).items() if name != key}
 
-    return kind if last or not key else Annotated[kind, WrapSerializer(without)]
+    return model if last or not key else Annotated[model, WrapSerializer(without)]
 
 
 def _overrides(method: Method, hook: str) -> bool:

@@ -234,9 +234,9 @@ class FedShift(KnownPrior):
 
     def deviations(self) -> list[str]:
         """Options that algorithm 1 does not have."""
-        found = super().deviations()
+        lines = super().deviations()
         if self.params.denominator == "participants":
-            found.append(
+            lines.append(
                 "denominator: participants weights by the round's samples; algorithm 1 by all clients' samples"
             )
-        return found
+        return lines

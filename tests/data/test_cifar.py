@@ -185,12 +185,12 @@ GOOD = {"data": np.zeros((4, 3072), np.uint8), "labels": [0, 1, 2, 9]}
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"labels": [0, 1, 2]}, "labels is 3 labels; a list of 4 labels would be right"),
-        ({"labels": [0, 1, 2, 10]}, "labels has 10; 0 to 9 would be right"),
+        ({"labels": [0, 1, 2]}, "labels is a list of 3; use a list of 4 labels"),
+        ({"labels": [0, 1, 2, 10]}, "labels has 10; use labels from 0 to 9"),
         ({"labels": [0, 1, 2, -1]}, "labels has -1; 0 to 9"),
         ({"labels": [0, 1, 2, "3"]}, "labels has '3'; 0 to 9"),
         ({"labels": None}, "labels is NoneType"),
-        ({"data": np.zeros((4, 3071), np.uint8)}, "data is shape (4, 3071); an array (N, 3072) would be right"),
+        ({"data": np.zeros((4, 3071), np.uint8)}, "data is of shape (4, 3071); use an array (N, 3072)"),
         ({"data": "text"}, "data is str"),
     ],
 )

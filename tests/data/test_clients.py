@@ -138,5 +138,5 @@ def test_parts_are_sorted_and_need_not_cover():
 def test_labels_beyond_the_class_names():
     whole = data()
     whole.class_names.pop()
-    with pytest.raises(LabelSkewError, match="training labels are 0 to 2; with 2 class names, 0 to 1 would be right"):
+    with pytest.raises(LabelSkewError, match="training labels are 0 to 2; use labels from 0 to 1 with 2 class names"):
         divide(whole, IID(), clients=2, seed=0)

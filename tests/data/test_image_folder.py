@@ -68,7 +68,7 @@ def test_tiny_imagenet(tmp_path):
     assert data.class_names == ["n01", "n02"]
     assert data.test.y.tolist() == [1, 0]
     notes.write_text("nonsense\n")
-    assert "lines of image, tab, class would be right" in message(lambda: load(tmp_path))
+    assert "use lines of image, tab, class" in message(lambda: load(tmp_path))
 
 
 def test_the_centre_is_cut_out(tmp_path):

@@ -174,7 +174,7 @@ def test_odir_keeps_a_patients_eyes_together(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("['N']", "['X']", "has labels \"['X']\"; such as 0_right.jpg and ['N'] would be right"),
+        ("['N']", "['X']", "has labels \"['X']\"; use names such as 0_right.jpg and labels such as ['N']"),
         ("['N']", "N", "has labels 'N'; such as"),
         ("0_left.jpg\r", "../../0_left.jpg\r", "image '../../0_left.jpg' has labels"),
         ("filename", "file", "image '' has labels"),
@@ -209,4 +209,4 @@ def test_what_does_not_fit_memory_is_said_before_it_is_read(tmp_path, monkeypatc
     assert load(ImageFolder, tmp_path, image_size=size).train.x.nbytes < pages
     text = message(lambda: load(ImageFolder, tmp_path, image_size=size + 1))
     assert f"image_folder: 20 images of {size + 1} pixels need 0.0 GB, and this machine has 0.0" in text
-    assert text.endswith("a smaller data_args.image_size would be right")
+    assert text.endswith("; use a smaller data_args.image_size")

@@ -277,7 +277,7 @@ def test_the_metadatas_centres_and_rows_that_others_lack(tree, capsys):
             lambda rows: [row[:-3] for row in rows],
             "train_test_split: no column center, fold, fold2; image,",
         ),
-        (isic.SPLIT, lambda rows: [*rows, rows[1]], "has two rows; one would be right"),
+        (isic.SPLIT, lambda rows: [*rows, rows[1]], "has two rows; keep one of them"),
         (isic.SPLIT, lambda rows: [*rows[:5], rows[5][:4], *rows[6:]], "line 6 is cut short; fetch the file again"),
         (isic.SPLIT, lambda rows: rows[:1], "has no sample of train and test"),
     ],

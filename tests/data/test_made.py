@@ -56,7 +56,7 @@ def test_synthetic():
     assert not np.array_equal(load(Synthetic, seed=1).train.x[:50], load(Synthetic).train.x[:50])
     clients = divide(data, Natural(), clients=20, seed=0)
     assert [len(p) for p in clients.test] == test.tolist()
-    with pytest.raises(LabelSkewError, match="has 20 groups; client_num_in_total=20 would be right"):
+    with pytest.raises(LabelSkewError, match="has 20 groups; use client_num_in_total=20"):
         divide(data, Natural(), clients=10, seed=0)
 
 

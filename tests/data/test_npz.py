@@ -182,4 +182,4 @@ def test_a_silo_that_lacks_classes(tmp_path):
     assert data.class_names == [str(c) for c in range(9)]
     assert set(data.train.y) == {0, 2, 4, 6}
     line = message(lambda: load(path, classes=6))
-    assert "has label 6; with data_args.classes 6, 0 to 5 would be right" in line
+    assert "has label 6; use labels from 0 to 5 with data_args.classes 6" in line

@@ -120,8 +120,8 @@ def test_opening_and_prototypes_live_side_by_side():
             "[fedmr, map]",
             "fedmr and map both change more than logits; one of them, with methods that change logits alone",
         ),
-        ("fedrs+map", "fedrs and map both correct logits for missing classes; one of them would be right"),
-        ("fedlc+fedshift", "fedlc and fedshift both correct logits for class counts; one of them would be right"),
+        ("fedrs+map", "fedrs and map both correct logits for missing classes; use one of them"),
+        ("fedlc+fedshift", "fedlc and fedshift both correct logits for class counts; use one of them"),
         ("fedlc+fedlx", "'fedlx' is unknown; allowed: fd, fedavg, "),
         ("fedlc+fedlc", "fedlc stands there twice; allowed: each method once"),
         ("fedlc + fedlc", "fedlc stands there twice; allowed: each method once"),
@@ -174,7 +174,7 @@ def test_weights_that_would_not_be_in_force_are_refused(value):
         parse.parse(TEXT, overrides=[asked])
     assert str(error.value) == (
         "recipe.yaml: method_args.method: fedshift.denominator chooses the weights of the uploads, which are those of "
-        "the last method, fedmr; without it, or with fedshift last, would be right"
+        "the last method, fedmr; remove it, or put fedshift last"
     )
     last = parse.parse(TEXT, overrides=[asked, "method_args.method=[fedmr, fedshift]"])
     assert last.resolved()["method_args"]["fedshift"]["denominator"] == value

@@ -164,7 +164,7 @@ def test_unfit_inputs(kind, smallest):
         assert "\n" not in text
         assert f"at least {smallest}x{smallest}" in text
         assert has in text
-        assert "mlp or logistic would be right" in text
+        assert "; use mlp or logistic" in text
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_papers_form_is_algorithm_two(world, kind, given, beta1, beta2, tau):
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("train_args.server_momentum=0.9", "server_momentum does not go with adam; sgd, or 0, would be right"),
+        ("train_args.server_momentum=0.9", "server_momentum does not go with adam; use sgd, or 0"),
         ("train_args.server_tau=0.1", "server_tau does not go with adam with server_form: host; adam, adagrad or yogi"),
         ("train_args.server_lr=1e39", "train_args.server_lr: 1e+39 is out of range; allowed: numbers up to 1e+30"),
         ("train_args.server_optimizer=adamw", "'adamw' is unknown; allowed: sgd, adam, adagrad, yogi; nearest: adam"),

@@ -39,7 +39,7 @@ def same(a, b):
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-message = functools.partial(mistakes.message, says=("would be right", "at least", "needs"))
+message = functools.partial(mistakes.message, says=("; use ", "; make "))
 
 
 @st.composite
@@ -231,7 +231,7 @@ def test_dirichlet_min_samples():
 def test_iid_is_a_partition_into_equal_parts(samples, clients, seed):
     labels = np.zeros(samples, np.int64)
     if clients > samples:
-        assert f"may be {samples} at most" in message(lambda: iid(labels, clients=clients, rng=rng(seed)))
+        assert f"; use client_num_in_total={samples} or less" in message(lambda: iid(labels, clients=clients, rng=rng(seed)))
         return
     parts = iid(labels, clients=clients, rng=rng(seed))
     check(parts, samples, clients)

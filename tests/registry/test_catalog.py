@@ -138,7 +138,7 @@ def test_a_name_of_ours_that_another_claims_is_refused(site):
         (
             "bad:A",
             "from fl_labelskew_registry import Method\nclass A(Method):\n    Params = 3",
-            "has no Params; it would be right to give it a pydantic model, empty if need be",
+            "has no Params; give it a pydantic model, empty if need be",
         ),
     ],
 )

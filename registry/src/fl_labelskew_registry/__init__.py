@@ -19,7 +19,7 @@ from fl_labelskew_registry.contracts import (
     Partitioner,
     Stage,
 )
-from fl_labelskew_registry.errors import LabelSkewError, MistakesError, PluginError, RunError
+from fl_labelskew_registry.errors import LabelSkewError, MistakesError, PluginError, RunError, mistake
 
 __all__ = [
     "Aggregated",
@@ -46,6 +46,7 @@ __all__ = [
     "Stage",
     "entries",
     "load",
+    "mistake",
     "namespace",
     "nearest",
 ]
