@@ -88,7 +88,7 @@ def check_parts(name: str, parts: Any, clients: int, samples: int) -> list[NDArr
 
 
 def check_labels(part: str, labels: NDArray[np.int64], classes: int) -> None:
-    """Raise LabelSkewError unless all labels are ``0 .. classes - 1``."""
+    """Raise LabelSkewError unless all labels ``(N,)`` are ``0 .. classes - 1``."""
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
         got = f"{part} labels are {labels.min()} to {labels.max()}"
         raise mistake("data set", got, f"labels from 0 to {classes - 1} with {classes} class names")
@@ -123,7 +123,7 @@ def proportional_test(
 
 
 def client_groups(groups: NDArray[np.int64], parts: Sequence[NDArray[np.int64]]) -> list[int] | None:
-    """The group that each client is, or None unless every client is one whole group."""
+    """The group that each client is, or None unless every client is one whole group; ``groups`` is ``(N,)``."""
     names, sizes = np.unique(groups, return_counts=True)
     size = dict(zip(names.tolist(), sizes.tolist(), strict=True))
     held = [np.unique(groups[part]).tolist() for part in parts]

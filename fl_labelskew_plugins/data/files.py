@@ -107,7 +107,7 @@ class Files(Dataset):
         self._check(data_dir, download, "test")
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """A row for each file of the folder that has most of them."""
+        """A row for each file of the folder that has most of them; raise LabelSkewError where none is named."""
         folders = self.candidates(data_dir)
         if not folders:
             raise LabelSkewError(self.find(data_dir)[1])

@@ -37,7 +37,7 @@ def digest(parts: Iterable[Arrays], names: Sequence[str]) -> str:
 
 
 def add_array(total: hashlib.blake2b, array: NDArray[Any]) -> None:
-    """Add an array's type, shape and numbers."""
+    """Add type, shape and numbers of an array of any shape."""
     total.update(f"{array.dtype} {array.shape}".encode())
     total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 

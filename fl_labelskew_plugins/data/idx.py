@@ -69,7 +69,7 @@ def _read(path: Path, stream: io.BufferedIOBase, dims: int) -> NDArray[np.uint8]
 
 
 def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
-    """Write a plain IDX file of unsigned bytes."""
+    """Write ``values``, uint8 of any shape, as a plain IDX file."""
     head = bytes((0, 0, 8, values.ndim)) + np.array(values.shape, ">u4").tobytes()
     path.write_bytes(head + np.ascontiguousarray(values).tobytes())
 

@@ -60,7 +60,11 @@ def list_images(folders: Iterable[Path], where: str) -> Samples:
 
 
 def list_annotated(file: Path) -> Samples:
-    """Tiny-ImageNet's validation part: ``images/<name>``, with ``<name> TAB <class> TAB ...`` lines in ``file``."""
+    """Tiny-ImageNet's validation part: ``images/<name>``, with ``<name> TAB <class> TAB ...`` lines in ``file``.
+
+    Raises:
+        LabelSkewError: there is no line, or another one.
+    """
     rows = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not rows or any(len(row) < 2 for row in rows):
         raise mistake(file, "is not a list of images and their classes", "lines of image, tab, class")
@@ -96,7 +100,7 @@ def _nested(folder: Path, samples: Samples) -> str | None:
 
 @contextmanager
 def readable(where: str) -> Iterator[None]:
-    """Turn what goes wrong in listing a folder into a line."""
+    """Turn what goes wrong in listing a folder into a LabelSkewError."""
     try:
         yield
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -232,7 +236,7 @@ class ImageFolder(Dataset):
     def split(
         self, samples: Samples, labels: NDArray[np.int64], *, seed: int, where: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Indices of the training and of the test samples, where there is no test part."""
+        """Indices of training and test samples by their labels ``(N,)``, where there is no test part."""
         return stratified(labels, test_fraction=self.params.test_fraction, seed=seed, where=where)
 
     def used(self, samples: Samples) -> Samples:

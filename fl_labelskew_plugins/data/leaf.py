@@ -161,7 +161,7 @@ class Leaf(Dataset):
         return {names[k]: train[names[k]] for k in rng.permutation(len(names))[:want]}
 
     def part(self, users: dict[str, Samples], numbers: dict[str, int]) -> Arrays:
-        """The samples of all users in the order of their numbers."""
+        """The samples of all users in the order of their numbers; raise LabelSkewError where there are none."""
         if not users:
             raise LabelSkewError(f"data set {self.name}: the test part has no samples; add at least one")
         names = sorted(users)
@@ -191,7 +191,11 @@ class Leaf(Dataset):
         return users
 
     def read_file(self, path: Path) -> dict[str, Samples]:
-        """The samples of every user in one file, turned into arrays user by user, which bounds memory."""
+        """The samples of every user in one file, turned into arrays user by user, which bounds memory.
+
+        Raises:
+            LabelSkewError: it cannot be read, or is not as LEAF writes it.
+        """
         try:
             with path.open(encoding="utf-8") as stream:
                 # pixels have 256 values: each is made once, which takes a third of the time

@@ -162,7 +162,7 @@ class Npz(Dataset):
         return Data(Arrays(test.x[:0], test.y[:0]), test, self.class_names(path, test.y), mean=mean, std=std)
 
     def class_names(self, path: Path, labels: NDArray[np.int64]) -> list[str]:
-        """The names of ``C`` classes.
+        """The names of ``C`` classes, from all labels ``(N,)``.
 
         Raises:
             LabelSkewError: a class does not occur, or there are more than ``classes``.

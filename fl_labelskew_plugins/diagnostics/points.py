@@ -43,11 +43,11 @@ class Points(Diagnostic):
         return features
 
     def line(self, points: Tensor, proxies: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Numbers of a stage; without any it has no line."""
+        """Numbers of a stage: points as :meth:`place` made them, proxies ``(C, d)``, labels ``(n,)``; none, no line."""
         return {}
 
     def panel(self, axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None) -> None:
-        """Draw a stage; ``held``: classes that the client has samples of, None for the global model."""
+        """Draw what :meth:`line` counts; ``held``: classes that the client has, None for the global model."""
         raise NotImplementedError
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:

@@ -33,7 +33,7 @@ class TSNE(Points):
     width = 5.6
 
     def check(self) -> None:
-        """A few samples are needed."""
+        """Raise LabelSkewError where there are too few test samples."""
         super().check()
         if (n := len(self.scene.trainer.test.y)) < SMALLEST:
             needs = f"tsne needs at least {SMALLEST} test samples, the data set has {n}"

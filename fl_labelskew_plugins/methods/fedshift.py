@@ -41,6 +41,9 @@ def smoothed_distribution(counts: Tensor, *, smoothing: float | Tensor) -> Tenso
         counts: ``(C,)`` or ``(K, C)``; a client without any sample counts as uniform.
         smoothing: ``a`` above 0: a number, or a tensor that broadcasts with ``counts``, such as ``(K, 1)``.
 
+    Raises:
+        ValueError: the number is not above 0.
+
     >>> smoothed_distribution(torch.tensor([3, 0]), smoothing=1.0)
     tensor([0.8000, 0.2000])
     """

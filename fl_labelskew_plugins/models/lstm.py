@@ -45,7 +45,7 @@ class CharLSTM(Network):
         """A fresh module."""
         if len(input_shape) != 1:
             needs = f"needs rows of characters, this data set has samples of shape {tuple(input_shape)}"
-            raise mistake("model char_lstm", needs, "data set shakespeare, or another network")
+            raise mistake("model char_lstm", needs, "the data set shakespeare, or another network")
         options = self.params
         body = LastOutput(options.vocabulary or num_classes, options.embedding, options.hidden, options.layers)
         return FeatureNet(body, options.hidden, num_classes, text=True)

@@ -39,7 +39,7 @@ def adaptive_step(
     r"""One step of algorithm 2 on one tensor.
 
     Args:
-        change: ``Delta``, mean of the clients' changes.
+        change: ``Delta``, mean of the clients' changes, of any shape; ``m`` and ``v`` have the same.
         m: first moment so far.
         v: second moment so far; ``tau ** 2`` at first.
         kind: ``adagrad``, ``yogi`` or ``adam``.
@@ -100,7 +100,7 @@ class FedOpt(Optimizer):
                 if getattr(self, name) is not None and not has:
                     form = "" if server in ("sgd", "yogi") else f" with server_form: {self.server_form or 'host'}"
                     others = "adam or yogi" if name == "server_beta2" else "adam, adagrad or yogi"
-                    use = f"use {others} with server_form: paper, or null"
+                    use = f"use {others} with server_form: paper, or leave it out"
                     raise ValueError(f"{name} does not go with {server}{form}; {use}")
             return self
 

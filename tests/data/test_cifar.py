@@ -187,8 +187,8 @@ GOOD = {"data": np.zeros((4, 3072), np.uint8), "labels": [0, 1, 2, 9]}
     [
         ({"labels": [0, 1, 2]}, "labels is a list of 3; use a list of 4 labels"),
         ({"labels": [0, 1, 2, 10]}, "labels has 10; use labels from 0 to 9"),
-        ({"labels": [0, 1, 2, -1]}, "labels has -1; 0 to 9"),
-        ({"labels": [0, 1, 2, "3"]}, "labels has '3'; 0 to 9"),
+        ({"labels": [0, 1, 2, -1]}, "labels has -1; use labels from 0 to 9"),
+        ({"labels": [0, 1, 2, "3"]}, "labels has '3'; use labels from 0 to 9"),
         ({"labels": None}, "labels is NoneType"),
         ({"data": np.zeros((4, 3071), np.uint8)}, "data is of shape (4, 3071); use an array (N, 3072)"),
         ({"data": "text"}, "data is str"),
@@ -205,7 +205,7 @@ def test_batches_that_do_not_fit(folder, change, says):
 
 def test_an_empty_batch(folder):
     (folder / "cifar-10-batches-py" / "test_batch").write_bytes(python2(np.zeros((0, 3072), np.uint8), []))
-    assert "test_batch: data is shape (0, 3072); an array" in message(lambda: load(CIFAR10, folder))
+    assert "test_batch: data is of shape (0, 3072); use an array" in message(lambda: load(CIFAR10, folder))
 
 
 def test_missing_files(folder):

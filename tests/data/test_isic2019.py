@@ -275,7 +275,7 @@ def test_the_metadatas_centres_and_rows_that_others_lack(tree, capsys):
         (
             isic.SPLIT,
             lambda rows: [row[:-3] for row in rows],
-            "train_test_split: no column center, fold, fold2; image,",
+            "train_test_split: has no column center, fold, fold2; use the columns image,",
         ),
         (isic.SPLIT, lambda rows: [*rows, rows[1]], "has two rows; keep one of them"),
         (isic.SPLIT, lambda rows: [*rows[:5], rows[5][:4], *rows[6:]], "line 6 is cut short; fetch the file again"),

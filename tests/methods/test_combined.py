@@ -118,7 +118,7 @@ def test_opening_and_prototypes_live_side_by_side():
     [
         (
             "[fedmr, map]",
-            "fedmr and map both change more than logits; one of them, with methods that change logits alone",
+            "fedmr and map both change more than logits; use one of them, with methods that change logits alone",
         ),
         ("fedrs+map", "fedrs and map both correct logits for missing classes; use one of them"),
         ("fedlc+fedshift", "fedlc and fedshift both correct logits for class counts; use one of them"),

@@ -95,7 +95,7 @@ def test_pcdd_ignores_classes_without_samples():
 def test_pcdd_errors():
     labels = shuffled([20] * 10)
     assert "classes_per_client=5 or more" in message(lambda: pcdd(labels, clients=2, classes_per_client=4, rng=rng()))
-    assert "10 at most" in message(lambda: pcdd(labels, clients=2, classes_per_client=11, rng=rng()))
+    assert "10 classes; use 10 or less" in message(lambda: pcdd(labels, clients=2, classes_per_client=11, rng=rng()))
     assert "3 training samples" in message(lambda: pcdd(np.arange(3), clients=4, classes_per_client=1, rng=rng()))
     assert "0 clients" in message(lambda: pcdd(labels, clients=0, classes_per_client=1, rng=rng()))
     few = np.array([0] * 9 + [1])
@@ -137,7 +137,7 @@ def test_shards_of_fedrs():
 def test_shards_errors():
     labels = shuffled([20] * 10)
     text = message(lambda: shards(labels, clients=10, shards_per_client=5, shards_per_class=4, rng=rng()))
-    assert "shards_per_class=4 makes 40; shards_per_class=5" in text
+    assert "shards_per_class=4 makes 40; use shards_per_class=5" in text
     assert "multiple of 10" in message(lambda: shards(labels, clients=3, shards_per_client=1, rng=rng()))
     tiny = np.array([0, 0, 0, 0, 0, 1])
     assert "gets no sample" in message(lambda: shards(tiny, clients=6, shards_per_client=1, rng=rng()))
@@ -153,7 +153,7 @@ def test_shards_errors():
 def test_quantity_is_a_partition_into_contiguous_label_ranges(sizes, clients, each, seed):
     labels = shuffled(sizes, seed % 5)
     if clients * each > len(labels):
-        assert "at most" in message(lambda: quantity(labels, clients=clients, sets_per_client=each, rng=rng(seed)))
+        assert " or less" in message(lambda: quantity(labels, clients=clients, sets_per_client=each, rng=rng(seed)))
         return
     parts = quantity(labels, clients=clients, sets_per_client=each, rng=rng(seed))
     check(parts, len(labels), clients)
@@ -221,7 +221,9 @@ def test_dirichlet_min_samples():
     labels = shuffled([100] * 10)
     parts = dirichlet(labels, clients=10, beta=0.1, min_samples=20, rng=rng())
     assert min(map(len, parts)) >= 20
-    assert "100 at most" in message(lambda: dirichlet(labels, clients=10, beta=0.1, min_samples=101, rng=rng()))
+    assert "; use min_samples=100 or less" in message(
+        lambda: dirichlet(labels, clients=10, beta=0.1, min_samples=101, rng=rng())
+    )
     text = message(lambda: dirichlet(labels, clients=100, beta=0.01, min_samples=5, rng=rng()))
     assert "no draw of 1000" in text
 
@@ -231,7 +233,9 @@ def test_dirichlet_min_samples():
 def test_iid_is_a_partition_into_equal_parts(samples, clients, seed):
     labels = np.zeros(samples, np.int64)
     if clients > samples:
-        assert f"; use client_num_in_total={samples} or less" in message(lambda: iid(labels, clients=clients, rng=rng(seed)))
+        assert f"; use client_num_in_total={samples} or less" in message(
+            lambda: iid(labels, clients=clients, rng=rng(seed))
+        )
         return
     parts = iid(labels, clients=clients, rng=rng(seed))
     check(parts, samples, clients)
@@ -243,7 +247,7 @@ def test_natural():
     parts = natural(np.array([7, 3, 7, 3, 40]), clients=3)
     assert [part.tolist() for part in parts] == [[1, 3], [0, 2], [4]]
     assert "has no groups" in message(lambda: natural(None, clients=2))
-    assert "has 3 groups; client_num_in_total=3" in message(lambda: natural(np.array([1, 2, 3]), clients=2))
+    assert "has 3 groups; use client_num_in_total=3" in message(lambda: natural(np.array([1, 2, 3]), clients=2))
 
 
 @pytest.mark.parametrize(
