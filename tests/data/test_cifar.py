@@ -144,16 +144,16 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ALLOWED)
 def test_a_pickle_cannot_change_what_reads_it(name, change):
-    before = [dict(vars(each)) for each in pickles.ALLOWED.values()]
+    before = [dict(vars(kind)) for kind in pickles.ALLOWED.values()]
     text = message(lambda: pickles.read_dict(b"\x80\x02" + name + CHANGES[change] + b"b0}.", "here"))
     assert text.startswith("here: is not a sound file")
-    assert before == [dict(vars(each)) for each in pickles.ALLOWED.values()]
+    assert before == [dict(vars(kind)) for kind in pickles.ALLOWED.values()]
 
 
 def persistent(raw=io.BytesIO):
     stream = raw()
     writer = pickle.Pickler(stream, 2)
-    writer.persistent_id = lambda each: "id" if each == "x" else None
+    writer.persistent_id = lambda value: "id" if value == "x" else None
     writer.dump({"data": "x"})
     return stream.getvalue()
 

@@ -16,9 +16,9 @@ from fl_labelskew_plugins.partition.pcdd import PCDD
 
 
 def data(train=(40, 30, 20), test=(8, 8, 8), groups=None, test_groups=None):
-    def part(sizes, own):
+    def part(sizes, numbers):
         y = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes)).astype(np.int64)
-        return Arrays(np.zeros((len(y), 1), np.float32), y, own)
+        return Arrays(np.zeros((len(y), 1), np.float32), y, numbers)
 
     return Data(part(train, groups), part(test, test_groups), [str(c) for c in range(len(train))])
 

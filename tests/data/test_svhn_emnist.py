@@ -64,10 +64,10 @@ def test_svhn_files_that_are_none(tmp_path):
 
 
 def test_svhn_downloads_both_files(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(torchvision.datasets, "SVHN", lambda root, *, split, download: asked.append(split))
+    splits = []
+    monkeypatch.setattr(torchvision.datasets, "SVHN", lambda root, *, split, download: splits.append(split))
     assert "no train_32x32.mat, test_32x32.mat in" in message(lambda: SVHN().load(tmp_path, download=True, seed=0))
-    assert asked == ["train", "test"]
+    assert splits == ["train", "test"]
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -118,6 +118,6 @@ def test_headers_are_read_without_the_data(tmp_path):
             (tmp_path / name).write_bytes(whole[:cut])
             assert idx_shape(tmp_path / name) is None
     rows = MNIST().survey(tmp_path)
-    assert [found for _, found, _ in rows] == ["missing"] * 4
+    assert [actual for _, actual, _ in rows] == ["missing"] * 4
     (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(b"no")
     assert ("train-labels-idx1-ubyte", "broken", "60000") in MNIST().survey(tmp_path)
