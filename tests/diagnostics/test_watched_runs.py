@@ -42,8 +42,8 @@ def go(tmp_path_factory):
 
     def go(*overrides, names=(), **kwargs):
         out = folder / f"run{next(count)}"
-        wanted = [f"tracking_args.diagnostics=[{', '.join(names)}]"] if names else []
-        run.start(path, [*overrides, *wanted], run_dir=out, quiet=True, **kwargs)
+        asked = [f"tracking_args.diagnostics=[{', '.join(names)}]"] if names else []
+        run.start(path, [*overrides, *asked], run_dir=out, quiet=True, **kwargs)
         return out
 
     go.load = lambda *overrides: parse.load(path, overrides)
