@@ -20,7 +20,7 @@ Scaling = Literal["indicator", "proportional"]
 
 
 def full(tensor: Tensor) -> Tensor:
-    """Float64 stays; every other type, bfloat16 and integers included, becomes float32."""
+    """A tensor of any shape: float64 stays; every other type, bfloat16 and integers included, becomes float32."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
@@ -49,13 +49,13 @@ def noise_of(client: ClientView) -> Generator:
 
 
 def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
-    """Refuse an option that is not one of ``allowed``."""
+    """Raise ValueError for an option that is not one of ``allowed``."""
     if value not in allowed:
         raise ValueError(f"Expected argument `{name}` to be one of {', '.join(allowed)} but got {value!r}.")
 
 
 def check_per_class(name: str, tensor: Tensor, logits: Tensor) -> None:
-    """Refuse a tensor that does not hold one value for each class of ``logits``; broadcasting would hide it."""
+    """Raise ValueError unless ``tensor`` is ``(C,)`` and ``logits`` ``(B, C)``; broadcasting would hide it."""
     if tensor.shape != logits.shape[-1:]:
         expected = tuple(logits.shape[-1:])
         raise ValueError(f"Expected argument `{name}` to be of shape {expected} but got {tuple(tensor.shape)}.")
@@ -79,7 +79,7 @@ class _ValueWithGradient(torch.autograd.Function):
 
 
 def value_with_gradient(tensor: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-    """A scalar whose gradient with respect to ``tensor`` is already known.
+    """A scalar ``value`` whose ``gradient`` with respect to ``tensor``, both of one shape, is already known.
 
     Half of the time of a small loss is autograd's bookkeeping of its many small steps; a loss whose gradient has
     a closed form works it out in the same pass and hands it over here.
@@ -262,8 +262,8 @@ def private_model(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
     >>> private_model({"hpm.bias": torch.ones(1), "other": torch.zeros(1)}, "hpm.")
     {'bias': tensor([1.])}
     """
-    found = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-    return found or None
+    weights = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+    return weights or None
 
 
 def keep_private(client: ClientView, prefix: str, weights: Mapping[str, Tensor]) -> None:

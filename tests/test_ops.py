@@ -168,8 +168,8 @@ def naive_mmd(s, t, kernels, factor):
         ]
         return sum(values) / len(values)
 
-    own, other = range(m), range(m, n)
-    return mean(own, own) + mean(other, other) - 2 * mean(own, other)
+    one, other = range(m), range(m, n)
+    return mean(one, one) + mean(other, other) - 2 * mean(one, other)
 
 
 @settings(max_examples=20, deadline=None)
@@ -287,10 +287,10 @@ def test_a_private_model_is_kept_and_found_again():
     ops.keep_private(client, "mine.", net.state_dict())
     with torch.no_grad():
         net.weight.add_(1)  # a copy, not a view
-    found = ops.private_model(client.state, "mine.")
-    assert list(found) == list(net.state_dict())
-    assert found["weight"].tolist() == [1.0, 1.0]
-    assert found["num_batches_tracked"].dtype == torch.int64
+    weights = ops.private_model(client.state, "mine.")
+    assert list(weights) == list(net.state_dict())
+    assert weights["weight"].tolist() == [1.0, 1.0]
+    assert weights["num_batches_tracked"].dtype == torch.int64
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,12 @@
-"""Numbers and names in words, and where a run says them."""
+"""Numbers and names in words, and where a run says them; the words of the source."""
 
+import ast
 import doctest
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fl_labelskew_registry import errors
 
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine import text as words
@@ -21,6 +24,30 @@ device_args: {threads: 1}
 """
 
 
+ROOT = Path(__file__).parents[1]
+PLAIN = ("registry", "data", "partition", "models", "methods", "optimizers", "diagnostics", "ops.py", "params.py")
+"""Rooms and modules whose messages say what to use, and whose variables say what they hold."""
+HOLLOW = {"each", "found", "own", "mine", "told", "asked"}
+
+
+def bound(node):
+    """The name that a node of source binds, or nothing."""
+    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return node.id if isinstance(node, ast.Name) else node.attr
+    return getattr(node, {ast.arg: "arg", ast.FunctionDef: "name", ast.ClassDef: "name"}.get(type(node), ""), "")
+
+
+@pytest.mark.parametrize("room", PLAIN)
+def test_plain_words(room):
+    place = ROOT / ("registry/src" if room == "registry" else f"fl_labelskew_plugins/{room}")
+    files = [place] if place.suffix else sorted(place.rglob("*.py"))
+    assert files
+    for file in files:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        assert "would be right" not in ast.unparse(tree), file  # unparsed, a message in two pieces is one
+        assert not HOLLOW & {bound(node).strip("_") for node in ast.walk(tree)}, file
+
+
 @pytest.mark.parametrize(
     ("numbers", "says"),
     [([1], "1 class"), ([2, 2], "2 classes"), ([3, 1], "1 to 3 classes"), ([0, 1], "0 to 1 classes")],
@@ -31,6 +58,7 @@ def test_a_range_of_one_number_is_that_number(numbers, says):
 
 def test_the_examples_in_the_docstrings():
     assert doctest.testmod(words) == (0, 4)
+    assert doctest.testmod(errors) == (0, 1)
 
 
 def test_names_are_cut_and_clean():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from fl_labelskew_registry import Arrays, LabelSkewError
+from fl_labelskew_registry import Arrays, LabelSkewError, mistake
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins.data import fakes, pickles
@@ -71,12 +71,12 @@ class CIFAR10(Files):
 
     def find(self, data_dir: Path | None, part: str | None = None) -> tuple[dict[Key, Path], str]:
         """The batches' files; inside the archive where there are no others."""
-        found, message = super().find(data_dir, part)
-        if not found and (archive := self.packed(data_dir)) is not None:
+        files, message = super().find(data_dir, part)
+        if not files and (archive := self.packed(data_dir)) is not None:
             return {
                 key: archive / self.below / name for key, name in self.files().items() if part in (None, key[0])
             }, ""
-        return found, message
+        return files, message
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
         """A row for each batch, or one for the archive."""
@@ -99,14 +99,14 @@ class CIFAR10(Files):
         content = pickles.read_dict(raw, path)
         x, y = content.get("data"), content.get(self.labels)
         if not isinstance(x, np.ndarray) or x.ndim != 2 or x.shape[1] != 3072 or not len(x):
-            got = f"shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
-            raise LabelSkewError(f"{path}: data is {got}; an array (N, 3072) would be right")
+            got = f"of shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
+            raise mistake(path, f"data is {got}", "an array (N, 3072)")
         if not isinstance(y, list) or len(y) != len(x):
-            got = f"{len(y)} labels" if isinstance(y, list) else type(y).__name__
-            raise LabelSkewError(f"{path}: {self.labels} is {got}; a list of {len(x)} labels would be right")
+            got = f"a list of {len(y)}" if isinstance(y, list) else type(y).__name__
+            raise mistake(path, f"{self.labels} is {got}", f"a list of {len(x)} labels")
         last = len(self.class_names) - 1
         if wrong := [label for label in y if type(label) is not int or not 0 <= label <= last]:
-            raise LabelSkewError(f"{path}: {self.labels} has {wrong[0]!r}; 0 to {last} would be right")
+            raise mistake(path, f"{self.labels} has {wrong[0]!r}", f"labels from 0 to {last}")
         return x.reshape(-1, 3, 32, 32), np.array(y, np.int64)
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
@@ -165,21 +165,21 @@ def contents(paths: list[Path]) -> list[bytes]:
     if not os.path.isfile(archive):
         return [_read(path) for path in paths]
     wanted = {path.relative_to(archive).as_posix() for path in paths}
-    found: dict[str, bytes] = {}
+    read: dict[str, bytes] = {}
     try:
         with tarfile.open(archive, "r|gz") as stream:
             for member in stream:
                 name = member.name.removeprefix("./")
                 if name in wanted and member.isfile() and member.size <= LARGEST:
                     file = stream.extractfile(member)
-                    found[name] = b"" if file is None else file.read()
-                if len(found) == len(wanted):
+                    read[name] = b"" if file is None else file.read()
+                if len(read) == len(wanted):
                     break
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise LabelSkewError(f"{archive}: is not a sound archive ({one_line(error)}); get it again") from error
-    if missing := sorted(wanted - set(found)):
+    if missing := sorted(wanted - set(read)):
         raise LabelSkewError(f"{archive}: has no {', '.join(missing)}; get it again")
-    return [found[path.relative_to(archive).as_posix()] for path in paths]
+    return [read[path.relative_to(archive).as_posix()] for path in paths]
 
 
 def _read(path: Path) -> bytes:

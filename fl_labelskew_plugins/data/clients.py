@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fl_labelskew_registry import Data, LabelSkewError, Partitioner
+from fl_labelskew_registry import Data, LabelSkewError, Partitioner, mistake
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
@@ -62,29 +62,25 @@ def check_parts(name: str, parts: Any, clients: int, samples: int) -> list[NDArr
     """
     if not isinstance(parts, list | tuple) or len(parts) != clients:
         got = f"{len(parts)} parts" if isinstance(parts, list | tuple) else type(parts).__name__
-        raise LabelSkewError(f"partitioner {name}: returned {got}; a list of {clients} index arrays would be right")
+        raise mistake(f"partitioner {name}", f"returned {got}", f"a list of {clients} index arrays")
     owner = np.full(samples, -1, np.int64)
     checked = []
     for k, part in enumerate(parts):
         indices = np.asarray(part)
         if indices.ndim != 1 or not len(indices) or not np.issubdtype(indices.dtype, np.integer):
-            raise LabelSkewError(
-                f"partitioner {name}: client {k} has {indices.dtype} of shape {indices.shape}; "
-                "at least one integer index, in one dimension, would be right"
-            )
+            got = f"client {k} has {indices.dtype} of shape {indices.shape}"
+            raise mistake(f"partitioner {name}", got, "integer indices in one dimension, at least one")
         indices = np.sort(indices.astype(np.int64))
         if indices[0] < 0 or indices[-1] >= samples:
-            raise LabelSkewError(
-                f"partitioner {name}: client {k} has indices {indices[0]} to {indices[-1]}; "
-                f"0 to {samples - 1} would be right"
-            )
+            got = f"client {k} has indices {indices[0]} to {indices[-1]}"
+            raise mistake(f"partitioner {name}", got, f"indices from 0 to {samples - 1}")
         if (np.diff(indices) == 0).any():
             twice = int(indices[1:][np.diff(indices) == 0][0])
-            raise LabelSkewError(f"partitioner {name}: client {k} has sample {twice} twice; once would be right")
+            raise mistake(f"partitioner {name}", f"client {k} has sample {twice} twice", "every index once")
         if (owner[indices] >= 0).any():
             shared = int(indices[owner[indices] >= 0][0])
             raise LabelSkewError(
-                f"partitioner {name}: sample {shared} is in clients {owner[shared]} and {k}; one of them would be right"
+                f"partitioner {name}: sample {shared} is in clients {owner[shared]} and {k}; give it to one of them"
             )
         owner[indices] = k
         checked.append(indices)
@@ -92,12 +88,10 @@ def check_parts(name: str, parts: Any, clients: int, samples: int) -> list[NDArr
 
 
 def check_labels(part: str, labels: NDArray[np.int64], classes: int) -> None:
-    """Raise LabelSkewError unless all labels are ``0 .. classes - 1``."""
+    """Raise LabelSkewError unless all labels ``(N,)`` are ``0 .. classes - 1``."""
     if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-        raise LabelSkewError(
-            f"data set: {part} labels are {labels.min()} to {labels.max()}; with {classes} class names, "
-            f"0 to {classes - 1} would be right"
-        )
+        got = f"{part} labels are {labels.min()} to {labels.max()}"
+        raise mistake("data set", got, f"labels from 0 to {classes - 1} with {classes} class names")
 
 
 def largest_remainder(total: int, weights: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -123,18 +117,18 @@ def proportional_test(
     for c in range(counts.shape[1]):
         samples = rng.permutation(np.flatnonzero(labels == c))
         shares = largest_remainder(len(samples), counts[:, c])
-        for own, piece in zip(parts, np.split(samples, np.cumsum(shares)), strict=False):
-            own.append(piece)
-    return [np.sort(np.concatenate(own)).astype(np.int64) for own in parts]
+        for part, piece in zip(parts, np.split(samples, np.cumsum(shares)), strict=False):
+            part.append(piece)
+    return [np.sort(np.concatenate(part)).astype(np.int64) for part in parts]
 
 
 def client_groups(groups: NDArray[np.int64], parts: Sequence[NDArray[np.int64]]) -> list[int] | None:
-    """The group that each client is, or None unless every client is one whole group."""
+    """The group that each client is, or None unless every client is one whole group; ``groups`` is ``(N,)``."""
     names, sizes = np.unique(groups, return_counts=True)
     size = dict(zip(names.tolist(), sizes.tolist(), strict=True))
-    own = [np.unique(groups[part]).tolist() for part in parts]
-    whole = all(len(g) == 1 and size[g[0]] == len(part) for g, part in zip(own, parts, strict=True))
-    return [g[0] for g in own] if whole else None
+    held = [np.unique(groups[part]).tolist() for part in parts]
+    whole = all(len(g) == 1 and size[g[0]] == len(part) for g, part in zip(held, parts, strict=True))
+    return [g[0] for g in held] if whole else None
 
 
 def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> Clients:
@@ -157,14 +151,14 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
     check_labels("test", data.test.y, classes)
     rng = seeds.numpy_generator(seed, "partition")
     parts = partitioner.split(data.train.y, data.train.groups, clients=clients, rng=rng)
-    kind = type(partitioner)
-    train = check_parts(f"{kind.__module__}:{kind.__qualname__}", parts, clients, len(data.train.y))
+    plugin = type(partitioner)
+    train = check_parts(f"{plugin.__module__}:{plugin.__qualname__}", parts, clients, len(data.train.y))
     counts = class_counts(data.train.y, train, classes)
-    own = None
+    groups = None
     if data.train.groups is not None and data.test.groups is not None:
-        own = client_groups(data.train.groups, train)
-    if own is not None and data.test.groups is not None:
-        test = [np.flatnonzero(data.test.groups == group).astype(np.int64) for group in own]
+        groups = client_groups(data.train.groups, train)
+    if groups is not None and data.test.groups is not None:
+        test = [np.flatnonzero(data.test.groups == group).astype(np.int64) for group in groups]
     else:
         test = proportional_test(data.test.y, counts, seeds.numpy_generator(seed, "test partition"))
     return Clients(train, test, counts, class_counts(data.test.y, test, classes), digest(train, test))

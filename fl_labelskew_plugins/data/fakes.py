@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from fl_labelskew_registry import Arrays, Dataset, LabelSkewError
+from fl_labelskew_registry import Arrays, Dataset, LabelSkewError, mistake
 
 from fl_labelskew_plugins import seeds
 
@@ -25,7 +25,7 @@ def fresh_folder(out: Path, *, make: bool = True) -> Path:
         if make:
             out.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(out) and any(out.iterdir()):
-            raise LabelSkewError(f"{out}: is not empty; a new or empty folder would be right")
+            raise mistake(out, "is not empty", "a new or empty folder")
     except OSError as error:
         raise LabelSkewError(f"{out}: cannot be written ({error.strerror or error})") from error
     return out
@@ -43,7 +43,7 @@ def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> Row
         part.mkdir(parents=True)
         dataset.fake(part, samples=samples, seed=seed)
         rows = dataset.survey(part)
-        less = {what: found for what, found, expected in rows if found not in (expected, "missing")}
+        less = {what: actual for what, actual, expected in rows if actual not in (expected, "missing")}
         (part / MARK).write_text(json.dumps(less, indent=1) + "\n", encoding="utf-8")
         if os.path.isdir(out):  # it may be somebody's current folder, so it stays what it is
             for path in part.iterdir():
@@ -60,7 +60,7 @@ def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> Row
 def adjusted(rows: Sequence[tuple[str, str, str]], data_dir: Path | None) -> Rows:
     """A survey of ``data_dir`` whose expectations are those of the small copy, where it is one."""
     less = read_mark(data_dir) or {}
-    return [(what, found, less.get(what, expected)) for what, found, expected in rows]
+    return [(what, actual, less.get(what, expected)) for what, actual, expected in rows]
 
 
 def read_mark(data_dir: Path | None) -> dict[str, str] | None:
@@ -107,9 +107,7 @@ def parts(
     """
     number = max(300, 4 * classes) if samples is None else samples
     if number < classes * len(names):
-        raise LabelSkewError(
-            f"--samples {number}: with {classes} classes, at least {classes * len(names)} would be right"
-        )
+        raise mistake(f"--samples {number}", f"too few for {classes} classes", f"at least {classes * len(names)}")
     rng = seeds.numpy_generator(seed, "fake pictures")
     channels, height, width = shape
     patterns = rng.integers(40, 216, (classes, channels, 4, 4)).astype(np.float32)
@@ -120,7 +118,7 @@ def parts(
         size = others if part != names[0] else number - others * (len(names) - 1)
         y = rng.permutation(np.arange(size) % classes)
         x = np.empty((size, *shape), np.uint8)
-        for own, label in zip(x, y, strict=True):  # one by one: all of the noise at once would need eight times as much
-            own[:] = np.clip(patterns[label] + 24 * rng.standard_normal(shape, np.float32), 0, 255)
+        for image, label in zip(x, y, strict=True):  # one by one: all of the noise at once would need eight times more
+            image[:] = np.clip(patterns[label] + 24 * rng.standard_normal(shape, np.float32), 0, 255)
         made[part] = Arrays(x, y.astype(np.int64))
     return made

@@ -89,8 +89,7 @@ class Files(Dataset):
         folders = self.candidates(data_dir)
         if not folders:
             return {}, f"data set {self.kind}: data_args.data_cache_dir is not set; get the files from {self.source}"
-        found = [self.located(folder, part) for folder in folders]
-        best = max(found, key=len)
+        best = max((self.located(folder, part) for folder in folders), key=len)
         if len(best) == len(needed):
             return best, ""
         ending = f"[{self.endings[0]}]" if self.endings[0] else ""
@@ -108,7 +107,7 @@ class Files(Dataset):
         self._check(data_dir, download, "test")
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """A row for each file of the folder that has most of them."""
+        """A row for each file of the folder that has most of them; raise LabelSkewError where none is named."""
         folders = self.candidates(data_dir)
         if not folders:
             raise LabelSkewError(self.find(data_dir)[1])
@@ -130,8 +129,8 @@ class Files(Dataset):
         return self._data(Arrays(test.x[:0], test.y[:0]), test)
 
     def _check(self, data_dir: Path | None, download: bool, part: str | None) -> None:
-        found, message = self.find(data_dir, part)
-        if not found and not (download and data_dir is not None):
+        files, message = self.find(data_dir, part)
+        if not files and not (download and data_dir is not None):
             raise LabelSkewError(message)
 
     def _fetched(self, data_dir: Path | None, download: bool, part: str | None) -> dict[Key, Path]:

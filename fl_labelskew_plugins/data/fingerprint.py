@@ -30,19 +30,19 @@ def digest(parts: Iterable[Arrays], names: Sequence[str]) -> str:
     for part in parts:
         for array in (part.x, part.y, part.groups):
             if isinstance(array, Images):
-                total.update(json.dumps(_told(array.files)).encode())
+                total.update(json.dumps(_names_and_sizes(array.files)).encode())
             elif array is not None:
                 add_array(total, array)
     return total.hexdigest()
 
 
 def add_array(total: hashlib.blake2b, array: NDArray[Any]) -> None:
-    """Add an array's type, shape and numbers."""
+    """Add type, shape and numbers of an array of any shape."""
     total.update(f"{array.dtype} {array.shape}".encode())
     total.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def _told(files: Sequence[str]) -> list[tuple[str, int]]:
+def _names_and_sizes(files: Sequence[str]) -> list[tuple[str, int]]:
     """The files' names below the folder that they share, and their sizes; names alone, where they are no files here."""
     try:
         folder = os.path.commonpath([os.path.dirname(file) for file in files]) if files else ""

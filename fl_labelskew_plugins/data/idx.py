@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, cast
 
 import numpy as np
-from fl_labelskew_registry import Arrays, LabelSkewError
+from fl_labelskew_registry import Arrays, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -69,7 +69,7 @@ def _read(path: Path, stream: io.BufferedIOBase, dims: int) -> NDArray[np.uint8]
 
 
 def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
-    """Write a plain IDX file of unsigned bytes."""
+    """Write ``values``, uint8 of any shape, as a plain IDX file."""
     head = bytes((0, 0, 8, values.ndim)) + np.array(values.shape, ">u4").tobytes()
     path.write_bytes(head + np.ascontiguousarray(values).tobytes())
 
@@ -119,7 +119,7 @@ class MNIST(Files):
         """Shapes that the headers say."""
         train, test = self.sizes()
         numbers = {"train": train, "test": test}
-        return {(part, kind): _shape_text((numbers[part], 28, 28)[: 3 if kind == "x" else 1]) for part, kind in FILES}
+        return {(part, xy): _shape_text((numbers[part], 28, 28)[: 3 if xy == "x" else 1]) for part, xy in FILES}
 
     def facts(self, key: Key, path: Path) -> str:
         """The shape that the header says, if the file is as long as that."""
@@ -129,14 +129,14 @@ class MNIST(Files):
         """One part, checked."""
         images, labels = read_idx(files[part, "x"], 3), read_idx(files[part, "y"], 1)
         if images.shape[1:] != (28, 28) or not len(images):
-            raise LabelSkewError(f"{files[part, 'x']}: images of shape {images.shape}; (N, 28, 28) would be right")
+            raise mistake(files[part, "x"], f"has images of shape {images.shape}", "(N, 28, 28)")
         if len(labels) != len(images):
             raise LabelSkewError(f"{files[part, 'y']}: {len(labels)} labels for {len(images)} images; fetch it again")
         first = self.first_label()
         last = first + len(self.names()) - 1
         if not first <= labels.min() <= labels.max() <= last:
             bad = labels.max() if labels.max() > last else labels.min()
-            raise LabelSkewError(f"{files[part, 'y']}: has label {bad}; {first} to {last} would be right")
+            raise mistake(files[part, "y"], f"has label {bad}", f"labels from {first} to {last}")
         return Arrays(images[:, None], labels.astype(np.int64) - first)
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:

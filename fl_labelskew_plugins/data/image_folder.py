@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError
+from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -34,10 +34,10 @@ Samples = list[tuple[Path, str]]
 
 def images_in(folder: Path) -> list[Path]:
     """All images below ``folder``, sorted; anything else is passed over."""
-    found: list[Path] = []
+    images: list[Path] = []
     for root, _, names in os.walk(folder):
-        found += [Path(root, name) for name in names if Path(name).suffix.lower() in SUFFIXES and name[0] != "."]
-    return sorted(found)
+        images += [Path(root, name) for name in names if Path(name).suffix.lower() in SUFFIXES and name[0] != "."]
+    return sorted(images)
 
 
 def list_images(folders: Iterable[Path], where: str) -> Samples:
@@ -47,24 +47,27 @@ def list_images(folders: Iterable[Path], where: str) -> Samples:
         LabelSkewError: there is none, or a class has none; ``where`` is for messages.
     """
     samples: Samples = []
-    for own in sorted((p for p in folders if p.is_dir() and p.name[0] != "."), key=lambda p: p.name):
-        found = images_in(own)
-        if not found:
+    for folder in sorted((p for p in folders if p.is_dir() and p.name[0] != "."), key=lambda p: p.name):
+        images = images_in(folder)
+        if not images:
             raise LabelSkewError(
-                f"{where}: {own} has no images; at least one of {', '.join(sorted(SUFFIXES))}, "
-                "or no such folder, would be right"
+                f"{where}: {folder} has no images; add one of {', '.join(sorted(SUFFIXES))}, or remove the folder"
             )
-        samples += [(path, own.name) for path in found]
+        samples += [(path, folder.name) for path in images]
     if not samples:
-        raise LabelSkewError(f"{where} has no class folders; <class>/<image> would be right")
+        raise LabelSkewError(f"{where} has no class folders; use <class>/<image>")
     return samples
 
 
 def list_annotated(file: Path) -> Samples:
-    """Tiny-ImageNet's validation part: ``images/<name>``, with ``<name> TAB <class> TAB ...`` lines in ``file``."""
+    """Tiny-ImageNet's validation part: ``images/<name>``, with ``<name> TAB <class> TAB ...`` lines in ``file``.
+
+    Raises:
+        LabelSkewError: there is no line, or another one.
+    """
     rows = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     if not rows or any(len(row) < 2 for row in rows):
-        raise LabelSkewError(f"{file}: lines of image, tab, class would be right")
+        raise mistake(file, "is not a list of images and their classes", "lines of image, tab, class")
     return [(file.parent / "images" / row[0], row[1]) for row in rows]
 
 
@@ -97,7 +100,7 @@ def _nested(folder: Path, samples: Samples) -> str | None:
 
 @contextmanager
 def readable(where: str) -> Iterator[None]:
-    """Turn what goes wrong in listing a folder into a line."""
+    """Turn what goes wrong in listing a folder into a LabelSkewError."""
     try:
         yield
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -137,7 +140,7 @@ class ImageFolder(Dataset):
         if data_dir is None or not os.path.isdir(data_dir):
             what = "data_args.data_cache_dir is not set" if data_dir is None else f"{data_dir} is not a folder"
             source = f"; get it from {self.source}" if self.source else ""
-            raise LabelSkewError(f"data set {self.name}: {what}; a folder with {layout} would be right{source}")
+            raise mistake(f"data set {self.name}", what, f"a folder with {layout}{source}")
         return data_dir
 
     def root(self, data_dir: Path | None) -> Path:
@@ -203,14 +206,14 @@ class ImageFolder(Dataset):
         train_samples, test_samples = self.used(train_samples), test_samples and self.used(test_samples)
         names = self.names(train_samples, test_samples or [])
         parts = [train_samples] if test_samples is None else [train_samples, test_samples]
-        ((kept, train), *others), told = self.decode_all(parts, names, root)
+        ((kept, train), *others), fingerprint = self.decode_all(parts, names, root)
         if others:
             test = others[0][1]
         else:
             rows = self.split(kept, train.y, seed=seed, where=str(root))
             train, test = (Arrays(train.x[r], train.y[r]) for r in rows)
         mean, std = self.moments or moments(train.x)
-        return Data(train, test, names, mean=mean, std=std, fingerprint=told)
+        return Data(train, test, names, mean=mean, std=std, fingerprint=fingerprint)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Decode the test part alone, normalised by its own moments where there are no known ones.
@@ -226,14 +229,14 @@ class ImageFolder(Dataset):
             return super().load_test(data_dir, download=download, seed=seed)
         samples = self.used(samples)
         names = self.names(samples, [])
-        ((_, test),), told = self.decode_all([samples], names, root)
+        ((_, test),), fingerprint = self.decode_all([samples], names, root)
         mean, std = self.moments or moments(test.x)
-        return Data(Arrays(test.x[:0], test.y[:0]), test, names, mean=mean, std=std, fingerprint=told)
+        return Data(Arrays(test.x[:0], test.y[:0]), test, names, mean=mean, std=std, fingerprint=fingerprint)
 
     def split(
         self, samples: Samples, labels: NDArray[np.int64], *, seed: int, where: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Indices of the training and of the test samples, where there is no test part."""
+        """Indices of training and test samples by their labels ``(N,)``, where there is no test part."""
         return stratified(labels, test_fraction=self.params.test_fraction, seed=seed, where=where)
 
     def used(self, samples: Samples) -> Samples:
@@ -247,8 +250,8 @@ class ImageFolder(Dataset):
             return samples
         if unknown := [name for name in chosen if name not in known]:
             raise LabelSkewError(
-                f"data_args.class_names: {unknown[0]!r} is no class of data set {self.name}; {', '.join(known)} "
-                "would be right"
+                f"data_args.class_names: {unknown[0]!r} is no class of data set {self.name}; "
+                f"allowed: {', '.join(known)}"
             )
         return [sample for sample in samples if sample[1] in chosen or sample[1] not in known]
 
@@ -262,15 +265,12 @@ class ImageFolder(Dataset):
         names = sorted({name for _, name in samples}) if given is None else list(given)
         unknown = [(path, name) for path, name in [*samples, *others] if name not in set(names)]
         if unknown and given is not None:
-            of = "data_args.class_names" if self.params.class_names else f"data set {self.name}"
-            raise LabelSkewError(
-                f"{unknown[0][0]}: class {unknown[0][1]!r} is not one of the {len(names)} of {of}; "
-                "all classes would be right"
-            )
+            of = "data_args.class_names; add it" if self.params.class_names else f"data set {self.name}; remove it"
+            raise LabelSkewError(f"{unknown[0][0]}: class {unknown[0][1]!r} is not one of the {len(names)} of {of}")
         if unknown:
             raise LabelSkewError(
                 f"{unknown[0][0]}: test class {unknown[0][1]!r} is not one of the {len(names)} classes in training; "
-                "a folder of this name in training, or none in test, would be right"
+                "add a folder of this name to training, or remove it from test"
             )
         return names
 
@@ -281,7 +281,7 @@ class ImageFolder(Dataset):
         if need > have:
             raise LabelSkewError(
                 f"data set {self.name}: {images} images of {self.params.image_size} pixels need {need / 1e9:.1f} GB, "
-                f"and this machine has {have / 1e9:.1f}; a smaller data_args.image_size would be right"
+                f"and this machine has {have / 1e9:.1f}; use a smaller data_args.image_size"
             )
 
     def decode_all(
@@ -296,19 +296,19 @@ class ImageFolder(Dataset):
         self.fits(sum(map(len, parts)))
         number = {name: c for c, name in enumerate(names)}
         bad: list[str] = []
-        found: list[tuple[Samples, Arrays]] = []
+        decoded: list[tuple[Samples, Arrays]] = []
         files: list[Arrays] = []
         for samples in parts:
             x, contents, lines = self._decoded(samples, f"reading {len(samples)} pictures of {root}")
             bad += lines.values()
             kept = [i for i in range(len(samples)) if i not in lines]
             y = np.array([number[samples[i][1]] for i in kept], np.int64)
-            found.append(([samples[i] for i in kept], Arrays(x[kept] if lines else x, y)))
+            decoded.append(([samples[i] for i in kept], Arrays(x[kept] if lines else x, y)))
             files.append(Arrays(contents[kept], y))
         settle(bad, self.params.on_bad_sample)
-        if any(samples and not kept for samples, (kept, _) in zip(parts, found, strict=True)):
+        if any(samples and not kept for samples, (kept, _) in zip(parts, decoded, strict=True)):
             raise LabelSkewError(f"data set {self.name}: {root} has a part without any sound image")
-        return found, digest(files, names)
+        return decoded, digest(files, names)
 
     def _decoded(self, samples: Samples, what: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8], dict[int, str]]:
         """Images ``(N, C, S, S)``, a digest of each file ``(N, 16)``, and for each broken one its number and a line."""
@@ -346,12 +346,12 @@ class ImageFolder(Dataset):
         except LabelSkewError as error:
             return [("layout", "missing", str(error))]  # no row of a small copy, whose numbers would hide why
         parts = {"images": train} if test is None else {"training images": train, "test images": test}
-        found = {what: str(sum(os.path.isfile(path) for path, _ in part)) for what, part in parts.items()}
+        facts = {what: str(sum(os.path.isfile(path) for path, _ in part)) for what, part in parts.items()}
         names = sorted({name for _, name in train})
-        found["classes"] = str(len(names))
+        facts["classes"] = str(len(names))
         if self.known_classes is None:
-            found["names"] = few(names)
-        rows = [(what, text, self.real.get(what, "any")) for what, text in found.items()]
+            facts["names"] = few(names)
+        rows = [(what, text, self.real.get(what, "any")) for what, text in facts.items()]
         return rows + [(f"class {name}", "missing", "images") for name in self.known_classes or () if name not in names]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -53,7 +53,7 @@ class ImageSet(ImageFolder):
         has = [
             top / name
             for name in ("", *self.inside)
-            if any(map(os.path.exists, (top / name / each for each in self.needed)))
+            if any(map(os.path.exists, (top / name / needed for needed in self.needed)))
         ]
         return has[0] if has else top
 
@@ -272,11 +272,11 @@ class ODIR(ImageSet):
                 if label is None or not re.fullmatch(r"\d+_(left|right)\.jpg", image):
                     raise LabelSkewError(
                         f"{table}: image {image!r} has labels {row.get('labels')!r}; "
-                        "such as 0_right.jpg and ['N'] would be right"
+                        "use names such as 0_right.jpg and labels such as ['N']"
                     )
                 samples.append((data_dir / "preprocessed_images" / image, label[1]))
         if not samples:
-            raise LabelSkewError(f"{table}: names no image; rows with filename and labels would be right")
+            raise mistake(table, "names no image", "rows with filename and labels")
         return samples, None
 
     def find_test(self, data_dir: Path) -> None:
@@ -302,7 +302,7 @@ class ODIR(ImageSet):
             rows.writeheader()
             for _, name, label in written:
                 patient = name.partition("_")[0]
-                target = [int(each == label) for each in "NDGCAHMO"]
+                target = [int(letter == label) for letter in "NDGCAHMO"]
                 row = {"ID": patient, "Left-Fundus": f"{patient}_left.jpg", "Right-Fundus": f"{patient}_right.jpg"}
                 row |= dict(zip("NDGCAHMO", map(str, target), strict=True))
                 rows.writerow(row | {"labels": f"['{label}']", "target": str(target), "filename": name})

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from fl_labelskew_registry import Arrays, Data, Dataset, Images, LabelSkewError
+from fl_labelskew_registry import Arrays, Data, Dataset, Images, LabelSkewError, mistake
 from pydantic import Field
 
 from fl_labelskew_plugins.data import fakes, isic2019_fake, lesions, pictures
@@ -116,11 +116,11 @@ class ISIC2019(Dataset):
         rows.append(("samples of each class", " ".join(CLASSES), " ".join(CLASSES)))
         for fold in ("train", "test") if split else ("",):
             for centre, name in enumerate(CENTRES):
-                mine = [row.target for row in listed if row.centre == centre and row.fold == fold]
+                targets = [row.target for row in listed if row.centre == centre and row.fold == fold]
                 parts = [TABLE[part][centre] for part in ([fold] if fold else TABLE)]
                 expected = [sum(counts) for counts in zip(*parts, strict=True)]
-                found = _by_class(np.bincount(mine, minlength=len(CLASSES)).tolist()) if mine else "missing"
-                rows.append((f"centre {centre} {name}, {fold or 'both parts'}", found, _by_class(expected)))
+                actual = _by_class(np.bincount(targets, minlength=len(CLASSES)).tolist()) if targets else "missing"
+                rows.append((f"centre {centre} {name}, {fold or 'both parts'}", actual, _by_class(expected)))
         return rows
 
     def broken(self, data_dir: Path | None) -> list[str]:
@@ -142,9 +142,7 @@ class ISIC2019(Dataset):
         given = self.params.split_file
         file = root / SPLIT if given is None else Path(given).expanduser()
         if given is not None and not os.path.isfile(file):
-            raise LabelSkewError(
-                f"data_args.split_file: {file} is not there; FLamby's {SPLIT}, or null, would be right"
-            )
+            raise mistake("data_args.split_file", f"{file} is not there", f"FLamby's {SPLIT}, or null")
         return file if os.path.isfile(file) else None
 
     def _rows(self, root: Path, bad: list[str], seen: set[str]) -> Iterator[Row]:
@@ -158,7 +156,7 @@ class ISIC2019(Dataset):
         for line in _read(where, SPLIT_COLUMNS if split else TRUTH_COLUMNS):
             image = line["image"]
             if image in seen:
-                raise LabelSkewError(f"{where}: image {image} has two rows; one would be right")
+                raise LabelSkewError(f"{where}: image {image} has two rows; keep one of them")
             seen.add(image)
             target = _target(line)
             if not split and image not in centres:
@@ -204,9 +202,9 @@ class ISIC2019(Dataset):
         read = lesions.Read(self.params.crop)
 
         def part(fold: str) -> Arrays:
-            own = [row for row in wanted if row.fold == fold]
-            files = Images([str(folder / f"{row.image}.jpg") for row in own], (3, read.crop, read.crop), read)
-            labels, centres = (np.array([getattr(row, key) for row in own], np.int64) for key in ("target", "centre"))
+            half = [row for row in wanted if row.fold == fold]
+            files = Images([str(folder / f"{row.image}.jpg") for row in half], (3, read.crop, read.crop), read)
+            labels, centres = (np.array([getattr(row, key) for row in half], np.int64) for key in ("target", "centre"))
             return Arrays(files, labels, centres)
 
         drawn = digest([], [f"{row.image} {row.target} {row.centre}" for row in rows]) if notes else ""
@@ -322,7 +320,7 @@ def _read(file: Path, columns: Sequence[str]) -> Iterator[dict[str, str]]:
         table = csv.DictReader(stream)
         missing = [column for column in columns if column not in (table.fieldnames or ())]
         if missing:
-            raise LabelSkewError(f"{file}: no column {', '.join(missing)}; {','.join(columns)} would be right")
+            raise mistake(file, f"has no column {', '.join(missing)}", f"the columns {','.join(columns)}")
         for row in table:
             if any(row[column] is None for column in columns):
                 raise LabelSkewError(f"{file}: line {table.line_num} is cut short; fetch the file again")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import mistake
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
@@ -41,10 +41,10 @@ def counts(samples: int) -> dict[str, NDArray[np.int64]]:
     whole = sum(int(table.sum()) for table in tables.values())
     least = sum(int((table > 0).sum()) for table in tables.values())
     if samples < least + 1:
-        raise LabelSkewError(f"data set isic2019: {samples} samples are too few; at least {least + 1} would be right")
+        raise mistake("data set isic2019", f"{samples} samples are too few", f"at least {least + 1}")
     share = samples / whole
     made = {fold: np.maximum(np.round(table * share).astype(np.int64), table > 0) for fold, table in tables.items()}
-    while (over := sum(int(each.sum()) for each in made.values()) - samples) != 0:
+    while (over := sum(int(table.sum()) for table in made.values()) - samples) != 0:
         largest = np.unravel_index(made["train"].argmax(), made["train"].shape)
         made["train"][largest] -= int(np.sign(over))
     return made
@@ -87,7 +87,7 @@ def picture(target: int, centre: int, short: int, rng: np.random.Generator) -> N
 
 
 def _rows(made: dict[str, NDArray[np.int64]], rng: np.random.Generator) -> Iterator[isic.Row]:
-    names = iter(rng.permutation(100_000)[: sum(int(each.sum()) for each in made.values())])
+    names = iter(rng.permutation(100_000)[: sum(int(table.sum()) for table in made.values())])
     for fold, table in made.items():
         for (centre, target), number in np.ndenumerate(table):
             for _ in range(int(number)):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError
+from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
@@ -55,14 +55,14 @@ class Leaf(Dataset):
         @model_validator(mode="after")
         def _one_of_two(self) -> Leaf.Params:
             if self.users is not None and self.user_fraction is not None:
-                raise ValueError("users and user_fraction say the same thing; one of them would be right")
+                raise ValueError("users and user_fraction say the same thing; use one of them")
             return self
 
     def samples(self, x: list[Any], y: list[Any]) -> Samples:
         """One user's samples.
 
         Raises:
-            ValueError: a value is not what it should be; the text says which and what would be right.
+            ValueError: a value is not what it should be; the text says which, and what it should be.
         """
         raise NotImplementedError
 
@@ -74,16 +74,16 @@ class Leaf(Dataset):
         """
         if data_dir is None:
             raise LabelSkewError(
-                f"data set {self.name}: data_args.data_cache_dir is not set; LEAF's folder with train/*.json and "
-                f"test/*.json would be right, from {self.source}"
+                f"data set {self.name}: data_args.data_cache_dir is not set; set it to LEAF's folder with train/*.json "
+                f"and test/*.json, from {self.source}"
             )
         for folder in (data_dir / part, data_dir / "data" / part):
             try:
                 names = sorted(os.listdir(folder)) if folder.is_dir() else []
             except OSError as error:
                 raise LabelSkewError(f"{folder}: cannot be read ({error.strerror or error})") from error
-            if found := [folder / name for name in names if name.endswith(".json") and name[0] != "."]:
-                return found
+            if files := [folder / name for name in names if name.endswith(".json") and name[0] != "."]:
+                return files
         raise LabelSkewError(
             f"data set {self.name}: no {part}/*.json in {data_dir}; LEAF writes them, from {self.source}"
         )
@@ -103,10 +103,10 @@ class Leaf(Dataset):
         rows = []
         for part in PARTS:
             try:
-                found = str(len(self.files(data_dir, part)))
+                number = str(len(self.files(data_dir, part)))
             except LabelSkewError:
-                found = "missing"
-            rows.append((f"{part}/*.json", found, "any"))
+                number = "missing"
+            rows.append((f"{part}/*.json", number, "any"))
         return rows
 
     @property
@@ -120,17 +120,19 @@ class Leaf(Dataset):
         train, test = (self.read(self.files(data_dir, part)) for part in PARTS)
         kept = self.choose(train, test, seed, str(data_dir))
         users = [sorted(part.items()) for part in (train, test)]
-        told = digest([Arrays(*own) for part in users for _, own in part], [name for part in users for name, _ in part])
+        arrays = [Arrays(*samples) for part in users for _, samples in part]
+        fingerprint = digest(arrays, [name for part in users for name, _ in part])
         left_out = {user for user, (_, y) in train.items() if len(y)} - kept.keys()
-        test = {user: own for user, own in test.items() if user not in left_out and len(own[1])}
+        test = {user: samples for user, samples in test.items() if user not in left_out and len(samples[1])}
         numbers = {user: k for k, user in enumerate(sorted(kept.keys() | test.keys()))}
-        return replace(self.data(self.part(kept, numbers), self.part(test, numbers)), fingerprint=told)
+        return replace(self.data(self.part(kept, numbers), self.part(test, numbers)), fingerprint=fingerprint)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read the test files alone, unless users are chosen, which needs all."""
         if self.chooses:
             return super().load_test(data_dir, download=download, seed=seed)
-        test = {user: own for user, own in self.read(self.files(data_dir, "test")).items() if len(own[1])}
+        users = self.read(self.files(data_dir, "test"))
+        test = {user: samples for user, samples in users.items() if len(samples[1])}
         part = self.part(test, {user: k for k, user in enumerate(sorted(test))})
         return self.data(Arrays(part.x[:0].copy(), part.y[:0].copy()), part)
 
@@ -159,9 +161,9 @@ class Leaf(Dataset):
         return {names[k]: train[names[k]] for k in rng.permutation(len(names))[:want]}
 
     def part(self, users: dict[str, Samples], numbers: dict[str, int]) -> Arrays:
-        """The samples of all users in the order of their numbers."""
+        """The samples of all users in the order of their numbers; raise LabelSkewError where there are none."""
         if not users:
-            raise LabelSkewError(f"data set {self.name}: the test part has no samples; at least one would be right")
+            raise LabelSkewError(f"data set {self.name}: the test part has no samples; add at least one")
         names = sorted(users)
         sizes = [len(users[name][1]) for name in names]
         x = np.empty((sum(sizes), *users[names[0]][0].shape[1:]), np.uint8)
@@ -181,17 +183,19 @@ class Leaf(Dataset):
         users: dict[str, Samples] = {}
         origin: dict[str, Path] = {}
         for path in files:
-            for user, own in self.read_file(path).items():
+            for user, samples in self.read_file(path).items():
                 if user in users:
-                    raise LabelSkewError(
-                        f"{path}: user {user!r} is also in {origin[user]}; the files of one run of LEAF's "
-                        "preprocess.sh would be right"
-                    )
-                users[user], origin[user] = own, path
+                    twice = f"user {user!r} is also in {origin[user]}"
+                    raise mistake(path, twice, "the files of one run of LEAF's preprocess.sh")
+                users[user], origin[user] = samples, path
         return users
 
     def read_file(self, path: Path) -> dict[str, Samples]:
-        """The samples of every user in one file, turned into arrays user by user, which bounds memory."""
+        """The samples of every user in one file, turned into arrays user by user, which bounds memory.
+
+        Raises:
+            LabelSkewError: it cannot be read, or is not as LEAF writes it.
+        """
         try:
             with path.open(encoding="utf-8") as stream:
                 # pixels have 256 values: each is made once, which takes a third of the time
@@ -202,24 +206,22 @@ class Leaf(Dataset):
             raise LabelSkewError(f"{path}: cannot be read ({error.strerror or error})") from error
         keys = ("users", "num_samples", "user_data")
         if not isinstance(content, dict) or any(key not in content for key in keys):
-            raise LabelSkewError(f"{path}: is not LEAF's: a mapping with {', '.join(keys)} would be right")
+            raise mistake(path, "is not LEAF's", f"a mapping with {', '.join(keys)}")
         users, sizes, data = (content[key] for key in keys)
         lists = isinstance(users, list) and isinstance(sizes, list) and isinstance(data, dict)
         if not lists or len(users) != len(sizes) or sorted(map(str, users)) != sorted(data):
-            raise LabelSkewError(
-                f"{path}: users, num_samples and user_data do not fit; lists of names and of sizes, and a mapping of "
-                "the same names, would be right"
-            )
+            wrong = "users, num_samples and user_data do not fit together"
+            raise mistake(path, wrong, "lists of names and of sizes, and a mapping of the same names")
         kept: dict[str, Samples] = {}
         for user, size in zip(users, sizes, strict=True):
-            own = data[str(user)]
-            if not isinstance(own, str | tuple):
-                own = "has no lists x and y"
-            elif not isinstance(own, str) and len(own[1]) != size:
-                own = f"has {len(own[1])} samples, and num_samples says {size}"
-            if isinstance(own, str):
-                raise LabelSkewError(f"{path}: user {user!r} {own}; write the file again with LEAF")
-            kept[str(user)] = own
+            samples = data[str(user)]  # or what is wrong with them
+            if not isinstance(samples, str | tuple):
+                samples = "has no lists x and y"
+            elif not isinstance(samples, str) and len(samples[1]) != size:
+                samples = f"has {len(samples[1])} samples, and num_samples says {size}"
+            if isinstance(samples, str):
+                raise LabelSkewError(f"{path}: user {user!r} {samples}; write the file again with LEAF")
+            kept[str(user)] = samples
         return kept
 
     def _converted(self, value: dict[str, Any]) -> Any:
@@ -241,7 +243,7 @@ class Leaf(Dataset):
             for user, (x, y) in users.items():
                 rows = [i for i in range(len(y)) if (i % 10 == 0) == (part == "test")]
                 data[user] = {"x": [x[i] for i in rows], "y": [y[i] for i in rows]}
-            content = {"users": list(data), "num_samples": [len(own["y"]) for own in data.values()], "user_data": data}
+            content = {"users": list(data), "num_samples": [len(xy["y"]) for xy in data.values()], "user_data": data}
             (out / part).mkdir()
             path = out / part / f"all_data_0_keep_0_{part}_9.json"  # LEAF's own name
             path.write_text(json.dumps(content), encoding="utf-8")
@@ -254,7 +256,7 @@ class Leaf(Dataset):
         """
         total = default if samples is None else samples
         if total < 4:
-            raise LabelSkewError(f"data set {self.name}: {total} samples; at least 4, for two users, would be right")
+            raise mistake(f"data set {self.name}", f"{total} samples are too few", "at least 4, for two users")
         users = min(20, total // 2)
         return [2 + int(extra) for extra in rng.multinomial(total - 2 * users, np.full(users, 1 / users))]
 
@@ -272,13 +274,13 @@ class FEMNIST(Leaf):
             return np.empty((0, 1, 28, 28), np.uint8), np.empty(0, np.int64)
         pixels = _numbers(x, "x")
         if pixels.ndim != 2 or pixels.shape[1] != 784:
-            raise ValueError(f"has x of shape {pixels.shape}; ({len(y)}, 784) would be right")
+            raise ValueError(f"has x of shape {pixels.shape} instead of ({len(y)}, 784)")
         if not (pixels.min() >= 0 and pixels.max() <= 1):  # false for NaN too
-            raise ValueError(f"has pixels from {pixels.min():g} to {pixels.max():g}; 0 to 1 would be right")
+            raise ValueError(f"has pixels from {pixels.min():g} to {pixels.max():g} instead of 0 to 1")
         labels = _numbers(y, "y")
         if labels.ndim != 1 or labels.dtype.kind != "i" or not 0 <= labels.min() <= labels.max() <= 61:
             wrong = labels[~np.isin(labels, range(62))].tolist() or labels.tolist()
-            raise ValueError(f"has label {wrong[0]}; integers 0 to 61 would be right")
+            raise ValueError(f"has label {wrong[0]} instead of an integer from 0 to 61")
         return np.rint(pixels * 255).astype(np.uint8).reshape(-1, 1, 28, 28), labels.astype(np.int64)
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
@@ -288,8 +290,8 @@ class FEMNIST(Leaf):
         signs = rng.random((62, 7, 7)) < 0.5
         users = {}
         for k, size in enumerate(self.sizes(samples, 620, rng)):
-            own = rng.permutation(62)[:25]  # classes of a writer: FedRS, section 5.3
-            labels = rng.choice(own, size)
+            classes = rng.permutation(62)[:25]  # of a writer: FedRS, section 5.3
+            labels = rng.choice(classes, size)
             ink = signs[labels] ^ (rng.random((size, 7, 7)) < 0.05)
             grey = np.where(ink, rng.integers(0, 100, (size, 1, 1)), 255)  # a pen for each sign
             pixels = np.kron(grey, np.ones((1, 4, 4))).reshape(size, 784) / 255
@@ -314,7 +316,7 @@ class Shakespeare(Leaf):
         for name, texts, length in (("x", x, LENGTH), ("y", y, 1)):
             wrong = [text for text in texts if not isinstance(text, str) or len(text) != length]
             if wrong:
-                raise ValueError(f"has {name} {json.dumps(wrong[0])[:40]}; text of length {length} would be right")
+                raise ValueError(f"has {name} {json.dumps(wrong[0])[:40]} instead of text of length {length}")
         return numbers(x).reshape(-1, LENGTH), numbers(y).astype(np.int64)
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
@@ -324,8 +326,8 @@ class Shakespeare(Leaf):
         words = sorted(set(SONNET.split()))
         users = {}
         for k, size in enumerate(self.sizes(samples, 1000, rng)):
-            own = rng.choice(words, len(words) // 3, replace=False)
-            text = " " * LENGTH + " ".join(rng.choice(own, size))[:size]  # a word is one letter or more
+            role = rng.choice(words, len(words) // 3, replace=False)
+            text = " " * LENGTH + " ".join(rng.choice(role, size))[:size]  # a word is one letter or more
             x = [text[i : i + LENGTH] for i in range(size)]
             users[f"SONNET_18_ROLE_{k:02d}"] = (x, [*text[LENGTH:]])
         self.write(out, users)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError
+from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -35,13 +35,11 @@ def read_archive(path: Path) -> dict[str, NDArray[Any]]:
         with path.open("rb") as stream:
             archive = np.load(stream, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise LabelSkewError(f"{path}: holds a single array; an .npz archive with x and y would be right")
+                raise mistake(path, "holds a single array", "an .npz archive with x and y")
             return {name: archive[name] for name in archive.files}
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        raise LabelSkewError(
-            f"{path}: is not a sound .npz archive of plain arrays ({' '.join(str(error).split()) or 'empty'}); "
-            "one written by numpy.savez, without objects, would be right"
-        ) from error
+        broken = f"is not a sound .npz archive of plain arrays ({' '.join(str(error).split()) or 'empty'})"
+        raise mistake(path, broken, "one written by numpy.savez, without objects") from error
     except OSError as error:
         raise LabelSkewError(f"{path}: cannot be read ({error.strerror or error})") from error
 
@@ -58,28 +56,26 @@ def to_inputs(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
         LabelSkewError: the layout does not fit, or a number is not finite.
     """
     if x.dtype.kind not in "biuf":
-        raise LabelSkewError(f"{where}: is of type {x.dtype}; numbers would be right")
+        raise mistake(where, f"is of type {x.dtype}", "numbers")
     if x.ndim < 2 or not x.size:
-        raise LabelSkewError(f"{where}: has shape {x.shape}; (samples, features) or (samples, ...) would be right")
+        raise mistake(where, f"has shape {x.shape}", "(samples, features) or (samples, ...)")
     if x.dtype != np.uint8:
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
         if not np.isfinite(x).all():
             bad = int(np.argwhere(~np.isfinite(x))[0][0])
-            raise LabelSkewError(f"{where}: sample {bad} is not finite in float32; finite numbers would be right")
+            raise mistake(where, f"sample {bad} is not finite in float32", "finite numbers")
     if layout == "flat" or (layout == "auto" and x.ndim == 2):
         return x.reshape(len(x), -1)
     if x.ndim == 3:
         return x[:, None]
     if x.ndim != 4:
-        raise LabelSkewError(f"{where}: has shape {x.shape}; with layout={layout} 3 or 4 dimensions would be right")
+        raise mistake(where, f"has shape {x.shape}", f"3 or 4 dimensions with layout={layout}")
     if layout == "auto":
         fits = [name for name, axis in (("nchw", 1), ("nhwc", 3)) if x.shape[axis] in (1, 3)]
         if len(fits) != 1:
-            raise LabelSkewError(
-                f"{where}: has shape {x.shape}, from which the channels cannot be told; "
-                "layout=nchw, nhwc or flat would be right"
-            )
+            unclear = f"has shape {x.shape}, from which the channels cannot be told"
+            raise mistake(where, unclear, "layout=nchw, nhwc or flat")
         layout = "nchw" if fits[0] == "nchw" else "nhwc"
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if layout == "nhwc" else x
 
@@ -91,11 +87,11 @@ def to_labels(y: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
         LabelSkewError: not ``samples`` integers from 0.
     """
     if y.dtype.kind not in "iu" or y.ndim != 1:
-        raise LabelSkewError(f"{where}: is {y.dtype} of shape {y.shape}; integers in one dimension would be right")
+        raise mistake(where, f"is {y.dtype} of shape {y.shape}", "integers in one dimension")
     if len(y) != samples:
-        raise LabelSkewError(f"{where}: has {len(y)} labels for {samples} samples; one each would be right")
+        raise LabelSkewError(f"{where}: has {len(y)} labels for {samples} samples; give one label for each sample")
     if y.min() < 0:
-        raise LabelSkewError(f"{where}: has label {y.min()}; 0 or more would be right")
+        raise mistake(where, f"has label {y.min()}", "labels from 0")
     return y.astype(np.int64)
 
 
@@ -117,19 +113,18 @@ class Npz(Dataset):
             LabelSkewError: there is none, or it is not clear which.
         """
         if data_dir is None:
-            raise LabelSkewError("data set npz: data_args.data_cache_dir is not set; an .npz file would be right")
+            raise LabelSkewError("data set npz: data_args.data_cache_dir is not set; set it to an .npz file")
         path = data_dir
         if os.path.isdir(data_dir):  # unlike Path's, False where a folder above may not be entered
-            found = sorted(p.name for p in data_dir.glob("*.npz"))
-            if self.params.file is None and len(found) != 1:
+            names = sorted(p.name for p in data_dir.glob("*.npz"))
+            if self.params.file is None and len(names) != 1:
                 raise LabelSkewError(
-                    f"data set npz: {data_dir} has {len(found)} .npz files; data_args.file with the name of one "
-                    "would be right"
+                    f"data set npz: {data_dir} has {len(names)} .npz files; name one of them in data_args.file"
                 )
-            path = data_dir / (self.params.file or found[0])
+            path = data_dir / (self.params.file or names[0])
         if not os.path.isfile(path):
             what = "is a folder" if os.path.isdir(path) else "does not exist"
-            raise LabelSkewError(f"data set npz: {path} {what}; an .npz file would be right")
+            raise mistake("data set npz", f"{path} {what}", "an .npz file")
         return path
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
@@ -150,7 +145,7 @@ class Npz(Dataset):
         if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
             raise LabelSkewError(
                 f"{path}: x_train has {train.x.dtype} samples of shape {train.x.shape[1:]} and x_test {test.x.dtype} "
-                f"of shape {test.x.shape[1:]}; the same would be right"
+                f"of shape {test.x.shape[1:]}; use the same for both"
             )
         names = self.class_names(path, np.concatenate([train.y, test.y]))
         mean, std = moments(train.x)
@@ -167,21 +162,20 @@ class Npz(Dataset):
         return Data(Arrays(test.x[:0], test.y[:0]), test, self.class_names(path, test.y), mean=mean, std=std)
 
     def class_names(self, path: Path, labels: NDArray[np.int64]) -> list[str]:
-        """The names of ``C`` classes.
+        """The names of ``C`` classes, from all labels ``(N,)``.
 
         Raises:
             LabelSkewError: a class does not occur, or there are more than ``classes``.
         """
         seen, classes = np.unique(labels), self.params.classes
         if classes is not None and seen[-1] >= classes:
-            raise LabelSkewError(
-                f"{path}: has label {seen[-1]}; with data_args.classes {classes}, 0 to {classes - 1} would be right"
-            )
+            allowed = f"labels from 0 to {classes - 1} with data_args.classes {classes}"
+            raise mistake(path, f"has label {seen[-1]}", allowed)
         if classes is None and len(seen) != seen[-1] + 1:
             gap = int(np.setdiff1d(np.arange(len(seen) + 1), seen)[0])
             raise LabelSkewError(
-                f"{path}: the labels go up to {seen[-1]}, but no sample has label {gap}; labels 0 to {len(seen) - 1} "
-                f"for the {len(seen)} classes, or data_args.classes, would be right"
+                f"{path}: the labels go up to {seen[-1]}, but no sample has label {gap}; use labels from 0 to "
+                f"{len(seen) - 1} for the {len(seen)} classes, or set data_args.classes"
             )
         return [str(c) for c in range(len(seen) if classes is None else classes)]
 
@@ -193,10 +187,8 @@ class Npz(Dataset):
         """
         needed = [f"{name}{key}" for key in keys for name in "xy"]
         if missing := [name for name in needed if name not in arrays]:
-            raise LabelSkewError(
-                f"{path}: has no {', '.join(missing)} (it has {', '.join(arrays) or 'nothing'}); x and y, or x_train, "
-                "y_train, x_test and y_test, would be right"
-            )
+            got = f"has no {', '.join(missing)} (it has {', '.join(arrays) or 'nothing'})"
+            raise mistake(path, got, "x and y, or x_train, y_train, x_test and y_test")
         return [self.part(path, arrays, key) for key in keys]
 
     def part(self, path: Path, arrays: dict[str, NDArray[Any]], key: str) -> Arrays:
@@ -207,10 +199,8 @@ class Npz(Dataset):
         if groups is None:
             return Arrays(x, y)
         if groups.dtype.kind not in "iuUS" or groups.shape != y.shape:
-            raise LabelSkewError(
-                f"{path}: groups{key} is {groups.dtype} of shape {groups.shape}; {len(y)} integers or strings, one a "
-                "sample, would be right"
-            )
+            got = f"groups{key} is {groups.dtype} of shape {groups.shape}"
+            raise mistake(path, got, f"{len(y)} integers or strings, one for each sample")
         if groups.dtype.kind in "US":  # numbers by sorted name, the same in both parts
             names = np.unique(np.concatenate([v for k, v in arrays.items() if k.startswith("groups")]))
             groups = np.searchsorted(names, groups)

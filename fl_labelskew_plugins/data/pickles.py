@@ -38,10 +38,10 @@ class _Array:
 
     def value(self) -> NDArray[np.uint8]:
         """The array, copied."""
-        _, shape, kind, by_columns, raw = self.state
+        _, shape, dtype, by_columns, raw = self.state
         raw = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2 had one type for both
-        if not (isinstance(kind, _Type) and kind.name in ("u1", "uint8") and isinstance(raw, bytes)):
-            raise pickle.UnpicklingError("an array of uint8 would be right")
+        if not (isinstance(dtype, _Type) and dtype.name in ("u1", "uint8") and isinstance(raw, bytes)):
+            raise pickle.UnpicklingError("its array is not of uint8")
         if not all(type(n) is int and n >= 0 for n in shape) or math.prod(shape) != len(raw):
             raise pickle.UnpicklingError(f"{len(raw)} bytes do not make an array of shape {shape}")
         return np.frombuffer(raw, np.uint8).reshape(shape, order="F" if by_columns else "C").copy()
@@ -88,8 +88,8 @@ def read_dict(raw: bytes, where: str | Path) -> dict[str, Any]:
     try:
         content = _Reader(io.BytesIO(raw), encoding="latin1").load()
         if not isinstance(content, dict):
-            raise pickle.UnpicklingError(f"it holds {type(content).__name__}; a dictionary would be right")
-        return {str(key): each.value() if isinstance(each, _Array) else each for key, each in content.items()}
+            raise pickle.UnpicklingError(f"it holds {type(content).__name__} instead of a dictionary")
+        return {str(key): value.value() if isinstance(value, _Array) else value for key, value in content.items()}
     except Exception as error:  # a broken pickle raises almost anything
         raise LabelSkewError(
             f"{where}: is not a sound file of this data set ({one_line(error)}); get it again"

@@ -1,7 +1,7 @@
 """A seeded, stratified split, for data sets that come without a test part."""
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import mistake
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
@@ -30,8 +30,6 @@ def stratified(
         test.append(samples[: min(round(len(samples) * test_fraction), len(samples) - 1)])
     chosen = np.sort(np.concatenate(test)).astype(np.int64)
     if not len(chosen):
-        raise LabelSkewError(
-            f"{where}: test_fraction={test_fraction:g} of {len(labels)} samples leaves no test sample; "
-            "more samples of a class, a larger test_fraction, or a test part of its own would be right"
-        )
+        empty = f"test_fraction={test_fraction:g} of {len(labels)} samples leaves no test sample"
+        raise mistake(where, empty, "more samples of a class, a larger test_fraction or a separate test part")
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen

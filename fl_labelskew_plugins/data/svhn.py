@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from fl_labelskew_registry import Arrays, LabelSkewError
+from fl_labelskew_registry import Arrays, LabelSkewError, mistake
 
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.files import Files, Key, one_line
@@ -54,14 +54,14 @@ class SVHN(Files):
             raise LabelSkewError(f"{path}: is not a sound MATLAB file ({one_line(error)}); get it again") from error
         x, y = content.get("X"), content.get("y")
         if x is None or y is None or x.dtype != np.uint8 or x.ndim != 4 or x.shape[:3] != (32, 32, 3) or not x.size:
-            got = "missing" if x is None or y is None else f"{x.dtype} of shape {x.shape}"
-            raise LabelSkewError(f"{path}: X is {got}; uint8 of shape (32, 32, 3, N), and y, would be right")
+            got = "X or y is missing" if x is None or y is None else f"X is {x.dtype} of shape {x.shape}"
+            raise mistake(path, got, "X of uint8 and shape (32, 32, 3, N), and its labels y")
         if y.dtype.kind not in "iuf" or y.size != x.shape[3]:
             raise LabelSkewError(f"{path}: {y.size} labels for {x.shape[3]} images; get it again")
         labels = y.reshape(-1).astype(np.int64)
         if not 0 <= labels.min() <= labels.max() <= 10:
             bad = labels.min() if labels.min() < 0 else labels.max()
-            raise LabelSkewError(f"{path}: has label {bad}; 1 to 10 would be right")
+            raise mistake(path, f"has label {bad}", "labels from 1 to 10")
         return Arrays(np.ascontiguousarray(x.transpose(3, 2, 0, 1)), labels % 10)
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:

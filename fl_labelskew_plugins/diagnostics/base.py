@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from fl_labelskew_registry import Batch, ClientView, LabelSkewError
+from fl_labelskew_registry import Batch, ClientView, mistake
 from torch import Tensor
 
 from fl_labelskew_plugins import plots, seeds
@@ -66,11 +66,9 @@ class Diagnostic:
         """Raise LabelSkewError where the run has not what this diagnostic needs."""
         d, wanted = self.scene.trainer.federation.num_features, self.num_features
         if wanted is not None and d != wanted:
-            raise LabelSkewError(
-                f"tracking_args.diagnostics: {self.name} needs a network of {wanted} features, this one has {d}; "
-                f"model_args: {{model: lenet, features: {wanted}}} or {{model: mlp, hidden: [128, {wanted}]}} would be "
-                "right"
-            )
+            needs = f"{self.name} needs a network of {wanted} features, this one has {d}"
+            networks = f"{{model: lenet, features: {wanted}}} or {{model: mlp, hidden: [128, {wanted}]}}"
+            raise mistake("tracking_args.diagnostics", needs, f"model_args: {networks}")
 
     def before(self, view: ClientView) -> None:
         """A client has the round's start weights, and nothing is trained yet."""

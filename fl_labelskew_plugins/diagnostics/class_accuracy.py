@@ -86,7 +86,7 @@ def _kinds(line: dict[str, Any]) -> list[tuple[str, set[int]]]:
 
 
 def _has(line: dict[str, Any], label: str, c: int) -> bool:
-    return line["recall"][c] is not None and any(kind == label and c in classes for kind, classes in _kinds(line))
+    return line["recall"][c] is not None and any(part == label and c in classes for part, classes in _kinds(line))
 
 
 def _mean(values: list[float]) -> float:

@@ -59,7 +59,7 @@ class DeviationBound(Diagnostic):
 
     def __init__(self, name: str, scene: Scene, folder: Path) -> None:
         super().__init__(name, scene, folder)
-        self._found: list[tuple[Tensor, Tensor]] = []
+        self._pairs: list[tuple[Tensor, Tensor]] = []
 
     def before(self, view: ClientView) -> None:
         """The client's line: pairs, the share of them whose ``n_j / n_r`` is above the bound, and the median bound."""
@@ -68,8 +68,8 @@ class DeviationBound(Diagnostic):
         with torch.no_grad():
             logits = self.scene.trainer.model.classifier(features)  # type: ignore[operator]
         bound = deviation_bound(calibrated(view, logits, self.scene), features, labels)
-        ratio, bounds = (found.cpu() for found in pairs(bound, view.counts))
-        self._found.append((ratio, bounds))
+        ratio, bounds = (values.cpu() for values in pairs(bound, view.counts))
+        self._pairs.append((ratio, bounds))
         numbers: dict[str, float | None] = {"exceeded": None, "median": None}
         if len(ratio):
             numbers = {"exceeded": float((ratio > bounds).double().mean()), "median": float(bounds.median())}
@@ -77,10 +77,10 @@ class DeviationBound(Diagnostic):
 
     def aggregated(self, round: int, weights: Weights) -> None:
         """Keep the round's pairs."""
-        if self._found:
-            ratios, bounds = (torch.cat(parts) for parts in zip(*self._found, strict=True))
+        if self._pairs:
+            ratios, bounds = (torch.cat(parts) for parts in zip(*self._pairs, strict=True))
             self.keep({"ratio": ratios, "bound": bounds})
-        self._found.clear()
+        self._pairs.clear()
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
         """The share over the rounds, and the last round's pairs."""

@@ -38,7 +38,7 @@ def eigenvalue_variance(features: Tensor, labels: Tensor, *, top: int = TOP, eps
     tensor(0.6667, dtype=torch.float64)
     """
     m = min(top, features.shape[1])
-    found = []
+    variances = []
     for c in torch.unique(labels).tolist():
         z = features[labels == c].double()
         if len(z) < 2:
@@ -46,8 +46,8 @@ def eigenvalue_variance(features: Tensor, labels: Tensor, *, top: int = TOP, eps
         z = (z - z.mean(dim=0)) * z.var(dim=0).clamp(min=eps).rsqrt()
         values = torch.linalg.svdvals(z).square() / (len(z) - 1)  # of M; the others are 0
         values = torch.nn.functional.pad(values, (0, max(m - len(values), 0)))[:m]
-        found.append((values - values.mean()).square().sum() / len(features))
-    return torch.stack(found).mean() if found else torch.tensor(float("nan"), dtype=torch.float64)
+        variances.append((values - values.mean()).square().sum() / len(features))
+    return torch.stack(variances).mean() if variances else torch.tensor(float("nan"), dtype=torch.float64)
 
 
 class EigenvalueVariance(Diagnostic):

@@ -26,8 +26,8 @@ def observed_probability(probabilities: Tensor, labels: Tensor, observed: Tensor
     >>> observed_probability(p, torch.tensor([0, 1]), torch.tensor([True, True, False]))
     {'own': tensor(0.6250), 'observed': tensor(0.8750)}
     """
-    own = probabilities.gather(1, labels[:, None]).mean()
-    return {"own": own, "observed": probabilities[:, observed].sum(dim=1).mean()}
+    target = probabilities.gather(1, labels[:, None]).mean()
+    return {"own": target, "observed": probabilities[:, observed].sum(dim=1).mean()}
 
 
 class ObservedProbability(TrainingMeans):

@@ -43,11 +43,11 @@ class Points(Diagnostic):
         return features
 
     def line(self, points: Tensor, proxies: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Numbers of a stage; without any it has no line."""
+        """Numbers of a stage: points as :meth:`place` made them, proxies ``(C, d)``, labels ``(n,)``; none, no line."""
         return {}
 
     def panel(self, axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None) -> None:
-        """Draw a stage; ``held``: classes that the client has samples of, None for the global model."""
+        """Draw what :meth:`line` counts; ``held``: classes that the client has, None for the global model."""
         raise NotImplementedError
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
@@ -76,11 +76,11 @@ class Points(Diagnostic):
             "global": "global model",
         }
         held = self.scene.held(client)
-        kind = {"subplot_kw": {"projection": "3d"}} if self.three_d else {}
-        figure, all_axes = plots.figure(self.width * len(self.stages), 5, columns=len(self.stages), **kind)
+        projection = {"subplot_kw": {"projection": "3d"}} if self.three_d else {}
+        figure, all_axes = plots.figure(self.width * len(self.stages), 5, columns=len(self.stages), **projection)
         for axes, stage in zip(all_axes, self.stages, strict=True):
-            own = None if stage == "global" else held
-            self.panel(axes, kept[f"{stage}.points"], kept[f"{stage}.proxies"], labels, own)
+            solid = None if stage == "global" else held
+            self.panel(axes, kept[f"{stage}.points"], kept[f"{stage}.proxies"], labels, solid)
             axes.set_title(titles[stage])
         handles, names = all_axes[0].get_legend_handles_labels()
         names = [self.scene.class_names[int(name)] for name in names]

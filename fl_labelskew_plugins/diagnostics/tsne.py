@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import mistake
 from torch import Tensor
 
 from fl_labelskew_plugins import plots, seeds
@@ -33,13 +33,11 @@ class TSNE(Points):
     width = 5.6
 
     def check(self) -> None:
-        """A few samples are needed."""
+        """Raise LabelSkewError where there are too few test samples."""
         super().check()
         if (n := len(self.scene.trainer.test.y)) < SMALLEST:
-            raise LabelSkewError(
-                f"tracking_args.diagnostics: tsne needs at least {SMALLEST} test samples, the data set has {n}; "
-                "another diagnostic would be right"
-            )
+            needs = f"tsne needs at least {SMALLEST} test samples, the data set has {n}"
+            raise mistake("tracking_args.diagnostics", needs, "another diagnostic")
 
     def wanted(self, round: int) -> bool:
         """The last round alone: an embedding takes seconds."""

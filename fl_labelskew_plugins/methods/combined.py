@@ -35,11 +35,11 @@ class Combined(Method):
             sends={name: kind for part in parts.values() for name, kind in part.sends.items()},
         )
         self._calibrations = [part.calibrate for part in parts.values()]
-        self._own = None
+        self._calibrate_of_carrier = None
         if self.carrier is not None:
             carried = [hook for hook in HOOKS[Method] if hook not in vars(Combined) and self.carrier.uses(hook)]
             vars(self).update({hook: getattr(self.carrier, hook) for hook in carried})
-            self._own = self.carrier.calibrate
+            self._calibrate_of_carrier = self.carrier.calibrate
             self.carrier.calibrate = self.calibrate  # type: ignore[method-assign]  # inside its own loss
 
     def uses(self, *hooks: str) -> bool:
@@ -51,8 +51,8 @@ class Combined(Method):
 
     def calibrate(self, logits: Tensor, client: Any) -> Tensor:
         """One after the other; once the upload is there, the carrier's own alone: what follows is the client's."""
-        if self._own is not None and self._uploaded(client):
-            return self._own(logits, client)
+        if self._calibrate_of_carrier is not None and self._uploaded(client):
+            return self._calibrate_of_carrier(logits, client)
         for calibrate in self._calibrations:
             logits = calibrate(logits, client)
         return logits
@@ -102,24 +102,22 @@ def combine(parts: Mapping[str, Method]) -> Method:
     """One method that is all of ``parts``, with the last one's weights of the uploads.
 
     Raises:
-        LabelSkewError: they do not go together; the line says why, and what would be right.
+        LabelSkewError: they do not go together; the line says why, and what to use.
     """
     carriers = [name for name, part in parts.items() if not part.logits_only()]
     if len(carriers) > 1:
         raise LabelSkewError(
-            f"{carriers[0]} and {carriers[1]} both change more than logits; one of them, with methods that change "
-            "logits alone, would be right"
+            f"{carriers[0]} and {carriers[1]} both change more than logits; use one of them, with methods that "
+            "change logits alone"
         )
     for name in carriers:
         if not parts[name].combines:
-            raise LabelSkewError(
-                f"{name} has a loss of its own that takes no calibrated logits; it alone would be right"
-            )
+            raise LabelSkewError(f"{name} has a loss of its own that takes no calibrated logits; use it alone")
     seen: dict[str, str] = {}
     for name, part in parts.items():
         if part.corrects and part.corrects in seen:
             raise LabelSkewError(
-                f"{seen[part.corrects]} and {name} both correct logits for {part.corrects}; one of them would be right"
+                f"{seen[part.corrects]} and {name} both correct logits for {part.corrects}; use one of them"
             )
         seen[part.corrects] = name
     *others, last = parts
@@ -128,16 +126,16 @@ def combine(parts: Mapping[str, Method]) -> Method:
         if key in parts[name].params.model_fields_set:
             raise LabelSkewError(
                 f"{name}.{key} chooses the weights of the uploads, which are those of the last method, {last}; "
-                f"without it, or with {name} last, would be right"
+                f"remove it, or put {name} last"
             )
     return Combined(parts)
 
 
 def _shown(part: Method, last: bool) -> Any:
     """The type of a part's parameters; those in a record are what is in force."""
-    kind, key = type(part.params), part.aggregation_key
+    model, key = type(part.params), part.aggregation_key
 
     def without(params: Any, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         return {name: value for name, value in dump(params).items() if name != key}
 
-    return kind if last or not key else Annotated[kind, WrapSerializer(without)]
+    return model if last or not key else Annotated[model, WrapSerializer(without)]

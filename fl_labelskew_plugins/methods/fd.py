@@ -75,14 +75,14 @@ def distillation(
     check_choice("distance", distance, ("cross_entropy", "l2"))
     z, target = full(logits), full(teacher).masked_fill(~known[:, None], 0)[labels]
     if distance == "l2":
-        each = ((z if outputs == "logits" else z.softmax(dim=1)) - target).square().mean(dim=1)
+        distances = ((z if outputs == "logits" else z.softmax(dim=1)) - target).square().mean(dim=1)
     else:
         probabilities = target.softmax(dim=1) if outputs == "logits" else target
-        each = -(probabilities * functional.log_softmax(z, dim=1)).sum(dim=1)
-    return each.masked_fill(~known[labels], 0).mean()
+        distances = -(probabilities * functional.log_softmax(z, dim=1)).sum(dim=1)
+    return distances.masked_fill(~known[labels], 0).mean()
 
 
-def without_own(total: Tensor, senders: Tensor, own: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+def without_own(total: Tensor, senders: Tensor, sent: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
     r"""A client's teacher: the mean of the others' means (algorithm 1, the server's part).
 
     .. math:: \hat F^{(k)}_c = \frac{\sum_j \bar F^{(j)}_c - \bar F^{(k)}_c}{M_c - 1}
@@ -90,7 +90,7 @@ def without_own(total: Tensor, senders: Tensor, own: Tensor, counted: Tensor) ->
     Args:
         total: ``(C, C)``, sum of the means of all who sent one.
         senders: ``(C,)``, how many these were for each label, ``M_c``.
-        own: ``(C, C)``, the client's own.
+        sent: ``(C, C)``, what the client sent.
         counted: ``(C,)`` bool, labels in whose sum it is.
 
     Returns:
@@ -101,7 +101,7 @@ def without_own(total: Tensor, senders: Tensor, own: Tensor, counted: Tensor) ->
             [2.]]), tensor([ True, False]))
     """
     others = senders - counted.to(senders.dtype)
-    left = total - own.masked_fill(~counted[:, None], 0)
+    left = total - sent.masked_fill(~counted[:, None], 0)
     return left / others.clamp(min=1)[:, None], others > 0
 
 
@@ -130,11 +130,11 @@ class FD(Method):
         if "total" not in client.shared:
             return
         total, senders, numbers = (client.shared[name] for name in ("total", "senders", "numbers"))
-        own, counted = torch.zeros_like(total), torch.zeros_like(senders, dtype=torch.bool)
+        sent, counted = torch.zeros_like(total), torch.zeros_like(senders, dtype=torch.bool)
         last = client.state
         if self.params.exclude_own and last and bool((last["number"].to(numbers) == numbers).any()):
-            own, counted = last["outputs"].to(total), last["held"].to(senders) > 0
-        teacher, known = without_own(total, senders, own, counted)
+            sent, counted = last["outputs"].to(total), last["held"].to(senders) > 0
+        teacher, known = without_own(total, senders, sent, counted)
         client.scratch[TEACHER] = teacher.to(client.counts.device), known.to(client.counts.device)
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
@@ -174,13 +174,13 @@ class FD(Method):
         sent = [contribution.tensors for contribution in contributions if contribution.tensors]
         if not sent:  # an older sum would teach clients what they sent themselves, under another number
             return {name: tensor for name, tensor in shared.items() if name not in ("total", "senders", "numbers")}
-        outputs, held, numbers = (torch.stack([each[name] for each in sent]) for name in ("outputs", "held", "number"))
+        outputs, held, numbers = (torch.stack([row[name] for row in sent]) for name in ("outputs", "held", "number"))
         total = outputs.masked_fill(held[:, :, None] == 0, 0).sum(dim=0)
         return {**shared, "total": total, "senders": (held > 0).sum(dim=0), "numbers": numbers.flatten()}
 
     def deviations(self) -> list[str]:
         """What FD as published has not."""
-        found = ["weights are averaged beside the outputs; the paper's clients send outputs alone"]
+        lines = ["weights are averaged beside the outputs; the paper's clients send outputs alone"]
         if not self.params.exclude_own:
-            found.append("exclude_own: false leaves a client's own outputs in its teacher's")
-        return found if self.params.gamma > 0 else []
+            lines.append("exclude_own: false leaves a client's own outputs in its teacher's")
+        return lines if self.params.gamma > 0 else []

@@ -75,12 +75,12 @@ def others_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     tensor(-1.)
     """
     logits = full(logits)
-    own = logits.gather(1, labels[:, None])
+    target = logits.gather(1, labels[:, None])
     others = logits.scatter(1, labels[:, None], -torch.inf)
     empty = (others == -torch.inf).all(dim=1, keepdim=True)
     # minus infinities alone would make the gradient inf - inf, so such rows never reach logsumexp
     total = others.masked_fill(empty, 0).logsumexp(dim=1, keepdim=True)
-    return (total - own).masked_fill(empty, 0).mean()
+    return (total - target).masked_fill(empty, 0).mean()
 
 
 class FedLC(Method):

@@ -154,9 +154,9 @@ def inter_class_loss(
         member = one_hot(labels, len(g), z.dtype)
         n = member.sum(dim=0)
         negative = known if negatives == "all" else known & (n > 0 if observed is None else observed)
-        own, negative = ((n > 0) & known).to(z.dtype), negative.to(z.dtype)
-        pairs = own.dot(negative.sum() - negative)
-        weight = member.mv(own / n.clamp(min=1)) / pairs.clamp(min=1)
+        anchor, negative = ((n > 0) & known).to(z.dtype), negative.to(z.dtype)
+        pairs = anchor.dot(negative.sum() - negative)
+        weight = member.mv(anchor / n.clamp(min=1)) / pairs.clamp(min=1)
         distance = torch.cdist(z, g, compute_mode="donot_use_mm_for_euclid_dist")
         margin = distance.gather(1, labels[:, None]) - distance  # 0 for the own class, which so drops out
         active = (margin > 0) * (weight[:, None] * negative)
@@ -263,16 +263,16 @@ class FedMR(Method):
 
     def deviations(self) -> list[str]:
         """Where the chosen readings leave the printed equations."""
-        found = []
+        lines = []
         if self.params.scale == "code" and self.params.mu1 > 0:
-            found.append("scale: code is the intra-class loss of the authors' code, not eq. 3 as printed")
+            lines.append("scale: code is the intra-class loss of the authors' code, not eq. 3 as printed")
         if self.params.eps != 1e-8 and self.params.mu1 > 0:
-            found.append(f"eps: {self.params.eps:g} is added to the variance; the authors' code adds 1e-8")
+            lines.append(f"eps: {self.params.eps:g} is added to the variance; the authors' code adds 1e-8")
         if self.params.negatives == "all" and self.inter:
-            found.append("negatives: all also takes missing classes as negatives; eq. 4 as printed only observed ones")
+            lines.append("negatives: all also takes missing classes as negatives; eq. 4 as printed only observed ones")
         if self.params.prototypes == "running" and self.inter:
-            found.append("prototypes: running averages over the last epoch; algorithm 1 uses the final weights")
-        return found
+            lines.append("prototypes: running averages over the last epoch; algorithm 1 uses the final weights")
+        return lines
 
     def warnings(self, federation: Federation) -> list[str]:
         """The printed scale with published weights."""

@@ -116,8 +116,8 @@ class FedProc(Method):
         if p.schedule == "constant":
             return {**super().loss(batch, client), "contrast": p.mu * contrast}
         alpha = contrast_share(client.round, run.rounds, mu=p.mu)
-        each = cross_entropy(self.calibrate(batch.logits, client), batch.labels, reduction="none")
-        return {"cross_entropy": ((1 - alpha * known[batch.labels]) * each).mean(), "contrast": alpha * contrast}
+        losses = cross_entropy(self.calibrate(batch.logits, client), batch.labels, reduction="none")
+        return {"cross_entropy": ((1 - alpha * known[batch.labels]) * losses).mean(), "contrast": alpha * contrast}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
         """Prototypes and the samples behind them, if they are used."""
@@ -135,7 +135,7 @@ class FedProc(Method):
         """Where this is not the printed method."""
         if self.params.mu == 0:
             return []
-        found = ["prototypes and contrast are of the network's features; the paper has a projection head before them"]
+        lines = ["prototypes and contrast are of the network's features; the paper has a projection head before them"]
         if self.params.schedule == "constant":
-            found.append("schedule: constant weighs the contrast alike in all rounds; in the paper it gives way")
-        return found
+            lines.append("schedule: constant weighs the contrast alike in all rounds; in the paper it gives way")
+        return lines

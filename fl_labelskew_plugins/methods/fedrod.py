@@ -119,10 +119,10 @@ class FedRoD(Method):
         if HEAD not in client.scratch or client.model is None:
             return
         head = client.scratch[HEAD].state_dict()
-        own = {f"classifier.{name}": tensor for name, tensor in head.items()}
+        private = {f"classifier.{name}": tensor for name, tensor in head.items()}
         weights = client.model.state_dict()
         keep_private(client, HEAD, head)
-        keep_private(client, MODEL, {k: v + own[k] if k in own else v for k, v in weights.items()})
+        keep_private(client, MODEL, {k: v + private[k] if k in private else v for k, v in weights.items()})
 
     def private_logits(self, inputs: Tensor, client: ClientView) -> Tensor:
         """Both heads together."""

@@ -41,6 +41,9 @@ def smoothed_distribution(counts: Tensor, *, smoothing: float | Tensor) -> Tenso
         counts: ``(C,)`` or ``(K, C)``; a client without any sample counts as uniform.
         smoothing: ``a`` above 0: a number, or a tensor that broadcasts with ``counts``, such as ``(K, 1)``.
 
+    Raises:
+        ValueError: the number is not above 0.
+
     >>> smoothed_distribution(torch.tensor([3, 0]), smoothing=1.0)
     tensor([0.8000, 0.2000])
     """
@@ -234,9 +237,9 @@ class FedShift(KnownPrior):
 
     def deviations(self) -> list[str]:
         """Options that algorithm 1 does not have."""
-        found = super().deviations()
+        lines = super().deviations()
         if self.params.denominator == "participants":
-            found.append(
+            lines.append(
                 "denominator: participants weights by the round's samples; algorithm 1 by all clients' samples"
             )
-        return found
+        return lines

@@ -105,8 +105,8 @@ class FLDA(Method):
             assert client.fresh is not None
             kept = dict(client.fresh())
         expert = frozen(kept or general.state_dict())
-        for own, one in zip(expert.parameters(), general.parameters(), strict=True):
-            own.requires_grad_(one.requires_grad)
+        for private, shared in zip(expert.parameters(), general.parameters(), strict=True):
+            private.requires_grad_(shared.requires_grad)
         client.scratch[EXPERT] = expert
         if self.params.general_share is None:
             start = client.state.get(GATE, torch.zeros(client.federation.num_features + 1))
@@ -116,8 +116,8 @@ class FLDA(Method):
         """The private model's, and the gate's."""
         if EXPERT not in client.scratch:
             return []
-        found = [p for p in client.scratch[EXPERT].parameters() if p.requires_grad]
-        return [*found, client.scratch[GATE_NOW]] if GATE_NOW in client.scratch else found
+        parameters = [p for p in client.scratch[EXPERT].parameters() if p.requires_grad]
+        return [*parameters, client.scratch[GATE_NOW]] if GATE_NOW in client.scratch else parameters
 
     def _mixed(self, inputs: Tensor, features: Tensor, logits: Tensor, client: ClientView) -> Tensor:
         gate, share = client.scratch.get(GATE_NOW), self.params.general_share
@@ -157,11 +157,11 @@ class FLDA(Method):
 
     def deviations(self) -> list[str]:
         """Where it leaves what the paper is taken to have."""
-        found = []
+        lines = []
         if self.params.general_share is None:
-            found.append("the gate is linear in the general model's features; the paper's is linear in the input")
+            lines.append("the gate is linear in the general model's features; the paper's is linear in the input")
         elif self.params.general_share < 1:
-            found.append("general_share: a fixed share stands in for the learnt gate")
+            lines.append("general_share: a fixed share stands in for the learnt gate")
         if self.params.mixture == "logits" and self.params.general_share != 1:
-            found.append("mixture: logits mixes logits; the paper mixes predictions")
-        return found
+            lines.append("mixture: logits mixes logits; the paper mixes predictions")
+        return lines

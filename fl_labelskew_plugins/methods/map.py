@@ -181,7 +181,7 @@ class MAP(InheritedPrivateModel):
 
     def deviations(self) -> list[str]:
         """Also options that eq. 8 does not have."""
-        found = super().deviations()
+        lines = super().deviations()
         if self.params.scaling == "proportional":
-            found.append("scaling: proportional scales rare observed classes too; eq. 8 uses an indicator")
-        return found
+            lines.append("scaling: proportional scales rare observed classes too; eq. 8 uses an indicator")
+        return lines

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import mistake
 from torch import nn
 
 
@@ -32,12 +32,10 @@ class FeatureNet(nn.Module):
             LabelSkewError: the data set holds numbers of characters and this is no network for them, or vice versa.
         """
         if x.is_floating_point() == self.text:
-            raise LabelSkewError(
-                "model: needs a data set of characters, such as shakespeare; a network for measurements (mlp, "
-                "logistic, ...) would be right"
-                if self.text
-                else "model: needs measurements, and this data set holds characters; char_lstm would be right"
-            )
+            if self.text:
+                network = "a network for measurements (mlp, logistic, ...)"
+                raise mistake("model", "needs a data set of characters, such as shakespeare", network)
+            raise mistake("model", "needs measurements, and this data set holds characters", "char_lstm")
         out: torch.Tensor = self.body(x)
         return out.flatten(1)
 
@@ -66,17 +64,12 @@ def image_shape(name: str, shape: Sequence[int], smallest: int) -> tuple[int, in
     Raises:
         LabelSkewError: not an image, or one side is below ``smallest`` pixels.
     """
+    needs = f"needs images of at least {smallest}x{smallest}, this data set has "
     if len(shape) != 3:
-        raise LabelSkewError(
-            f"model {name}: needs images of at least {smallest}x{smallest}, this data set has samples of shape "
-            f"{tuple(shape)}; mlp or logistic would be right"
-        )
+        raise mistake(f"model {name}", f"{needs}samples of shape {tuple(shape)}", "mlp or logistic")
     channels, height, width = shape
     if min(height, width) < smallest:
-        raise LabelSkewError(
-            f"model {name}: needs images of at least {smallest}x{smallest}, this data set has {height}x{width}; "
-            "mlp or logistic would be right"
-        )
+        raise mistake(f"model {name}", f"{needs}{height}x{width}", "mlp or logistic")
     return channels, height, width
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from fl_labelskew_registry import LabelSkewError, Network
+from fl_labelskew_registry import Network, mistake
 from pydantic import Field
 from torch import nn
 
@@ -136,10 +136,8 @@ class SACNN(Network):
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
         """A fresh module."""
         if len(input_shape) != 1 or input_shape[0] < 64:
-            raise LabelSkewError(
-                f"model sacnn: needs rows of at least 64 values, this data set has samples of shape "
-                f"{tuple(input_shape)}; mlp or logistic would be right"
-            )
+            needs = f"needs rows of at least 64 values, this data set has samples of shape {tuple(input_shape)}"
+            raise mistake("model sacnn", needs, "mlp or logistic")
         widths = (8, 16, 16, 16, 32, 128)
         layers: list[nn.Module] = [nn.Unflatten(1, (1, input_shape[0]))]
         for before, width in pairwise((1, *widths)):

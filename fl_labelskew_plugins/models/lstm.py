@@ -1,7 +1,7 @@
 """The recurrent network of LEAF's Shakespeare: Caldas et al., "LEAF", 2018, https://arxiv.org/abs/1812.01097."""
 
 import torch
-from fl_labelskew_registry import LabelSkewError, Network
+from fl_labelskew_registry import Network, mistake
 from pydantic import Field
 from torch import nn
 
@@ -44,10 +44,8 @@ class CharLSTM(Network):
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
         """A fresh module."""
         if len(input_shape) != 1:
-            raise LabelSkewError(
-                f"model char_lstm: needs rows of characters, this data set has samples of shape {tuple(input_shape)}; "
-                "data set shakespeare, or another network, would be right"
-            )
+            needs = f"needs rows of characters, this data set has samples of shape {tuple(input_shape)}"
+            raise mistake("model char_lstm", needs, "the data set shakespeare, or another network")
         options = self.params
         body = LastOutput(options.vocabulary or num_classes, options.embedding, options.hidden, options.layers)
         return FeatureNet(body, options.hidden, num_classes, text=True)

@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 
 import torch
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import mistake
 from torch import nn
 
 from fl_labelskew_plugins.machine import log
@@ -34,20 +34,18 @@ def load_imagenet(net: nn.Module, weights: str, *, name: str, cached: str, head:
     if weights == AUTO and not os.path.isfile(path):
         if (mpi_rank() or (0, 1))[0] == 0:  # of several ranks on one machine, one says it
             log.warn(
-                f"model {name}: no ImageNet weights in {path}; training from scratch (model_args.weights: "
-                f"a file of them, or {NONE}, would say what is meant)"
+                f"model {name}: no ImageNet weights in {path}; training from scratch (set "
+                f"model_args.weights to a file of them, or to {NONE})"
             )
         return
     state = {key: value for key, value in read_weights(path).items() if not key.startswith(head)}
-    own = {key: value for key, value in net.state_dict().items() if not key.startswith(head)}
+    needed = {key: value for key, value in net.state_dict().items() if not key.startswith(head)}
     # older files lack the counters of batch normalisation
-    wrong = [key for key in own if key not in state and not key.endswith("num_batches_tracked")]
-    wrong += [key for key, value in state.items() if key not in own or own[key].shape != value.shape]
+    wrong = [key for key in needed if key not in state and not key.endswith("num_batches_tracked")]
+    wrong += [key for key, value in state.items() if key not in needed or needed[key].shape != value.shape]
     if wrong:
-        raise LabelSkewError(
-            f"{path}: {wrong[0]} is missing, unknown or of another shape ({len(wrong)} such tensors in all); "
-            f"torchvision's weights of {name} would be right"
-        )
+        other = f"{wrong[0]} is missing, unknown or of another shape ({len(wrong)} such tensors in all)"
+        raise mistake(path, other, f"torchvision's weights of {name}")
     net.load_state_dict(state, strict=False)
 
 
@@ -58,7 +56,7 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
         LabelSkewError: there is no such file, or it is something else.
     """
     if not os.path.isfile(path):
-        raise LabelSkewError(f"{path}: does not exist; a file with ImageNet weights would be right")
+        raise mistake(path, "does not exist", "a file with ImageNet weights")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -69,10 +67,8 @@ def read_weights(path: Path) -> dict[str, torch.Tensor]:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # broken files end in errors of pickle, zip, torch and safetensors alike
         first = " ".join(str(error).split()).partition(". ")[0]
-        raise LabelSkewError(
-            f"{path}: is no sound file of weights ({type(error).__name__}: {first[:120]}); a state dict, as .pth or "
-            ".safetensors, would be right"
-        ) from error
+        broken = f"is no sound file of weights ({type(error).__name__}: {first[:120]})"
+        raise mistake(path, broken, "a state dict, as .pth or .safetensors") from error
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise LabelSkewError(f"{path}: holds something else than a state dict of tensors, which would be right")
+        raise mistake(path, "holds something else", "a state dict of tensors")
     return state

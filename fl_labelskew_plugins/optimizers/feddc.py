@@ -86,13 +86,13 @@ class FedDC(Optimizer):
         """``alpha h_k`` and ``(g_k - g) / (eta K)``: what is the same at every step."""
         client, p = work.client, self.params
         zeros = {name: torch.zeros_like(start) for name, start in work.start.items()}
-        drift, own = (
+        drift, mean = (
             {n: v.to(zeros[n]) for n, v in group(client.state, part).items()} or zeros for part in ("drift", "mean")
         )
         everybodys = client.shared or zeros
         client.scratch["drift"] = drift
-        client.scratch["own"] = own
-        client.scratch["correction"] = {name: everybodys[name] - own[name] for name in zeros}
+        client.scratch["mean"] = mean
+        client.scratch["correction"] = {name: everybodys[name] - mean[name] for name in zeros}
         client.scratch["added"] = {
             name: p.feddc_alpha * drift[name] + p.feddc_correction * client.scratch["correction"][name]
             for name in zeros
@@ -116,7 +116,7 @@ class FedDC(Optimizer):
             kept["mean"] = {name: change / -step for name, change in moved.items()}
             if code:
                 kept["mean"] = {n: v - client.scratch["correction"][n] for n, v in kept["mean"].items()}
-            sent = {n: v - client.scratch["own"][n] if code else v for n, v in kept["mean"].items()}
+            sent = {n: v - client.scratch["mean"][n] if code else v for n, v in kept["mean"].items()}
         if p.feddc_alpha:
             kept["drift"] = {name: client.scratch["drift"][name] + change for name, change in moved.items()}
             if not code:

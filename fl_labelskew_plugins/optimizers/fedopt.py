@@ -39,7 +39,7 @@ def adaptive_step(
     r"""One step of algorithm 2 on one tensor.
 
     Args:
-        change: ``Delta``, mean of the clients' changes.
+        change: ``Delta``, mean of the clients' changes, of any shape; ``m`` and ``v`` have the same.
         m: first moment so far.
         v: second moment so far; ``tau ** 2`` at first.
         kind: ``adagrad``, ``yogi`` or ``adam``.
@@ -89,19 +89,19 @@ class FedOpt(Optimizer):
         @model_validator(mode="after")
         def _goes_together(self) -> FedOpt.Params:
             """Options that would do nothing are refused."""
-            kind = self.server_optimizer
-            if kind == "yogi" and self.server_form == "host":
-                raise ValueError("server_form: host does not go with yogi, which torch has not; paper would be right")
-            if self.server_momentum and kind != "sgd":
-                raise ValueError(f"server_momentum does not go with {kind}; sgd, or 0, would be right")
-            papers = kind == "yogi" or (kind != "sgd" and self.server_form == "paper")
+            server = self.server_optimizer
+            if server == "yogi" and self.server_form == "host":
+                raise ValueError("server_form: host does not go with yogi, which torch does not have; use paper")
+            if self.server_momentum and server != "sgd":
+                raise ValueError(f"server_momentum does not go with {server}; use sgd, or 0")
+            papers = server == "yogi" or (server != "sgd" and self.server_form == "paper")
             for name in ("server_beta1", "server_beta2", "server_tau"):
-                has = papers and (name != "server_beta2" or kind != "adagrad")
+                has = papers and (name != "server_beta2" or server != "adagrad")
                 if getattr(self, name) is not None and not has:
-                    form = "" if kind in ("sgd", "yogi") else f" with server_form: {self.server_form or 'host'}"
-                    right = "adam or yogi" if name == "server_beta2" else "adam, adagrad or yogi"
-                    right += " with server_form: paper, or null,"
-                    raise ValueError(f"{name} does not go with {kind}{form}; {right} would be right")
+                    form = "" if server in ("sgd", "yogi") else f" with server_form: {self.server_form or 'host'}"
+                    others = "adam or yogi" if name == "server_beta2" else "adam, adagrad or yogi"
+                    use = f"use {others} with server_form: paper, or leave it out"
+                    raise ValueError(f"{name} does not go with {server}{form}; {use}")
             return self
 
     paper = "Adaptive Federated Optimization, ICLR 2021, https://arxiv.org/abs/2003.00295"
@@ -170,5 +170,5 @@ def with_torch(optimizer: torch.optim.Optimizer, weights: dict[str, Tensor], mem
         optimizer.state[weights[name]][what] = value.clone()
     optimizer.step()
     for name, weight in weights.items():
-        found = {what: value for what, value in optimizer.state[weight].items() if isinstance(value, torch.Tensor)}
-        memory |= {f"{what}/{name}": value for what, value in found.items()}
+        state = optimizer.state[weight].items()
+        memory |= {f"{what}/{name}": value for what, value in state if isinstance(value, torch.Tensor)}

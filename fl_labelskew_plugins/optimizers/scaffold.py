@@ -65,10 +65,10 @@ class SCAFFOLD(Optimizer):
         if self.params.option == "I":
             client.scratch["gradient"] = work.gradient()
         zeros = {name: torch.zeros_like(start) for name, start in work.start.items()}
-        own = {name: value.to(zeros[name]) for name, value in client.state.items()} or zeros
+        variate = {name: value.to(zeros[name]) for name, value in client.state.items()} or zeros
         everybodys = client.shared or zeros
-        client.scratch["own"] = own
-        client.scratch["correction"] = {name: everybodys[name] - own[name] for name in zeros}
+        client.scratch["variate"] = variate
+        client.scratch["correction"] = {name: everybodys[name] - variate[name] for name in zeros}
 
     def correct(self, work: LocalWork) -> None:
         """Line 10."""
@@ -78,14 +78,14 @@ class SCAFFOLD(Optimizer):
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:
         """Line 12; what rides with the upload is the change of the control variate (line 13)."""
         client = work.client
-        own, correction = client.scratch["own"], client.scratch["correction"]
+        variate, correction = client.scratch["variate"], client.scratch["correction"]
         if self.params.option == "I":
             new = client.scratch["gradient"]
         else:
             step = work.learning_rate * sum_of_coefficients(work)
             new = {n: (start - upload[n]) / step - correction[n] for n, start in work.start.items()}
         client.state.update({n: value.to("cpu", copy=True) for n, value in new.items()})
-        return {n: new[n] - own[n] for n in new}
+        return {n: new[n] - variate[n] for n in new}
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
         """Lines 16 and 17."""

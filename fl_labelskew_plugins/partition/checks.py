@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
@@ -29,12 +29,10 @@ def by_class(name: str, labels: NDArray[np.int64], clients: int) -> tuple[Indice
 def check_size(name: str, samples: int, clients: int) -> None:
     """Raise LabelSkewError unless ``1 <= clients <= samples``."""
     if clients < 1:
-        raise LabelSkewError(f"partition {name}: {clients} clients; at least 1 is needed")
+        raise mistake(f"partition {name}", f"{clients} clients", "at least 1")
     if samples < clients:
-        raise LabelSkewError(
-            f"partition {name}: {samples} training samples for {clients} clients; every client needs at least one, "
-            f"so client_num_in_total may be {samples} at most"
-        )
+        few = f"{samples} training samples for {clients} clients, of which each needs at least one"
+        raise mistake(f"partition {name}", few, f"client_num_in_total={samples} or less")
 
 
 def gather(name: str, pieces: Sequence[Sequence[Indices]], advice: str) -> list[Indices]:
@@ -43,7 +41,8 @@ def gather(name: str, pieces: Sequence[Sequence[Indices]], advice: str) -> list[
     Raises:
         LabelSkewError: a client is empty; the message ends with ``advice``.
     """
-    parts = [np.sort(np.concatenate(own)).astype(np.int64) if len(own) else np.empty(0, np.int64) for own in pieces]
+    none = np.empty(0, np.int64)
+    parts = [np.sort(np.concatenate([none, *client])).astype(np.int64) for client in pieces]
     empty = [k for k, part in enumerate(parts) if not len(part)]
     if empty:
         raise LabelSkewError(f"partition {name}: client {empty[0]} gets no sample ({len(empty)} in all); {advice}")

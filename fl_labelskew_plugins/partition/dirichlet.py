@@ -6,7 +6,7 @@ Non-Identical Data Distribution for Federated Visual Classification", 2019.
 """
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -40,8 +40,8 @@ def balanced_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Ge
     counts = np.zeros((len(sizes), clients), np.int64)
     while True:
         wish = mix * (left > 0)[:, None]
-        asked = wish / np.maximum(wish.sum(axis=0), 1e-300) * lack
-        given = np.floor(asked * np.minimum(1.0, left / np.maximum(asked.sum(axis=1), 1e-300))[:, None] + 1e-9)
+        demand = wish / np.maximum(wish.sum(axis=0), 1e-300) * lack
+        given = np.floor(demand * np.minimum(1.0, left / np.maximum(demand.sum(axis=1), 1e-300))[:, None] + 1e-9)
         given = given.astype(np.int64)
         # the 1e-9 above may round one sample too many up; such a pass is left to the single samples below
         if not given.any() or (given.sum(axis=1) > left).any() or (given.sum(axis=0) > lack).any():
@@ -82,10 +82,8 @@ def dirichlet(
     _, members = by_class("dirichlet", labels, clients)
     sizes = np.array([len(samples) for samples in members], dtype=np.int64)
     if clients * min_samples > len(labels):
-        raise LabelSkewError(
-            f"partition dirichlet: min_samples={min_samples} for each of {clients} clients, but there are "
-            f"{len(labels)} training samples; {len(labels) // clients} at most would be right"
-        )
+        few = f"min_samples={min_samples} for each of {clients} clients, but there are {len(labels)} training samples"
+        raise mistake("partition dirichlet", few, f"min_samples={len(labels) // clients} or less")
     draw = balanced_counts if balanced else plain_counts
     for _ in range(MAX_DRAWS):
         counts = draw(sizes, clients, beta, rng)
@@ -94,13 +92,13 @@ def dirichlet(
     else:
         raise LabelSkewError(
             f"partition dirichlet: no draw of {MAX_DRAWS} gave each of {clients} clients {min_samples} samples at "
-            f"beta={beta:g}; a larger beta, a smaller min_samples, fewer clients or balanced=true would be right"
+            f"beta={beta:g}; use a larger beta, a smaller min_samples, fewer clients or balanced=true"
         )
     pieces: list[list[Indices]] = [[] for _ in range(clients)]
     for samples, share in zip(members, counts, strict=True):
-        for own, piece in zip(pieces, np.split(rng.permutation(samples), np.cumsum(share)[:-1]), strict=True):
-            own.append(piece)
-    return gather("dirichlet", pieces, "min_samples=1 or more would be right")
+        for client, piece in zip(pieces, np.split(rng.permutation(samples), np.cumsum(share)[:-1]), strict=True):
+            client.append(piece)
+    return gather("dirichlet", pieces, "use min_samples=1 or more")
 
 
 class Dirichlet(ByLabels):

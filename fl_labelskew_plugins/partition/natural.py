@@ -1,7 +1,7 @@
 """natural: one client for each group that the data set itself has (writer, role, centre, generated client)."""
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError, Partitioner
+from fl_labelskew_registry import Partitioner, mistake
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins.params import Params
@@ -19,17 +19,13 @@ def natural(groups: NDArray[np.int64] | None, *, clients: int) -> list[NDArray[n
         LabelSkewError: no groups, or another number of them.
     """
     if groups is None:
-        raise LabelSkewError(
-            "partition natural: this data set has no groups; one with groups (such as synthetic), "
-            "or another partition (such as dirichlet or pcdd), would be right"
-        )
+        other = "one with groups (such as synthetic), or another partition (such as dirichlet or pcdd)"
+        raise mistake("partition natural", "this data set has no groups", other)
     check_size("natural", len(groups), clients)
     names, sizes = np.unique(groups, return_counts=True)
     if len(names) != clients:
-        raise LabelSkewError(
-            f"partition natural: {clients} clients, but the training data has {len(names)} groups; "
-            f"client_num_in_total={len(names)} would be right"
-        )
+        wrong = f"{clients} clients, but the training data has {len(names)} groups"
+        raise mistake("partition natural", wrong, f"client_num_in_total={len(names)}")
     order = np.argsort(groups, kind="stable").astype(np.int64)
     return np.split(order, np.cumsum(sizes)[:-1])
 

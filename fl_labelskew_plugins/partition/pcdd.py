@@ -5,7 +5,7 @@ The authors' loop runs twice, which puts every sample into two clients; here eac
 """
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -14,12 +14,13 @@ from fl_labelskew_plugins.partition.by_labels import ByLabels
 from fl_labelskew_plugins.partition.checks import Indices, by_class, gather
 
 
-def deal_classes(classes: int, clients: int, each: int, rng: np.random.Generator) -> list[list[int]]:
+def deal_classes(classes: int, clients: int, per_client: int, rng: np.random.Generator) -> list[list[int]]:
     """Which classes each client holds: in order until each is taken once, then at random, none twice in a client."""
-    held = [list(range(start, min(start + each, classes))) for start in range(0, clients * each, each)]
-    for own in held:
-        rest = np.setdiff1d(np.arange(classes), own)
-        own.extend(int(c) for c in rng.choice(rest, each - len(own), replace=False))
+    starts = range(0, clients * per_client, per_client)
+    held = [list(range(start, min(start + per_client, classes))) for start in starts]
+    for client in held:
+        rest = np.setdiff1d(np.arange(classes), client)
+        client.extend(int(c) for c in rng.choice(rest, per_client - len(client), replace=False))
     return held
 
 
@@ -42,15 +43,13 @@ def pcdd(
     """
     classes, members = by_class("pcdd", labels, clients)
     if classes_per_client > len(classes):
-        raise LabelSkewError(
-            f"partition pcdd: classes_per_client={classes_per_client}, but the training data has {len(classes)} "
-            f"classes; {len(classes)} at most would be right"
-        )
+        many = f"classes_per_client={classes_per_client}, but the training data has {len(classes)} classes"
+        raise mistake("partition pcdd", many, f"{len(classes)} or less")
     if clients * classes_per_client < len(classes):
         raise LabelSkewError(
             f"partition pcdd: {clients} clients of {classes_per_client} classes hold {clients * classes_per_client} "
             f"of {len(classes)} classes, so the others would be in no client; "
-            f"classes_per_client={-(-len(classes) // clients)} or more would be right"
+            f"use classes_per_client={-(-len(classes) // clients)} or more"
         )
     held = deal_classes(len(classes), clients, classes_per_client, rng)
     pieces: list[list[Indices]] = [[] for _ in range(clients)]
@@ -58,7 +57,7 @@ def pcdd(
         holders = [k for k in range(clients) if c in held[k]]
         for k, piece in zip(holders, np.array_split(rng.permutation(samples), len(holders)), strict=True):
             pieces[k].append(piece)
-    return gather("pcdd", pieces, "its classes have fewer samples than holders: fewer clients would be right")
+    return gather("pcdd", pieces, "its classes have fewer samples than holders; use fewer clients")
 
 
 class PCDD(ByLabels):

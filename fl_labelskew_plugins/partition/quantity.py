@@ -5,7 +5,7 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 """
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -34,13 +34,11 @@ def quantity(
     _, members = by_class("quantity", labels, clients)
     sets = clients * sets_per_client
     if sets > len(labels):
-        raise LabelSkewError(
-            f"partition quantity: {clients} clients of {sets_per_client} sets need {sets} sets, but there are "
-            f"{len(labels)} training samples; sets_per_client={len(labels) // clients} at most would be right"
-        )
+        few = f"{clients} clients of {sets_per_client} sets need {sets}, but there are {len(labels)} training samples"
+        raise mistake("partition quantity", few, f"sets_per_client={len(labels) // clients} or less")
     pieces = np.array_split(np.concatenate([rng.permutation(samples) for samples in members]), sets)
     dealt = rng.permutation(sets).reshape(clients, sets_per_client)
-    return gather("quantity", [[pieces[i] for i in row] for row in dealt], "fewer clients would be right")
+    return gather("quantity", [[pieces[i] for i in row] for row in dealt], "use fewer clients")
 
 
 class Quantity(ByLabels):

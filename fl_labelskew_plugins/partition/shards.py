@@ -42,19 +42,19 @@ def shards(
     cut = wanted // len(classes) if shards_per_class is None else shards_per_class
     if cut * len(classes) != wanted:
         made = "" if shards_per_class is None else f"shards_per_class={cut} makes {cut * len(classes)}; "
-        right = (
-            f"shards_per_class={wanted // len(classes)}"
+        advice = (
+            f"use shards_per_class={wanted // len(classes)}"
             if wanted % len(classes) == 0
-            else f"client_num_in_total * shards_per_client a multiple of {len(classes)}"
+            else f"make client_num_in_total * shards_per_client a multiple of {len(classes)}"
         )
         raise LabelSkewError(
             f"partition shards: {clients} clients of {shards_per_client} shards need {wanted} shards of "
-            f"{len(classes)} classes; {made}{right} would be right"
+            f"{len(classes)} classes; {made}{advice}"
         )
     pieces = [piece for samples in members for piece in np.array_split(rng.permutation(samples), cut)]
     dealt = rng.permutation(len(pieces)).reshape(clients, shards_per_client)
-    own = [[pieces[i] for i in row] for row in dealt]
-    return gather("shards", own, "its shards are smaller than a sample: fewer shards would be right")
+    advice = "its shards hold less than a sample each; use fewer shards"
+    return gather("shards", [[pieces[i] for i in row] for row in dealt], advice)
 
 
 class Shards(ByLabels):

@@ -144,16 +144,16 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", ALLOWED)
 def test_a_pickle_cannot_change_what_reads_it(name, change):
-    before = [dict(vars(each)) for each in pickles.ALLOWED.values()]
+    before = [dict(vars(kind)) for kind in pickles.ALLOWED.values()]
     text = message(lambda: pickles.read_dict(b"\x80\x02" + name + CHANGES[change] + b"b0}.", "here"))
     assert text.startswith("here: is not a sound file")
-    assert before == [dict(vars(each)) for each in pickles.ALLOWED.values()]
+    assert before == [dict(vars(kind)) for kind in pickles.ALLOWED.values()]
 
 
 def persistent(raw=io.BytesIO):
     stream = raw()
     writer = pickle.Pickler(stream, 2)
-    writer.persistent_id = lambda each: "id" if each == "x" else None
+    writer.persistent_id = lambda value: "id" if value == "x" else None
     writer.dump({"data": "x"})
     return stream.getvalue()
 
@@ -185,12 +185,12 @@ GOOD = {"data": np.zeros((4, 3072), np.uint8), "labels": [0, 1, 2, 9]}
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"labels": [0, 1, 2]}, "labels is 3 labels; a list of 4 labels would be right"),
-        ({"labels": [0, 1, 2, 10]}, "labels has 10; 0 to 9 would be right"),
-        ({"labels": [0, 1, 2, -1]}, "labels has -1; 0 to 9"),
-        ({"labels": [0, 1, 2, "3"]}, "labels has '3'; 0 to 9"),
+        ({"labels": [0, 1, 2]}, "labels is a list of 3; use a list of 4 labels"),
+        ({"labels": [0, 1, 2, 10]}, "labels has 10; use labels from 0 to 9"),
+        ({"labels": [0, 1, 2, -1]}, "labels has -1; use labels from 0 to 9"),
+        ({"labels": [0, 1, 2, "3"]}, "labels has '3'; use labels from 0 to 9"),
         ({"labels": None}, "labels is NoneType"),
-        ({"data": np.zeros((4, 3071), np.uint8)}, "data is shape (4, 3071); an array (N, 3072) would be right"),
+        ({"data": np.zeros((4, 3071), np.uint8)}, "data is of shape (4, 3071); use an array (N, 3072)"),
         ({"data": "text"}, "data is str"),
     ],
 )
@@ -205,7 +205,7 @@ def test_batches_that_do_not_fit(folder, change, says):
 
 def test_an_empty_batch(folder):
     (folder / "cifar-10-batches-py" / "test_batch").write_bytes(python2(np.zeros((0, 3072), np.uint8), []))
-    assert "test_batch: data is shape (0, 3072); an array" in message(lambda: load(CIFAR10, folder))
+    assert "test_batch: data is of shape (0, 3072); use an array" in message(lambda: load(CIFAR10, folder))
 
 
 def test_missing_files(folder):

@@ -16,9 +16,9 @@ from fl_labelskew_plugins.partition.pcdd import PCDD
 
 
 def data(train=(40, 30, 20), test=(8, 8, 8), groups=None, test_groups=None):
-    def part(sizes, own):
+    def part(sizes, numbers):
         y = np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes)).astype(np.int64)
-        return Arrays(np.zeros((len(y), 1), np.float32), y, own)
+        return Arrays(np.zeros((len(y), 1), np.float32), y, numbers)
 
     return Data(part(train, groups), part(test, test_groups), [str(c) for c in range(len(train))])
 
@@ -108,12 +108,12 @@ def test_whole_groups_keep_their_own_test_samples():
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        (None, "returned NoneType; a list of 2"),
-        ([np.arange(5)], "returned 1 parts; a list of 2"),
+        (None, "returned NoneType; use a list of 2"),
+        ([np.arange(5)], "returned 1 parts; use a list of 2"),
         ([np.arange(5), np.array([], np.int64)], "client 1 has int64 of shape (0,)"),
         ([np.arange(5), np.array([1.0])], "client 1 has float64"),
         ([np.arange(5), np.ones((2, 2), np.int64)], "shape (2, 2)"),
-        ([np.arange(5), np.array([90])], "indices 90 to 90; 0 to 89"),
+        ([np.arange(5), np.array([90])], "indices 90 to 90; use indices from 0 to 89"),
         ([np.arange(5), np.array([-1, 7])], "indices -1 to 7"),
         ([np.arange(5), np.array([7, 7])], "client 1 has sample 7 twice"),
         ([np.arange(5), np.array([8, 3])], "sample 3 is in clients 0 and 1"),
@@ -126,7 +126,7 @@ def test_a_wrong_partitioner_is_named(parts, says):
     assert says in text
     assert f"{__name__}:Fixed" in text
     assert "\n" not in text
-    assert "would be right" in text
+    assert "; use " in text or "; give " in text
 
 
 def test_parts_are_sorted_and_need_not_cover():
@@ -138,5 +138,5 @@ def test_parts_are_sorted_and_need_not_cover():
 def test_labels_beyond_the_class_names():
     whole = data()
     whole.class_names.pop()
-    with pytest.raises(LabelSkewError, match="training labels are 0 to 2; with 2 class names, 0 to 1 would be right"):
+    with pytest.raises(LabelSkewError, match="training labels are 0 to 2; use labels from 0 to 1 with 2 class names"):
         divide(whole, IID(), clients=2, seed=0)

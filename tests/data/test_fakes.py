@@ -136,7 +136,7 @@ def test_mistakes(tmp_path):
     below = tmp_path / "full" / "file" / "x"
     assert error("fake", "mnist", "--out", below) == f"{below}: cannot be written (Not a directory)"
     assert error("fake", "digits", "--out", tmp_path / "x") == "data set Digits: no small copy can be written of it"
-    assert "--samples 5: with 10 classes, at least 20 would be right" in error(
+    assert "--samples 5: too few for 10 classes; use at least 20" in error(
         "fake", "mnist", "--out", tmp_path / "x", "--samples", 5
     )
     assert not (tmp_path / "x").exists()

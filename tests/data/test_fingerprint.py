@@ -32,7 +32,7 @@ def test_every_number_name_and_part_counts():
         data(x, y, np.arange(4)),
         Data(base.test, base.train, base.class_names),
     ]
-    assert len({fingerprint(each) for each in (base, *others)}) == 8
+    assert len({fingerprint(content) for content in (base, *others)}) == 8
     assert fingerprint(data(np.array(x, order="F"), y)) == fingerprint(base)
     assert fingerprint(Data(Arrays(base.train.x[:0], base.train.y[:0]), base.train, ["a", "b"]))  # a server's
     assert len(fingerprint(base)) == 32

@@ -139,10 +139,10 @@ def test_unreadable_files(tmp_path):
 @pytest.mark.parametrize(
     ("key", "values", "says"),
     [
-        (("train", "x"), np.zeros((12, 27, 28)), "images of shape (12, 27, 28); (N, 28, 28) would be right"),
+        (("train", "x"), np.zeros((12, 27, 28)), "images of shape (12, 27, 28); use (N, 28, 28)"),
         (("test", "x"), np.zeros((0, 28, 28)), "images of shape (0, 28, 28)"),
         (("train", "y"), np.zeros(11), "11 labels for 12 images"),
-        (("test", "y"), np.full(10, 10), "has label 10; 0 to 9 would be right"),
+        (("test", "y"), np.full(10, 10), "has label 10; use labels from 0 to 9"),
     ],
 )
 def test_files_that_do_not_fit(tmp_path, key, values, says):

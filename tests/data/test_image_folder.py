@@ -68,7 +68,7 @@ def test_tiny_imagenet(tmp_path):
     assert data.class_names == ["n01", "n02"]
     assert data.test.y.tolist() == [1, 0]
     notes.write_text("nonsense\n")
-    assert "lines of image, tab, class would be right" in message(lambda: load(tmp_path))
+    assert "use lines of image, tab, class" in message(lambda: load(tmp_path))
 
 
 def test_the_centre_is_cut_out(tmp_path):
@@ -115,9 +115,9 @@ def test_all_broken_pictures_of_both_parts_are_told_at_once_or_left_out(tmp_path
     files[25].write_bytes(b"<html>")  # in test/
     with pytest.raises(MistakesError) as error:
         load(tmp_path)
-    told = error.value.mistakes
-    assert [line.partition(": is not a sound image (")[0] for line in told] == [*map(str, files[:5]), str(files[25])]
-    assert told[-1].endswith("; data_args.on_bad_sample: skip leaves them out")
+    bad = error.value.mistakes
+    assert [line.partition(": is not a sound image (")[0] for line in bad] == [*map(str, files[:5]), str(files[25])]
+    assert bad[-1].endswith("; data_args.on_bad_sample: skip leaves them out")
     data = load(tmp_path, on_bad_sample="skip")
     assert (np.bincount(data.train.y).tolist(), np.bincount(data.test.y).tolist()) == ([5, 10], [9, 10])
     assert len(data.train.x) == 15

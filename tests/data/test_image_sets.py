@@ -79,7 +79,9 @@ def test_classes_that_are_missing_or_unknown(tmp_path):
     assert 6 not in data.train.y
     assert ("class frog", "missing", "images") in CINIC10().survey(tmp_path)
     (tmp_path / "train" / "cat").rename(tmp_path / "train" / "lynx")
-    assert "class 'lynx' is not one of the 10 of data set cinic10; all" in message(lambda: load(CINIC10, tmp_path))
+    assert "class 'lynx' is not one of the 10 of data set cinic10; remove it" in message(
+        lambda: load(CINIC10, tmp_path)
+    )
     shutil.rmtree(tmp_path / "train" / "lynx")
     (tmp_path / "train" / "horse" / "x.png").write_bytes(b"<html>")
     assert "x.png: is not a sound image" in message(lambda: load(CINIC10, tmp_path))
@@ -141,7 +143,7 @@ def test_some_classes_of_a_known_set(tmp_path):
     assert data.class_names == ["polyps", "cecum"]
     assert (np.bincount(data.train.y).tolist(), np.bincount(data.test.y).tolist()) == ([2, 2], [1, 1])
     text = message(lambda: load(HyperKvasir, tmp_path / "a", class_names=("polyps", "polyp")))
-    assert "data_args.class_names: 'polyp' is no class of data set hyperkvasir; barretts, " in text
+    assert "data_args.class_names: 'polyp' is no class of data set hyperkvasir; allowed: barretts, " in text
     CINIC10().fake(tmp_path / "b", samples=60, seed=0)
     data = load(CINIC10, tmp_path / "b", class_names=("truck", "cat", "dog"))
     assert set(data.train.y) == set(data.test.y) == {0, 1, 2}
@@ -174,8 +176,8 @@ def test_odir_keeps_a_patients_eyes_together(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("['N']", "['X']", "has labels \"['X']\"; such as 0_right.jpg and ['N'] would be right"),
-        ("['N']", "N", "has labels 'N'; such as"),
+        ("['N']", "['X']", "has labels \"['X']\"; use names such as 0_right.jpg and labels such as ['N']"),
+        ("['N']", "N", "has labels 'N'; use names such as"),
         ("0_left.jpg\r", "../../0_left.jpg\r", "image '../../0_left.jpg' has labels"),
         ("filename", "file", "image '' has labels"),
         ("labels", "target", "has labels None"),
@@ -209,4 +211,4 @@ def test_what_does_not_fit_memory_is_said_before_it_is_read(tmp_path, monkeypatc
     assert load(ImageFolder, tmp_path, image_size=size).train.x.nbytes < pages
     text = message(lambda: load(ImageFolder, tmp_path, image_size=size + 1))
     assert f"image_folder: 20 images of {size + 1} pixels need 0.0 GB, and this machine has 0.0" in text
-    assert text.endswith("a smaller data_args.image_size would be right")
+    assert text.endswith("; use a smaller data_args.image_size")

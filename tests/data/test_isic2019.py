@@ -74,12 +74,12 @@ def test_what_is_read_are_flambys_rows(made):
     with (made / "prepared" / isic.SPLIT).open() as stream:
         rows = list(csv.DictReader(stream))
     for part, fold in ((data.train, "train"), (data.test, "test")):
-        own = [row for row in rows if row["fold"] == fold]
-        assert [os.path.basename(file)[:-4] for file in part.x.files] == [row["image"] for row in own]
-        assert part.y.tolist() == [int(row["target"]) for row in own]
-        assert part.groups.tolist() == [int(row["center"]) for row in own]
-        assert all(row[data.class_names[int(row["target"])]] == "1.0" for row in own)
-        assert all(row["fold2"] == f"{fold}_{row['center']}" for row in own)
+        chosen = [row for row in rows if row["fold"] == fold]
+        assert [os.path.basename(file)[:-4] for file in part.x.files] == [row["image"] for row in chosen]
+        assert part.y.tolist() == [int(row["target"]) for row in chosen]
+        assert part.groups.tolist() == [int(row["center"]) for row in chosen]
+        assert all(row[data.class_names[int(row["target"])]] == "1.0" for row in chosen)
+        assert all(row["fold2"] == f"{fold}_{row['center']}" for row in chosen)
     assert data.train.x.shape == (len(data.train.y), 3, 200, 200)
     assert data.notes == {}
 
@@ -119,7 +119,7 @@ def test_the_crop_is_the_middle_and_augmentation_draws_from_torch(made):
         drawn.append(data.train.x.read(file, True))
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[0], drawn[2])
-    assert all(each.shape == (3, 64, 64) and each.dtype == torch.uint8 for each in drawn)
+    assert all(image.shape == (3, 64, 64) and image.dtype == torch.uint8 for image in drawn)
 
 
 def test_holes_are_one_to_eight_squares_half_of_the_time():
@@ -240,30 +240,30 @@ BAD = {
 def test_a_bad_sample_is_a_line_with_a_count_and_may_be_left_out(name, tree, capsys):
     spoil, line = BAD[name]
     spoil(tree)
-    with pytest.raises(MistakesError, match=f"{line}.*; data_args.on_bad_sample: skip leaves them out") as told:
+    with pytest.raises(MistakesError, match=f"{line}.*; data_args.on_bad_sample: skip leaves them out") as error:
         load(tree)
-    assert len(told.value.mistakes) == 1
+    assert len(error.value.mistakes) == 1
     data = load(tree, on_bad_sample="skip")
     assert len(data.train.y) + len(data.test.y) == 120 - (name != "no row")
     warnings = capsys.readouterr().err.splitlines()
-    assert all(each.startswith("warning: ") and each.endswith("; left out") for each in warnings)
+    assert all(line.startswith("warning: ") and line.endswith("; left out") for line in warnings)
 
 
 def test_several_kinds_are_told_together(tree):
     for name in ("broken", "no row"):
         BAD[name][0](tree)
-    with pytest.raises(MistakesError) as told:
+    with pytest.raises(MistakesError) as error:
         load(tree)
-    assert len(told.value.mistakes) == 2
+    assert len(error.value.mistakes) == 2
 
 
 def test_the_metadatas_centres_and_rows_that_others_lack(tree, capsys):
     (tree / isic.SPLIT).unlink()
     rewrite(tree / isic.META, lambda rows: [rows[0], [*rows[1][:4], "HAM_elsewhere"], *rows[3:]])
     rewrite(tree / isic.TRUTH, lambda rows: rows[:-1])
-    with pytest.raises(MistakesError) as told:
+    with pytest.raises(MistakesError) as error:
         load(tree)
-    text = "\n".join(told.value.mistakes)
+    text = "\n".join(error.value.mistakes)
     assert "of a centre that is none of FLamby's six" in text
     assert f"no row for 1 picture (first: {pictures(tree)[1].stem}) of {isic.TRUTH}" in text
     assert f"no row for 1 picture (first: {pictures(tree)[-1].stem}) of {isic.META}" in text
@@ -275,9 +275,9 @@ def test_the_metadatas_centres_and_rows_that_others_lack(tree, capsys):
         (
             isic.SPLIT,
             lambda rows: [row[:-3] for row in rows],
-            "train_test_split: no column center, fold, fold2; image,",
+            "train_test_split: has no column center, fold, fold2; use the columns image,",
         ),
-        (isic.SPLIT, lambda rows: [*rows, rows[1]], "has two rows; one would be right"),
+        (isic.SPLIT, lambda rows: [*rows, rows[1]], "has two rows; keep one of them"),
         (isic.SPLIT, lambda rows: [*rows[:5], rows[5][:4], *rows[6:]], "line 6 is cut short; fetch the file again"),
         (isic.SPLIT, lambda rows: rows[:1], "has no sample of train and test"),
     ],
@@ -290,9 +290,9 @@ def test_tables_that_are_none(file, change, line, tree):
 
 def test_a_missing_tree_names_the_files_their_source_and_size(tmp_path):
     for folder in (None, tmp_path):
-        with pytest.raises(LabelSkewError, match=r"FLamby.* 9 GB, CC-BY-NC") as told:
+        with pytest.raises(LabelSkewError, match=r"FLamby.* 9 GB, CC-BY-NC") as error:
             dataset().check(folder, download=False)
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(error.value)
     with pytest.raises(LabelSkewError, match="download: true is not offered"):
         dataset().check(tmp_path, download=True)
 
@@ -330,8 +330,8 @@ def test_a_deep_check_lists_the_broken_pictures_of_its_centres(tree):
     victims = [next(file for file in pictures(tree) if centre[file.stem] == c) for c in (0, 1)]
     for victim in victims:
         victim.write_bytes(victim.read_bytes()[:900])
-    told = dataset().broken(tree)
-    assert sorted(line.partition(": is not a sound image")[0] for line in told) == sorted(map(str, victims))
+    lines = dataset().broken(tree)
+    assert sorted(line.partition(": is not a sound image")[0] for line in lines) == sorted(map(str, victims))
     (line,) = dataset(centres=(1,)).broken(tree)
     assert line.startswith(f"{victims[1]}: ")
 
@@ -376,7 +376,7 @@ def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):
         str(RECIPE),
         "--run-dir",
         str(tmp_path / "run"),
-        *(word for each in sets for word in ("--set", each)),
+        *(word for setting in sets for word in ("--set", setting)),
     ]
     result = CliRunner().invoke(main, argv)
     assert result.exit_code == 0, result.output
@@ -395,7 +395,7 @@ def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):
 def test_a_drawn_split_is_kept_with_the_results(tree, tmp_path):
     (tree / isic.SPLIT).unlink()
     sets = [f"data_args.data_cache_dir={tree}", "data_args.crop=16", "model_args.model=logistic", "train_args.epochs=1"]
-    words = [word for each in [*sets, "train_args.comm_round=1"] for word in ("--set", each)]
+    words = [word for setting in [*sets, "train_args.comm_round=1"] for word in ("--set", setting)]
     result = CliRunner().invoke(main, ["run", str(RECIPE), "--run-dir", str(tmp_path / "run"), *words])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "run" / isic.SPLIT).read_text() == load(tree).notes[isic.SPLIT]

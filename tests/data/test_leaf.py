@@ -173,7 +173,7 @@ def test_the_test_part_alone_is_that_of_the_chosen_users(tmp_path):
 
 def test_missing_folders(tmp_path):
     plugin = Shakespeare(Shakespeare.Params())
-    with pytest.raises(LabelSkewError, match="data_cache_dir is not set; LEAF's folder with train/"):
+    with pytest.raises(LabelSkewError, match="data_cache_dir is not set; set it to LEAF's folder with train/"):
         plugin.check(None, download=False)
     with pytest.raises(LabelSkewError, match=r"^data set shakespeare: no train/\*.json in .*; LEAF writes them"):
         plugin.check(tmp_path, download=True)
@@ -188,7 +188,7 @@ FILES = [
     ("{", "is no sound JSON"),
     ("\xff", "is no sound JSON"),
     ("[" * 100_000, "is no sound JSON"),
-    ("[1, 2]", "is not LEAF's: a mapping with users, num_samples, user_data would be right"),
+    ("[1, 2]", "is not LEAF's; use a mapping with users, num_samples, user_data"),
     (json.dumps({**GOOD, "users": 3}), "users, num_samples and user_data do not fit"),
     (json.dumps({**GOOD, "users": ["v"]}), "users, num_samples and user_data do not fit"),
     (json.dumps({**GOOD, "users": [["u"]]}), "users, num_samples and user_data do not fit"),
@@ -197,13 +197,22 @@ FILES = [
     (json.dumps({**GOOD, "user_data": {"u": {"x": []}}}), "user 'u' has no lists x and y"),
     (json.dumps({**GOOD, "user_data": {"u": 4}}), "user 'u' has no lists x and y"),
     (json.dumps(content({"u": ([image()], [])})), "user 'u' has 1 x and 0 y"),
-    (json.dumps(content({"u": ([[1, 0]], [0])})), r"user 'u' has x of shape \(1, 2\); \(1, 784\) would be right"),
+    (
+        json.dumps(content({"u": ([[1, 0]], [0])})),
+        r"user 'u' has x of shape \(1, 2\) instead of \(1, 784\); write the file again",
+    ),
     (json.dumps(content({"u": ([[], image()], [0, 0])})), "user 'u' has x that are not numbers in rows of one length"),
     (json.dumps(content({"u": ([["a"] * 784], [0])})), "user 'u' has x that are not numbers"),
-    (json.dumps(content({"u": ([image(), image(p3=255)], [0, 0])})), "user 'u' has pixels from 1 to 255; 0 to 1 would"),
-    (json.dumps(content({"u": ([image(p3=float("nan"))], [0])})), "user 'u' has pixels from nan to nan; 0 to 1 would"),
-    (json.dumps(content({"u": ([image()] * 2, [0, 62])})), "user 'u' has label 62; integers 0 to 61 would be right"),
-    (json.dumps(content({"u": ([image()], [0.5])})), "user 'u' has label 0.5; integers"),
+    (
+        json.dumps(content({"u": ([image(), image(p3=255)], [0, 0])})),
+        "user 'u' has pixels from 1 to 255 instead of 0 to 1",
+    ),
+    (
+        json.dumps(content({"u": ([image(p3=float("nan"))], [0])})),
+        "user 'u' has pixels from nan to nan instead of 0 to 1",
+    ),
+    (json.dumps(content({"u": ([image()] * 2, [0, 62])})), "user 'u' has label 62 instead of an integer from 0 to 61"),
+    (json.dumps(content({"u": ([image()], [0.5])})), "user 'u' has label 0.5 instead of an integer"),
     (json.dumps(content({"u": ([image()], [[]])})), r"user 'u' has label"),
     (json.dumps(content({"u": ([image()], [10**30])})), "user 'u' has y that are not numbers"),
 ]
@@ -224,10 +233,10 @@ def test_broken_files_are_one_line(tmp_path, file, message):
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (["short"], ["a"], "user 'r' has x \"short\"; text of length 80 would be right"),
-        ([text("a"), 3], ["a", "b"], "user 'r' has x 3; text of length 80"),
-        ([text("a")], ["ab"], "user 'r' has y \"ab\"; text of length 1"),
-        ([text("a")], [""], "user 'r' has y \"\"; text of length 1"),
+        (["short"], ["a"], "user 'r' has x \"short\" instead of text of length 80"),
+        ([text("a"), 3], ["a", "b"], "user 'r' has x 3 instead of text of length 80"),
+        ([text("a")], ["ab"], "user 'r' has y \"ab\" instead of text of length 1"),
+        ([text("a")], [""], "user 'r' has y \"\" instead of text of length 1"),
     ],
 )
 def test_broken_texts_are_one_line(tmp_path, x, y, message):
@@ -241,7 +250,9 @@ def test_one_user_in_two_files(tmp_path):
     for name in ("a_{part}_8.json", "a_{part}_9.json"):
         write(tmp_path, "train", writers(u=1), name)
     write(tmp_path, "test", writers(u=1))
-    with pytest.raises(LabelSkewError, match=r"_9.json: user 'u' is also in .*_8.json; the files of one run of LEAF"):
+    with pytest.raises(
+        LabelSkewError, match=r"_9.json: user 'u' is also in .*_8.json; use the files of one run of LEAF"
+    ):
         load(FEMNIST, tmp_path)
 
 
@@ -302,6 +313,6 @@ def test_small_copies_are_as_asked_for(tmp_path, kind):
         assert len(data.train.y) + len(data.test.y) == 7
         copies.append((data.train.x.tobytes(), data.test.x.tobytes()))
     assert copies[0] == copies[1] != copies[2]
-    with pytest.raises(LabelSkewError, match="3 samples; at least 4, for two users, would be right"):
+    with pytest.raises(LabelSkewError, match="3 samples are too few; use at least 4, for two users"):
         fakes.write(plugin, tmp_path / "d", samples=3, seed=0)
     assert not (tmp_path / "d").exists()

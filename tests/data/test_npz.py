@@ -24,7 +24,7 @@ def load(path, seed=0, **params):
     return plugin.load(path, download=False, seed=seed)
 
 
-message = functools.partial(mistakes.message, says=("right", "cannot be read"))
+message = functools.partial(mistakes.message, says=("; use ", "; give ", "; name ", "; set ", "cannot be read"))
 
 
 def test_x_and_y(tmp_path):
@@ -53,7 +53,7 @@ def test_four_arrays_and_named_file(tmp_path):
     assert data.test.y.tolist() == Y[15:].tolist()
     assert data.train.groups[:3].tolist() == [1, 2, 3]
     assert data.test.groups.tolist() == [0, 1, 1, 2, 2]
-    assert "has 2 .npz files; data_args.file" in message(lambda: load(tmp_path))
+    assert "has 2 .npz files; name one of them in data_args.file" in message(lambda: load(tmp_path))
     assert "none.npz does not exist" in message(lambda: load(tmp_path, file="none.npz"))
 
 
@@ -102,19 +102,19 @@ BAD = [np.nan, np.inf, 1e300]
         ({}, "has no x, y (it has nothing)"),
         ({"x_train": X, "y_train": Y, "x_test": X}, "has no y_test"),
         ({"x": X, "y": Y[:9]}, "y: has 9 labels for 20 samples"),
-        ({"x": X, "y": Y * 1.0}, "y: is float64 of shape (20,); integers"),
+        ({"x": X, "y": Y * 1.0}, "y: is float64 of shape (20,); use integers"),
         ({"x": X, "y": Y[:, None]}, "y: is int64 of shape (20, 1)"),
         ({"x": X, "y": Y - 1}, "y: has label -1"),
-        ({"x": X, "y": Y * 2}, "go up to 6, but no sample has label 1; labels 0 to 3"),
+        ({"x": X, "y": Y * 2}, "go up to 6, but no sample has label 1; use labels from 0 to 3"),
         ({"x": X, "y": Y + 1}, "no sample has label 0"),
         *[({"x": np.where(np.arange(20)[:, None] == 7, bad, X), "y": Y}, "x: sample 7 is not finite") for bad in BAD],
-        ({"x": np.array(["a"] * 20), "y": Y}, "x: is of type <U1; numbers"),
+        ({"x": np.array(["a"] * 20), "y": Y}, "x: is of type <U1; use numbers"),
         ({"x": np.arange(20), "y": Y}, "x: has shape (20,)"),
         ({"x": np.zeros((0, 3)), "y": Y[:0]}, "x: has shape (0, 3)"),
-        ({"x": np.zeros((20, 3, 3, 3)), "y": Y}, "channels cannot be told; layout=nchw, nhwc or flat"),
+        ({"x": np.zeros((20, 3, 3, 3)), "y": Y}, "channels cannot be told; use layout=nchw, nhwc or flat"),
         ({"x": np.zeros((20, 4, 5, 5)), "y": Y}, "channels cannot be told"),
-        ({"x": np.zeros((20, 2, 2, 2, 2)), "y": Y}, "with layout=auto 3 or 4 dimensions"),
-        ({"x": X, "y": Y, "groups": Y[:3]}, "groups is int64 of shape (3,); 20 integers or strings"),
+        ({"x": np.zeros((20, 2, 2, 2, 2)), "y": Y}, "use 3 or 4 dimensions with layout=auto"),
+        ({"x": X, "y": Y, "groups": Y[:3]}, "groups is int64 of shape (3,); use 20 integers or strings"),
         ({"x": X, "y": Y, "groups": X[:, 0]}, "groups is float64"),
         ({"x_train": X, "y_train": Y, "x_test": X[:, :4], "y_test": Y}, "x_train has float32 samples of shape (5,)"),
         ({"x": X[:4], "y": Y[:4]}, "leaves no test sample"),
@@ -182,4 +182,4 @@ def test_a_silo_that_lacks_classes(tmp_path):
     assert data.class_names == [str(c) for c in range(9)]
     assert set(data.train.y) == {0, 2, 4, 6}
     line = message(lambda: load(path, classes=6))
-    assert "has label 6; with data_args.classes 6, 0 to 5 would be right" in line
+    assert "has label 6; use labels from 0 to 5 with data_args.classes 6" in line

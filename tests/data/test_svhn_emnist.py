@@ -32,11 +32,11 @@ IMAGES, LABELS = np.zeros((32, 32, 3, 4), np.uint8), np.array([[1], [2], [10], [
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ({"X": IMAGES}, "X is missing; uint8 of shape (32, 32, 3, N), and y, would be right"),
+        ({"X": IMAGES}, "X or y is missing; use X of uint8 and shape (32, 32, 3, N), and its labels y"),
         ({"X": IMAGES[:31], "y": LABELS}, "X is uint8 of shape (31, 32, 3, 4)"),
         ({"X": IMAGES.astype(float), "y": LABELS}, "X is float64 of shape"),
         ({"X": IMAGES, "y": LABELS[:3]}, "3 labels for 4 images"),
-        ({"X": IMAGES, "y": LABELS + 1}, "has label 11; 1 to 10 would be right"),
+        ({"X": IMAGES, "y": LABELS + 1}, "has label 11; use labels from 1 to 10"),
         ({"X": IMAGES, "y": LABELS.astype(np.int16) - 5}, "has label -4"),
         ({"X": IMAGES, "y": np.array(["a", "b", "c", "d"])}, "4 labels for 4 images"),
     ],
@@ -64,10 +64,10 @@ def test_svhn_files_that_are_none(tmp_path):
 
 
 def test_svhn_downloads_both_files(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(torchvision.datasets, "SVHN", lambda root, *, split, download: asked.append(split))
+    splits = []
+    monkeypatch.setattr(torchvision.datasets, "SVHN", lambda root, *, split, download: splits.append(split))
     assert "no train_32x32.mat, test_32x32.mat in" in message(lambda: SVHN().load(tmp_path, download=True, seed=0))
-    assert asked == ["train", "test"]
+    assert splits == ["train", "test"]
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -95,7 +95,7 @@ def test_emnist_labels_out_of_range(tmp_path):
         labels[3] = bad
         write_idx(path, labels)
         line = message(lambda: load(EMNIST, tmp_path, split="letters"))
-        assert line == f"{path}: has label {bad}; 1 to 26 would be right"
+        assert line == f"{path}: has label {bad}; use labels from 1 to 26"
 
 
 def test_emnist_download_fetches_the_split(tmp_path, monkeypatch):
@@ -118,6 +118,6 @@ def test_headers_are_read_without_the_data(tmp_path):
             (tmp_path / name).write_bytes(whole[:cut])
             assert idx_shape(tmp_path / name) is None
     rows = MNIST().survey(tmp_path)
-    assert [found for _, found, _ in rows] == ["missing"] * 4
+    assert [actual for _, actual, _ in rows] == ["missing"] * 4
     (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(b"no")
     assert ("train-labels-idx1-ubyte", "broken", "60000") in MNIST().survey(tmp_path)

@@ -39,9 +39,9 @@ def test_proxy_gradients_without_missing_or_observed_classes():
 
 def test_observed_probability():
     p = torch.tensor([[0.7, 0.1, 0.2], [0.3, 0.6, 0.1]])
-    found = observed_probability(p, torch.tensor([2, 0]), torch.tensor([True, False, True]))
-    assert float(found["own"]) == pytest.approx((0.2 + 0.3) / 2)
-    assert float(found["observed"]) == pytest.approx((0.9 + 0.4) / 2)
+    means = observed_probability(p, torch.tensor([2, 0]), torch.tensor([True, False, True]))
+    assert float(means["own"]) == pytest.approx((0.2 + 0.3) / 2)
+    assert float(means["observed"]) == pytest.approx((0.9 + 0.4) / 2)
 
 
 def test_class_accuracy():

@@ -93,15 +93,15 @@ def test_a_picture_of_each(watched, name):
 
 def test_class_accuracy_after_aggregation_is_the_recall_of_the_metrics(watched):
     recall = {line["round"]: line["recall"] for line in read_lines(watched / "metrics.jsonl")}
-    found = lines(watched, "class_accuracy")
-    for line in found:
+    tested = lines(watched, "class_accuracy")
+    for line in tested:
         if line["client"] is None:
             assert line["recall"] == recall[line["round"]]
-    clients = [line["client"] for line in found if line["round"] == 3]
+    clients = [line["client"] for line in tested if line["round"] == 3]
     assert clients == [*read_lines(watched / "metrics.jsonl")[3]["clients"], None]
-    held = [np.mean([line["recall"][c] for c in line["held"]]) for line in found if line["client"] is not None]
+    held = [np.mean([line["recall"][c] for c in line["held"]]) for line in tested if line["client"] is not None]
     lacked = [
-        np.mean([r for c, r in enumerate(line["recall"]) if c not in line["held"]]) for line in found if "held" in line
+        np.mean([r for c, r in enumerate(line["recall"]) if c not in line["held"]]) for line in tested if "held" in line
     ]
     assert np.mean(held) > np.mean(lacked) + 0.2  # a client forgets what it does not hold
 
@@ -137,14 +137,14 @@ def test_training_numbers_equal_a_loop_of_their_own(go, watched):
     note = Note()
     fit(local, client, 0, made.start, times_selected=1, observer=note)
     missing = note.counts == 0
-    norms, own = [], []
+    norms, targets = [], []
     for batch, gradient in seen:
         norms.append(torch.stack([row.norm() for row in gradient[missing]]).mean())
         scaled = torch.where(missing, 0.5, 1.0) * batch.logits.detach()  # FedRS, eq. 8
-        own += [torch.stack([z.softmax(0)[y] for z, y in zip(scaled, batch.labels, strict=True)]).mean()]
+        targets += [torch.stack([z.softmax(0)[y] for z, y in zip(scaled, batch.labels, strict=True)]).mean()]
     first = lines(watched, "proxy_gradients")[0], lines(watched, "observed_probability")[0]
     assert first[0]["missing"] == pytest.approx(float(torch.stack(norms).mean()), rel=1e-5)
-    assert first[1]["own"] == pytest.approx(float(torch.stack(own).mean()), rel=1e-5)
+    assert first[1]["own"] == pytest.approx(float(torch.stack(targets).mean()), rel=1e-5)
 
 
 def test_features_are_those_of_the_saved_model(go, watched):
@@ -192,9 +192,9 @@ def test_the_sphere_of_a_network_of_three_features(go):
     kept = load_file(folder / "diagnostics" / "feature_sphere.safetensors")
     norms = kept["local.points"].norm(dim=1)
     assert ((norms - 1).abs().minimum(norms.abs()) < 1e-5).all()  # on the sphere, or a feature of 0
-    found = lines(folder, "feature_sphere")
-    assert [line["stage"] for line in found] == ["local", "global"]
-    assert all(sum(line["principal_shares"]) == pytest.approx(1) for line in found)
+    stages = lines(folder, "feature_sphere")
+    assert [line["stage"] for line in stages] == ["local", "global"]
+    assert all(sum(line["principal_shares"]) == pytest.approx(1) for line in stages)
     assert (folder / "diagnostics" / "feature_sphere.png").exists()
 
 

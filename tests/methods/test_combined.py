@@ -120,10 +120,10 @@ def test_opening_and_prototypes_live_side_by_side():
     [
         (
             "[fedmr, map]",
-            "fedmr and map both change more than logits; one of them, with methods that change logits alone",
+            "fedmr and map both change more than logits; use one of them, with methods that change logits alone",
         ),
-        ("fedrs+map", "fedrs and map both correct logits for missing classes; one of them would be right"),
-        ("fedlc+fedshift", "fedlc and fedshift both correct logits for class counts; one of them would be right"),
+        ("fedrs+map", "fedrs and map both correct logits for missing classes; use one of them"),
+        ("fedlc+fedshift", "fedlc and fedshift both correct logits for class counts; use one of them"),
         ("fedlc+fedlx", "'fedlx' is unknown; allowed: fd, fedavg, "),
         ("fedlc+fedlc", "fedlc stands there twice; allowed: each method once"),
         ("fedlc + fedlc", "fedlc stands there twice; allowed: each method once"),
@@ -171,14 +171,14 @@ def test_the_last_ones_weights_are_in_force_and_the_record_says_so():
 
 @pytest.mark.parametrize("value", ["participants", "population"])
 def test_weights_that_would_not_be_in_force_are_refused(value):
-    asked = f"method_args.fedshift={{denominator: {value}}}"
+    override = f"method_args.fedshift={{denominator: {value}}}"
     with pytest.raises(LabelSkewError) as error:
-        parse.parse(TEXT, overrides=[asked])
+        parse.parse(TEXT, overrides=[override])
     assert str(error.value) == (
         "recipe.yaml: method_args.method: fedshift.denominator chooses the weights of the uploads, which are those of "
-        "the last method, fedmr; without it, or with fedshift last, would be right"
+        "the last method, fedmr; remove it, or put fedshift last"
     )
-    last = parse.parse(TEXT, overrides=[asked, "method_args.method=[fedmr, fedshift]"])
+    last = parse.parse(TEXT, overrides=[override, "method_args.method=[fedmr, fedshift]"])
     assert last.resolved()["method_args"]["fedshift"]["denominator"] == value
     assert last.method.aggregation == ("samples" if value == "participants" else "population")
 
@@ -203,21 +203,21 @@ def silo(tmp_path):
     path.write_text(FEDERATION)
     whole = parse.load(path)
 
-    def own(section):
+    def parsed(section):
         (tmp_path / "one.yaml").write_text(f"data_args: {{dataset: digits}}\nmethod_args: {section}\n")
         return whole, parse.silo(whole, 1)
 
-    return own
+    return parsed
 
 
 def test_a_silo_sets_its_own_noise_under_the_parts_name(silo, samples):
-    whole, own = silo("{fedshift: {count_noise: 4.0}}")
-    shift, mr = own.method.parts["fedshift"].params, own.method.parts["fedmr"].params
+    whole, one = silo("{fedshift: {count_noise: 4.0}}")
+    shift, mr = one.method.parts["fedshift"].params, one.method.parts["fedmr"].params
     assert (shift.count_noise, shift.smoothing, mr.mu1) == (4.0, 2.0, 0.5)
-    assert own.method.report(None)["privacy"]["epsilon"] == 0.5
-    facts.check_agreement(facts.agreed(whole), own)
+    assert one.method.report(None)["privacy"]["epsilon"] == 0.5
+    facts.check_agreement(facts.agreed(whole), one)
     # built anew, not on top of what is there: calibrated once
-    assert torch.equal(samples.loss(own.method)["cross_entropy"], samples.loss(whole.method)["cross_entropy"])
+    assert torch.equal(samples.loss(one.method)["cross_entropy"], samples.loss(whole.method)["cross_entropy"])
     assert silo("{}")[1].resolved() == whole.resolved()
 
 
@@ -242,12 +242,12 @@ def test_no_more_than_that(silo, section, line):
 
 
 def test_another_smoothing_is_no_agreement(silo):
-    whole, own = silo("{fedshift: {count_noise: 4.0}}")
+    whole, one = silo("{fedshift: {count_noise: 4.0}}")
     server = facts.agreed(whole)
     assert "count_noise" not in server["method_args"]["fedshift"]
     server["method_args"]["fedshift"]["smoothing"] = 1.0
     with pytest.raises(LabelSkewError, match=r"method_args\.fedshift"):
-        facts.check_agreement(server, own)
+        facts.check_agreement(server, one)
 
 
 @pytest.mark.parametrize(

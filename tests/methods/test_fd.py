@@ -71,9 +71,9 @@ def test_huge_values_bf16_and_gradients(outputs, distance):
     assert torch.equal(z.grad[2], torch.zeros(3))
     assert distillation(torch.randn(1, 3).bfloat16(), labels[:1], teacher, known).dtype == torch.float32
     small = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    own = torch.randn(3, 3, dtype=torch.float64).softmax(dim=1)
+    means = torch.randn(3, 3, dtype=torch.float64).softmax(dim=1)
     assert torch.autograd.gradcheck(
-        lambda z: distillation(z, labels, own, known, outputs=outputs, distance=distance), small
+        lambda z: distillation(z, labels, means, known, outputs=outputs, distance=distance), small
     )
 
 
@@ -120,11 +120,11 @@ class TestFD:
     def test_what_is_sent_is_the_mean_over_the_round_s_batches(self, world, federation, outputs):
         method = FD(FD.Params(outputs=outputs))
         view, terms, sent = played(method, world)
-        assert [list(each) for each in terms] == [["cross_entropy"]] * 2  # nobody has taught yet
+        assert [list(names) for names in terms] == [["cross_entropy"]] * 2  # nobody has taught yet
         logits = torch.cat([world.batch(slice(0, 16)).logits, world.batch(slice(16, 40)).logits]).detach()
-        each = logits if outputs == "logits" else logits.softmax(dim=1)
+        rows = logits if outputs == "logits" else logits.softmax(dim=1)
         for c in range(3):
-            torch.testing.assert_close(sent["outputs"][c], each[world.y == c].mean(0))
+            torch.testing.assert_close(sent["outputs"][c], rows[world.y == c].mean(0))
         assert (sent["outputs"][3:] == 0).all()
         assert sent["held"].tolist() == [1, 1, 1, 0, 0]
         assert {k: tuple(v.shape) for k, v in sent.items()} == method.contribution_shapes(federation)
@@ -183,14 +183,14 @@ class TestFD:
 
     def test_two_rounds_on_digits(self, digits):
         plain, neutral, method = digits("fedavg"), digits("fd", gamma=0.0), digits("fd", gamma=1.0)
-        for each in (plain, neutral, method):
-            each.play([0, 1])
+        for run in (plain, neutral, method):
+            run.play([0, 1])
         assert all(torch.equal(neutral.server.weights[k], v) for k, v in plain.server.weights.items())
         assert all(torch.equal(method.server.weights[k], v) for k, v in plain.server.weights.items())  # none has taught
-        found = method.play([0, 2])
+        results = method.play([0, 2])
         for client in (0, 2):
-            assert found[client].loss_terms["distillation"] > 0
-            assert found[client].contributions["held"].tolist() == (method.made.counts[client] > 0).long().tolist()
+            assert results[client].loss_terms["distillation"] > 0
+            assert results[client].contributions["held"].tolist() == (method.made.counts[client] > 0).long().tolist()
         assert all(v.isfinite().all() for v in method.server.weights.values())
 
     def test_what_it_says(self):

@@ -138,15 +138,15 @@ class TestFedAwS:
         """Without its steps it is FedAvg; with them, the classifier alone is another after a round."""
         plain, neutral = digits("fedavg"), digits("fedaws", rate=0.0)
         spreading, positive = digits("fedaws", margin=1.5), digits("fedaws", local="positive")
-        for each in (plain, neutral, spreading, positive):
-            each.play([0, 1])
+        for run in (plain, neutral, spreading, positive):
+            run.play([0, 1])
         first = plain.server.weights
         assert all(torch.equal(neutral.server.weights[k], v) for k, v in first.items())
         differ = [k for k, v in first.items() if not torch.equal(spreading.server.weights[k], v)]
         assert differ == ["classifier.weight"]
-        for each in (spreading, positive):
-            each.play([0, 2])
-            assert all(v.isfinite().all() for v in each.server.weights.values())
+        for run in (spreading, positive):
+            run.play([0, 2])
+            assert all(v.isfinite().all() for v in run.server.weights.values())
 
     def test_what_it_says_and_what_it_goes_with(self, federation):
         assert FedAwS().combines

@@ -111,10 +111,10 @@ def test_linear_schedule(world):
     tensors, batch = shared(), world.batch()  # classes 0, 1 and 2, of which 2 has no prototype
     terms = FedProc().loss(batch, world.client(shared=tensors, round=5))  # of 20
     losses = naive(batch.features, batch.labels, *tensors.values(), 0.5)
-    each = cross_entropy(batch.logits, batch.labels, reduction="none")
+    entropies = cross_entropy(batch.logits, batch.labels, reduction="none")
     shares = torch.tensor([0.25 if y < 2 else 1.0 for y in batch.labels.tolist()])
     assert terms["contrast"].item() == pytest.approx(0.75 * sum(losses) / len(losses), rel=1e-5)
-    torch.testing.assert_close(terms["cross_entropy"], (shares * each).mean())
+    torch.testing.assert_close(terms["cross_entropy"], (shares * entropies).mean())
     sum(terms.values()).backward()
     assert all(p.grad.isfinite().all() for p in world.net.parameters())
 

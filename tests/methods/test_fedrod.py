@@ -113,8 +113,8 @@ def test_the_personalised_model_has_both_heads(world):
     assert all(torch.equal(v, before[k]) for k, v in world.net.state_dict().items())
     world.net.eval()
     both = method.private_logits(world.x, view)
-    own = view.frozen(method.personalised(view.state))
-    torch.testing.assert_close(own(world.x), both)
+    net = view.frozen(method.personalised(view.state))
+    torch.testing.assert_close(net(world.x), both)
     assert not torch.allclose(both, world.net(world.x))
 
 

@@ -137,10 +137,10 @@ def test_opening_exchange_and_loss(world, params):
     a = 0.1 * counts.sum(1, keepdim=True) if "smoothing_fraction" in params else params.get("smoothing", 1.0)
     torch.testing.assert_close(shared["prior"], global_prior(counts, smoothing=a))
     logits = torch.randn(3, 5)
-    own = a[1] if isinstance(a, torch.Tensor) else a
+    smoothing = a[1] if isinstance(a, torch.Tensor) else a
     torch.testing.assert_close(
         method.calibrate(logits, world.client(counts=others, shared=shared)),
-        shifted_logits(logits, others, shared["prior"], smoothing=own),
+        shifted_logits(logits, others, shared["prior"], smoothing=smoothing),
     )
 
 

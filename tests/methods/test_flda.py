@@ -56,7 +56,7 @@ def test_huge_values_bf16_and_gradients(mixture):
     value = cross_entropy(mixed(*parts, score, mixture=mixture), torch.tensor([0, 1, 2, 0]))
     value.backward()
     assert value.isfinite()
-    assert all(each.grad.isfinite().all() for each in (*parts, score))
+    assert all(tensor.grad.isfinite().all() for tensor in (*parts, score))
     assert mixed(torch.zeros(1, 2).bfloat16(), torch.zeros(1, 2), torch.zeros(1)).dtype == torch.float32
     small = [torch.randn(n, dtype=torch.float64, requires_grad=True) for n in ((4, 3), (4, 3), (4,))]
     assert torch.autograd.gradcheck(lambda *x: mixed(*x, mixture=mixture), small)
@@ -159,17 +159,17 @@ class TestFLDA:
 
     def test_two_rounds_on_digits(self, digits):
         plain, neutral, method = digits("fedavg"), digits("flda", general_share=1.0), digits("flda")
-        for each in (plain, neutral, method):
-            each.play([0, 1])
+        for run in (plain, neutral, method):
+            run.play([0, 1])
         assert all(torch.equal(neutral.server.weights[k], v) for k, v in plain.server.weights.items())
         first = dict(method.states[0])
         assert first.keys() == {"gate", *(f"private.{k}" for k in method.server.weights)}
         assert not torch.equal(first["private.classifier.weight"], method.states[1]["private.classifier.weight"])
-        found = method.play([0, 2])
+        results = method.play([0, 2])
         assert all(not torch.equal(first[k], v) for k, v in method.states[0].items())
-        assert found[0].upload.keys() == method.server.weights.keys()
-        assert found[0].contributions == {}
-        right, number = found[0].personalised
+        assert results[0].upload.keys() == method.server.weights.keys()
+        assert results[0].contributions == {}
+        right, number = results[0].personalised
         assert 0 < right <= number
 
     def test_all_clients_begin_with_the_same_other_network(self, digits):

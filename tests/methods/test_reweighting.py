@@ -116,13 +116,13 @@ def test_two_rounds_on_digits(digits, mean):
     """The same as training on FedAvg's loss with weights worked out here, from the histograms of all three clients."""
     run, plain = digits("reweighting", mean=mean), digits("fedavg")
     counts = [Turn(run.trainer, k).view.counts.double() for k in range(3)]
-    own = [(n + 1) / (n.sum() + 10) for n in counts]
-    prior = sum(n.sum() * p for n, p in zip(counts, own, strict=True)) / sum(n.sum() for n in counts)
+    smoothed = [(n + 1) / (n.sum() + 10) for n in counts]
+    prior = sum(n.sum() * p for n, p in zip(counts, smoothed, strict=True)) / sum(n.sum() for n in counts)
 
     def loss(batch, client):
-        each = cross_entropy(batch.logits, batch.labels, reduction="none")
-        weights = (prior / own[client.id]).float()[batch.labels]
-        return {"cross_entropy": (weights * each).sum() / (len(each) if mean == "samples" else weights.sum())}
+        losses = cross_entropy(batch.logits, batch.labels, reduction="none")
+        weights = (prior / smoothed[client.id]).float()[batch.labels]
+        return {"cross_entropy": (weights * losses).sum() / (len(losses) if mean == "samples" else weights.sum())}
 
     plain.method.loss = loss
     unweighted = digits("fedavg")

@@ -73,7 +73,7 @@ class Evil:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("none.pth", None, "does not exist; a file with ImageNet weights would be right"),
+        ("none.pth", None, "does not exist; use a file with ImageNet weights"),
         ("text.pth", b"hello", "is no sound file of weights"),
         ("empty.pth", b"", "is no sound file of weights"),
         ("evil.pth", pickle.dumps(Evil()), "is no sound file of weights"),
@@ -96,7 +96,7 @@ def test_broken_files_are_one_line(tmp_path, capsys, name, content, message):
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ([torch.zeros(2)], "holds something else than a state dict of tensors, which would be right"),
+        ([torch.zeros(2)], "holds something else; use a state dict of tensors"),
         ({"model": {"a": torch.zeros(2)}}, "holds something else"),
         ({"0.weight": torch.zeros(3, 2)}, r"0.bias is missing, unknown or of another shape \(1 such tensors in all\)"),
         ({"0.weight": torch.zeros(2, 2), "0.bias": torch.zeros(3)}, "0.weight is missing"),

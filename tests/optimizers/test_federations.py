@@ -72,7 +72,7 @@ class Three:
         self.net = Net().double()
         self.start = snapshot(self.net)
         self.index = dict(enumerate(torch.arange(sum(SIZES)).split(SIZES)))
-        self.counts = torch.stack([LABELS[own].bincount(minlength=CLASSES) for own in self.index.values()])
+        self.counts = torch.stack([LABELS[index].bincount(minlength=CLASSES) for index in self.index.values()])
 
     # ours
 
@@ -118,10 +118,10 @@ class Three:
 
     def batches(self, number, client):
         """Inputs and labels of both epochs' batches."""
-        generator, own = seeds.torch_generator(0, "batches", number, client), self.index[client]
+        generator, index = seeds.torch_generator(0, "batches", number, client), self.index[client]
         for _ in range(2):
-            order = own[torch.randperm(len(own), generator=generator)]
-            for at in range(0, len(own), BATCH):
+            order = index[torch.randperm(len(index), generator=generator)]
+            for at in range(0, len(index), BATCH):
                 yield self.x[order[at : at + BATCH]], LABELS[order[at : at + BATCH]]
 
     def gradient(self, weights, x, y):
@@ -171,14 +171,14 @@ def zeros(weights):
     return {name: torch.zeros_like(value) for name, value in weights.items()}
 
 
-def each(function, *tensors):
+def mapped(function, *tensors):
     """``function`` of every parameter."""
     return {name: function(*(part[name] for part in tensors)) for name in tensors[0]}
 
 
 def uniform(sent):
     """Mean of the values of a dictionary of parameters."""
-    return each(lambda *values: sum(values) / len(values), *sent.values())
+    return mapped(lambda *values: sum(values) / len(values), *sent.values())
 
 
 def same(got, expected):
@@ -199,19 +199,19 @@ def test_scaffold(option, decay, by_class):
     for number, clients in enumerate(ROUNDS):
         sent, changes = {}, {}
         for k in clients:
-            own = kept.get(k, zeros(w))
+            last = kept.get(k, zeros(w))
 
-            def direction(now, x, y, own=own, c=c):
-                return each(lambda g, mine, all: g - mine + all, three.gradient(now, x, y), own, c)
+            def direction(now, x, y, last=last, c=c):
+                return mapped(lambda g, last, all: g - last + all, three.gradient(now, x, y), last, c)
 
             sent[k], steps = three.train(w, number, k, direction)
             if option == "I":
                 kept[k] = three.whole_gradient(w, number, k)
             else:
-                kept[k] = each(lambda a, all, x, y, n=steps: a - all + (x - y) / (n * RATE), own, c, w, sent[k])
-            changes[k] = each(torch.sub, kept[k], own)
-        w = each(lambda old, mean: old + 0.7 * (mean - old), w, three.mean(w, sent))
-        c = each(lambda old, *values: old + sum(values) / 3, c, *changes.values())
+                kept[k] = mapped(lambda a, all, x, y, n=steps: a - all + (x - y) / (n * RATE), last, c, w, sent[k])
+            changes[k] = mapped(torch.sub, kept[k], last)
+        w = mapped(lambda old, mean: old + 0.7 * (mean - old), w, three.mean(w, sent))
+        c = mapped(lambda old, *values: old + sum(values) / 3, c, *changes.values())
     same(three.play(SCAFFOLD(SCAFFOLD.Params(option=option, server_lr=0.7))), w)
 
 
@@ -223,15 +223,15 @@ def test_feddyn(by_class):
     for number, clients in enumerate(ROUNDS):
         sent = {}
         for k in clients:
-            own = kept.get(k, zeros(w))
+            last = kept.get(k, zeros(w))
 
-            def direction(now, x, y, own=own, w=w):
-                return each(lambda g, a, t, s: g - a + alpha * (t - s), three.gradient(now, x, y), own, now, w)
+            def direction(now, x, y, last=last, w=w):
+                return mapped(lambda g, a, t, s: g - a + alpha * (t - s), three.gradient(now, x, y), last, now, w)
 
             sent[k], _ = three.train(w, number, k, direction)
-            kept[k] = each(lambda a, t, s: a - alpha * (t - s), own, sent[k], w)
-            h = each(lambda a, t, s: a - alpha / 3 * (t - s), h, sent[k], w)
-        w = each(lambda mean, a: mean - a / alpha, three.mean(w, sent), h)
+            kept[k] = mapped(lambda a, t, s: a - alpha * (t - s), last, sent[k], w)
+            h = mapped(lambda a, t, s: a - alpha / 3 * (t - s), h, sent[k], w)
+        w = mapped(lambda mean, a: mean - a / alpha, three.mean(w, sent), h)
     same(three.play(FedDyn(FedDyn.Params(feddyn_alpha=alpha))), w)
 
 
@@ -241,19 +241,19 @@ def test_feddc_as_its_code_has_it(by_class):
     three, alpha = Three(by_class=by_class), 0.5
     w, drifts, kept = three.start, {}, {}
     for number, clients in enumerate(ROUNDS):
-        c = each(lambda *values: sum(values) / 3, zeros(w), *kept.values())
+        c = mapped(lambda *values: sum(values) / 3, zeros(w), *kept.values())
         sent, old = {}, dict(kept)
         for k in clients:
-            own, drift = old.get(k, zeros(w)), drifts.get(k, zeros(w))
+            last, drift = old.get(k, zeros(w)), drifts.get(k, zeros(w))
 
-            def direction(now, x, y, own=own, drift=drift, c=c, w=w):
-                penalty = each(lambda t, s, h: alpha * (t - s + h), now, w, drift)
-                return each(lambda g, p, a, b: g + p + b - a, three.gradient(now, x, y), penalty, own, c)
+            def direction(now, x, y, last=last, drift=drift, c=c, w=w):
+                penalty = mapped(lambda t, s, h: alpha * (t - s + h), now, w, drift)
+                return mapped(lambda g, p, a, b: g + p + b - a, three.gradient(now, x, y), penalty, last, c)
 
             sent[k], steps = three.train(w, number, k, direction)
-            kept[k] = each(lambda a, b, s, t, n=steps: a - b + (s - t) / (n * RATE), own, c, w, sent[k])
-            drifts[k] = each(lambda h, t, s: h + t - s, drift, sent[k], w)
-        w = each(lambda mean, *values: mean + sum(values) / 3, three.mean(w, sent), *drifts.values())
+            kept[k] = mapped(lambda a, b, s, t, n=steps: a - b + (s - t) / (n * RATE), last, c, w, sent[k])
+            drifts[k] = mapped(lambda h, t, s: h + t - s, drift, sent[k], w)
+        w = mapped(lambda mean, *values: mean + sum(values) / 3, three.mean(w, sent), *drifts.values())
     same(three.play(FedDC(FedDC.Params(feddc_alpha=alpha, feddc_reading="code"))), w)
 
 
@@ -271,13 +271,13 @@ def test_mime(lite, decay, by_class):
             def direction(now, x, y, w=w, s=s, c=c):
                 g = three.gradient(now, x, y)
                 if not lite and c is not None:
-                    g = each(lambda a, b, d: a - b + d, g, three.gradient(w, x, y), c)
-                return each(lambda a, b: (1 - beta) * a + beta * b, g, s)
+                    g = mapped(lambda a, b, d: a - b + d, g, three.gradient(w, x, y), c)
+                return mapped(lambda a, b: (1 - beta) * a + beta * b, g, s)
 
             sent[k], _ = three.train(w, number, k, direction)
             gradients[k] = three.whole_gradient(w, number, k)
         c = uniform(gradients)
-        s = each(lambda a, b: (1 - beta) * a + beta * b, c, s)
+        s = mapped(lambda a, b: (1 - beta) * a + beta * b, c, s)
         w = three.mean(w, sent)
     same(three.play(Mime(Mime.Params(server_momentum=beta, mimelite=lite))), w)
 
@@ -293,9 +293,9 @@ def test_fednova(by_class):
         for k in clients:
             new, steps = three.train(w, number, k, three.gradient)
             a = sum((1 - 0.5 ** (steps - j)) / 0.5 for j in range(steps))
-            changes[k] = each(lambda y, x, a=a: (y - x) / a, new, w)
+            changes[k] = mapped(lambda y, x, a=a: (y - x) / a, new, w)
             tau += shares[k] * a
-        w = each(lambda x, d, tau=tau: x + tau * d, w, three.mean(zeros(w), changes, shares))
+        w = mapped(lambda x, d, tau=tau: x + tau * d, w, three.mean(zeros(w), changes, shares))
     same(three.play(FedNova()), w)
 
 
@@ -307,6 +307,6 @@ def test_fedopt(by_class):
     for number, clients in enumerate(ROUNDS):
         shares = {k: SIZES[k] / sum(SIZES[j] for j in clients) for k in clients}
         sent = {k: three.train(w, number, k, three.gradient)[0] for k in clients}
-        momentum = each(lambda m, mean, x: 0.5 * m + mean - x, momentum, three.mean(w, sent, shares), w)
-        w = each(torch.add, w, momentum)
+        momentum = mapped(lambda m, mean, x: 0.5 * m + mean - x, momentum, three.mean(w, sent, shares), w)
+        w = mapped(torch.add, w, momentum)
     same(three.play(FedOpt(FedOpt.Params(server_momentum=0.5))), w)

@@ -86,8 +86,11 @@ def test_papers_form_is_algorithm_two(world, kind, given, beta1, beta2, tau):
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("train_args.server_momentum=0.9", "server_momentum does not go with adam; sgd, or 0, would be right"),
-        ("train_args.server_tau=0.1", "server_tau does not go with adam with server_form: host; adam, adagrad or yogi"),
+        ("train_args.server_momentum=0.9", "server_momentum does not go with adam; use sgd, or 0"),
+        (
+            "train_args.server_tau=0.1",
+            "server_tau does not go with adam with server_form: host; use adam, adagrad or yogi",
+        ),
         ("train_args.server_lr=1e39", "train_args.server_lr: 1e+39 is out of range; allowed: numbers up to 1e+30"),
         ("train_args.server_optimizer=adamw", "'adamw' is unknown; allowed: sgd, adam, adagrad, yogi; nearest: adam"),
     ],
@@ -116,7 +119,7 @@ def test_what_would_do_nothing_is_refused_and_a_run_s_own_recipe_is_not(options,
         f"train_args: {{federated_optimizer: FedOpt, {options}}}\n"
     )
     with pytest.raises(
-        LabelSkewError, match=f"train_args: {name} does not go with .* server_form: paper, or null, would"
+        LabelSkewError, match=f"train_args: {name} does not go with .* server_form: paper, or leave it out$"
     ):
         parse.parse(text)
     right = parse.parse(text, overrides=[f"train_args.{name}=null"])

@@ -39,31 +39,31 @@ def same(a, b):
     return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-message = functools.partial(mistakes.message, says=("would be right", "at least", "needs"))
+message = functools.partial(mistakes.message, says=("; use ", "; make "))
 
 
 @st.composite
 def pcdd_cases(draw):
     classes, clients = draw(st.integers(1, 12)), draw(st.integers(1, 15))
     lowest = -(-classes // clients)
-    each = draw(st.integers(lowest, classes))
+    held = draw(st.integers(lowest, classes))
     sizes = draw(st.lists(st.integers(clients, 40), min_size=classes, max_size=classes))
-    return shuffled(sizes, draw(st.integers(0, 9))), classes, clients, each, draw(st.integers(0, 2**32))
+    return shuffled(sizes, draw(st.integers(0, 9))), classes, clients, held, draw(st.integers(0, 2**32))
 
 
 @FEW
 @given(pcdd_cases())
 def test_pcdd_is_a_partition_with_a_fixed_number_of_classes(case):
-    labels, classes, clients, each, seed = case
-    parts = pcdd(labels, clients=clients, classes_per_client=each, rng=rng(seed))
+    labels, classes, clients, held, seed = case
+    parts = pcdd(labels, clients=clients, classes_per_client=held, rng=rng(seed))
     check(parts, len(labels), clients)
     counts = np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
-    assert ((counts > 0).sum(axis=1) == each).all()
+    assert ((counts > 0).sum(axis=1) == held).all()
     for c in range(classes):
-        own = counts[:, c][counts[:, c] > 0]
-        assert len(own) >= 1
-        assert own.max() - own.min() <= 1
-    assert same(parts, pcdd(labels, clients=clients, classes_per_client=each, rng=rng(seed)))
+        sizes = counts[:, c][counts[:, c] > 0]
+        assert len(sizes) >= 1
+        assert sizes.max() - sizes.min() <= 1
+    assert same(parts, pcdd(labels, clients=clients, classes_per_client=held, rng=rng(seed)))
 
 
 def test_pcdd_of_fedmr_c_1_2():
@@ -71,7 +71,7 @@ def test_pcdd_of_fedmr_c_1_2():
     held = deal_classes(100, 10, 30, rng())
     assert held[:3] == [list(range(30)), list(range(30, 60)), list(range(60, 90))]
     assert held[3][:10] == list(range(90, 100))
-    assert all(len(set(own)) == 30 for own in held)
+    assert all(len(set(client)) == 30 for client in held)
     assert deal_classes(100, 10, 30, rng(1))[5] != held[5]
     first, second = (pcdd(shuffled([50] * 100), clients=10, classes_per_client=30, rng=rng(s)) for s in (0, 1))
     assert not same(first, second)
@@ -80,8 +80,8 @@ def test_pcdd_of_fedmr_c_1_2():
 def test_pcdd_gives_each_sample_one_owner():
     """The authors' loop ran twice, so that each sample was in two clients."""
     labels = shuffled([600] * 10)
-    for each in (2, 3, 5):
-        parts = pcdd(labels, clients=10, classes_per_client=each, rng=rng())
+    for held in (2, 3, 5):
+        parts = pcdd(labels, clients=10, classes_per_client=held, rng=rng())
         owners = np.bincount(np.concatenate(parts), minlength=len(labels))
         assert owners.tolist() == [1] * len(labels)
         assert sum(map(len, parts)) == len(labels)
@@ -95,7 +95,7 @@ def test_pcdd_ignores_classes_without_samples():
 def test_pcdd_errors():
     labels = shuffled([20] * 10)
     assert "classes_per_client=5 or more" in message(lambda: pcdd(labels, clients=2, classes_per_client=4, rng=rng()))
-    assert "10 at most" in message(lambda: pcdd(labels, clients=2, classes_per_client=11, rng=rng()))
+    assert "10 classes; use 10 or less" in message(lambda: pcdd(labels, clients=2, classes_per_client=11, rng=rng()))
     assert "3 training samples" in message(lambda: pcdd(np.arange(3), clients=4, classes_per_client=1, rng=rng()))
     assert "0 clients" in message(lambda: pcdd(labels, clients=0, classes_per_client=1, rng=rng()))
     few = np.array([0] * 9 + [1])
@@ -112,15 +112,15 @@ def test_pcdd_errors():
     seed=st.integers(0, 2**32),
 )
 def test_shards_is_a_partition_with_at_most_that_many_classes(classes, clients, factor, size, seed):
-    each = classes * factor // np.gcd(classes, clients)  # so that clients * each is a multiple of the classes
+    dealt = classes * factor // np.gcd(classes, clients)  # so that clients * dealt is a multiple of the classes
     labels = shuffled([size * factor] * classes, seed % 5)
-    if clients * each // classes > size * factor:
+    if clients * dealt // classes > size * factor:
         return
-    parts = shards(labels, clients=clients, shards_per_client=int(each), rng=rng(seed))
+    parts = shards(labels, clients=clients, shards_per_client=int(dealt), rng=rng(seed))
     check(parts, len(labels), clients)
-    assert all(len(np.unique(labels[part])) <= each for part in parts)
-    explicit = int(clients * each // classes)
-    again = shards(labels, clients=clients, shards_per_client=int(each), shards_per_class=explicit, rng=rng(seed))
+    assert all(len(np.unique(labels[part])) <= dealt for part in parts)
+    explicit = int(clients * dealt // classes)
+    again = shards(labels, clients=clients, shards_per_client=int(dealt), shards_per_class=explicit, rng=rng(seed))
     assert same(parts, again)
 
 
@@ -137,7 +137,7 @@ def test_shards_of_fedrs():
 def test_shards_errors():
     labels = shuffled([20] * 10)
     text = message(lambda: shards(labels, clients=10, shards_per_client=5, shards_per_class=4, rng=rng()))
-    assert "shards_per_class=4 makes 40; shards_per_class=5" in text
+    assert "shards_per_class=4 makes 40; use shards_per_class=5" in text
     assert "multiple of 10" in message(lambda: shards(labels, clients=3, shards_per_client=1, rng=rng()))
     tiny = np.array([0, 0, 0, 0, 0, 1])
     assert "gets no sample" in message(lambda: shards(tiny, clients=6, shards_per_client=1, rng=rng()))
@@ -147,18 +147,18 @@ def test_shards_errors():
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8),
     clients=st.integers(1, 8),
-    each=st.integers(1, 5),
+    dealt=st.integers(1, 5),
     seed=st.integers(0, 2**32),
 )
-def test_quantity_is_a_partition_into_contiguous_label_ranges(sizes, clients, each, seed):
+def test_quantity_is_a_partition_into_contiguous_label_ranges(sizes, clients, dealt, seed):
     labels = shuffled(sizes, seed % 5)
-    if clients * each > len(labels):
-        assert "at most" in message(lambda: quantity(labels, clients=clients, sets_per_client=each, rng=rng(seed)))
+    if clients * dealt > len(labels):
+        assert " or less" in message(lambda: quantity(labels, clients=clients, sets_per_client=dealt, rng=rng(seed)))
         return
-    parts = quantity(labels, clients=clients, sets_per_client=each, rng=rng(seed))
+    parts = quantity(labels, clients=clients, sets_per_client=dealt, rng=rng(seed))
     check(parts, len(labels), clients)
-    assert np.ptp([len(part) for part in parts]) <= each
-    assert same(parts, quantity(labels, clients=clients, sets_per_client=each, rng=rng(seed)))
+    assert np.ptp([len(part) for part in parts]) <= dealt
+    assert same(parts, quantity(labels, clients=clients, sets_per_client=dealt, rng=rng(seed)))
 
 
 def test_quantity_of_fedlc():
@@ -221,7 +221,9 @@ def test_dirichlet_min_samples():
     labels = shuffled([100] * 10)
     parts = dirichlet(labels, clients=10, beta=0.1, min_samples=20, rng=rng())
     assert min(map(len, parts)) >= 20
-    assert "100 at most" in message(lambda: dirichlet(labels, clients=10, beta=0.1, min_samples=101, rng=rng()))
+    assert "; use min_samples=100 or less" in message(
+        lambda: dirichlet(labels, clients=10, beta=0.1, min_samples=101, rng=rng())
+    )
     text = message(lambda: dirichlet(labels, clients=100, beta=0.01, min_samples=5, rng=rng()))
     assert "no draw of 1000" in text
 
@@ -231,7 +233,9 @@ def test_dirichlet_min_samples():
 def test_iid_is_a_partition_into_equal_parts(samples, clients, seed):
     labels = np.zeros(samples, np.int64)
     if clients > samples:
-        assert f"may be {samples} at most" in message(lambda: iid(labels, clients=clients, rng=rng(seed)))
+        assert f"; use client_num_in_total={samples} or less" in message(
+            lambda: iid(labels, clients=clients, rng=rng(seed))
+        )
         return
     parts = iid(labels, clients=clients, rng=rng(seed))
     check(parts, samples, clients)
@@ -243,7 +247,7 @@ def test_natural():
     parts = natural(np.array([7, 3, 7, 3, 40]), clients=3)
     assert [part.tolist() for part in parts] == [[1, 3], [0, 2], [4]]
     assert "has no groups" in message(lambda: natural(None, clients=2))
-    assert "has 3 groups; client_num_in_total=3" in message(lambda: natural(np.array([1, 2, 3]), clients=2))
+    assert "has 3 groups; use client_num_in_total=3" in message(lambda: natural(np.array([1, 2, 3]), clients=2))
 
 
 @pytest.mark.parametrize(

@@ -93,10 +93,10 @@ def test_listing_imports_no_plugin_and_nothing_heavy(site):
 
 def test_an_entry_names_its_distribution_and_target(site):
     site.dist("acme-methods", [("acme", "acme:A")])
-    found = site.entries()
-    assert ["acme", "acme-methods", "acme:A"] in found
-    assert ["fedlc", "fl-labelskew-plugins", "fl_labelskew_plugins.methods.fedlc:FedLC"] in found
-    assert found == sorted(found)
+    entries = site.entries()
+    assert ["acme", "acme-methods", "acme:A"] in entries
+    assert ["fedlc", "fl-labelskew-plugins", "fl_labelskew_plugins.methods.fedlc:FedLC"] in entries
+    assert entries == sorted(entries)
 
 
 def test_load_gives_the_class(site):
@@ -138,7 +138,7 @@ def test_a_name_of_ours_that_another_claims_is_refused(site):
         (
             "bad:A",
             "from fl_labelskew_registry import Method\nclass A(Method):\n    Params = 3",
-            "has no Params; it would be right to give it a pydantic model, empty if need be",
+            "has no Params; give it a pydantic model, empty if need be",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from fl_labelskew_registry.contracts import (
     Stage,
 )
 from fl_labelskew_registry.data import Arrays, Data, Dataset, Images, Network, Partitioner
-from fl_labelskew_registry.errors import LabelSkewError, MistakesError, PluginError, RunError
+from fl_labelskew_registry.errors import LabelSkewError, MistakesError, PluginError, RunError, mistake
 
 __all__ = [
     "HOOKS",
@@ -42,6 +42,7 @@ __all__ = [
     "Stage",
     "entries",
     "load",
+    "mistake",
     "namespace",
     "nearest",
 ]

@@ -92,7 +92,7 @@ def misplaced(kind: Kind, name: str | None = None) -> list[str]:
         if name is not None or kind in meant:
             lines.add(
                 f"{_distribution(entry)} registers '{entry.name}' in the group {entry.group}, which does not exist; "
-                f"use {' or '.join(f'fl_labelskew.{place}' for place in meant)}"
+                f"use {' or '.join(f'fl_labelskew.{guess}' for guess in meant)}"
             )
     return sorted(lines)
 
@@ -135,7 +135,7 @@ def _check(kind: Kind, plugin: Any, source: str) -> None:
         raise PluginError(f"{source} is no subclass of fl_labelskew_registry.{contract.__name__}")
     params = getattr(plugin, "Params", None)
     if not (isinstance(params, type) and hasattr(params, "model_validate")):
-        raise PluginError(f"{source} has no Params; it would be right to give it a pydantic model, empty if need be")
+        raise PluginError(f"{source} has no Params; give it a pydantic model, empty if need be")
     for wrong in (_misspelt(plugin, contract), _not_called_so(plugin, contract)):
         if wrong:
             raise PluginError(f"{source}: {wrong}")
@@ -147,7 +147,7 @@ def _misspelt(plugin: type, contract: type) -> str:
     Such a hook would never be called, such an attribute never read. A class that has both may well mean both.
     """
     members = {name: callable(value) for name, value in vars(contract).items() if not name.startswith("_")}
-    defined = _own(plugin, contract)
+    defined = _defined(plugin, contract)
     for name, value in defined.items():
         if name.startswith("_") or name in members or isinstance(value, type | property):
             continue
@@ -164,7 +164,7 @@ def _misspelt(plugin: type, contract: type) -> str:
 
 def _not_called_so(plugin: type, contract: type) -> str:
     """The first hook of a class that cannot be called as the contract's is, if there is one."""
-    for name, value in _own(plugin, contract).items():
+    for name, value in _defined(plugin, contract).items():
         hook = vars(contract).get(name)
         if name.startswith("_") or not inspect.isfunction(hook):
             continue
@@ -186,7 +186,7 @@ def _not_called_so(plugin: type, contract: type) -> str:
     return ""
 
 
-def _own(plugin: type, contract: type) -> dict[str, Any]:
+def _defined(plugin: type, contract: type) -> dict[str, Any]:
     """What a class defines beside its contract, inherited or not."""
     classes = [base for base in reversed(plugin.__mro__) if issubclass(base, contract) and base is not contract]
     return {name: value for base in classes for name, value in vars(base).items()}

@@ -1,4 +1,4 @@
-"""Errors that a person reads; each message is one line that says where, what, and what would be right."""
+"""Errors that a person reads; each message is one line that says where, what, and what to use instead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class LabelSkewError(Exception):
-    """A user's mistake. The command line prints it without a traceback and ends with exit code 2."""
+    """A user's mistake, see :func:`mistake`. The command line prints it without a traceback and ends with code 2."""
 
     exit_code = 2
     frames = ""
@@ -29,6 +29,16 @@ class MistakesError(LabelSkewError):
 
 class PluginError(LabelSkewError):
     """A plugin that is unknown, ambiguous, or cannot be loaded; the message names its distribution."""
+
+
+def mistake(where: object, what: str, use: str) -> LabelSkewError:
+    """A user's mistake in one line: where it is, what is there, and what to use instead.
+
+    >>> raise mistake("data/train.csv", "has label 12", "labels from 0 to 9")
+    Traceback (most recent call last):
+    fl_labelskew_registry.errors.LabelSkewError: data/train.csv: has label 12; use labels from 0 to 9
+    """
+    return LabelSkewError(f"{where}: {what}; use {use}")
 
 
 class RunError(LabelSkewError):
