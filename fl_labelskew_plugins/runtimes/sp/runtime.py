@@ -1,6 +1,10 @@
-"""Single-process simulation (``backend: sp``): by our own loop inside the host's hooks, or by the host's own code."""
+"""Single-process simulation (``backend: sp``): the host's FedAvgAPI around our rounds, or the host's own optimisers."""
 
 from __future__ import annotations
+
+from typing import Any
+
+from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 
 from fl_labelskew_plugins.host import start
 from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
@@ -23,8 +27,28 @@ class SP(Runtime):
         if source != "own":
             HostedFederation(args, record, corrected=source == "corrected").train()
             return
-        on = bool(host_switches(session.recipe))
-        trainer = LabelSkewTrainer(session.trainer, args, hooks=on)
-        hooks = LabelSkewAggregator(session.trainer.model, args) if on else None
-        for _ in Simulation(record, take=trainer.take, hooks=hooks):
+        SingleProcess(args, record).train()
+
+
+class SingleProcess(FedAvgAPI):  # type: ignore[misc]  # the host is untyped
+    """The host's single-process federation, with our trainer, aggregator and rounds in place of its own.
+
+    Args:
+        args: the host's arguments.
+        record: where the run stands, and where results go.
+    """
+
+    def __init__(self, args: Any, record: Record) -> None:
+        local, on = record.session.trainer, bool(host_switches(record.session.recipe))
+        super().__init__(args, local.device, [None] * 8, local.model)
+        self.model_trainer = LabelSkewTrainer(local, args, hooks=on)
+        self.aggregator = LabelSkewAggregator(local.model, args) if on else None
+        self.rounds = Simulation(record, take=self.model_trainer.take, hooks=self.aggregator)
+
+    def _setup_clients(self, *parts: Any) -> None:
+        """Clients are the simulation's, with data of their own."""
+
+    def train(self) -> None:
+        """All rounds that are left."""
+        for _ in self.rounds:
             pass
