@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.front.run import Callback, Run, load, open, run
+    from fl_labelskew_plugins.front.simulate import Simulation, simulate
     from fl_labelskew_plugins.recipe.model import Recipe
+    from fl_labelskew_plugins.studies.side_by_side import Report, report
 
 __version__ = "0.1.0"
 
@@ -21,11 +23,27 @@ _HOMES = {
     "open": "front.run",
     "Run": "front.run",
     "Callback": "front.run",
+    "simulate": "front.simulate",
+    "Simulation": "front.simulate",
+    "report": "studies.side_by_side",
+    "Report": "studies.side_by_side",
     "Recipe": "recipe.model",
 }
 """Where each public name is defined."""
 
-__all__ = ["Callback", "Recipe", "Run", "__version__", "load", "open", "run"]
+__all__ = [
+    "Callback",
+    "Recipe",
+    "Report",
+    "Run",
+    "Simulation",
+    "__version__",
+    "load",
+    "open",
+    "report",
+    "run",
+    "simulate",
+]
 
 
 def __getattr__(name: str) -> Any:

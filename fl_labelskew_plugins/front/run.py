@@ -85,14 +85,20 @@ def run(
         RunError: the run broke off.
         KeyboardInterrupt: interrupted, after a checkpoint was saved; ``open(folder).resume()`` goes on.
     """
-    objects = plugins(model=model, dataset=dataset, method=method, partition=partition)
+    objects = {"model": model, "dataset": dataset, "method": method, "partition": partition}
+    recipe = prepared(recipe, objects)
+    place = start.folder_of(recipe, None if folder is None else Path(folder))
+    start.train(recipe, place, quiet=quiet, hear=_hear(callbacks, place.path, recipe.objects))
+    return Run(place.path, recipe.objects)
+
+
+def prepared(recipe: Recipe | str | Path | Mapping[str, Any], objects: Mapping[str, Any]) -> Recipe:
+    """A recipe of :func:`load`, or what that takes, with objects in place of its names."""
     if not isinstance(recipe, Recipe):
         recipe = load(recipe)
-    if objects:
-        recipe = parse.parse(recipe.dump(), source=recipe.path, objects=objects)
-    place = start.folder_of(recipe, None if folder is None else Path(folder))
-    start.train(recipe, place, quiet=quiet, hear=_hear(callbacks, place.path, objects))
-    return Run(place.path, objects)
+    if given := plugins(**objects):
+        recipe = parse.parse(recipe.dump(), source=recipe.path, objects=given)
+    return recipe
 
 
 def open(folder: str | Path, **objects: Any) -> Run:

@@ -147,7 +147,7 @@ def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_ru
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, folder, show)
     try:
         if dry_run:
-            show.note(describe(_warned(runtime.preview())))
+            show.note(describe(warned(runtime.preview())))
             show.note("dry run: nothing was trained or written")
         elif call.resume and folder.is_whole():
             show.note(f"{folder.path}: all {recipe.train.comm_round} rounds are done already")
@@ -165,7 +165,8 @@ def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_ru
         folder.release()
 
 
-def _warned(session: Session) -> Session:
+def warned(session: Session) -> Session:
+    """The same session, once its warnings are said."""
     if made_up(session.recipe):
         name = session.recipe.data.dataset
         log.warn(f"data_args.data_cache_dir: made up, not the real {name}; numbers say nothing")
@@ -184,7 +185,7 @@ def _run(runtime: Runtime) -> None:
     with status.ending(folder.tell):
         if resume:
             folder.hold()
-        session = _warned(runtime.session())
+        session = warned(runtime.session())
         folder.hold()
         if not resume and folder.recipe.exists():  # another process was faster
             folder.check_new()

@@ -75,8 +75,10 @@ def test_a_notebook_shows_words_and_pictures_and_nothing_that_a_name_smuggles_in
     page = finished._repr_html_()
     assert page.count("data:image/png;base64,iVBOR") == 2
     named = fl.load(RECIPE)
-    object.__setattr__(named, "method_name", "<script>")
-    finished.__dict__["recipe"] = named
+    data = named.data.model_copy(update={"dataset": "<script>"})
+    finished.__dict__["recipe"] = named.model_copy(update={"data": data})
+        update={"data": named.data.model_copy(update={"dataset": "<script>"})}
+    )
     assert "<script>" not in finished._repr_html_()
     del finished.__dict__["recipe"]
 
@@ -181,3 +183,44 @@ def test_objects_and_callbacks_are_of_one_process(more, tmp_path):
 def test_other_processes_give_the_same_numbers(finished, tmp_path):
     run = fl.run(fl.load(RECIPE, {"comm_args.backend": "MPI", "comm_args.workers": 2}), tmp_path / "mpi", quiet=True)
     assert (run.folder / "model.safetensors").read_bytes() == (finished.folder / "model.safetensors").read_bytes()
+
+
+def test_a_loop_of_ones_own_gives_the_same_run(finished, tmp_path):
+    federation = fl.simulate(RECIPE, tmp_path / "loop")
+    before = federation.model
+    for line in federation:
+        if line["round"] == 0:
+            assert federation.run.metrics.index.tolist() == [0]
+            break
+    for line in federation:
+        assert line["round"] == 1
+    assert not torch.equal(federation.model.classifier.weight, before.classifier.weight)
+    assert torch.equal(federation.model.classifier.weight, finished.model.classifier.weight)
+    for name in ("metrics.jsonl", "model.safetensors"):
+        assert (federation.run.folder / name).read_bytes() == (finished.folder / name).read_bytes()
+    assert federation.run.finished
+
+
+def test_a_loop_that_was_left_is_gone_on_with_as_a_run(objects, finished, tmp_path):
+    federation = fl.simulate(RECIPE, tmp_path / "left", model=objects["model"])
+    next(iter(federation))
+    assert type(federation.model) is Net
+    run = fl.open(tmp_path / "left", model=objects["model"]).resume(quiet=True)
+    assert run.finished
+    with pytest.raises(LabelSkewError, match="MPI: a loop runs in one process; use sp"):
+        fl.simulate(fl.load(RECIPE, {"comm_args.backend": "MPI"}))
+
+
+def test_runs_side_by_side(finished, tmp_path):
+    other = fl.run(fl.load(RECIPE, {"method_args.method": "fedavg"}), tmp_path / "<b>", quiet=True)
+    report = fl.report([finished, other.folder], last=1)
+    assert report.table.method.tolist() == ["map", "fedavg"] or report.table.method.tolist() == ["fedavg", "map"]
+    assert report.table.set_index("method").accuracy["map"] == pytest.approx(100 * finished.accuracy)
+    assert "<table" in report._repr_html_()
+    assert "map" in repr(report)
+    page = report.save(tmp_path / "page.html")
+    assert page.read_text().startswith("<!doctype html>")
+    with pytest.raises(LabelSkewError, match="nope"):
+        fl.report([tmp_path / "nope"])
+    with pytest.raises(LabelSkewError, match="no runs to report on; give one or more runs"):
+        fl.report([])
