@@ -1,6 +1,5 @@
 """Numbers and names in words, and where a run says them."""
 
-import doctest
 from types import SimpleNamespace
 
 import pytest
@@ -27,10 +26,6 @@ device_args: {threads: 1}
 )
 def test_a_range_of_one_number_is_that_number(numbers, says):
     assert words.ranged(numbers, "class", "classes") == says
-
-
-def test_the_examples_in_the_docstrings():
-    assert doctest.testmod(words) == (0, 4)
 
 
 def test_names_are_cut_and_clean():
