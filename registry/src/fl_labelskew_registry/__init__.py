@@ -21,6 +21,8 @@ from fl_labelskew_registry.contracts import (
 )
 from fl_labelskew_registry.errors import LabelSkewError, MistakesError, PluginError, RunError
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Aggregated",
     "Aggregation",
