@@ -26,8 +26,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).parents[1]
 
 
+PROCESSES = {"forker", "make_venv", "wheels", "browser"}
+"""Fixtures that start processes."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
-    """Tests marked gpu run where there is one, and are left out elsewhere."""
+    """What starts processes is slow, and comes first; tests marked gpu are left out where there is none.
+
+    Files go to workers whole (``--dist loadfile``), in this order: the quick ones fill what time is left at the end.
+    """
+    for item in items:
+        if PROCESSES & {*item.fixturenames}:
+            item.add_marker("slow")
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:
         return

@@ -20,6 +20,8 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import progress
 from fl_labelskew_plugins.runs.record import Record
 
+pytestmark = pytest.mark.slow
+
 BASE = """\
 data_args: {dataset: digits}
 partition_args: {partition_method: pcdd, classes_per_client: 3}

@@ -16,6 +16,8 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 
+pytestmark = pytest.mark.slow
+
 BASE = """\
 data_args: {dataset: digits}
 partition_args: {partition_method: pcdd, classes_per_client: 3}
