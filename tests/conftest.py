@@ -125,6 +125,15 @@ def fashion_mnist(tmp_path_factory):
     return f"data_args.data_cache_dir={folder}"
 
 
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Drawing takes four fifths of a short run in one process; tests of its own look at it."""
+    from fl_labelskew_plugins import plots
+
+    monkeypatch.setattr(plots, "curves", lambda *_, **__: None)
+    monkeypatch.setattr(plots, "heat_map", lambda *_, **__: None)
+
+
 @pytest.fixture(scope="session")
 def build():
     """Builds the wheel of a folder: ``build(source, out)``."""
