@@ -141,6 +141,7 @@ def test_the_silos_own_hello_is_the_first_message_of_each_connection(start):
         silo.stop_receive_message()
 
 
+@pytest.mark.slow
 def test_a_message_beyond_2_gb_waits_on_disk(start, tmp_path):
     """Nothing but chunks and pages of zeros is in memory here, on either side."""
 
@@ -397,6 +398,7 @@ def test_a_silo_that_sends_without_end_is_not_read_any_more(start):
     assert [arrived.get("round") for arrived in server.got[1:]] == list(range(grpc_transport.QUEUED - 2))
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_ends():
     source = """
         server = ServerTransport("127.0.0.1:0", silos=1)
@@ -412,6 +414,7 @@ def test_a_process_that_fails_ends():
     assert process.returncode == 3
 
 
+@pytest.mark.slow
 def test_an_idle_server_rests():
     source = """
         import time
