@@ -6,11 +6,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup.done
 WORKERS ?= 3
 
-.PHONY: help setup demo test lint wheels clean
+.PHONY: help setup demo test test-fast lint wheels clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## the environment in .venv (Python 3.11 or 3.10; about 5.5 GB with torch)
 
@@ -24,10 +24,13 @@ $(STAMP): pyproject.toml registry/pyproject.toml
 demo: setup  ## a first run: several minutes to set up, then a short training on the digits
 	$(BIN)/fedml run recipes/quickstart.yaml
 
-# Files in their own order: sorted by their number of tests, the slowest, which have few, would all come last.
+# Files in the order of tests/conftest.py, slow ones first: xdist would sort them by their number of tests.
 test: setup  ## the whole suite with coverage
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		--cov --cov-report=term-missing:skip-covered
+
+test-fast: setup  ## all that needs no processes, browser or long training: a minute or so
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
 
 lint: setup  ## ruff, and mypy strict on both packages
 	$(BIN)/ruff check .

@@ -26,8 +26,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).parents[1]
 
 
+PROCESSES = {"forker", "make_venv", "wheels", "browser"}
+"""Fixtures that start processes."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
-    """Tests marked gpu run where there is one, and are left out elsewhere."""
+    """What starts processes is slow, and comes first; tests marked gpu are left out where there is none.
+
+    Files go to workers whole (``--dist loadfile``), in this order: the quick ones fill what time is left at the end.
+    """
+    for item in items:
+        if PROCESSES & {*item.fixturenames}:
+            item.add_marker("slow")
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:
         return
@@ -110,6 +123,15 @@ def fashion_mnist(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "fashion-mnist"
     FashionMNIST().fake(folder, samples=1000, seed=0)
     return f"data_args.data_cache_dir={folder}"
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Drawing takes four fifths of a short run in one process; tests of its own look at it."""
+    from fl_labelskew_plugins import plots
+
+    monkeypatch.setattr(plots, "curves", lambda *_, **__: None)
+    monkeypatch.setattr(plots, "heat_map", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,13 @@
 
 import zipfile
 from email.parser import Parser
+from pathlib import Path
 
+import fl_labelskew_registry
 import pytest
+from packaging.requirements import Requirement
+
+import fl_labelskew_plugins
 
 METHODS = ["fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr"]
 METHODS += ["fedproc", "moon", "fedmmd", "reweighting", "fedrod", "fedaws", "fd", "flda"]
@@ -46,6 +51,19 @@ def test_the_wheels_hold_what_they_should(wheels):
 def test_the_registry_needs_stevedore_alone(wheels):
     _, metadata = contents(wheels[0])
     assert metadata.get_all("Requires-Dist") == ["stevedore>=5.2"]
+
+
+def test_a_version_is_written_in_one_place(wheels):
+    """The package says it; the wheel, the changelog and what the plugins ask of the registry follow."""
+    packages = {"registry": fl_labelskew_registry, ".": fl_labelskew_plugins}
+    root = Path(__file__).parents[1]
+    for (folder, package), wheel in zip(packages.items(), wheels, strict=True):
+        assert contents(wheel)[1]["Version"] == package.__version__
+        assert "\nversion =" not in (root / folder / "pyproject.toml").read_text()
+    assert f"\n## [{fl_labelskew_plugins.__version__}]" in (root / "CHANGELOG.md").read_text()
+    needs = map(Requirement, contents(wheels[1])[1].get_all("Requires-Dist"))
+    registry = next(need for need in needs if need.name == "fl-labelskew-registry")
+    assert registry.specifier.contains(fl_labelskew_registry.__version__)
 
 
 def test_the_code_comes_from_the_wheels(venv):

@@ -15,6 +15,7 @@ print(*sorted({name.split(".")[0] for name in sys.modules} & {"torch", "torchvis
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("package", "heavy"), [("partition", set()), ("data", set()), ("models", {"torch"})], ids=str)
 def test_imports_are_light(package, heavy):
     root = f"fl_labelskew_plugins.{package}"

@@ -366,6 +366,7 @@ def test_a_centre_that_is_not_there_is_refused_before_anything_is_read():
         isic2019.ISIC2019.Params(centres=(6,))
 
 
+@pytest.mark.slow
 def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):
     sets = [
         f"data_args.data_cache_dir={made / 'prepared'}", "data_args.crop=32", "train_args.comm_round=1",

@@ -20,6 +20,8 @@ from fl_labelskew_plugins.recipe.diagnostics import BESIDE_TRAINING, IN_TRAINING
 from fl_labelskew_plugins.recipe.mistakes import RecipeError
 from fl_labelskew_plugins.runs import session
 
+pytestmark = pytest.mark.slow
+
 BASE = """\
 data_args: {dataset: digits}
 partition_args: {partition_method: pcdd, classes_per_client: 3}

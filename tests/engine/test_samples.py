@@ -131,6 +131,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_process_that_is_killed_leaves_none_that_decode(method):
     command = [sys.executable, "-c", KILLED, str(Path(__file__).parents[1]), method]

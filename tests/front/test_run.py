@@ -77,8 +77,6 @@ def test_a_notebook_shows_words_and_pictures_and_nothing_that_a_name_smuggles_in
     named = fl.load(RECIPE)
     data = named.data.model_copy(update={"dataset": "<script>"})
     finished.__dict__["recipe"] = named.model_copy(update={"data": data})
-        update={"data": named.data.model_copy(update={"dataset": "<script>"})}
-    )
     assert "<script>" not in finished._repr_html_()
     del finished.__dict__["recipe"]
 

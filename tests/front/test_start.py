@@ -257,6 +257,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(undisturbed, tmp_path, words):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_nothing_contacts_the_network(tmp_path):
     code = """
 import socket, sys

@@ -89,6 +89,7 @@ def simulation(recipe):
 @pytest.fixture(scope="session")
 def sp_run(tmp_path_factory):
     """The folder of the base recipe's run in one process, with these overrides; each runs once."""
+    from fl_labelskew_plugins import plots
     from fl_labelskew_plugins.front import start
 
     folder, done = tmp_path_factory.mktemp("sp"), {}
@@ -97,7 +98,10 @@ def sp_run(tmp_path_factory):
     def sp(*overrides):
         if overrides not in done:
             out = folder / str(len(done))
-            start.start(folder / "recipe.yaml", overrides, run_dir=out, quiet=True)
+            with pytest.MonkeyPatch.context() as patch:  # as no_pictures does, for a whole session
+                patch.setattr(plots, "curves", lambda *_, **__: None)
+                patch.setattr(plots, "heat_map", lambda *_, **__: None)
+                start.start(folder / "recipe.yaml", overrides, run_dir=out, quiet=True)
             done[overrides] = out
         return done[overrides]
 

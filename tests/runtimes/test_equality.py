@@ -24,7 +24,9 @@ SETTINGS = [
 SETTINGS += [
     ["train_args.proxy_aggregation=class", "train_args.proxy_smoothing=1", PARTIAL],
     [
-        "model_args.model=resnet18",
+        "model_args.model=wide_resnet",
+        "model_args.depth=10",
+        "model_args.widen=1",
         "train_args.comm_round=1",
         "train_args.epochs=1",
         "train_args.batch_size=512",

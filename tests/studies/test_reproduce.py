@@ -19,6 +19,8 @@ from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.studies import report, reproduce
 
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
 TEXT = """
 data_args: {dataset: digits}
 partition_args: {partition_method: pcdd, classes_per_client: 2}
@@ -218,6 +220,7 @@ SCHEDULED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_rounds_within_a_budget_are_the_first_ones_of_the_whole_run(file, tmp_path):
     whole, short, parts = (RunFolder(tmp_path / name) for name in ("whole", "short", "parts"))
     reproduce.complete(file, SCHEDULED, whole, quiet=True)
@@ -234,6 +237,7 @@ def test_rounds_within_a_budget_are_the_first_ones_of_the_whole_run(file, tmp_pa
         assert (parts.path / name).read_bytes() == (whole.path / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_processes_of_a_run_pause_with_it(file, tmp_path):
     here, there = (RunFolder(tmp_path / name) for name in ("here", "there"))
     reproduce.complete(file, [], here, quiet=True)
@@ -243,6 +247,7 @@ def test_processes_of_a_run_pause_with_it(file, tmp_path):
     assert not there.summary.exists()
 
 
+@pytest.mark.slow
 def test_a_budget_for_real(file, tmp_path):
     file.write_text(TEXT.replace("comm_round: 6", "comm_round: 100000"))
     out = tmp_path / "out"
@@ -267,6 +272,7 @@ def test_a_budget_for_real(file, tmp_path):
 # What is run
 
 
+@pytest.mark.slow
 def test_a_table_beside_the_paper_s_numbers(file, tmp_path):
     out = tmp_path / "out"
     done = call("reproduce", file, "--seeds", 2, "--out", out, "--set", "method_args.alpha=0.9")
@@ -299,6 +305,7 @@ def test_a_table_beside_the_paper_s_numbers(file, tmp_path):
     assert line.startswith(f"error: {out / 'one' / 'seed0'}: holds another run, which differs in method_args.alpha; ")
 
 
+@pytest.mark.slow
 def test_what_broke_off_is_gone_on_with_to_the_same_numbers(file, tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     call("reproduce", file, "--seeds", 2, "--out", whole)
@@ -337,6 +344,7 @@ def test_a_folder_of_somebody_else_s_is_left_alone(file, tmp_path):
     assert (mine / "thesis.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_recipe_without_a_number_is_run_all_the_same(file, tmp_path):
     file.write_text(TEXT.partition("expected:")[0])
     call("reproduce", file, "--seeds", 1, "--out", tmp_path / "out")
@@ -352,6 +360,7 @@ def test_it_is_nothing_for_mpirun(monkeypatch):
     assert line.endswith("reproduce starts mpirun itself, where a recipe asks for it; without mpirun would be right")
 
 
+@pytest.mark.slow
 def test_rounds_that_were_set_lower_are_cut_rounds_and_a_broken_summary_is_a_line(file, tmp_path):
     words = ["reproduce", file, "--seeds", 1, "--out", tmp_path / "out", "--set", "train_args.comm_round=3"]
     call(*words)
@@ -369,6 +378,7 @@ def test_rounds_that_were_set_lower_are_cut_rounds_and_a_broken_summary_is_a_lin
     assert [row["ours"] for row in table(tmp_path / "out")] == [row["ours"] for row in rows]
 
 
+@pytest.mark.slow
 def test_made_up_data_get_no_verdict(tmp_path):
     call("data", "fake", "svhn", "--out", tmp_path / "data", "--samples", 200)
     # of the recipe's 100 rounds of a ResNet18, a round of something small

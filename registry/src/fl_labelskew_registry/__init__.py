@@ -16,6 +16,8 @@ from fl_labelskew_registry.contracts import (
 from fl_labelskew_registry.data import Arrays, Data, Dataset, Images, Network, Partitioner
 from fl_labelskew_registry.errors import LabelSkewError, MistakesError, PluginError, RunError, mistake
 
+__version__ = "0.1.0"
+
 __all__ = [
     "HOOKS",
     "Aggregated",

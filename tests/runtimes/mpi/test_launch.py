@@ -16,6 +16,8 @@ from fl_labelskew_plugins.machine import place
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runtimes.mpi import launch
 
+pytestmark = pytest.mark.slow
+
 # What a rank does, by the way it is to end. The pids that it writes show afterwards whether it is gone.
 RANK = """
 import os, signal, sys, time

@@ -4,7 +4,6 @@ import contextlib
 import os
 import pickle
 import random
-import signal
 import socket
 import struct
 import subprocess
@@ -146,6 +145,7 @@ def test_the_silos_own_hello_is_the_first_message_of_each_connection(start):
         silo.stop_receive_message()
 
 
+@pytest.mark.slow
 def test_a_message_beyond_2_gb_waits_on_disk(start, tmp_path):
     """Nothing but chunks and pages of zeros is in memory here, on either side."""
 
@@ -242,25 +242,26 @@ def script(source, *args):
     return subprocess.Popen([sys.executable, "-W", "ignore", "-c", code, *args], stdout=subprocess.PIPE, text=True)
 
 
-def test_a_killed_silo_is_missed_and_may_come_back(start):
+def test_a_killed_silo_is_missed_and_may_come_back(start, forker, tmp_path):
     server = start()
-    source = """
-        silo = SiloTransport(sys.argv[1], 2)
-        silo.start()
-        silo.handle_receive_message()
-    """
-    first = script(source, server.transport.address)
+    file = tmp_path / "silo.py"
+    file.write_text(
+        "import sys\n"
+        "from fl_labelskew_plugins.runtimes.silo.transport import SiloTransport\n"
+        "silo = SiloTransport(sys.argv[1], 2)\n"
+        "silo.start()\n"
+        "silo.handle_receive_message()\n"
+    )
+    first = forker.start([server.transport.address], tmp_path / "first", script=file)
     server.wait(Kind.HELLO)
-    first.send_signal(signal.SIGKILL)
+    first.kill()
     assert server.wait(Kind.LEFT).get_sender_id() == 2
     server.send(Kind.TRAIN, 2)  # quietly nothing
-    second = script(source, server.transport.address)
+    second = forker.start([server.transport.address], tmp_path / "second", script=file)
     server.wait(Kind.HELLO, 2)
     second.kill()
     server.wait(Kind.LEFT, 2)
     assert server.kinds == ["HELLO", "LEFT", "HELLO", "LEFT"]
-    first.communicate(timeout=60)
-    second.communicate(timeout=60)
 
 
 def test_a_silo_may_be_there_before_the_server(start):
@@ -402,6 +403,7 @@ def test_a_silo_that_sends_without_end_is_not_read_any_more(start):
     assert [arrived.get("round") for arrived in server.got[1:]] == list(range(QUEUED - 2))
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_ends():
     source = """
         server = ServerTransport("127.0.0.1:0", silos=1)
@@ -417,6 +419,7 @@ def test_a_process_that_fails_ends():
     assert process.returncode == 3
 
 
+@pytest.mark.slow
 def test_an_idle_server_rests():
     source = """
         import time
@@ -425,15 +428,15 @@ def test_an_idle_server_rests():
         silo.start()
         server.receive(60)
         silo.receive(60)
-        server.receive(1.0)
+        server.receive(0.5)
         before = time.process_time()
-        server.receive(4.0)
+        server.receive(2.0)
         print(time.process_time() - before, flush=True)
         silo.stop_receive_message()
         server.stop_receive_message()
     """
     process = script(source)
-    assert float(process.communicate(timeout=120)[0]) < 0.04
+    assert float(process.communicate(timeout=120)[0]) < 0.02
     assert process.returncode == 0
 
 

@@ -12,7 +12,7 @@ from fl_labelskew_registry import RunError
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins import plots, seeds
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine import turn
 from fl_labelskew_plugins.engine.local import snapshot
 from fl_labelskew_plugins.engine.turn import Turn
@@ -23,6 +23,8 @@ from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import progress
 from fl_labelskew_plugins.runs.record import Record
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
 
 BASE = """\
 data_args: {dataset: digits}
@@ -41,13 +43,6 @@ def by(optimizer, source=None, **more):
     """Overrides for an optimiser with its parameters, and whose code is to run."""
     keys = {"federated_optimizer": optimizer, **more, **({"optimizer_source": source} if source else {})}
     return [f"train_args.{key}={json.dumps(value)}" for key, value in keys.items()]
-
-
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    """Drawing takes longer than these runs; tests of its own look at it."""
-    monkeypatch.setattr(plots, "curves", lambda *_, **__: None)
-    monkeypatch.setattr(plots, "heat_map", lambda *_, **__: None)
 
 
 @pytest.fixture

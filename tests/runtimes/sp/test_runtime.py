@@ -18,6 +18,8 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
+
 BASE = """\
 data_args: {dataset: digits}
 partition_args: {partition_method: pcdd, classes_per_client: 3}
@@ -236,8 +238,9 @@ def test_the_hosts_noise_repeats_after_resuming(go, tmp_path, capsys):
 
 def test_batch_norm_counters_stay_integers_and_variances_positive(go):
     folder = go(
-        "model_args.model=resnet18", "train_args.comm_round=1", "train_args.epochs=1",
-        "train_args.client_num_per_round=2", "train_args.batch_size=64", "validation_args.personalised=false",
+        "model_args.model=wide_resnet", "model_args.depth=10", "model_args.widen=1", "train_args.comm_round=1",
+        "train_args.epochs=1", "train_args.client_num_per_round=2", "train_args.batch_size=64",
+        "validation_args.personalised=false",
     )  # fmt: skip
     saved = load_file(folder / "model.safetensors")
     counters = {k: v for k, v in saved.items() if k.endswith("num_batches_tracked")}

@@ -96,6 +96,7 @@ def rounds(folder):
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
+@pytest.mark.slow
 def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_path):
     file, out = write(), tmp_path / "out"
     command = ["sweep", file, "--out", out, "--jobs", "2", "--set", "train_args.comm_round=60"]
@@ -163,6 +164,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
             assert (alone / name).read_bytes() == (each.folder.path / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_two_sweeps_do_not_share_a_folder(write, tmp_path):
     planned = plan.plan(write(), out=tmp_path / "out")
     (tmp_path / "out").mkdir()
@@ -214,6 +216,7 @@ def processes_of(group):
     return [fields for fields in stats if int(fields[2]) == group and fields[0] != "Z"]
 
 
+@pytest.mark.slow
 def test_why_a_run_failed_is_told_where_no_log_can_be_written(write, tmp_path):
     out = tmp_path / "out"
     (out / "one").mkdir(parents=True)
@@ -246,6 +249,7 @@ def test_the_last_words_of_a_run(tmp_path):
     assert crew._last_words(log) == f"ZeroDivisionError: b (all of it: {log})"
 
 
+@pytest.mark.slow
 def test_a_folder_that_was_begun_and_holds_no_recipe_is_begun_anew(write, tmp_path):
     out, file = tmp_path / "out", write("base: base.yaml\nset: {train_args.comm_round: 2}\ngrid: [{one: {}}]")
     (planned,) = plan.plan(file, out=out)
