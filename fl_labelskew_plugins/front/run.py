@@ -248,7 +248,7 @@ class Run:
     def _repr_html_(self) -> str:
         """For notebooks: how it went, with the pictures that the run has drawn."""
         images = [
-            f'<img alt="{name}" style="max-width:48%" src="data:image/png;base64,{_base64(file)}">'
+            f'<img alt="{name}" style="max-height:18em;max-width:100%" src="data:image/png;base64,{_base64(file)}">'
             for name in ("curves", "partition")
             if (file := self.folder / f"{name}.png").exists()
         ]
