@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fl_labelskew_registry import LabelSkewError, Method, Network, Partitioner
+from fl_labelskew_registry import LabelSkewError, Method, Network, Partitioner, mistake
 
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.front.told import Hear
@@ -20,6 +20,7 @@ from fl_labelskew_plugins.recipe import parse, yaml
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.objects import Headed, plugins
 from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.session import loaded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,7 +137,8 @@ class Run:
     def __init__(self, folder: str | Path, objects: Mapping[str, Any] | None = None) -> None:
         self.folder = Path(folder)
         self._folder, self._objects = RunFolder(self.folder), dict(objects or {})
-        self._folder.check_resumable()
+        if not self._folder.recipe.is_file():
+            raise mistake(clean(folder, 4096), "is not the folder of a run", "one that fl.run or fedml run has written")
         start.check_objects(self._folder, self._objects)
 
     @cached_property
@@ -225,13 +227,15 @@ class Run:
     def _network(self, file: Path, otherwise: str) -> nn.Module:
         """The network with the weights in a file."""
         from safetensors.torch import load_file
+        from torch.random import fork_rng
 
         if not file.exists():
             raise LabelSkewError(f"{file}: no such file; {otherwise}")
         environment = self._environment
-        if "input_shape" not in environment:
-            raise LabelSkewError(f"{self.folder}: an older version wrote this run, without the shape of its samples")
-        network = self.recipe.network.build(tuple(environment["input_shape"]), len(environment["class_names"]))
+        # versions before 0.2 have not written the shape of a sample
+        shape = environment.get("input_shape") or loaded(self.recipe).test.x.shape[1:]
+        with fork_rng([]):  # what the caller draws next does not depend on this
+            network = self.recipe.network.build(tuple(shape), len(environment["class_names"]))
         network.load_state_dict(load_file(file))
         return (network.whole() if isinstance(network, Headed) else network).eval()
 

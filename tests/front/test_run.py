@@ -57,6 +57,11 @@ def test_what_a_finished_run_tells(finished):
     assert repr(finished).endswith(f"map on digits, 2 rounds, accuracy {100 * finished.accuracy:.2f} %")
 
 
+def test_what_is_no_run_is_a_line(tmp_path):
+    with pytest.raises(LabelSkewError, match=r"is not the folder of a run; use one that fl.run or"):
+        fl.open(tmp_path)
+
+
 def test_its_models_have_the_weights_of_its_files(finished):
     from safetensors.torch import load_file
 
@@ -67,6 +72,14 @@ def test_its_models_have_the_weights_of_its_files(finished):
         weights = load_file(finished.folder / file)
         assert not model.training
         assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    environment = finished.folder / "environment.json"
+    kept = environment.read_text()
+    environment.write_text(json.dumps({k: v for k, v in json.loads(kept).items() if k != "input_shape"}))
+    before = torch.get_rng_state()
+    weights = load_file(finished.folder / "model.safetensors")
+    assert torch.equal(finished.model.classifier.weight, weights["classifier.weight"])
+    assert torch.equal(before, torch.get_rng_state())
+    environment.write_text(kept)
     with pytest.raises(LabelSkewError, match=r"client000009.safetensors: no such file; map: client 9 has none here"):
         finished.personalised(9)
 
