@@ -3,12 +3,11 @@
 >>> import fl_labelskew_plugins as fl
 >>> recipe = fl.load("quickstart", {"train_args.comm_round": 5})
 
-Importing this imports nothing else; docs/python.md tells of the names below, and no other is public.
+Importing this imports nothing at all, since every start of the interpreter does; docs/python.md tells of the names
+below, and no other is public.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fl_labelskew_plugins.front.run import Callback, Run, load, open, run
     from fl_labelskew_plugins.front.simulate import Simulation, simulate
@@ -46,10 +45,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -26,6 +26,7 @@ def labelskew(*args, code=0, **options):
 
 @pytest.mark.parametrize("args", [["--help"], ["-h"], ["--version"], ["run", "-h"], ["methods"], ["recipes", "ls"]])
 def test_nothing_heavy_is_imported_before_it_is_needed(args):
+    needed = ["pydantic"] if args == ["recipes", "ls"] else []  # a table's rows are its recipes
     script = f"""
 import sys
 from fl_labelskew_plugins.cli.main import main
@@ -33,7 +34,7 @@ try:
     main({args!r})
 except SystemExit as end:
     assert not end.code
-assert not (found := sys.modules.keys() & set({HEAVY!r})), found
+assert not (found := sys.modules.keys() & set({HEAVY!r}) - set({needed!r})), found
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -67,7 +68,7 @@ def test_a_failure_ends_with_1_and_keeps_its_traceback():
 import fl_labelskew_plugins.recipe.parse as recipe
 from fl_labelskew_plugins.cli.main import main
 def bug(*args): raise ZeroDivisionError
-recipe.check = bug
+recipe.read_text = bug
 main(["validate", "x.yaml"])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
