@@ -247,7 +247,7 @@ def test_a_killed_silo_is_missed_and_may_come_back(start, forker, tmp_path):
     file = tmp_path / "silo.py"
     file.write_text(
         "import sys\n"
-        "from fl_labelskew_plugins.runtimes.silo.transport import SiloTransport\n"
+        "from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport\n"
         "silo = SiloTransport(sys.argv[1], 2)\n"
         "silo.start()\n"
         "silo.handle_receive_message()\n"
