@@ -10,7 +10,7 @@ below, and no other is public.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fl_labelskew_plugins.front.run import Callback, Run, load, open, run
-    from fl_labelskew_plugins.front.simulate import Simulation, simulate
+    from fl_labelskew_plugins.front.simulate import Loop, simulate
     from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.studies.side_by_side import Report, report
 
@@ -23,7 +23,7 @@ _HOMES = {
     "Run": "front.run",
     "Callback": "front.run",
     "simulate": "front.simulate",
-    "Simulation": "front.simulate",
+    "Loop": "front.simulate",
     "report": "studies.side_by_side",
     "Report": "studies.side_by_side",
     "Recipe": "recipe.model",
@@ -32,10 +32,10 @@ _HOMES = {
 
 __all__ = [
     "Callback",
+    "Loop",
     "Recipe",
     "Report",
     "Run",
-    "Simulation",
     "__version__",
     "load",
     "open",

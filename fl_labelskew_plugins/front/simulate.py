@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.recipe.model import Recipe
 
 
-def simulate(
-    recipe: Recipe | str | Path | Mapping[str, Any], folder: str | Path | None = None, **objects: Any
-) -> Simulation:
+def simulate(recipe: Recipe | str | Path | Mapping[str, Any], folder: str | Path | None = None, **objects: Any) -> Loop:
     """A recipe's federation, to be run round by round.
 
     Args:
@@ -39,10 +37,10 @@ def simulate(
     recipe = prepared(recipe, objects)
     if not recipe.comm.in_process:
         raise LabelSkewError(f"comm_args.backend: {recipe.comm.backend}: a loop runs in one process; use sp")
-    return Simulation(recipe, None if folder is None else Path(folder))
+    return Loop(recipe, None if folder is None else Path(folder))
 
 
-class Simulation:
+class Loop:
     """A federation whose rounds are iterated over; each gives its line of metrics, whose ``round`` counts from 0.
 
     Whoever stops early leaves a checkpoint, and may iterate again, or go on with ``run.resume()``. After the last

@@ -40,7 +40,7 @@ class Record:
     ``run`` names this run among all others.
     ``next_round``, ``weights``, ``shared``, ``memory`` and ``opened`` always belong together: they are where the last
     complete round left off. ``opened``: clients whose openings are in the shared tensors. ``norms``: what uploads of
-    the rounds before were measured by, see :mod:`.runtimes.outliers`.
+    the rounds before were measured by, see :mod:`.runtimes.silo.outliers`.
     """
 
     def __init__(
