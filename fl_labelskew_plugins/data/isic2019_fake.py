@@ -16,18 +16,7 @@ from fl_labelskew_plugins.data import lesions
 
 ASPECTS = (1.0, 4 / 3, 3 / 2, 3 / 4, 1.2)
 DATASETS = ("BCN_nan", "HAM_vidir_molemax", "HAM_vidir_modern", "HAM_rosendahl", "MSK4nan", "HAM_vienna_dias")
-COLOURS = np.array(
-    [
-        (60, 30, 30),
-        (150, 95, 60),
-        (220, 120, 130),
-        (190, 60, 40),
-        (110, 110, 70),
-        (170, 140, 180),
-        (120, 10, 60),
-        (70, 90, 150),
-    ]
-)
+COLOURS = ("#3c1e1e", "#965f3c", "#dc7882", "#be3c28", "#6e6e46", "#aa8cb4", "#780a3c", "#465a96")
 """Of the lesion, by class."""
 
 
@@ -69,18 +58,19 @@ def write(out: Path, samples: int, seed: int, *, raw: bool) -> None:
 
 def picture(target: int, centre: int, short: int, rng: np.random.Generator) -> NDArray[np.uint8]:
     """``(H, W, 3)``: skin in the centre's light, and a lesion with its class's colour, outline and stripes."""
+    from PIL import ImageColor
+
     aspect = ASPECTS[int(rng.integers(len(ASPECTS)))]
     height, width = (short, round(short * aspect)) if aspect >= 1 else (round(short / aspect), short)
-    y, x = (
-        np.mgrid[0:height, 0:width].astype(np.float32) / short - 0.5 * np.array([height, width])[:, None, None] / short
-    )
+    middle = np.array([height, width])[:, None, None]
+    y, x = np.mgrid[0:height, 0:width].astype(np.float32) / short - 0.5 * middle / short
     x, y = x - rng.normal(0, 0.05), y - rng.normal(0, 0.05)
     angle, radius = np.arctan2(y, x), np.hypot(x, y)
     edge = (0.2 + 0.015 * target) * (1 + 0.25 * np.cos((target + 1) * angle + rng.uniform(0, 6)))
     inside = np.clip((edge - radius) * 40, 0, 1)[..., None]
     stripes = (1 + 0.25 * np.sin((10 + 12 * (target % 4)) * x * short / 40))[..., None]
     skin = np.array([225, 180, 160]) * (0.8 + 0.06 * centre) * rng.uniform(0.9, 1.1)
-    colour = np.array(COLOURS[target]) * rng.uniform(0.85, 1.15)
+    colour = np.array(ImageColor.getrgb(COLOURS[target])) * rng.uniform(0.85, 1.15)
     pixels = skin * (1 - inside) + colour * stripes * inside + rng.normal(0, 6, (height, width, 1))
     clipped: NDArray[np.uint8] = np.clip(pixels, 0, 255).astype(np.uint8)
     return clipped
@@ -100,13 +90,8 @@ def _truth(row: isic.Row) -> list[str]:
 
 def _meta(row: isic.Row, rng: np.random.Generator) -> list[str]:
     site = ("anterior torso", "lower extremity", "head/neck", "")[int(rng.integers(4))]
-    return [
-        row.image,
-        f"{5.0 * int(rng.integers(4, 17))}",
-        site,
-        ("male", "female")[int(rng.integers(2))],
-        DATASETS[row.centre],
-    ]
+    age, sex = 5.0 * int(rng.integers(4, 17)), ("male", "female")[int(rng.integers(2))]
+    return [row.image, f"{age}", site, sex, DATASETS[row.centre]]
 
 
 def _write(file: Path, columns: Sequence[str], rows: Iterator[list[str]]) -> None:

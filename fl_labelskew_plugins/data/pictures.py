@@ -44,24 +44,22 @@ def opened(file: str | Path, mode: Literal["L", "RGB"] = "RGB", *, draft: int | 
         raise LabelSkewError(f"{file}: is not a sound image ({' '.join(str(error).split())})") from error
 
 
-def fault(file: str | Path) -> str:
-    """Why a file is no picture that can be decoded to its end; empty where it is one. Quick for JPEGs."""
-    try:
-        opened(file, draft=1)
-    except LabelSkewError as error:
-        return str(error)
-    return ""
-
-
-def faults(work: Callable[[Item], str], items: Sequence[Item], what: str) -> list[tuple[Item, str]]:
-    """The items for which ``work`` says what is wrong, and what; several at a time, with a bar where somebody looks."""
+def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> list[tuple[Item, str]]:
+    """The items for which ``work`` raises LabelSkewError, and its text; several at a time, with a bar at a terminal."""
     from rich.console import Console
     from rich.progress import track
+
+    def fault(item: Item) -> str:
+        try:
+            work(item)
+        except LabelSkewError as error:
+            return str(error)
+        return ""
 
     console = Console(stderr=True)
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
-        done = pool.map(work, items)
+        done = pool.map(fault, items)
         shown = track(done, what, total=len(items), console=console, disable=not console.is_terminal)
         return [(item, wrong) for item, wrong in zip(items, shown, strict=True) if wrong]
     finally:

@@ -318,7 +318,7 @@ def test_a_server_needs_the_pictures_of_the_test_part_alone(tree):
 
 def test_pictures_are_checked_once(tree, monkeypatch):
     load(tree)
-    monkeypatch.setattr(isic2019.pictures, "fault", lambda file: pytest.fail("checked again"))
+    monkeypatch.setattr(isic2019.pictures, "opened", lambda file, **_: pytest.fail("checked again"))
     load(tree)
     (tree / isic.PREPARED / isic2019.CHECKED).write_text("[")
     monkeypatch.undo()
