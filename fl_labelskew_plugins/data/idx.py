@@ -156,9 +156,7 @@ class FashionMNIST(MNIST):
         "apt-get install dataset-fashion-mnist, torchvision.datasets.FashionMNIST or "
         "https://github.com/zalandoresearch/fashion-mnist, about 30 MB, or download: true"
     )
-    class_names = tuple(
-        ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
-    )
+    class_names = tuple(FASHION.split(", "))
     moments = ((0.2860,), (0.3530,))
 
 
