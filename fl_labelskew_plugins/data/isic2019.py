@@ -238,11 +238,7 @@ class ISIC2019(Dataset):
 
 
 def prepare_all(raw: Path, folder: Path, images: Sequence[str]) -> list[str]:
-    """Prepare pictures that are not prepared yet, in parallel; a run that is broken off goes on where it stood.
-
-    Returns:
-        Those that are broken.
-    """
+    """Prepare pictures that are not prepared yet, in parallel, also after a break; returns those that are broken."""
     folder.mkdir(exist_ok=True)
 
     def one(image: str) -> None:

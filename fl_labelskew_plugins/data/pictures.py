@@ -67,14 +67,10 @@ def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> 
 
 
 def settle(bad: Sequence[str], on_bad_sample: OnBadSample) -> None:
-    """What becomes of bad samples: all of them are told together, as mistakes or as warnings that they are left out.
-
-    Args:
-        bad: a line for each, or for each kind.
-        on_bad_sample: ``skip``: they are left out.
+    """What becomes of bad samples, ``bad`` a line for each or for each kind: warnings that they are left out.
 
     Raises:
-        MistakesError: ``stop``, and there are some.
+        MistakesError: ``on_bad_sample`` is ``stop``, and there are some; all are told together.
     """
     lines = list(bad) if len(bad) <= MOST else [*bad[:MOST], f"{len(bad) - MOST} more like these, {len(bad)} in all"]
     if lines and on_bad_sample == "stop":
