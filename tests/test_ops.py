@@ -1,5 +1,3 @@
-import doctest
-import importlib
 import math
 
 import pytest
@@ -291,27 +289,3 @@ def test_a_private_model_is_kept_and_found_again():
     assert list(weights) == list(net.state_dict())
     assert weights["weight"].tolist() == [1.0, 1.0]
     assert weights["num_batches_tracked"].dtype == torch.int64
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        "ops",
-        "methods.fedrs",
-        "methods.fedlc",
-        "methods.fedshift",
-        "methods.map",
-        "methods.fedmr",
-        "methods.fedproc",
-        "methods.moon",
-        "methods.fedmmd",
-        "methods.reweighting",
-        "methods.fedrod",
-    ],
-)
-def test_the_numbers_in_the_docstrings(module):
-    failed, attempted = doctest.testmod(
-        importlib.import_module(f"fl_labelskew_plugins.{module}"), extraglobs={"torch": torch}
-    )
-    assert attempted > 0
-    assert failed == 0

@@ -1,12 +1,10 @@
 import dataclasses
-import math
 
 import pytest
 import torch
 from fl_labelskew_registry.contracts import Contribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.methods.fedmr import FedMR, inter_class_loss, intra_class_loss
@@ -435,24 +433,3 @@ class TestMethod:
         assert FedMR(FedMR.Params(scale="paper", mu1=1e-4)).warnings(federation) == []
         assert FedMR().warnings(federation) == []
         assert "final weights" in FedMR(FedMR.Params(prototypes="running")).deviations()[-1]
-
-    def test_aggregation_is_by_samples(self):
-        assert FedMR.aggregation == "samples"
-
-    @pytest.mark.parametrize(
-        ("params", "message"),
-        [
-            ({"mu1": -1.0}, "greater than or equal to 0"),
-            ({"eps": 0.0}, "greater than 0"),
-            ({"scale": "other"}, "'code' or 'paper'"),
-            ({"negatives": "none"}, "'all' or 'observed'"),
-            ({"lite": -1}, "greater than or equal to 0"),
-            ({"lite": 1.5}, "valid integer"),
-            ({"share_prototypes": 1.1}, "less than or equal to 1"),
-            ({"prototypes": "before"}, "'after' or 'running'"),
-            ({"mu2": math.inf}, "finite"),
-        ],
-    )
-    def test_params_are_checked(self, params, message):
-        with pytest.raises(ValidationError, match=message):
-            FedMR.Params(**params)

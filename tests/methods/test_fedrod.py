@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, linear
 
@@ -152,16 +151,3 @@ def test_without_balance_the_upload_is_fedavgs_bit_for_bit(digits, share):
         run.play([0, 1])
         run.play([1, 2])
     assert all(torch.equal(v, plain.server.weights[k]) for k, v in ours.server.weights.items())
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"gamma": -1.0}, "greater than or equal to 0"),
-        ({"private": -1.0}, "greater than or equal to 0"),
-        ({"missing": "zero"}, "'one' or 'mask'"),
-    ],
-)
-def test_params_are_checked(params, message):
-    with pytest.raises(ValidationError, match=message):
-        FedRoD.Params(**params)

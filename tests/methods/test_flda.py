@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.engine.turn import Turn
@@ -205,23 +204,7 @@ class TestFLDA:
         assert (logits.argmax(1) == labels).float().mean() > 0.3
 
     def test_what_it_says(self):
-        assert FLDA.aggregation == "samples"
         assert ["gate" in FLDA().deviations()[0], "mixture: logits" in FLDA().deviations()[1]] == [True, True]
         fixed = FLDA(FLDA.Params(general_share=0.5, mixture="probabilities")).deviations()
         assert len(fixed) == 1
         assert "fixed share" in fixed[0]
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"general_share": 0.0}, "greater than 0"),
-        ({"general_share": 1.1}, "less than or equal to 1"),
-        ({"private_start": "zero"}, "'random' or 'general'"),
-        ({"mixture": "outputs"}, "'logits' or 'probabilities'"),
-        ({"lam": 0.1}, "Extra inputs"),
-    ],
-)
-def test_params_are_checked(params, message):
-    with pytest.raises(ValidationError, match=message):
-        FLDA.Params(**params)

@@ -5,7 +5,6 @@ import torch
 from fl_labelskew_registry.contracts import Contribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.engine.turn import Turn
@@ -134,12 +133,3 @@ def test_two_rounds_on_digits(digits, mean):
     for name, weights in run.server.weights.items():
         torch.testing.assert_close(weights, plain.server.weights[name], rtol=1e-3, atol=1e-4)
         assert not torch.allclose(weights, unweighted.server.weights[name], rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [({"mean": "sum"}, "'samples' or 'weights'"), ({"smoothing": 0.0}, "greater than 0"), ({"tau": 1.0}, "Extra")],
-)
-def test_params_are_checked(params, message):
-    with pytest.raises(ValidationError, match=message):
-        Reweighting.Params(**params)
