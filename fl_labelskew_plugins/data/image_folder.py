@@ -187,7 +187,7 @@ class ImageFolder(Dataset):
                     f"{read}. Use train/<class>/<image> beside {part}/<class>/<image>; a server alone needs no train/"
                 )
 
-    def _found(self, data_dir: Path | None) -> tuple[Path, Samples, Samples | None]:
+    def _parts(self, data_dir: Path | None) -> tuple[Path, Samples, Samples | None]:
         """The folder that has the parts, and what :meth:`find` finds there."""
         self.check(data_dir, download=False)
         root = self.root(data_dir)
@@ -196,7 +196,7 @@ class ImageFolder(Dataset):
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Decode all images."""
-        root, train_samples, test_samples = self._found(data_dir)
+        root, train_samples, test_samples = self._parts(data_dir)
         train_samples, test_samples = self.used(train_samples), test_samples and self.used(test_samples)
         names = self.names(train_samples, test_samples or [])
         parts = [train_samples] if test_samples is None else [train_samples, test_samples]
@@ -319,7 +319,7 @@ class ImageFolder(Dataset):
 
     def broken(self, data_dir: Path | None) -> list[str]:
         """A line for each broken image of all parts that are read."""
-        root, train, test = self._found(data_dir)
+        root, train, test = self._parts(data_dir)
         files = [path for path, _ in [*self.used(train), *self.used(test or [])]]
         what = f"opening {len(files)} pictures of {root}"
         return [line for _, line in faults(lambda file: opened(file, draft=1), files, what)]  # quick for JPEGs
@@ -327,7 +327,7 @@ class ImageFolder(Dataset):
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
         """Images of each part, and classes; no image is opened."""
         try:
-            _, train, test = self._found(data_dir)
+            _, train, test = self._parts(data_dir)
         except LabelSkewError as error:
             return [("layout", "missing", str(error))]  # no row of a small copy, whose numbers would hide why
         parts = {"images": train} if test is None else {"training images": train, "test images": test}
