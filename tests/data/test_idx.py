@@ -153,31 +153,6 @@ def test_files_that_do_not_fit(tmp_path, key, values, says):
     assert FILES[key] in text
 
 
-def test_download(tmp_path, monkeypatch):
-    """No network here: torchvision's class is replaced by one that fails, and by one that writes its layout."""
-
-    def fail(root, *, train, download):
-        raise RuntimeError("Error downloading\n  all mirrors failed")
-
-    monkeypatch.setattr(torchvision.datasets, "MNIST", fail)
-    MNIST().check(tmp_path, download=True)
-    text = message(lambda: load(MNIST, tmp_path, download=True))
-    assert "failed (RuntimeError: Error downloading all mirrors failed)" in text
-    assert str(tmp_path) in text
-    assert "or download: true" not in text
-
-    monkeypatch.setattr(torchvision.datasets, "MNIST", lambda root, *, train, download: None)
-    assert "no train-images" in message(lambda: load(MNIST, tmp_path, download=True))
-
-    def write(root, *, train, download):
-        tree(Path(root) / "MNIST" / "raw")
-
-    monkeypatch.setattr(torchvision.datasets, "MNIST", write)
-    assert len(load(MNIST, tmp_path, download=True).train.y) == 12
-    monkeypatch.setattr(torchvision.datasets, "MNIST", fail)  # what is there is not fetched again
-    assert len(load(MNIST, tmp_path, download=True).train.y) == 12
-
-
 @pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
 def test_the_test_part_alone(tmp_path, kind):
     folder = tree(tmp_path / "a")

@@ -1,5 +1,8 @@
 """Image folders as real data sets lay them out, and broken images."""
 
+import functools
+
+import datasets
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -18,10 +21,7 @@ def image(path, colour=(200, 100, 50), size=(40, 30)):
     Image.new(mode, size, colour).save(path)
 
 
-def load(path, seed=0, **params):
-    plugin = ImageFolder(ImageFolder.Params(**params))
-    plugin.check(path, download=False)
-    return plugin.load(path, download=False, seed=seed)
+load, load_test = (functools.partial(read, ImageFolder) for read in (datasets.load, datasets.load_test))
 
 
 @pytest.mark.parametrize("part", ["test", "val"])
@@ -219,12 +219,6 @@ def test_unfit_folders(tmp_path):
     assert "0.png: test class 'b' is not one of the 1 classes in training" in text
     (tmp_path / "train" / "c").mkdir()
     assert "train/c has no images" in message(lambda: load(tmp_path))
-
-
-def load_test(path, **params):
-    plugin = ImageFolder(ImageFolder.Params(**params))
-    plugin.check_test(path, download=False)
-    return plugin.load_test(path, download=False, seed=0)
 
 
 @pytest.mark.parametrize("part", ["test", "val"])

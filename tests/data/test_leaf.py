@@ -6,6 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from datasets import load, load_test
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.data import fakes
@@ -36,12 +37,6 @@ def write(folder, part, users, name="all_data_0_keep_0_{part}_9.json"):
     (folder / part).mkdir(parents=True, exist_ok=True)
     value = users if "users" in users else content(users)
     (folder / part / name.format(part=part)).write_text(json.dumps(value))
-
-
-def load(kind, folder, seed=0, **params):
-    plugin = kind(kind.Params(**params))
-    plugin.check(folder, download=False)
-    return plugin.load(folder, download=False, seed=seed)
 
 
 def writers(**sizes):
@@ -153,9 +148,7 @@ def test_the_test_part_alone(femnist):
     whole = load(FEMNIST, femnist)
     for path in (femnist / "train").iterdir():
         path.rename(femnist / path.name)
-    plugin = FEMNIST(FEMNIST.Params())
-    plugin.check_test(femnist, download=False)
-    data = plugin.load_test(femnist, download=False, seed=0)
+    data = load_test(FEMNIST, femnist)
     assert np.array_equal(data.test.x, whole.test.x)
     assert np.array_equal(data.test.y, whole.test.y)
     assert data.train.x.shape == (0, 1, 28, 28)

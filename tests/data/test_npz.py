@@ -2,6 +2,7 @@
 
 import functools
 
+import datasets
 import mistakes
 import numpy as np
 import pytest
@@ -18,12 +19,7 @@ def write(folder, name="data.npz", **arrays):
     return folder / name
 
 
-def load(path, seed=0, **params):
-    plugin = Npz(Npz.Params(**params))
-    plugin.check(path, download=False)
-    return plugin.load(path, download=False, seed=seed)
-
-
+load, load_test = (functools.partial(read, Npz) for read in (datasets.load, datasets.load_test))
 message = functools.partial(mistakes.message, says=("; use ", "; give ", "; name ", "; set ", "cannot be read"))
 
 
@@ -147,12 +143,6 @@ def test_bad_files(tmp_path):
     assert "is not a sound .npz archive" in message(lambda: load(tmp_path / "cut.npz"))
     np.save(tmp_path / "single.npy", X)
     assert "holds a single array" in message(lambda: load(tmp_path / "single.npy"))
-
-
-def load_test(path, **params):
-    plugin = Npz(Npz.Params(**params))
-    plugin.check_test(path, download=False)
-    return plugin.load_test(path, download=False, seed=0)
 
 
 def test_the_test_part_alone(tmp_path):

@@ -4,7 +4,8 @@ import json
 
 import pytest
 import torch
-from fl_labelskew_registry import Contribution, Federation, LabelSkewError
+from fl_labelskew_registry import Contribution, Federation
+from mistakes import message
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.methods import combined
@@ -136,10 +137,9 @@ def test_opening_and_prototypes_live_side_by_side():
     ],
 )
 def test_what_has_no_meaning_is_refused(method, line):
-    with pytest.raises(LabelSkewError) as error:
-        parse.parse(TEXT, overrides=[f"method_args.method={method}"])
-    assert f"--set method_args.method: {line}" in str(error.value)
-    assert "\n" not in str(error.value)
+    assert f"--set method_args.method: {line}" in message(
+        lambda: parse.parse(TEXT, overrides=[f"method_args.method={method}"])
+    )
 
 
 @pytest.mark.parametrize("same", ["fedshift+fedmr", " fedshift + fedmr", "[fedshift, fedmr]", "[fedmr, fedshift]"])
@@ -172,9 +172,7 @@ def test_the_last_ones_weights_are_in_force_and_the_record_says_so():
 @pytest.mark.parametrize("value", ["participants", "population"])
 def test_weights_that_would_not_be_in_force_are_refused(value):
     override = f"method_args.fedshift={{denominator: {value}}}"
-    with pytest.raises(LabelSkewError) as error:
-        parse.parse(TEXT, overrides=[override])
-    assert str(error.value) == (
+    assert message(lambda: parse.parse(TEXT, overrides=[override])) == (
         "recipe.yaml: method_args.method: fedshift.denominator chooses the weights of the uploads, which are those of "
         "the last method, fedmr; remove it, or put fedshift last"
     )
@@ -235,10 +233,7 @@ def test_a_silo_sets_its_own_noise_under_the_parts_name(silo, samples):
     ],
 )
 def test_no_more_than_that(silo, section, line):
-    with pytest.raises(LabelSkewError) as error:
-        silo(section)
-    assert f"one.yaml: {line}" in str(error.value)
-    assert "\n" not in str(error.value)
+    assert f"one.yaml: {line}" in message(lambda: silo(section))
 
 
 def test_another_smoothing_is_no_agreement(silo):
@@ -246,8 +241,7 @@ def test_another_smoothing_is_no_agreement(silo):
     server = facts.agreed(whole)
     assert "count_noise" not in server["method_args"]["fedshift"]
     server["method_args"]["fedshift"]["smoothing"] = 1.0
-    with pytest.raises(LabelSkewError, match=r"method_args\.fedshift"):
-        facts.check_agreement(server, one)
+    assert "method_args.fedshift" in message(lambda: facts.check_agreement(server, one))
 
 
 @pytest.mark.parametrize(
@@ -266,10 +260,7 @@ def test_another_smoothing_is_no_agreement(silo):
     ],
 )
 def test_parameters_stand_under_their_methods_names(overrides, line):
-    with pytest.raises(LabelSkewError) as error:
-        parse.parse(TEXT, overrides=overrides)
-    assert line in str(error.value)
-    assert "\n" not in str(error.value)
+    assert line in message(lambda: parse.parse(TEXT, overrides=overrides))
 
 
 def test_a_recipe_comes_back_as_it_was():
@@ -300,5 +291,6 @@ def test_a_method_with_a_loss_of_its_own_is_not_calibrated():
         def loss(self, batch, client):
             return {}
 
-    with pytest.raises(LabelSkewError, match="own has a loss of its own that takes no calibrated logits"):
-        combined.combine({"fedlc": FedLC(), "own": Own()})
+    assert "own has a loss of its own that takes no calibrated logits" in message(
+        lambda: combined.combine({"fedlc": FedLC(), "own": Own()})
+    )
