@@ -1,5 +1,7 @@
 """How tests read data sets."""
 
+import numpy as np
+
 
 def made(kind, **params):
     """A data set with these options."""
@@ -18,3 +20,12 @@ def load_test(kind, folder=None, **params):
     dataset = made(kind, **params)
     dataset.check_test(folder, download=False)
     return dataset.load_test(folder, download=False, seed=0)
+
+
+def assert_alone(alone, whole):
+    """The test part alone is that of the whole data set, and there is nothing to train on."""
+    np.testing.assert_array_equal(alone.test.x, whole.test.x)
+    assert alone.test.y.tolist() == whole.test.y.tolist()
+    assert (alone.mean, alone.std, alone.class_names) == (whole.mean, whole.std, whole.class_names)
+    assert (alone.train.x.shape, alone.train.x.dtype) == ((0, *whole.train.x.shape[1:]), whole.train.x.dtype)
+    assert alone.train.y.shape == (0,)

@@ -240,8 +240,7 @@ def test_the_test_part_of_a_whole_tree_is_the_same_as_ever(tmp_path):
             image(tmp_path / "one" / name / f"{part}.png", (80 * c + shift, 10, 20))
     for root in (tmp_path / "parts", tmp_path / "one"):
         whole, data = load(root, test_fraction=0.5), load_test(root, test_fraction=0.5)
-        assert np.array_equal(data.test.x, whole.test.x)
-        assert (data.mean, data.class_names, len(data.train.x)) == (whole.mean, whole.class_names, 0)
+        datasets.assert_alone(data, whole)
 
 
 def test_a_silo_that_lacks_classes(tmp_path):

@@ -159,9 +159,7 @@ def test_the_test_part_alone(tmp_path):
 def test_the_test_part_of_a_whole_archive_is_the_same_as_ever(tmp_path, arrays):
     path = write(tmp_path, **arrays)
     whole, data = load(path), load_test(path)
-    assert np.array_equal(data.test.x, whole.test.x)
-    assert (data.mean, data.class_names) == (whole.mean, whole.class_names)
-    assert (len(data.train.x), len(data.train.y)) == (0, 0)
+    datasets.assert_alone(data, whole)
     assert data.train.x.base is None  # nothing holds on to the training part
 
 

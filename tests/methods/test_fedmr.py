@@ -403,10 +403,19 @@ class TestMethod:
         assert view.scratch == {}
         assert method.contribute(view) == {}
 
-    @pytest.mark.parametrize("prototypes", ["after", "running"])
-    @pytest.mark.parametrize("unused", [{"mu2": 0.0}, {"lite": 0}])
-    def test_prototypes_that_nobody_uses_are_not_sent_and_nothing_else_changes(self, digits, unused, prototypes):
-        silent, sends = (digits("fedmr", prototypes=prototypes, **more) for more in (unused, {"mu2": 1e-30}))
+    @pytest.mark.parametrize(
+        ("method", "unused", "used"),
+        [
+            ("fedproc", {"schedule": "constant", "mu": 0.0}, {"mu": 1e-30}),
+            *[
+                ("fedmr", {"prototypes": prototypes, **unused}, {"mu2": 1e-30, "lite": "null"})
+                for prototypes in ("after", "running")
+                for unused in ({"mu2": 0.0}, {"lite": 0})
+            ],
+        ],
+    )
+    def test_prototypes_that_nobody_uses_are_not_sent_and_nothing_else_changes(self, digits, method, unused, used):
+        silent, sends = digits(method, **unused), digits(method, **unused | used)
         for clients in ([0, 1], [1, 2]):
             assert all(result.contributions == {} for result in silent.play(clients).values())
             assert all(result.contributions for result in sends.play(clients).values())

@@ -142,16 +142,6 @@ def test_two_rounds_on_digits(digits):
     assert run.server.shared["prototypes"].isfinite().all()
 
 
-def test_without_contrast_nothing_is_sent_and_nothing_else_changes(digits):
-    silent, sends = (digits("fedproc", mu=mu, schedule="constant") for mu in (0.0, 1e-30))
-    for clients in ([0, 1], [1, 2]):
-        assert all(result.contributions == {} for result in silent.play(clients).values())
-        assert all(result.contributions for result in sends.play(clients).values())
-    assert silent.method.contribution_shapes(silent.made.federation) == {}
-    assert silent.server.shared == {}
-    assert all(torch.equal(v, sends.server.weights[k]) for k, v in silent.server.weights.items())
-
-
 def test_deviations():
     assert FedProc(FedProc.Params(mu=0.0)).deviations() == []
     assert "projection head" in FedProc().deviations()[0]

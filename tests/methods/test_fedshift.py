@@ -15,6 +15,7 @@ from fl_labelskew_plugins.methods.fedshift import (
     shifted_logits,
     smoothed_distribution,
 )
+from fl_labelskew_plugins.methods.reweighting import Reweighting
 
 HISTOGRAMS = st.integers(1, 6).flatmap(
     lambda c: st.lists(st.lists(st.integers(0, 300), min_size=c, max_size=c), min_size=1, max_size=5)
@@ -88,15 +89,13 @@ def test_smoothing_must_be_positive(smoothing):
         smoothed_distribution(torch.tensor([1, 0]), smoothing=smoothing)
 
 
-def test_one_client_is_plain_cross_entropy(world, assert_plain):
-    method = FedShift()
-    shared = method.open([Contribution(3, {"counts": world.counts})])
-    assert_plain(method, shared=shared)
+KINDS = [(FedShift, {}), (Reweighting, {"mean": "samples"}), (Reweighting, {"mean": "weights"})]
 
 
-@pytest.mark.parametrize("clients", [2, 3, 7, 10])
-def test_huge_smoothing_is_plain_cross_entropy(world, assert_plain, clients):
-    method = FedShift(FedShift.Params(smoothing=1e30))
+@pytest.mark.parametrize(("kind", "params"), KINDS)
+@pytest.mark.parametrize(("clients", "smoothing"), [(1, 1.0), (2, 1e30), (3, 1e30), (7, 1e30), (10, 1e30)])
+def test_one_client_or_huge_smoothing_is_plain_cross_entropy(world, assert_plain, clients, smoothing, kind, params):
+    method = kind(kind.Params(smoothing=smoothing, **params))
     histograms = [torch.randint(0, 300, (5,)) for _ in range(clients - 1)] + [world.counts]
     shared = method.open([Contribution(i, {"counts": n}) for i, n in enumerate(histograms)])
     assert_plain(method, shared=shared)

@@ -64,21 +64,6 @@ def test_gradcheck_and_clear_errors():
         weighted_cross_entropy(z, y, w[:2])
 
 
-@pytest.mark.parametrize("mean", ["samples", "weights"])
-def test_one_client_is_plain_cross_entropy(world, assert_plain, mean):
-    method = Reweighting(Reweighting.Params(mean=mean))
-    assert_plain(method, shared=method.open([Contribution(3, {"counts": world.counts})]))
-
-
-@pytest.mark.parametrize("mean", ["samples", "weights"])
-@pytest.mark.parametrize("clients", [2, 7])
-def test_huge_smoothing_is_plain_cross_entropy(world, assert_plain, mean, clients):
-    method = Reweighting(Reweighting.Params(smoothing=1e30, mean=mean))
-    histograms = [torch.randint(0, 300, (5,)) for _ in range(clients - 1)] + [world.counts]
-    shared = method.open([Contribution(i, {"counts": n}) for i, n in enumerate(histograms)])
-    assert_plain(method, shared=shared)
-
-
 @pytest.mark.parametrize("params", [{}, {"smoothing_fraction": 0.1}, {"mean": "weights"}])
 def test_the_prior_is_fedshifts(world, params):
     method, batch = Reweighting(Reweighting.Params(**params)), world.batch()
