@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -52,8 +51,9 @@ def write(out: Path, samples: int, seed: int, *, raw: bool) -> None:
         Image.fromarray(picture(row.target, row.centre, short, rng)).save(folder / f"{row.image}.jpg", quality=90)
     (out / isic.SPLIT).write_text(isic.split_text(rows), encoding="utf-8")
     by_name = sorted(rows, key=lambda row: row.image)
-    _write(out / isic.TRUTH, isic.TRUTH_COLUMNS, (_truth(row) for row in by_name))
-    _write(out / isic.META, isic.META_COLUMNS, (_meta(row, rng) for row in by_name))
+    truth, meta = map(isic.truth, by_name), (_meta(row, rng) for row in by_name)
+    (out / isic.TRUTH).write_text(isic.table_text(isic.TRUTH_COLUMNS, truth), encoding="utf-8")
+    (out / isic.META).write_text(isic.table_text(isic.META_COLUMNS, meta), encoding="utf-8")
 
 
 def picture(target: int, centre: int, short: int, rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -84,18 +84,7 @@ def _rows(made: dict[str, NDArray[np.int64]], rng: np.random.Generator) -> Itera
                 yield isic.Row(f"ISIC_{int(next(names)):07d}", target, centre, fold)
 
 
-def _truth(row: isic.Row) -> list[str]:
-    return [row.image, *("1.0" if c == row.target else "0.0" for c in range(len(isic.CLASSES))), "0.0"]
-
-
 def _meta(row: isic.Row, rng: np.random.Generator) -> list[str]:
     site = ("anterior torso", "lower extremity", "head/neck", "")[int(rng.integers(4))]
     age, sex = 5.0 * int(rng.integers(4, 17)), ("male", "female")[int(rng.integers(2))]
     return [row.image, f"{age}", site, sex, DATASETS[row.centre]]
-
-
-def _write(file: Path, columns: Sequence[str], rows: Iterator[list[str]]) -> None:
-    with file.open("w", newline="", encoding="utf-8") as stream:
-        table = csv.writer(stream, lineterminator="\n")
-        table.writerow(columns)
-        table.writerows(rows)

@@ -1,10 +1,11 @@
 """Methods in a row: what they compute together, what is refused, and how a recipe names them."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
-from fl_labelskew_registry import Contribution, Federation
+from fl_labelskew_registry import Contribution
 from mistakes import message
 from torch.nn.functional import cross_entropy
 
@@ -27,33 +28,18 @@ method_args: {method: [fedshift, fedmr], fedshift: {smoothing: 2.0}, fedmr: {mu1
 """
 
 
-class Samples:
-    """A client of two of three classes, and a batch of it."""
-
-    def __init__(self):
-        generator = torch.Generator().manual_seed(0)
-        self.labels = torch.tensor([0, 0, 1, 1])
-        self.features = torch.randn(4, 5, generator=generator)
-        self.logits = torch.randn(4, 3, generator=generator)
-        self.counts = torch.tensor([2, 6, 0])
-        self.prior = torch.tensor([0.2, 0.3, 0.5])
-
-    def view(self, stage="train"):
-        from fl_labelskew_registry import ClientView
-
-        federation = Federation(2, 2, 2, 2, 3, 5, 16, 8, 0)
-        return ClientView(0, 0, self.counts, {"prior": self.prior}, {}, torch.Generator(), 1, federation, stage)
-
-    def loss(self, method, stage="train"):
-        from fl_labelskew_registry import Batch
-
-        batch = Batch(torch.zeros(4, 1), self.features, self.logits, self.labels)
-        return method.loss(batch, self.view(stage))
-
-
 @pytest.fixture
-def samples():
-    return Samples()
+def samples(world):
+    """A client of three of five classes, and a batch of it."""
+    batch, prior = world.batch(), torch.tensor([0.1, 0.2, 0.3, 0.3, 0.1])
+
+    def view(stage="train"):
+        return world.client(stage=stage, shared={"prior": prior})
+
+    def loss(method, stage="train"):
+        return method.loss(batch, view(stage))
+
+    return SimpleNamespace(**vars(batch), counts=world.counts, prior=prior, view=view, loss=loss)
 
 
 def test_a_calibration_inside_the_loss_of_another(samples):
@@ -62,7 +48,7 @@ def test_a_calibration_inside_the_loss_of_another(samples):
     terms = samples.loss(both)
     shifted = shifted_logits(samples.logits, samples.counts, samples.prior, smoothing=1.0)
     assert torch.equal(terms["cross_entropy"], cross_entropy(shifted, samples.labels))
-    assert torch.equal(terms["intra"], 0.5 * intra_class_loss(samples.features, samples.labels))
+    assert torch.equal(terms["intra"], 0.5 * intra_class_loss(samples.features, samples.labels, num_classes=5))
 
 
 def test_a_calibration_ends_with_the_upload(samples):
