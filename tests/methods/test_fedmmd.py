@@ -52,13 +52,6 @@ def test_equal_and_huge_outputs_have_a_gradient(bandwidths, rows, size):
         assert_finite(two_stream_loss(local, frozen, bandwidths=bandwidths), local)
 
 
-def test_lam_zero_is_plain_cross_entropy(world, assert_plain):
-    method, view = FedMMD(FedMMD.Params(lam=0.0)), world.client()
-    method.before_round(view)
-    assert view.scratch == {}
-    assert_plain(method, scratch=view.scratch)
-
-
 @pytest.mark.parametrize("on", ["features", "logits"])
 @pytest.mark.parametrize("bandwidths", ["mean", "fixed"])
 def test_the_servers_model_stays_beside_the_trained_one(world, on, bandwidths):

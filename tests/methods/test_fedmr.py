@@ -275,10 +275,6 @@ class TestMethod:
     def shared(self):
         return {"prototypes": torch.randn(5, 3), "known": torch.tensor([True, True, True, True, False])}
 
-    def test_neutral_setting_is_plain_cross_entropy(self, assert_plain):
-        method = FedMR(FedMR.Params(mu1=0.0, mu2=0.0))
-        assert_plain(method, shared=self.shared())
-
     @pytest.mark.parametrize("scale", ["code", "paper"])
     @pytest.mark.parametrize("negatives", ["all", "observed"])
     @pytest.mark.parametrize("eps", [1e-8, 0.5])

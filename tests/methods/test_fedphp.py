@@ -12,10 +12,6 @@ def test_one_stage_that_is_uploaded(epochs):
     assert (stage.name, stage.epochs, stage.upload) == ("personalise", epochs, True)
 
 
-def test_lam_zero_is_plain_cross_entropy(assert_plain):
-    assert_plain(FedPHP(FedPHP.Params(lam=0.0)), stage="personalise")
-
-
 def test_logits_are_never_restricted(world):
     logits = torch.randn(2, 5)
     assert FedPHP().calibrate(logits, world.client(stage="personalise")) is logits

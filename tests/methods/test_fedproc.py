@@ -93,12 +93,7 @@ def shared():
     return {"prototypes": torch.randn(5, 3), "known": torch.tensor([True, True, False, True, False])}
 
 
-@pytest.mark.parametrize("schedule", ["linear", "constant"])
-def test_mu_zero_is_plain_cross_entropy(assert_plain, schedule):
-    assert_plain(FedProc(FedProc.Params(mu=0.0, schedule=schedule)), shared=shared(), round=3)
-
-
-def test_before_the_first_prototypes_too(assert_plain):
+def test_before_the_first_prototypes_it_is_plain_cross_entropy(assert_plain):
     assert_plain(FedProc())
 
 

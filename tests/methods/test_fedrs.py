@@ -11,11 +11,6 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("scaling", ["indicator", "proportional"])
-def test_alpha_one_is_plain_cross_entropy(assert_plain, scaling):
-    assert_plain(FedRS(FedRS.Params(alpha=1.0, scaling=scaling)))
-
-
 @pytest.mark.parametrize("params", [{}, {"alpha": 0.0}, {"scaling": "proportional"}, {"min_count": 14}])
 def test_loss_is_cross_entropy_of_the_restricted_logits(world, params):
     method = FedRS(FedRS.Params(**params))

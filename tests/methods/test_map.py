@@ -63,16 +63,6 @@ def test_stages(epochs, first, second):
     ]
 
 
-@pytest.mark.parametrize("stage", ["aggregate", "personalise"])
-@pytest.mark.parametrize("transfer", ["kd", "mmd"])
-def test_neutral_setting_is_plain_cross_entropy(world, assert_plain, stage, transfer):
-    method = MAP(MAP.Params(alpha=1.0, lam=0.0, transfer=transfer))
-    state = {f"hpm.{k}": v.clone() for k, v in world.net.state_dict().items()}
-    view = world.client(state=state)
-    method.before_round(view)
-    assert_plain(method, state=state, stage=stage, scratch=view.scratch)
-
-
 def test_the_first_stage_is_restricted_the_second_is_not(world):
     method, batch = MAP(MAP.Params(alpha=0.25)), world.batch()
     first = method.loss(batch, world.client(stage="aggregate"))["cross_entropy"]
