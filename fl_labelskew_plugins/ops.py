@@ -278,9 +278,7 @@ def add_proximal(work: LocalWork, mu: float) -> None:
 
     .. math:: g \leftarrow g + \mu (w - w_t)
 
-    Args:
-        work: where gradients, weights and the server's weights are.
-        mu: strength; 0 adds nothing.
+    ``mu = 0`` adds nothing.
     """
     if mu == 0:
         return
@@ -297,11 +295,7 @@ def sum_of_coefficients(work: LocalWork, *, mu: float = 0.0) -> float:
     .. math:: w_0 - w_K = \eta \sum_j a_j g_j
 
     The local optimiser is linear in its gradients, so the sum of its coefficients is its answer to gradients of 1:
-    the number of steps ``K`` for plain SGD, more with momentum, fewer with a proximal term.
-
-    Args:
-        work: how the client trained, its steps counted.
-        mu: strength of a proximal term that entered the gradients.
+    the number of steps ``K`` for plain SGD, more with momentum, fewer with a proximal term of strength ``mu``.
     """
     moved = momentum = 0.0
     dampening = work.dampening if work.momentum else 0.0  # torch's SGD dampens momentum alone

@@ -36,32 +36,29 @@ willow_tree wolf woman worm
 class CIFAR10(Files):
     """CIFAR-10; samples are ``(3, 32, 32)`` uint8."""
 
-    kind: ClassVar[str] = "CIFAR10"
-    below: ClassVar[str] = "cifar-10-batches-py"
+    kind = "CIFAR10"
+    below = "cifar-10-batches-py"
     archive: ClassVar[tuple[str, str]] = ("cifar-10-python.tar.gz", "170.5 MB")
-    source: ClassVar[str] = (
+    source = (
         "torchvision.datasets.CIFAR10 or https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, 171 MB, "
         "or download: true"
     )
-    class_names: ClassVar[tuple[str, ...]] = CLASSES_10
-    moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]] = (  # of the training part, in wide use
-        (0.4914, 0.4822, 0.4465),
-        (0.2470, 0.2435, 0.2616),
-    )
-    batches: ClassVar[dict[str, tuple[tuple[str, str], ...]]] = {  # name and size of each part's batches
-        "train": tuple((f"data_batch_{i}", "31.0 MB") for i in range(1, 6)),
-        "test": (("test_batch", "31.0 MB"),),
+    class_names: tuple[str, ...] = CLASSES_10
+    moments = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))  # of the training part, in wide use
+    sizes: ClassVar[dict[Key, str]] = {  # of each part's batches
+        **{("train", f"data_batch_{i}"): "31.0 MB" for i in range(1, 6)},
+        ("test", "test_batch"): "31.0 MB",
     }
     labels: ClassVar[str] = "labels"
     meta: ClassVar[tuple[str, str]] = ("batches.meta", "label_names")
 
     def files(self) -> Mapping[Key, str]:
         """The batches."""
-        return {(part, name): name for part, batches in self.batches.items() for name, _ in batches}
+        return {key: key[1] for key in self.sizes}
 
     def expected(self) -> Mapping[Key, str]:
         """The batches' sizes."""
-        return {(part, name): size for part, batches in self.batches.items() for name, size in batches}
+        return self.sizes
 
     def packed(self, data_dir: Path | None) -> Path | None:
         """The archive, where it is all there is."""
@@ -73,9 +70,7 @@ class CIFAR10(Files):
         """The batches' files; inside the archive where there are no others."""
         files, message = super().find(data_dir, part)
         if not files and (archive := self.packed(data_dir)) is not None:
-            return {
-                key: archive / self.below / name for key, name in self.files().items() if part in (None, key[0])
-            }, ""
+            return {key: archive / self.below / key[1] for key in self.sizes if part in (None, key[0])}, ""
         return files, message
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
@@ -86,7 +81,7 @@ class CIFAR10(Files):
 
     def part(self, files: Mapping[Key, Path], part: str) -> Arrays:
         """One part, checked."""
-        paths = [files[part, name] for name, _ in self.batches[part]]
+        paths = [files[key] for key in self.sizes if key[0] == part]
         read = [self.batch(raw, path) for path, raw in zip(paths, contents(paths), strict=True)]
         return Arrays(np.concatenate([x for x, _ in read]), np.concatenate([y for _, y in read]))
 
@@ -115,8 +110,8 @@ class CIFAR10(Files):
         folder.mkdir()
         made = fakes.parts(samples, classes=len(self.class_names), shape=(3, 32, 32), seed=seed)
         for part, arrays in made.items():
-            batches = self.batches[part]
-            for (name, _), rows in zip(batches, np.array_split(np.arange(len(arrays.y)), len(batches)), strict=True):
+            names = [name for of, name in self.sizes if of == part]
+            for name, rows in zip(names, np.array_split(np.arange(len(arrays.y)), len(names)), strict=True):
                 labels = arrays.y[rows].tolist()
                 content = {"batch_label": f"{name} of a small copy", **self.more_labels(labels), self.labels: labels}
                 content |= {"data": arrays.x[rows].reshape(-1, 3072), "filenames": [f"{i}.png" for i in rows]}
@@ -131,24 +126,18 @@ class CIFAR10(Files):
 class CIFAR100(CIFAR10):
     """CIFAR-100 with its 100 fine labels; samples are ``(3, 32, 32)`` uint8."""
 
-    kind: ClassVar[str] = "CIFAR100"
-    below: ClassVar[str] = "cifar-100-python"
-    archive: ClassVar[tuple[str, str]] = ("cifar-100-python.tar.gz", "169.0 MB")
-    source: ClassVar[str] = (
+    kind = "CIFAR100"
+    below = "cifar-100-python"
+    archive = ("cifar-100-python.tar.gz", "169.0 MB")
+    source = (
         "torchvision.datasets.CIFAR100 or https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz, 169 MB, "
         "or download: true"
     )
-    class_names: ClassVar[tuple[str, ...]] = tuple(NAMES_100.split())
-    moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]] = (
-        (0.5071, 0.4865, 0.4409),
-        (0.2673, 0.2564, 0.2762),
-    )
-    batches: ClassVar[dict[str, tuple[tuple[str, str], ...]]] = {
-        "train": (("train", "155.2 MB"),),
-        "test": (("test", "31.0 MB"),),
-    }
-    labels: ClassVar[str] = "fine_labels"
-    meta: ClassVar[tuple[str, str]] = ("meta", "fine_label_names")
+    class_names = tuple(NAMES_100.split())
+    moments = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    sizes: ClassVar[dict[Key, str]] = {("train", "train"): "155.2 MB", ("test", "test"): "31.0 MB"}
+    labels = "fine_labels"
+    meta = ("meta", "fine_label_names")
 
     def more_labels(self, labels: list[int]) -> dict[str, Any]:
         """The 20 superclasses, here simply five classes each."""

@@ -37,9 +37,6 @@ class Circles(Dataset):
         test_per_class: int = Field(250, ge=1, description="Test samples of a class; the paper has none.")
         filled: bool = Field(False, description="Samples from the whole disc; the paper does not say. false: its edge.")
 
-    def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Nothing can be missing."""
-
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Generate both parts."""
         rng = seeds.numpy_generator(seed, "circles")

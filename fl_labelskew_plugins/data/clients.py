@@ -108,10 +108,7 @@ def proportional_test(
 ) -> list[NDArray[np.int64]]:
     """Each client's test samples: those of class ``c`` go to clients in proportion to their training counts ``n_kc``.
 
-    Args:
-        labels: ``(N_test,)``.
-        counts: ``(K, C)`` training samples by client and class; a class that no client trains on is not dealt.
-        rng: shuffles the samples of each class.
+    Of ``labels`` ``(N_test,)``, by ``counts`` ``(K, C)``; a class that no client trains on is not dealt.
     """
     parts: list[list[NDArray[np.int64]]] = [[] for _ in counts]
     for c in range(counts.shape[1]):
@@ -137,11 +134,7 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
     Where every client is one whole group of the data set and the test part has groups too, a client's test samples are
     those of its group; otherwise they follow its own class mix (:func:`proportional_test`).
 
-    Args:
-        data: the data set.
-        partitioner: any partition plugin; what it returns is checked.
-        clients: ``K``.
-        seed: the recipe's seed, not negative; nothing else moves the result.
+    Nothing but ``seed``, the recipe's, moves the result. What the partitioner returns is checked.
 
     Raises:
         LabelSkewError: the partition cannot be made, or the partitioner returned a wrong one.
@@ -154,11 +147,9 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
     plugin = type(partitioner)
     train = check_parts(f"{plugin.__module__}:{plugin.__qualname__}", parts, clients, len(data.train.y))
     counts = class_counts(data.train.y, train, classes)
-    groups = None
-    if data.train.groups is not None and data.test.groups is not None:
-        groups = client_groups(data.train.groups, train)
-    if groups is not None and data.test.groups is not None:
-        test = [np.flatnonzero(data.test.groups == group).astype(np.int64) for group in groups]
+    of_train, of_test = data.train.groups, data.test.groups
+    if of_train is not None and of_test is not None and (groups := client_groups(of_train, train)) is not None:
+        test = [np.flatnonzero(of_test == group).astype(np.int64) for group in groups]
     else:
         test = proportional_test(data.test.y, counts, seeds.numpy_generator(seed, "test partition"))
     return Clients(train, test, counts, class_counts(data.test.y, test, classes), digest(train, test))

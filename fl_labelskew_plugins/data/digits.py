@@ -19,9 +19,6 @@ class Digits(Dataset):
 
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class that is the test part.")
 
-    def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Nothing can be missing."""
-
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Load the images; ``seed`` chooses the test part, ``data_dir`` is not used."""
         from sklearn.datasets import load_digits

@@ -1,13 +1,15 @@
 """Data sets of a few files with fixed names, in one of a few folders; torchvision fetches them where asked to."""
 
+import csv
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
 from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError
 
-from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins import params
 
 Key = tuple[str, str]
 """Part of the data set that a file belongs to, and what it holds of it."""
@@ -23,6 +25,15 @@ def size_text(size: int) -> str:
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB" if size >= 1000 else f"{size} bytes"
 
 
+@contextmanager
+def readable(where: str, verbs: str = "read") -> Iterator[None]:
+    """Turn what goes wrong in folders and tables into a LabelSkewError."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise LabelSkewError(f"{where}: cannot be {verbs} ({error})") from error
+
+
 class Files(Dataset):
     """Finds the files, has them fetched, and reads one part at a time.
 
@@ -33,11 +44,9 @@ class Files(Dataset):
     kind: ClassVar[str]  # torchvision's class
     below: ClassVar[str] = ""  # torchvision's folder inside data_cache_dir
     endings: ClassVar[tuple[str, ...]] = ("",)  # what a file's name may end with beside its own; the last one wins
-    class_names: ClassVar[tuple[str, ...]]
+    class_names: tuple[str, ...]
     moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]]
-
-    class Params(Params):
-        """No parameters."""
+    Params = params.Params
 
     def files(self) -> Mapping[Key, str]:
         """Names of all files, the training part's first."""
@@ -58,10 +67,6 @@ class Files(Dataset):
     def facts(self, key: Key, path: Path) -> str:
         """What can be said of a file without reading it all."""
         return size_text(path.stat().st_size)
-
-    def names(self) -> list[str]:
-        """The classes' names."""
-        return list(self.class_names)
 
     def fetch(self, root: str) -> None:
         """Let torchvision download the files below ``root``; any of its errors may come through."""
@@ -100,7 +105,7 @@ class Files(Dataset):
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError if files are missing, unless they may be downloaded to ``data_dir``."""
-        self._check(data_dir, download, None)
+        self._check(data_dir, download)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
         """As :meth:`check`, for the files of the test part."""
@@ -120,7 +125,7 @@ class Files(Dataset):
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read all files; ``seed`` is not used."""
-        files = self._fetched(data_dir, download, None)
+        files = self._fetched(data_dir, download)
         return self._data(self.part(files, "train"), self.part(files, "test"))
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
@@ -128,24 +133,22 @@ class Files(Dataset):
         test = self.part(self._fetched(data_dir, download, "test"), "test")
         return self._data(Arrays(test.x[:0], test.y[:0]), test)
 
-    def _check(self, data_dir: Path | None, download: bool, part: str | None) -> None:
+    def _check(self, data_dir: Path | None, download: bool, part: str | None = None) -> dict[Key, Path]:
         files, message = self.find(data_dir, part)
         if not files and not (download and data_dir is not None):
             raise LabelSkewError(message)
+        return files
 
-    def _fetched(self, data_dir: Path | None, download: bool, part: str | None) -> dict[Key, Path]:
-        self._check(data_dir, download, part)
-        files, _ = self.find(data_dir, part)
+    def _fetched(self, data_dir: Path | None, download: bool, part: str | None = None) -> dict[Key, Path]:
+        files = self._check(data_dir, download, part)
         if not files and data_dir is not None:
             self.download(data_dir)
-            files, message = self.find(data_dir, part)
-            if not files:
-                raise LabelSkewError(message)
+            files = self._check(data_dir, False, part)
         return files
 
     def _data(self, train: Arrays, test: Arrays) -> Data:
         mean, std = self.moments
-        return Data(train, test, self.names(), mean=mean, std=std)
+        return Data(train, test, list(self.class_names), mean=mean, std=std)
 
     def download(self, data_dir: Path) -> None:
         """Fetch the files to torchvision's layout under ``data_dir``.

@@ -12,7 +12,7 @@ import string
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from fl_labelskew_registry import Arrays, LabelSkewError, mistake
@@ -29,6 +29,7 @@ FILES = {
     ("test", "x"): "t10k-images-idx3-ubyte",
     ("test", "y"): "t10k-labels-idx1-ubyte",
 }
+FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
 DEFLATE_LIMIT = 1040  # gzip cannot shrink more than about this much, so a header that says so is wrong
 
 
@@ -94,31 +95,24 @@ def idx_shape(path: Path) -> tuple[int, ...] | None:
 class MNIST(Files):
     """MNIST; samples are ``(1, 28, 28)`` uint8."""
 
-    kind: ClassVar[str] = "MNIST"
-    below: ClassVar[str] = "MNIST/raw"
-    endings: ClassVar[tuple[str, ...]] = (".gz", "")
-    source: ClassVar[str] = (
+    kind = "MNIST"
+    below = "MNIST/raw"
+    endings = (".gz", "")
+    source = (
         "torchvision.datasets.MNIST or https://ossci-datasets.s3.amazonaws.com/mnist/, about 11 MB, or download: true"
     )
-    class_names: ClassVar[tuple[str, ...]] = tuple("0123456789")
-    moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]] = ((0.1307,), (0.3081,))
+    class_names = tuple("0123456789")
+    moments = ((0.1307,), (0.3081,))
+    sizes: tuple[int, int] = 60_000, 10_000  # images of the real data set's two parts
+    first_label: int = 0  # the files' number of class 0
 
     def files(self) -> Mapping[Key, str]:
         """The four files."""
         return FILES
 
-    def sizes(self) -> tuple[int, int]:
-        """Images of the real data set's two parts."""
-        return 60_000, 10_000
-
-    def first_label(self) -> int:
-        """The files' number of class 0."""
-        return 0
-
     def expected(self) -> Mapping[Key, str]:
         """Shapes that the headers say."""
-        train, test = self.sizes()
-        numbers = {"train": train, "test": test}
+        numbers = dict(zip(("train", "test"), self.sizes, strict=True))
         return {(part, xy): _shape_text((numbers[part], 28, 28)[: 3 if xy == "x" else 1]) for part, xy in FILES}
 
     def facts(self, key: Key, path: Path) -> str:
@@ -132,8 +126,7 @@ class MNIST(Files):
             raise mistake(files[part, "x"], f"has images of shape {images.shape}", "(N, 28, 28)")
         if len(labels) != len(images):
             raise LabelSkewError(f"{files[part, 'y']}: {len(labels)} labels for {len(images)} images; fetch it again")
-        first = self.first_label()
-        last = first + len(self.names()) - 1
+        first, last = self.first_label, self.first_label + len(self.class_names) - 1
         if not first <= labels.min() <= labels.max() <= last:
             bad = labels.max() if labels.max() > last else labels.min()
             raise mistake(files[part, "y"], f"has label {bad}", f"labels from {first} to {last}")
@@ -144,9 +137,9 @@ class MNIST(Files):
         folder = fakes.fresh_folder(out) / self.below
         folder.mkdir(parents=True)
         names = self.files()
-        for part, arrays in fakes.parts(samples, classes=len(self.names()), shape=(1, 28, 28), seed=seed).items():
+        for part, arrays in fakes.parts(samples, classes=len(self.class_names), shape=(1, 28, 28), seed=seed).items():
             write_idx(folder / names[part, "x"], arrays.x[:, 0])
-            write_idx(folder / names[part, "y"], (arrays.y + self.first_label()).astype(np.uint8))
+            write_idx(folder / names[part, "y"], (arrays.y + self.first_label).astype(np.uint8))
 
 
 def _shape_text(shape: tuple[int, ...] | None) -> str:
@@ -156,26 +149,15 @@ def _shape_text(shape: tuple[int, ...] | None) -> str:
 class FashionMNIST(MNIST):
     """Fashion-MNIST (FedMR's FMNIST, MAP's FaMnist); samples are ``(1, 28, 28)`` uint8. Xiao et al., 2017."""
 
-    default_dir: ClassVar[str | None] = "/usr/share/datasets/fashion-mnist"
-    kind: ClassVar[str] = "FashionMNIST"
-    below: ClassVar[str] = "FashionMNIST/raw"
-    source: ClassVar[str] = (
+    default_dir = "/usr/share/datasets/fashion-mnist"
+    kind = "FashionMNIST"
+    below = "FashionMNIST/raw"
+    source = (
         "apt-get install dataset-fashion-mnist, torchvision.datasets.FashionMNIST or "
         "https://github.com/zalandoresearch/fashion-mnist, about 30 MB, or download: true"
     )
-    class_names: ClassVar[tuple[str, ...]] = (
-        "T-shirt/top",
-        "Trouser",
-        "Pullover",
-        "Dress",
-        "Coat",
-        "Sandal",
-        "Shirt",
-        "Sneaker",
-        "Bag",
-        "Ankle boot",
-    )
-    moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]] = ((0.2860,), (0.3530,))
+    class_names = tuple(FASHION.split(", "))
+    moments = ((0.2860,), (0.3530,))
 
 
 Split = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
@@ -197,34 +179,28 @@ class EMNIST(MNIST):
     classes 0 to 25; its files count from 1.
     """
 
-    kind: ClassVar[str] = "EMNIST"
-    below: ClassVar[str] = "EMNIST/raw"
-    source: ClassVar[str] = (
+    kind = "EMNIST"
+    below = "EMNIST/raw"
+    source = (
         "torchvision.datasets.EMNIST or https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip, about 560 MB, "
         "or download: true"
     )
-    moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]] = ((0.1736,), (0.3317,))  # of byclass, in wide use
+    moments = ((0.1736,), (0.3317,))  # of byclass, in wide use
 
     class Params(Params):
         """Parameters of emnist."""
 
         split: Split = Field("balanced", description="Which of the six: 62, 47, 47, 26, 10 and 10 classes.")
 
+    def __init__(self, params: Any = None) -> None:
+        super().__init__(params)
+        classes, *sizes = SPLITS[self.params.split]
+        self.class_names, self.sizes = tuple(classes), (sizes[0], sizes[1])
+        self.first_label = int(self.params.split == "letters")
+
     def files(self) -> Mapping[Key, str]:
         """The split's four files."""
         return {key: f"emnist-{self.params.split}-{key[0]}-{name.partition('-')[2]}" for key, name in FILES.items()}
-
-    def names(self) -> list[str]:
-        """Digits, upper and lower case, as far as the split tells them apart."""
-        return list(SPLITS[self.params.split][0])
-
-    def sizes(self) -> tuple[int, int]:
-        """Images of the split's two parts."""
-        return SPLITS[self.params.split][1:]
-
-    def first_label(self) -> int:
-        """1 for the letters."""
-        return int(self.params.split == "letters")
 
     def fetch(self, root: str) -> None:
         """Let torchvision download all six splits."""

@@ -7,11 +7,9 @@ upper ones are the classes. A server that only tests needs ``test/`` or ``val/``
 ``train/<class>/images/*`` and ``val/val_annotations.txt`` are read too.
 """
 
-import csv
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -21,8 +19,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.data import fakes
+from fl_labelskew_plugins.data.files import readable
 from fl_labelskew_plugins.data.fingerprint import digest
-from fl_labelskew_plugins.data.pictures import OnBadSample, fault, faults, opened, settle
+from fl_labelskew_plugins.data.pictures import OnBadSample, faults, opened, settle
 from fl_labelskew_plugins.data.split import stratified
 from fl_labelskew_plugins.data.stats import moments
 from fl_labelskew_plugins.machine.text import few
@@ -96,15 +95,6 @@ def _nested(folder: Path, samples: Samples) -> str | None:
         inner = os.path.dirname(path)[len(os.path.join(folder, name)) + 1 :]
         below.setdefault(name, set()).add(inner.partition(os.sep)[0])
     return next((name for name, inner in below.items() if "" not in inner and inner != {"images"}), None)
-
-
-@contextmanager
-def readable(where: str) -> Iterator[None]:
-    """Turn what goes wrong in listing a folder into a LabelSkewError."""
-    try:
-        yield
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise LabelSkewError(f"{where}: cannot be read ({error})") from error
 
 
 class ImageFolder(Dataset):
@@ -197,12 +187,16 @@ class ImageFolder(Dataset):
                     f"{read}. Use train/<class>/<image> beside {part}/<class>/<image>; a server alone needs no train/"
                 )
 
-    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode all images."""
-        self.check(data_dir, download=download)
+    def _parts(self, data_dir: Path | None) -> tuple[Path, Samples, Samples | None]:
+        """The folder that has the parts, and what :meth:`find` finds there."""
+        self.check(data_dir, download=False)
         root = self.root(data_dir)
         with readable(f"data set {self.name}: {root}"):
-            train_samples, test_samples = self.find(root)
+            return root, *self.find(root)
+
+    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Decode all images."""
+        root, train_samples, test_samples = self._parts(data_dir)
         train_samples, test_samples = self.used(train_samples), test_samples and self.used(test_samples)
         names = self.names(train_samples, test_samples or [])
         parts = [train_samples] if test_samples is None else [train_samples, test_samples]
@@ -316,33 +310,24 @@ class ImageFolder(Dataset):
         x = np.empty((len(samples), channels, size, size), np.uint8)
         contents = np.zeros((len(samples), 16), np.uint8)
 
-        def one(i: int) -> str:
+        def one(i: int) -> None:
             path, _ = samples[i]
-            try:
-                x[i] = decode(path, size=size, channels=channels)
-            except LabelSkewError as error:
-                return str(error)
+            x[i] = decode(path, size=size, channels=channels)
             contents[i] = np.frombuffer(hashlib.blake2b(path.read_bytes(), digest_size=16).digest(), np.uint8)
-            return ""
 
         return x, contents, dict(faults(one, range(len(samples)), what))
 
     def broken(self, data_dir: Path | None) -> list[str]:
         """A line for each broken image of all parts that are read."""
-        self.check(data_dir, download=False)
-        root = self.root(data_dir)
-        with readable(f"data set {self.name}: {root}"):
-            train, test = self.find(root)
+        root, train, test = self._parts(data_dir)
         files = [path for path, _ in [*self.used(train), *self.used(test or [])]]
-        return [line for _, line in faults(fault, files, f"opening {len(files)} pictures of {root}")]
+        what = f"opening {len(files)} pictures of {root}"
+        return [line for _, line in faults(lambda file: opened(file, draft=1), files, what)]  # quick for JPEGs
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
         """Images of each part, and classes; no image is opened."""
         try:
-            self.check(data_dir, download=False)
-            root = self.root(data_dir)
-            with readable(f"data set {self.name}: {root}"):
-                train, test = self.find(root)
+            _, train, test = self._parts(data_dir)
         except LabelSkewError as error:
             return [("layout", "missing", str(error))]  # no row of a small copy, whose numbers would hide why
         parts = {"images": train} if test is None else {"training images": train, "test images": test}

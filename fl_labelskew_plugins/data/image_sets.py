@@ -18,8 +18,6 @@ from pydantic import Field
 from fl_labelskew_plugins.data.cifar import CLASSES_10
 from fl_labelskew_plugins.data.image_folder import ImageFolder, Samples, images_in, list_images
 
-Moments = tuple[tuple[float, ...], tuple[float, ...]]
-
 
 class ImageSet(ImageFolder):
     """A published data set: ``needed`` are its folders or files, in ``data_cache_dir`` or one of ``inside``."""
@@ -64,19 +62,16 @@ class CINIC10(ImageSet):
     Darlow et al., "CINIC-10 is not ImageNet or CIFAR-10", 2018; mean and standard deviation are the authors'.
     """
 
-    name: ClassVar[str] = "cinic10"
-    source: ClassVar[str] = "https://datashare.ed.ac.uk/handle/10283/3192, CINIC-10.tar.gz, 688 MB"
-    needed: ClassVar[tuple[str, ...]] = ("train", "test")
-    needed_to_test: ClassVar[tuple[str, ...]] = ("test",)
-    inside: ClassVar[tuple[str, ...]] = ("CINIC-10", "cinic-10")
-    known_classes: ClassVar[tuple[str, ...] | None] = CLASSES_10
-    moments: ClassVar[Moments | None] = (
-        (0.47889522, 0.47227842, 0.43047404),
-        (0.24205776, 0.23828046, 0.25874835),
-    )
+    name = "cinic10"
+    source = "https://datashare.ed.ac.uk/handle/10283/3192, CINIC-10.tar.gz, 688 MB"
+    needed = ("train", "test")
+    needed_to_test = ("test",)
+    inside = ("CINIC-10", "cinic-10")
+    known_classes = CLASSES_10
+    moments = ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
     real: ClassVar[dict[str, str]] = {"training images": "90000", "test images": "90000", "classes": "10"}
-    fake_size: ClassVar[tuple[int, int]] = (32, 32)
-    fake_parts: ClassVar[tuple[str, ...]] = ("train", "valid", "test")
+    fake_size = (32, 32)
+    fake_parts = ("train", "valid", "test")
 
     class Params(ImageFolder.Params):
         """Parameters of cinic10."""
@@ -112,19 +107,16 @@ class TinyImageNet(ImageSet):
     The validation part is the test part here, as everywhere: the real test part has no labels.
     """
 
-    name: ClassVar[str] = "tiny_imagenet"
-    source: ClassVar[str] = "http://cs231n.stanford.edu/tiny-imagenet-200.zip, 248 MB"
-    needed: ClassVar[tuple[str, ...]] = ("train", "val")
-    needed_to_test: ClassVar[tuple[str, ...]] = ("val",)
-    inside: ClassVar[tuple[str, ...]] = ("tiny-imagenet-200",)
-    moments: ClassVar[Moments | None] = (  # of the training part, in wide use
-        (0.4802, 0.4481, 0.3975),
-        (0.2770, 0.2691, 0.2821),
-    )
+    name = "tiny_imagenet"
+    source = "http://cs231n.stanford.edu/tiny-imagenet-200.zip, 248 MB"
+    needed = ("train", "val")
+    needed_to_test = ("val",)
+    inside = ("tiny-imagenet-200",)
+    moments = ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821))  # of the training part, in wide use
     real: ClassVar[dict[str, str]] = {"training images": "100000", "test images": "10000", "classes": "200"}
-    fake_classes: ClassVar[tuple[str, ...]] = tuple(f"n{1443537 + 7919 * c:08d}" for c in range(200))
-    fake_size: ClassVar[tuple[int, int]] = (64, 64)
-    fake_parts: ClassVar[tuple[str, ...]] = ("train", "val")
+    fake_classes = tuple(f"n{1443537 + 7919 * c:08d}" for c in range(200))
+    fake_size = (64, 64)
+    fake_parts = ("train", "val")
 
     class Params(ImageFolder.Params):
         """Parameters of tiny_imagenet."""
@@ -147,17 +139,17 @@ class TinyImageNet(ImageSet):
 class ImageNetSubset(ImageSet):
     """12 classes of ImageNet at 64x64, FedLC's section 5.2, which does not say which; samples ``(3, 64, 64)`` uint8."""
 
-    name: ClassVar[str] = "imagenet_subset"
-    source: ClassVar[str] = (
+    name = "imagenet_subset"
+    source = (
         "https://www.image-net.org, ILSVRC 2012, 144 GB, with an account; 12 of its class folders in train/ and val/"
     )
-    needed: ClassVar[tuple[str, ...]] = ("train",)
-    needed_to_test: ClassVar[tuple[str, ...]] = ()
-    moments: ClassVar[Moments | None] = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # ImageNet's, as in torchvision
+    needed = ("train",)
+    needed_to_test = ()
+    moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # ImageNet's, as in torchvision
     real: ClassVar[dict[str, str]] = {"classes": "12"}
-    fake_classes: ClassVar[tuple[str, ...]] = tuple(f"n{1440764 + 104729 * c:08d}" for c in range(12))
-    fake_size: ClassVar[tuple[int, int]] = (72, 96)
-    fake_parts: ClassVar[tuple[str, ...]] = ("train", "val")
+    fake_classes = tuple(f"n{1440764 + 104729 * c:08d}" for c in range(12))
+    fake_size = (72, 96)
+    fake_parts = ("train", "val")
 
     class Params(ImageFolder.Params):
         """Parameters of imagenet_subset."""
@@ -191,15 +183,15 @@ class HyperKvasir(ImageSet):
     what size it trains.
     """
 
-    name: ClassVar[str] = "hyperkvasir"
-    source: ClassVar[str] = "https://datasets.simula.no/hyper-kvasir, hyper-kvasir-labeled-images.zip, 3.9 GB"
-    needed: ClassVar[tuple[str, ...]] = ("lower-gi-tract", "upper-gi-tract")
-    needed_to_test: ClassVar[tuple[str, ...]] = needed
-    inside: ClassVar[tuple[str, ...]] = ("labeled-images", "hyper-kvasir-labeled-images/labeled-images")
-    known_classes: ClassVar[tuple[str, ...] | None] = tuple(sorted(KVASIR_FOLDERS))
+    name = "hyperkvasir"
+    source = "https://datasets.simula.no/hyper-kvasir, hyper-kvasir-labeled-images.zip, 3.9 GB"
+    needed = ("lower-gi-tract", "upper-gi-tract")
+    needed_to_test = needed
+    inside = ("labeled-images", "hyper-kvasir-labeled-images/labeled-images")
+    known_classes = tuple(sorted(KVASIR_FOLDERS))
     real: ClassVar[dict[str, str]] = {"images": "10662", "classes": "23"}
-    fake_size: ClassVar[tuple[int, int]] = (96, 120)
-    fake_parts: ClassVar[tuple[str, ...]] = ("labeled-images",)
+    fake_size = (96, 120)
+    fake_parts = ("labeled-images",)
 
     class Params(ImageFolder.Params):
         """Parameters of hyperkvasir."""
@@ -244,14 +236,14 @@ class ODIR(ImageSet):
     says neither how it splits nor at what size it trains.
     """
 
-    name: ClassVar[str] = "odir"
-    source: ClassVar[str] = "https://www.kaggle.com/datasets/andrewmvd/ocular-disease-recognition-odir5k, about 2 GB"
-    needed: ClassVar[tuple[str, ...]] = ("full_df.csv", "preprocessed_images")
-    needed_to_test: ClassVar[tuple[str, ...]] = needed
-    known_classes: ClassVar[tuple[str, ...] | None] = tuple("NDGCAHMO")
+    name = "odir"
+    source = "https://www.kaggle.com/datasets/andrewmvd/ocular-disease-recognition-odir5k, about 2 GB"
+    needed = ("full_df.csv", "preprocessed_images")
+    needed_to_test = needed
+    known_classes = tuple("NDGCAHMO")
     real: ClassVar[dict[str, str]] = {"images": "6392", "classes": "8"}
-    fake_size: ClassVar[tuple[int, int]] = (128, 128)
-    fake_parts: ClassVar[tuple[str, ...]] = ("preprocessed_images",)
+    fake_size = (128, 128)
+    fake_parts = ("preprocessed_images",)
 
     class Params(ImageFolder.Params):
         """Parameters of odir."""

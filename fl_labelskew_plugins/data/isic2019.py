@@ -13,7 +13,8 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -22,22 +23,11 @@ from fl_labelskew_registry import Arrays, Data, Dataset, Images, LabelSkewError,
 from pydantic import Field
 
 from fl_labelskew_plugins.data import fakes, isic2019_fake, lesions, pictures
+from fl_labelskew_plugins.data import isic2019_tables as isic
+from fl_labelskew_plugins.data.files import readable
 from fl_labelskew_plugins.data.fingerprint import digest
-from fl_labelskew_plugins.data.isic2019_tables import (
-    CENTRES,
-    CLASSES,
-    META,
-    PREPARED,
-    RAW,
-    SPLIT,
-    SPLIT_COLUMNS,
-    TABLE,
-    TRUTH,
-    TRUTH_COLUMNS,
-    Row,
-    split_text,
-)
 from fl_labelskew_plugins.data.split import stratified
+from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.params import Params
 
 CHECKED = ".labelskew-checked.json"
@@ -58,10 +48,10 @@ class ISIC2019(Dataset):
         tree: Literal["auto", "prepared", "raw"] = Field(
             "auto", description="Which pictures: prepared ones, raw ones, or raw ones where there are any."
         )
-        centres: tuple[Annotated[int, Field(ge=0, lt=len(CENTRES))], ...] | None = Field(
+        centres: tuple[Annotated[int, Field(ge=0, lt=len(isic.CENTRES))], ...] | None = Field(
             None, min_length=1, description="Centres to read, 0 to 5; default: all. A silo names its own."
         )
-        split_file: str | None = Field(None, description=f"FLamby's split; default: {SPLIT} in the data's folder.")
+        split_file: str | None = Field(None, description=f"FLamby's split; default: {isic.SPLIT} in the data's folder.")
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of test where there is no split file.")
         on_bad_sample: pictures.OnBadSample = Field(
             "stop", description="What broken pictures, and rows or pictures without the other, lead to."
@@ -73,9 +63,9 @@ class ISIC2019(Dataset):
             raise LabelSkewError(f"data set isic2019: download: true is not offered; get it from {self.source}")
         if data_dir is None:
             raise LabelSkewError(f"data set isic2019: data_args.data_cache_dir is not set; get it from {self.source}")
-        missing = [] if self._folders(data_dir) != (None, None) else [f"{PREPARED}/ or {RAW}/"]
+        missing = [] if self._folders(data_dir) != (None, None) else [f"{isic.PREPARED}/ or {isic.RAW}/"]
         if self._split_file(data_dir) is None:
-            missing += [name for name in (TRUTH, META) if not os.path.isfile(data_dir / name)]
+            missing += [name for name in (isic.TRUTH, isic.META) if not os.path.isfile(data_dir / name)]
         if missing:
             raise LabelSkewError(f"data set isic2019: no {', '.join(missing)} in {data_dir}; get it from {self.source}")
 
@@ -95,7 +85,7 @@ class ISIC2019(Dataset):
 
     def _survey(self, root: Path) -> fakes.Rows:
         split = self._split_file(root)
-        tables = [(SPLIT, split), (TRUTH, root / TRUTH), (META, root / META)]
+        tables = [(isic.SPLIT, split), (isic.TRUTH, root / isic.TRUTH), (isic.META, root / isic.META)]
         rows = [
             (name, "found" if file is not None and os.path.isfile(file) else "missing", "found")
             for name, file in tables
@@ -104,22 +94,22 @@ class ISIC2019(Dataset):
         raw, prepared = self._folders(root)
         folder = prepared or raw
         files = set() if folder is None else _names(folder)
-        readable = split is not None or all(os.path.isfile(root / name) for name in (TRUTH, META))
+        complete = split is not None or all(os.path.isfile(root / name) for name in (isic.TRUTH, isic.META))
         named: set[str] = set()
-        listed = list(self._rows(root, [], named)) if readable else []
+        listed = list(self._rows(root, [], named)) if complete else []
         rows += [
-            ("pictures", str(len(files)) if files else "missing", str(_total("train") + _total("test"))),
+            ("pictures", str(len(files)) if files else "missing", str(np.sum([*isic.TABLE.values()]))),
             ("rows without a picture", str(sum(row.image not in files for row in listed)), "0"),
             ("pictures without a row", str(len(files - named)), "0"),
             ("rows of no known centre or class", str(len(named) - len(listed)), "0"),
         ]
-        rows.append(("samples of each class", " ".join(CLASSES), " ".join(CLASSES)))
+        rows.append(("samples of each class", " ".join(isic.CLASSES), " ".join(isic.CLASSES)))
         for fold in ("train", "test") if split else ("",):
-            for centre, name in enumerate(CENTRES):
+            for centre, name in enumerate(isic.CENTRES):
                 targets = [row.target for row in listed if row.centre == centre and row.fold == fold]
-                parts = [TABLE[part][centre] for part in ([fold] if fold else TABLE)]
+                parts = [isic.TABLE[part][centre] for part in ([fold] if fold else isic.TABLE)]
                 expected = [sum(counts) for counts in zip(*parts, strict=True)]
-                actual = _by_class(np.bincount(targets, minlength=len(CLASSES)).tolist()) if targets else "missing"
+                actual = _by_class(np.bincount(targets, minlength=len(isic.CLASSES)).tolist()) if targets else "missing"
                 rows.append((f"centre {centre} {name}, {fold or 'both parts'}", actual, _by_class(expected)))
         return rows
 
@@ -140,20 +130,21 @@ class ISIC2019(Dataset):
 
     def _split_file(self, root: Path) -> Path | None:
         given = self.params.split_file
-        file = root / SPLIT if given is None else Path(given).expanduser()
+        file = root / isic.SPLIT if given is None else Path(given).expanduser()
         if given is not None and not os.path.isfile(file):
-            raise mistake("data_args.split_file", f"{file} is not there", f"FLamby's {SPLIT}, or null")
+            raise mistake("data_args.split_file", f"{file} is not there", f"FLamby's {isic.SPLIT}, or null")
         return file if os.path.isfile(file) else None
 
-    def _rows(self, root: Path, bad: list[str], seen: set[str]) -> Iterator[Row]:
+    def _rows(self, root: Path, bad: list[str], seen: set[str]) -> Iterator[isic.Row]:
         """All usable rows; of the others, a line for each kind goes to ``bad``; ``seen`` gathers the names of all."""
         split = self._split_file(root)
         unknown: list[str] = []
         unclear: list[str] = []
-        where = split or root / TRUTH
-        centres = {} if split else dict(_pairs(root / META, "image", "dataset"))
+        where = split or root / isic.TRUTH
+        meta = () if split else _read(root / isic.META, ("image", "dataset"))
+        centres = {line["image"]: line["dataset"] for line in meta}
         lacking: list[str] = []
-        for line in _read(where, SPLIT_COLUMNS if split else TRUTH_COLUMNS):
+        for line in _read(where, isic.SPLIT_COLUMNS if split else isic.TRUTH_COLUMNS):
             image = line["image"]
             if image in seen:
                 raise LabelSkewError(f"{where}: image {image} has two rows; keep one of them")
@@ -163,16 +154,16 @@ class ISIC2019(Dataset):
                 lacking.append(image)
             elif (centre := _centre(line["center"] if split else centres[image])) is None:
                 unknown.append(image)
-            elif target is None or (split and line["fold"] not in TABLE):
+            elif target is None or (split and line["fold"] not in isic.TABLE):
                 unclear.append(image)
             else:
-                yield Row(image, target, centre, line["fold"] if split else "")
+                yield isic.Row(image, target, centre, line["fold"] if split else "")
         orphans = sorted(centres.keys() - seen)
         for images, what in (
-            (unknown, f"{split or root / META}: {{}} of a centre that is none of FLamby's six"),
+            (unknown, f"{split or root / isic.META}: {{}} of a centre that is none of FLamby's six"),
             (unclear, f"{where}: {{}} without exactly one of the 8 classes, or a fold other than train and test"),
-            (lacking, f"{root / META}: no row for {{}} of {TRUTH}"),
-            (orphans, f"{where}: no row for {{}} of {META}"),
+            (lacking, f"{root / isic.META}: no row for {{}} of {isic.TRUTH}"),
+            (orphans, f"{where}: no row for {{}} of {isic.META}"),
         ):
             if images:
                 bad.append(what.format(_some(images)))
@@ -181,7 +172,7 @@ class ISIC2019(Dataset):
 
     def _folders(self, root: Path) -> tuple[Path | None, Path | None]:
         """The folders of raw and of prepared pictures, where they are there and wanted."""
-        raw, prepared = (folder if folder.is_dir() else None for folder in (root / RAW, root / PREPARED))
+        raw, prepared = (folder if folder.is_dir() else None for folder in (root / isic.RAW, root / isic.PREPARED))
         tree = self.params.tree
         return None if tree == "prepared" else raw, None if tree == "raw" and raw is None else prepared
 
@@ -208,23 +199,21 @@ class ISIC2019(Dataset):
             return Arrays(files, labels, centres)
 
         drawn = digest([], [f"{row.image} {row.target} {row.centre}" for row in rows]) if notes else ""
-        return Data(part("train"), part("test"), list(CLASSES), lesions.MEAN, lesions.STD, notes, drawn)
+        return Data(part("train"), part("test"), list(isic.CLASSES), lesions.MEAN, lesions.STD, notes, drawn)
 
-    def _chosen(self, row: Row) -> bool:
+    def _chosen(self, row: isic.Row) -> bool:
         return self.params.centres is None or row.centre in self.params.centres
 
-    def _divided(self, rows: list[Row], seed: int, root: Path) -> tuple[list[Row], dict[str, str]]:
+    def _divided(self, rows: list[isic.Row], seed: int, root: Path) -> tuple[list[isic.Row], dict[str, str]]:
         """The rows with their part; where FLamby's split is not there, drawn, and told as a file in its format."""
         if not rows or rows[0].fold:
             return rows, {}
         rows = sorted(rows, key=lambda row: row.image)
-        strata = np.array([row.centre * len(CLASSES) + row.target for row in rows])
+        strata = np.array([row.centre * len(isic.CLASSES) + row.target for row in rows])
         _, test = stratified(strata, test_fraction=self.params.test_fraction, seed=seed, where=str(root))
         chosen = set(test.tolist())
-        divided = [
-            Row(row.image, row.target, row.centre, "test" if i in chosen else "train") for i, row in enumerate(rows)
-        ]
-        return divided, {SPLIT: split_text(divided)}
+        divided = [replace(row, fold="test" if i in chosen else "train") for i, row in enumerate(rows)]
+        return divided, {isic.SPLIT: isic.split_text(divided)}
 
     def _pictures(self, root: Path, images: Sequence[str], named: set[str], bad: list[str]) -> tuple[Path, set[str]]:
         """The folder of prepared pictures, and those of ``images`` that are not in it, or broken."""
@@ -233,7 +222,7 @@ class ISIC2019(Dataset):
         strays = (have if raw is None else _names(raw) | have) - named
         if strays:
             bad.append(f"{raw or prepared}: {_some(sorted(strays))} without a row in the tables")
-        folder = root / PREPARED
+        folder = root / isic.PREPARED
         unprepared: list[str] = []
         if raw is not None:
             todo = sorted((set(images) & _names(raw)) - have)
@@ -249,22 +238,13 @@ class ISIC2019(Dataset):
 
 
 def prepare_all(raw: Path, folder: Path, images: Sequence[str]) -> list[str]:
-    """Prepare pictures that are not prepared yet, in parallel; a run that is broken off goes on where it stood.
-
-    Returns:
-        Those that are broken.
-    """
+    """Prepare pictures that are not prepared yet, in parallel, also after a break; returns those that are broken."""
     folder.mkdir(exist_ok=True)
 
-    def one(image: str) -> str:
+    def one(image: str) -> None:
         target = folder / f"{image}.jpg"
-        if target.exists():  # another process has been faster
-            return ""
-        try:
+        if not target.exists():  # or else another process has been faster
             lesions.prepare(raw / f"{image}.jpg", target)
-        except LabelSkewError as error:
-            return str(error)
-        return ""
 
     with _alone(folder):
         wrong = pictures.faults(one, images, f"preparing {len(images)} pictures of {raw}, once")
@@ -279,27 +259,20 @@ def checked(folder: Path, images: Sequence[str]) -> list[str]:
     ).hexdigest()
     file = folder / CHECKED
     known: dict[str, list[str]] = {}
-    if os.path.isfile(file):
-        try:
-            known = {k: list(map(str, v)) for k, v in json.loads(file.read_text(encoding="utf-8")).items()}
-        except (OSError, ValueError, AttributeError, TypeError):
-            known = {}
+    with suppress(OSError, ValueError, AttributeError, TypeError):
+        known = {k: list(map(str, v)) for k, v in json.loads(file.read_text(encoding="utf-8")).items()}
     if key not in known:
         with _alone(folder):
             known[key] = [image for image, _ in _broken(folder, images)]
-        part = file.with_name(f"{file.name}.{os.getpid()}")
-        try:
-            part.write_text(json.dumps(known), encoding="utf-8")
-            part.replace(file)
-        except OSError:  # a folder that only others may write to: it is checked again next time
-            part.unlink(missing_ok=True)
+            with suppress(OSError):  # a folder that only others may write to: it is checked again next time
+                write_text(file, json.dumps(known))
     return known[key]
 
 
 def _broken(folder: Path, images: Sequence[str]) -> list[tuple[str, str]]:
     """The broken ones of a folder's pictures, and what is wrong with each."""
     what = f"checking {len(images)} pictures of {folder}"
-    return pictures.faults(lambda image: pictures.fault(folder / f"{image}.jpg"), images, what)
+    return pictures.faults(lambda image: pictures.opened(folder / f"{image}.jpg", draft=1), images, what)
 
 
 @contextmanager
@@ -327,23 +300,18 @@ def _read(file: Path, columns: Sequence[str]) -> Iterator[dict[str, str]]:
             yield row
 
 
-def _pairs(file: Path, key: str, value: str) -> Iterator[tuple[str, str]]:
-    for row in _read(file, (key, value)):
-        yield row[key], row[value]
-
-
 def _target(line: dict[str, str]) -> int | None:
     """The class of a row with exactly one; None for any other."""
-    marked = [c for c, name in enumerate(CLASSES) if line[name].strip() in ("1", "1.0")]
+    marked = [c for c, name in enumerate(isic.CLASSES) if line[name].strip() in ("1", "1.0")]
     return marked[0] if len(marked) == 1 else None
 
 
 def _centre(text: str) -> int | None:
     """A centre from its number, or from the metadata's name: ``BCN_nan``, ``HAM_rosendahl``, ``MSK4nan``."""
     if text.strip().isdecimal():
-        return int(text) if int(text) < len(CENTRES) else None
-    exact = [centre for centre, name in enumerate(CENTRES) if text == name]
-    return next(iter(exact or [c for c in (0, 4) if text.startswith(CENTRES[c])]), None)
+        return int(text) if int(text) < len(isic.CENTRES) else None
+    exact = [centre for centre, name in enumerate(isic.CENTRES) if text == name]
+    return next(iter(exact or [c for c in (0, 4) if text.startswith(isic.CENTRES[c])]), None)
 
 
 def _names(folder: Path) -> set[str]:
@@ -361,13 +329,5 @@ def _by_class(counts: Iterable[int]) -> str:
     return " ".join(map(str, counts))
 
 
-def _total(fold: str) -> int:
-    return sum(map(sum, TABLE[fold]))
-
-
-@contextmanager
-def _readable(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise LabelSkewError(f"data set isic2019: {root}: cannot be read or written ({error})") from error
+def _readable(root: Path) -> AbstractContextManager[None]:
+    return readable(f"data set isic2019: {root}", "read or written")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,18 +15,7 @@ from fl_labelskew_plugins.data import lesions
 
 ASPECTS = (1.0, 4 / 3, 3 / 2, 3 / 4, 1.2)
 DATASETS = ("BCN_nan", "HAM_vidir_molemax", "HAM_vidir_modern", "HAM_rosendahl", "MSK4nan", "HAM_vienna_dias")
-COLOURS = np.array(
-    [
-        (60, 30, 30),
-        (150, 95, 60),
-        (220, 120, 130),
-        (190, 60, 40),
-        (110, 110, 70),
-        (170, 140, 180),
-        (120, 10, 60),
-        (70, 90, 150),
-    ]
-)
+COLOURS = ("#3c1e1e", "#965f3c", "#dc7882", "#be3c28", "#6e6e46", "#aa8cb4", "#780a3c", "#465a96")
 """Of the lesion, by class."""
 
 
@@ -63,24 +51,26 @@ def write(out: Path, samples: int, seed: int, *, raw: bool) -> None:
         Image.fromarray(picture(row.target, row.centre, short, rng)).save(folder / f"{row.image}.jpg", quality=90)
     (out / isic.SPLIT).write_text(isic.split_text(rows), encoding="utf-8")
     by_name = sorted(rows, key=lambda row: row.image)
-    _write(out / isic.TRUTH, isic.TRUTH_COLUMNS, (_truth(row) for row in by_name))
-    _write(out / isic.META, isic.META_COLUMNS, (_meta(row, rng) for row in by_name))
+    truth, meta = map(isic.truth, by_name), (_meta(row, rng) for row in by_name)
+    (out / isic.TRUTH).write_text(isic.table_text(isic.TRUTH_COLUMNS, truth), encoding="utf-8")
+    (out / isic.META).write_text(isic.table_text(isic.META_COLUMNS, meta), encoding="utf-8")
 
 
 def picture(target: int, centre: int, short: int, rng: np.random.Generator) -> NDArray[np.uint8]:
     """``(H, W, 3)``: skin in the centre's light, and a lesion with its class's colour, outline and stripes."""
+    from PIL import ImageColor
+
     aspect = ASPECTS[int(rng.integers(len(ASPECTS)))]
     height, width = (short, round(short * aspect)) if aspect >= 1 else (round(short / aspect), short)
-    y, x = (
-        np.mgrid[0:height, 0:width].astype(np.float32) / short - 0.5 * np.array([height, width])[:, None, None] / short
-    )
+    middle = np.array([height, width])[:, None, None]
+    y, x = np.mgrid[0:height, 0:width].astype(np.float32) / short - 0.5 * middle / short
     x, y = x - rng.normal(0, 0.05), y - rng.normal(0, 0.05)
     angle, radius = np.arctan2(y, x), np.hypot(x, y)
     edge = (0.2 + 0.015 * target) * (1 + 0.25 * np.cos((target + 1) * angle + rng.uniform(0, 6)))
     inside = np.clip((edge - radius) * 40, 0, 1)[..., None]
     stripes = (1 + 0.25 * np.sin((10 + 12 * (target % 4)) * x * short / 40))[..., None]
     skin = np.array([225, 180, 160]) * (0.8 + 0.06 * centre) * rng.uniform(0.9, 1.1)
-    colour = np.array(COLOURS[target]) * rng.uniform(0.85, 1.15)
+    colour = np.array(ImageColor.getrgb(COLOURS[target])) * rng.uniform(0.85, 1.15)
     pixels = skin * (1 - inside) + colour * stripes * inside + rng.normal(0, 6, (height, width, 1))
     clipped: NDArray[np.uint8] = np.clip(pixels, 0, 255).astype(np.uint8)
     return clipped
@@ -94,23 +84,7 @@ def _rows(made: dict[str, NDArray[np.int64]], rng: np.random.Generator) -> Itera
                 yield isic.Row(f"ISIC_{int(next(names)):07d}", target, centre, fold)
 
 
-def _truth(row: isic.Row) -> list[str]:
-    return [row.image, *("1.0" if c == row.target else "0.0" for c in range(len(isic.CLASSES))), "0.0"]
-
-
 def _meta(row: isic.Row, rng: np.random.Generator) -> list[str]:
     site = ("anterior torso", "lower extremity", "head/neck", "")[int(rng.integers(4))]
-    return [
-        row.image,
-        f"{5.0 * int(rng.integers(4, 17))}",
-        site,
-        ("male", "female")[int(rng.integers(2))],
-        DATASETS[row.centre],
-    ]
-
-
-def _write(file: Path, columns: Sequence[str], rows: Iterator[list[str]]) -> None:
-    with file.open("w", newline="", encoding="utf-8") as stream:
-        table = csv.writer(stream, lineterminator="\n")
-        table.writerow(columns)
-        table.writerows(rows)
+    age, sex = 5.0 * int(rng.integers(4, 17)), ("male", "female")[int(rng.integers(2))]
+    return [row.image, f"{age}", site, sex, DATASETS[row.centre]]

@@ -49,10 +49,18 @@ class Row:
 
 def split_text(rows: Iterable[Row]) -> str:
     """Rows as a file in the format of FLamby's split."""
+    return table_text(
+        SPLIT_COLUMNS, ([*truth(row), row.target, row.centre, row.fold, f"{row.fold}_{row.centre}"] for row in rows)
+    )
+
+
+def truth(row: Row) -> list[str]:
+    """A row of the ground truth."""
+    return [row.image, *("1.0" if c == row.target else "0.0" for c in range(len(TRUTH_COLUMNS) - 1))]
+
+
+def table_text(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A CSV file."""
     text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(SPLIT_COLUMNS)
-    for row in rows:
-        truth = ["1.0" if c == row.target else "0.0" for c in range(len(TRUTH_COLUMNS) - 1)]
-        table.writerow([row.image, *truth, row.target, row.centre, row.fold, f"{row.fold}_{row.centre}"])
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
     return text.getvalue()

@@ -25,11 +25,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which FL
 def colour_constancy(pixels: NDArray[np.uint8], power: float = POWER) -> NDArray[np.uint8]:
     """Shades of grey: scale each channel by ``1 / (sqrt(3) e_c)``, ``e`` the unit vector of the channels' power means.
 
-    Finlayson and Trezzi, "Shades of gray and colour constancy", 2004, eq. 3, with the Minkowski norm ``power``.
-
-    Args:
-        pixels: ``(H, W, 3)``; the result has the same shape. A picture of zeros stays as it is.
-        power: of the mean.
+    Finlayson and Trezzi, "Shades of gray and colour constancy", 2004, eq. 3, with the Minkowski norm ``power``; both
+    pictures are ``(H, W, 3)``. One of zeros stays as it is.
     """
     values = pixels.astype(np.float32)
     light = np.power(np.power(values, power).mean(axis=(0, 1), dtype=np.float64), 1 / power)

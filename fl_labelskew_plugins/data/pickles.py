@@ -78,10 +78,6 @@ class _Reader(pickle.Unpickler):
 def read_dict(raw: bytes, where: str | Path) -> dict[str, Any]:
     """A pickled dictionary of plain values, with its uint8 arrays; text of Python 2 is read as latin1.
 
-    Args:
-        raw: the pickle.
-        where: the file, for messages.
-
     Raises:
         LabelSkewError: it is cut short, no such pickle, or names anything but plain arrays.
     """

@@ -44,24 +44,22 @@ def opened(file: str | Path, mode: Literal["L", "RGB"] = "RGB", *, draft: int | 
         raise LabelSkewError(f"{file}: is not a sound image ({' '.join(str(error).split())})") from error
 
 
-def fault(file: str | Path) -> str:
-    """Why a file is no picture that can be decoded to its end; empty where it is one. Quick for JPEGs."""
-    try:
-        opened(file, draft=1)
-    except LabelSkewError as error:
-        return str(error)
-    return ""
-
-
-def faults(work: Callable[[Item], str], items: Sequence[Item], what: str) -> list[tuple[Item, str]]:
-    """The items for which ``work`` says what is wrong, and what; several at a time, with a bar where somebody looks."""
+def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> list[tuple[Item, str]]:
+    """The items for which ``work`` raises LabelSkewError, and its text; several at a time, with a bar at a terminal."""
     from rich.console import Console
     from rich.progress import track
+
+    def fault(item: Item) -> str:
+        try:
+            work(item)
+        except LabelSkewError as error:
+            return str(error)
+        return ""
 
     console = Console(stderr=True)
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
-        done = pool.map(work, items)
+        done = pool.map(fault, items)
         shown = track(done, what, total=len(items), console=console, disable=not console.is_terminal)
         return [(item, wrong) for item, wrong in zip(items, shown, strict=True) if wrong]
     finally:
@@ -69,14 +67,10 @@ def faults(work: Callable[[Item], str], items: Sequence[Item], what: str) -> lis
 
 
 def settle(bad: Sequence[str], on_bad_sample: OnBadSample) -> None:
-    """What becomes of bad samples: all of them are told together, as mistakes or as warnings that they are left out.
-
-    Args:
-        bad: a line for each, or for each kind.
-        on_bad_sample: ``skip``: they are left out.
+    """What becomes of bad samples, ``bad`` a line for each or for each kind: warnings that they are left out.
 
     Raises:
-        MistakesError: ``stop``, and there are some.
+        MistakesError: ``on_bad_sample`` is ``stop``, and there are some; all are told together.
     """
     lines = list(bad) if len(bad) <= MOST else [*bad[:MOST], f"{len(bad) - MOST} more like these, {len(bad)} in all"]
     if lines and on_bad_sample == "stop":

@@ -10,15 +10,9 @@ from fl_labelskew_plugins import seeds
 def stratified(
     labels: NDArray[np.int64], *, test_fraction: float, seed: int, where: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sorted indices of the training and of the test samples.
+    """Sorted indices of the training and of the test samples, by their ``labels`` ``(N,)``, ``N > 0``.
 
     Of each class, ``round(n_c * test_fraction)`` samples go to test, but at least one stays in training.
-
-    Args:
-        labels: ``(N,)``, not empty.
-        test_fraction: in (0, 1).
-        seed: not negative.
-        where: the data set, for messages.
 
     Raises:
         LabelSkewError: the test part would be empty.

@@ -6,7 +6,6 @@ digit 0.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 from fl_labelskew_registry import Arrays, LabelSkewError, mistake
@@ -18,15 +17,10 @@ from fl_labelskew_plugins.data.files import Files, Key, one_line
 class SVHN(Files):
     """SVHN, cropped digits; samples are ``(3, 32, 32)`` uint8."""
 
-    kind: ClassVar[str] = "SVHN"
-    source: ClassVar[str] = (
-        "torchvision.datasets.SVHN or http://ufldl.stanford.edu/housenumbers/, 182 and 64 MB, or download: true"
-    )
-    class_names: ClassVar[tuple[str, ...]] = tuple("0123456789")
-    moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]] = (  # of the training part, in wide use
-        (0.4377, 0.4438, 0.4728),
-        (0.1980, 0.2010, 0.1970),
-    )
+    kind = "SVHN"
+    source = "torchvision.datasets.SVHN or http://ufldl.stanford.edu/housenumbers/, 182 and 64 MB, or download: true"
+    class_names = tuple("0123456789")
+    moments = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))  # of the training part, in wide use
 
     def files(self) -> Mapping[Key, str]:
         """A file for each part."""

@@ -62,9 +62,6 @@ class Synthetic(Dataset):
         iid: bool = Field(False, description="One model and one input distribution for all; lam and mu do nothing.")
         test_fraction: float = Field(0.1, gt=0, lt=1, description="Share of each client that is its test part.")
 
-    def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Nothing can be missing."""
-
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Generate the clients; each has at least one sample in each part."""
         options = self.params

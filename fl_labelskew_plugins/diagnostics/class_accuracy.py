@@ -47,22 +47,19 @@ class ClassAccuracy(Diagnostic):
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
         """The last round's classes, and their mean over the rounds."""
         figure, (left, right) = plots.figure(12, 5, columns=2)
-        over_rounds: dict[str, dict[int, list[float]]] = {}
-        for line in lines:
-            for label, classes in _kinds(line):
-                values = [100 * value for c, value in enumerate(line["recall"]) if c in classes and value is not None]
-                if values:
-                    over_rounds.setdefault(label, {}).setdefault(line["round"] + 1, []).append(float(np.mean(values)))
         for label in KINDS:
-            plots.band(right, over_rounds.get(label, {}), label)
+            over_rounds: dict[int, list[float]] = {}
+            for line in lines:
+                if values := list(_percent(line, label).values()):
+                    over_rounds.setdefault(line["round"] + 1, []).append(_mean(values))
+            plots.band(right, over_rounds, label)
         right.set(xlabel="round", ylabel="accuracy in %, mean over the classes", ylim=plots.PERCENT)
         plots.finish_rounds(right, loc=None)
         last = [line for line in lines if line["round"] == lines[-1]["round"]]
         names = self.scene.class_names
         for position, label in enumerate(KINDS):
-            heights = [
-                _mean([100 * line["recall"][c] for line in last if _has(line, label, c)]) for c in range(len(names))
-            ]
+            recalls = [_percent(line, label) for line in last]
+            heights = [_mean([recall[c] for recall in recalls if c in recall]) for c in range(len(names))]
             left.bar(np.arange(len(names)) + 0.27 * (position - 1), heights, width=0.27, label=label)
         left.set(
             xlabel="class", ylabel="accuracy in %", title=f"round {lines[-1]['round'] + 1}", ylim=(0, plots.PERCENT[1])
@@ -77,16 +74,10 @@ class ClassAccuracy(Diagnostic):
 KINDS = ("before, classes the client holds", "before, classes it lacks", "after aggregation")
 
 
-def _kinds(line: dict[str, Any]) -> list[tuple[str, set[int]]]:
-    every = set(range(len(line["recall"])))
-    if line["client"] is None:
-        return [(KINDS[2], every)]
-    held = set(line["held"])
-    return [(KINDS[0], held), (KINDS[1], every - held)]
-
-
-def _has(line: dict[str, Any], label: str, c: int) -> bool:
-    return line["recall"][c] is not None and any(part == label and c in classes for part, classes in _kinds(line))
+def _percent(line: dict[str, Any], label: str) -> dict[int, float]:
+    """Class and accuracy in %, as far as a line has any of this kind."""
+    kinds = {c: KINDS[2 if line["client"] is None else c not in line["held"]] for c in range(len(line["recall"]))}
+    return {c: 100 * value for c, value in enumerate(line["recall"]) if kinds[c] == label and value is not None}
 
 
 def _mean(values: list[float]) -> float:

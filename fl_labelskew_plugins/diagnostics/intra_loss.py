@@ -9,7 +9,7 @@ from fl_labelskew_registry import Batch, ClientView
 from torch import Tensor
 
 from fl_labelskew_plugins.diagnostics.base import TrainingMeans
-from fl_labelskew_plugins.methods.fedmr import intra_class_loss
+from fl_labelskew_plugins.methods.fedmr import Scale, intra_class_loss
 
 
 class IntraLoss(TrainingMeans):
@@ -22,8 +22,6 @@ class IntraLoss(TrainingMeans):
 
     def measure(self, batch: Batch, view: ClientView) -> Mapping[str, Tensor]:
         """Both scales for this batch."""
-        features, classes = batch.features.detach(), len(view.counts)
-        return {
-            "paper": intra_class_loss(features, batch.labels, scale="paper", num_classes=classes),
-            "code": intra_class_loss(features, batch.labels, scale="code", num_classes=classes),
-        }
+        features, y, classes = batch.features.detach(), batch.labels, len(view.counts)
+        scales: tuple[Scale, Scale] = ("paper", "code")
+        return {scale: intra_class_loss(features, y, scale=scale, num_classes=classes) for scale in scales}

@@ -18,11 +18,8 @@ from fl_labelskew_plugins import params
 class FedAvg(Method):
     """Plain federated averaging."""
 
-    class Params(params.Params):
-        """FedAvg has none."""
-
+    Params = params.Params
     paper = (
         "Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017, "
         "https://arxiv.org/abs/1602.05629"
     )
-    runtimes = ("sp", "MPI", "GRPC")

@@ -99,7 +99,6 @@ class FedLC(Method):
         "Federated Learning with Label Distribution Skew via Logits Calibration, ICML 2022, "
         "https://arxiv.org/abs/2209.00189"
     )
-    runtimes = ("sp", "MPI", "GRPC")
     corrects = "class counts"
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:

@@ -72,7 +72,6 @@ class FedMMD(Method):
         "Two-Stream Federated Learning: Reduce the Communication Costs, VCIP 2018, "
         "https://doi.org/10.1109/VCIP.2018.8698609"
     )
-    runtimes = ("sp", "MPI", "GRPC")
 
     def before_round(self, client: ClientView) -> None:
         """The server's model, frozen."""

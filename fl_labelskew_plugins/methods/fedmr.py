@@ -193,7 +193,6 @@ class FedMR(Method):
         "https://arxiv.org/abs/2405.18983"
     )
     sends: ClassVar[Mapping[str, str]] = {"prototypes": "prototypes", "counts": "counts"}
-    runtimes = ("sp", "MPI", "GRPC")
 
     @property
     def inter(self) -> bool:

@@ -103,7 +103,6 @@ class FedProc(Method):
         "https://arxiv.org/abs/2109.12273"
     )
     sends: ClassVar[Mapping[str, str]] = {"prototypes": "prototypes", "counts": "counts"}
-    runtimes = ("sp", "MPI", "GRPC")
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         """Cross-entropy and contrast; the contrast waits for the first prototypes."""

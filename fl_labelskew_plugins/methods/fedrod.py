@@ -81,7 +81,6 @@ class FedRoD(Method):
         "On Bridging Generic and Personalized Federated Learning for Image Classification, ICLR 2022, "
         "https://arxiv.org/abs/2107.00778"
     )
-    runtimes = ("sp", "MPI", "GRPC")
     corrects = "class counts"
 
     def before_round(self, client: ClientView) -> None:

@@ -117,7 +117,6 @@ class FedRS(Method):
         "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data, KDD 2021, "
         "https://doi.org/10.1145/3447548.3467254"
     )
-    runtimes = ("sp", "MPI", "GRPC")
     corrects = "missing classes"
     aggregation = "uniform"
 

@@ -167,7 +167,6 @@ class PriorParams(params.Params):
 class KnownPrior(Method):
     """What FedShift and reweighting share: an opening exchange from which every client learns the global prior."""
 
-    runtimes = ("sp", "MPI", "GRPC")
     corrects = "class counts"
     silo_choices = ("count_noise", "count_noise_type")
     sends: ClassVar[Mapping[str, str]] = {"counts": "counts"}

@@ -88,7 +88,6 @@ class TransferParams(params.Params):
 class InheritedPrivateModel(Method):
     """What MAP and FedPHP share: a private model per client that supervises the stage ``personalise``."""
 
-    runtimes = ("sp", "MPI", "GRPC")
     aggregation = "uniform"
 
     @property

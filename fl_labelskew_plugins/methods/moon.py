@@ -65,7 +65,6 @@ class MOON(Method):
         temperature: float = Field(0.5, gt=0, description="of the cosines")
 
     paper = "Model-Contrastive Federated Learning, CVPR 2021, https://arxiv.org/abs/2103.16257"
-    runtimes = ("sp", "MPI", "GRPC")
 
     def before_round(self, client: ClientView) -> None:
         """The server's model and the client's last one, frozen; a client's first round has neither."""

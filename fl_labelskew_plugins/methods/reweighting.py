@@ -86,7 +86,6 @@ class Reweighting(KnownPrior):
         "Reweighting, in: Federated Learning with Classifier Shift for Class Imbalance, arXiv 2023, "
         "https://arxiv.org/abs/2304.04972"
     )
-    corrects = "class counts"
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         """Weighted cross-entropy; the client's own counts never carry noise."""

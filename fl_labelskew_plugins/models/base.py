@@ -1,12 +1,12 @@
 """The module that all networks here are: a body that gives features, and a linear classifier."""
 
-import math
-from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
-from fl_labelskew_registry import mistake
+from fl_labelskew_registry import Network, mistake
 from torch import nn
+
+from fl_labelskew_plugins import params
 
 
 class FeatureNet(nn.Module):
@@ -58,21 +58,30 @@ def he_normal(body: nn.Module, mode: Literal["fan_in", "fan_out"]) -> nn.Module:
     return body
 
 
-def image_shape(name: str, shape: Sequence[int], smallest: int) -> tuple[int, int, int]:
-    """``(channels, height, width)`` of a sample.
+class ImageNetwork(Network):
+    """A network for images; without parameters, unless it has some of its own.
 
-    Raises:
-        LabelSkewError: not an image, or one side is below ``smallest`` pixels.
+    ``name`` is for messages, ``smallest`` the pixels that each side has to have.
     """
-    needs = f"needs images of at least {smallest}x{smallest}, this data set has "
-    if len(shape) != 3:
-        raise mistake(f"model {name}", f"{needs}samples of shape {tuple(shape)}", "mlp or logistic")
-    channels, height, width = shape
-    if min(height, width) < smallest:
-        raise mistake(f"model {name}", f"{needs}{height}x{width}", "mlp or logistic")
-    return channels, height, width
 
+    Params = params.Params
+    name: ClassVar[str]
+    smallest: ClassVar[int]
 
-def flat_size(shape: Sequence[int]) -> int:
-    """Values of a sample of this shape."""
-    return math.prod(shape)
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
+        """A fresh module for samples ``(channels, height, width)``.
+
+        Raises:
+            LabelSkewError: not an image, or one side is below ``smallest`` pixels.
+        """
+        needs = f"needs images of at least {self.smallest}x{self.smallest}, this data set has "
+        if len(input_shape) != 3:
+            raise mistake(f"model {self.name}", f"{needs}samples of shape {tuple(input_shape)}", "mlp or logistic")
+        channels, height, width = input_shape
+        if min(height, width) < self.smallest:
+            raise mistake(f"model {self.name}", f"{needs}{height}x{width}", "mlp or logistic")
+        return FeatureNet(*self._body(channels, height, width), num_classes)
+
+    def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:
+        """The body for such images, and ``d``."""
+        raise NotImplementedError

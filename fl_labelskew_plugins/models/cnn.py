@@ -7,8 +7,8 @@ from fl_labelskew_registry import Network, mistake
 from pydantic import Field
 from torch import nn
 
-from fl_labelskew_plugins.models.base import FeatureNet, he_normal, image_shape
-from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins import params
+from fl_labelskew_plugins.models.base import FeatureNet, ImageNetwork, he_normal
 
 
 def conv_pool(channels: int, widths: Sequence[int], kernel: int, padding: int = 0) -> list[nn.Module]:
@@ -29,97 +29,85 @@ def side_after(side: int, blocks: int, kernel: int, padding: int = 0) -> int:
     return side
 
 
-class LeNet(Network):
+class LeNet(ImageNetwork):
     """LeNet-5 with ReLU and max-pooling: conv 6 k5, conv 16 k5, fc 120, fc ``features``.
 
     With ``features: 2`` and 28x28 grey images this is FedRS's LeNet of figures 3, 4 and 12: 33,654 parameters, d = 2
     and 5 layers (FedRS, table 4). MAP's figure 5 draws it with and without the ReLU before the classifier.
     """
 
-    class Params(Params):
+    name, smallest = "lenet", 16
+
+    class Params(params.Params):
         """Parameters of lenet."""
 
         features: int = Field(84, ge=1, description="d, features of the last hidden layer; 2 for the papers' plots.")
         relu_features: bool = Field(True, description="Whether the features pass a ReLU.")
 
-    def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
-        """A fresh module."""
-        channels, height, width = image_shape("lenet", input_shape, 16)
+    def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:
         flat = 16 * side_after(height, 2, 5) * side_after(width, 2, 5)
         d = self.params.features
         layers = [*conv_pool(channels, [6, 16], 5), nn.Flatten(), nn.Linear(flat, 120), nn.ReLU(), nn.Linear(120, d)]
         if self.params.relu_features:
             layers.append(nn.ReLU())
-        return FeatureNet(nn.Sequential(*layers), d, num_classes)
+        return nn.Sequential(*layers), d
 
 
-class TFCNN(Network):
+class TFCNN(ImageNetwork):
     """TensorFlow's tutorial network as FedRS uses it: conv 32, conv 64, conv 64, all k3, and no dense layer.
 
     At 3x32x32: 56,320 parameters, d = 1024, 4 layers with the classifier, which is FedRS's table 4.
     """
 
-    class Params(Params):
-        """No parameters."""
+    name, smallest = "tfcnn", 18
 
-    def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
-        """A fresh module."""
-        channels, height, width = image_shape("tfcnn", input_shape, 18)
+    def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:
         flat = 64 * (side_after(height, 2, 3) - 2) * (side_after(width, 2, 3) - 2)
         layers = [*conv_pool(channels, [32, 64], 3), nn.Conv2d(64, 64, 3), nn.ReLU()]
-        return FeatureNet(nn.Sequential(*layers), flat, num_classes)
+        return nn.Sequential(*layers), flat
 
 
-class FedLCMNIST(Network):
+class FedLCMNIST(ImageNetwork):
     """FedLC's CNN for MNIST and FMNIST, table 8: conv 10 k5, conv 20 k5, fc 320 -> 50; d = 50, 21,330 parameters.
 
     The table prints "stride=2, padding=2" for its max-pooling; 320 inputs of the dense layer come out with windows of
     2x2 and no padding.
     """
 
-    class Params(Params):
-        """No parameters."""
+    name, smallest = "fedlc_cnn_mnist", 16
 
-    def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
-        """A fresh module."""
-        channels, height, width = image_shape("fedlc_cnn_mnist", input_shape, 16)
+    def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:
         flat = 20 * side_after(height, 2, 5) * side_after(width, 2, 5)
         layers = [*conv_pool(channels, [10, 20], 5), nn.Flatten(), nn.Linear(flat, 50), nn.ReLU()]
-        return FeatureNet(nn.Sequential(*layers), 50, num_classes)
+        return nn.Sequential(*layers), 50
 
 
-class FedLCCIFAR(Network):
+class FedLCCIFAR(ImageNetwork):
     """FedLC's CNN for CIFAR10, table 9: three blocks of conv 128 k3 and max-pooling; d = 2048, 298,752 parameters.
 
     The table prints padding 0 for the convolutions, which with its three 2x2 poolings leaves 512 features at 32x32;
     its dense layer has 2048 inputs, which three poolings and padding 1 give, so padding is 1 here.
     """
 
-    class Params(Params):
-        """No parameters."""
+    name, smallest = "fedlc_cnn_cifar", 8
 
-    def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
-        """A fresh module."""
-        channels, height, width = image_shape("fedlc_cnn_cifar", input_shape, 8)
+    def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:
         flat = 128 * side_after(height, 3, 3, 1) * side_after(width, 3, 3, 1)
-        return FeatureNet(nn.Sequential(*conv_pool(channels, [128] * 3, 3, 1)), flat, num_classes)
+        return nn.Sequential(*conv_pool(channels, [128] * 3, 3, 1)), flat
 
 
-class FeCNN(Network):
+class FeCNN(ImageNetwork):
     """LEAF's CNN for FEMNIST, FedRS's FeCNN: conv 32 k5, conv 64 k5, both padded, fc 2048.
 
     At 1x28x28: 6,476,672 parameters, d = 2048, 4 layers with the classifier, which is FedRS's table 4.
     """
 
-    class Params(Params):
-        """No parameters."""
+    name, smallest = "fecnn", 8
 
-    def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
-        """A fresh module."""
-        channels, height, width = image_shape("fecnn", input_shape, 8)
+    def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:
         flat = 64 * side_after(height, 2, 5, 2) * side_after(width, 2, 5, 2)
         layers = [*conv_pool(channels, [32, 64], 5, 2), nn.Flatten(), nn.Linear(flat, 2048), nn.ReLU()]
-        return FeatureNet(nn.Sequential(*layers), 2048, num_classes)
+        return nn.Sequential(*layers), 2048
 
 
 class SACNN(Network):
@@ -130,8 +118,7 @@ class SACNN(Network):
     128, max-pooling by 2 after all but the last), averaged to two places, and the classifier.
     """
 
-    class Params(Params):
-        """No parameters."""
+    Params = params.Params
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
         """A fresh module."""

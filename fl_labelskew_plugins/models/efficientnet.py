@@ -1,15 +1,15 @@
 """EfficientNet-b0: Tan and Le, "EfficientNet: Rethinking Model Scaling for CNNs", ICML 2019."""
 
-from fl_labelskew_registry import LabelSkewError, Network
+from fl_labelskew_registry import LabelSkewError
 from pydantic import Field
 from torch import nn
 
-from fl_labelskew_plugins.models.base import FeatureNet, image_shape
+from fl_labelskew_plugins import params
+from fl_labelskew_plugins.models.base import ImageNetwork
 from fl_labelskew_plugins.models.pretrained import AUTO, NONE, load_imagenet
-from fl_labelskew_plugins.params import Params
 
 
-class EfficientNetB0(Network):
+class EfficientNetB0(ImageNetwork):
     """Torchvision's EfficientNet-b0, FLamby's and FedMR's network for ISIC2019: 4,007,548 parameters, d = 1280.
 
     FedMR's table 3 prints 4.875 M numbers, and 0.005 M more for the prototypes of its 8 classes. With ``features: 640``
@@ -17,7 +17,9 @@ class EfficientNetB0(Network):
     layer and its ReLU are read from the two numbers alone: neither the paper nor FedMR's public code shows it.
     """
 
-    class Params(Params):
+    name, smallest = "efficientnet_b0", 32
+
+    class Params(params.Params):
         """Parameters of efficientnet_b0."""
 
         weights: str = Field(
@@ -29,11 +31,9 @@ class EfficientNetB0(Network):
         features: int | None = Field(None, ge=1, description="d of one more dense layer with ReLU (FedMR: 640).")
         dropout: float = Field(0.2, ge=0, lt=1, description="Share of features dropped in training.")
 
-    def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
-        """A module with a fresh classifier."""
+    def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:
         from torchvision.models import EfficientNet_B0_Weights, efficientnet_b0
 
-        channels, _, _ = image_shape("efficientnet_b0", input_shape, 32)
         if channels != 3:
             raise LabelSkewError(f"model efficientnet_b0: needs images of 3 channels, this data set has {channels}")
         net = efficientnet_b0()
@@ -43,4 +43,4 @@ class EfficientNetB0(Network):
         if self.params.features is not None:
             layers += [nn.Linear(d, self.params.features), nn.ReLU()]
             d = self.params.features
-        return FeatureNet(nn.Sequential(*layers, nn.Dropout(self.params.dropout)), d, num_classes)
+        return nn.Sequential(*layers, nn.Dropout(self.params.dropout)), d

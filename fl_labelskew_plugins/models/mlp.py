@@ -1,5 +1,6 @@
 """Logistic regression and a multilayer perceptron; both flatten whatever they get."""
 
+import math
 from itertools import pairwise
 from typing import Annotated
 
@@ -7,25 +8,24 @@ from fl_labelskew_registry import Network
 from pydantic import Field
 from torch import nn
 
-from fl_labelskew_plugins.models.base import FeatureNet, flat_size
-from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins import params
+from fl_labelskew_plugins.models.base import FeatureNet
 
 
 class Logistic(Network):
     """Multinomial logistic regression, FedLC's model for Synthetic; the features are the flat inputs."""
 
-    class Params(Params):
-        """No parameters."""
+    Params = params.Params
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
         """A fresh module."""
-        return FeatureNet(nn.Flatten(), flat_size(input_shape), num_classes)
+        return FeatureNet(nn.Flatten(), math.prod(input_shape), num_classes)
 
 
 class MLP(Network):
     """Linear layers with ReLU; the features are the last hidden layer's."""
 
-    class Params(Params):
+    class Params(params.Params):
         """Parameters of mlp."""
 
         hidden: list[Annotated[int, Field(ge=1)]] = Field(
@@ -35,7 +35,7 @@ class MLP(Network):
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
         """A fresh module."""
-        widths = [flat_size(input_shape), *self.params.hidden]
+        widths = [math.prod(input_shape), *self.params.hidden]
         layers: list[nn.Module] = [nn.Flatten()]
         for before, after in pairwise(widths):
             layers += [nn.Linear(before, after), nn.ReLU()]

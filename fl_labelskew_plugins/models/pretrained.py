@@ -17,13 +17,9 @@ AUTO, NONE = "auto", "none"
 def load_imagenet(net: nn.Module, weights: str, *, name: str, cached: str, head: str) -> None:
     """Fill a torchvision network with ImageNet weights, all but its classifier.
 
-    Args:
-        net: the network as torchvision builds it.
-        weights: a file (see :func:`read_weights`); ``auto``: torchvision's cache, or as it is with a warning where the
-            file is not there; ``none``: as it is.
-        name: the network's, for messages.
-        cached: name of the file in torchvision's cache.
-        head: prefix of the classifier's tensors.
+    ``weights`` is a file (see :func:`read_weights`); ``auto``: the one called ``cached`` in torchvision's cache, or
+    ``net`` as it is with a warning where that is not there; ``none``: as it is. ``head`` is the prefix of the
+    classifier's tensors.
 
     Raises:
         LabelSkewError: the file cannot be read, or is not of this network.

@@ -7,12 +7,11 @@ width 10, dropout 0.3 and, unlike the paper's, convolutions with biases.
 from itertools import pairwise
 
 import torch
-from fl_labelskew_registry import Network
 from pydantic import Field, field_validator
 from torch import nn
 
-from fl_labelskew_plugins.models.base import FeatureNet, image_shape
-from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins import params
+from fl_labelskew_plugins.models.base import ImageNetwork
 
 
 class Block(nn.Module):
@@ -38,14 +37,16 @@ class Block(nn.Module):
         return out
 
 
-class WideResNet(Network):
+class WideResNet(ImageNetwork):
     """Wide ResNet of three stages; WRN-28-10 is FedMR's network for CIFAR100, d = 640.
 
     At 3 channels WRN-28-10 has 36,482,880 parameters without the classifier. With batch normalisation's running
     statistics and the classifier of 100 classes it has 36,564,957 numbers: FedMR's table 3 prints 36.565 M.
     """
 
-    class Params(Params):
+    name, smallest = "wide_resnet", 8
+
+    class Params(params.Params):
         """Parameters of wide_resnet."""
 
         depth: int = Field(28, ge=10, le=1000, description="Layers, 6 n + 4 for n blocks in each stage.")
@@ -59,14 +60,12 @@ class WideResNet(Network):
                 raise ValueError(f"{depth} is not 6 n + 4, such as 10, 16, 22, 28 or 40")
             return depth
 
-    def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
-        """A fresh module."""
-        channels, _, _ = image_shape("wide_resnet", input_shape, 8)
+    def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:
         options = self.params
         widths = [16, *(options.widen * width for width in (16, 32, 64))]
         layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1)]
-        for stage, (before, width) in enumerate(pairwise(widths)):
-            layers.append(Block(before, width, 2 if stage else 1, options.dropout))
-            layers += [Block(width, width, 1, options.dropout) for _ in range((options.depth - 4) // 6 - 1)]
+        for stage, (before, after) in enumerate(pairwise(widths)):
+            layers.append(Block(before, after, 2 if stage else 1, options.dropout))
+            layers += [Block(after, after, 1, options.dropout) for _ in range((options.depth - 4) // 6 - 1)]
         layers += [nn.BatchNorm2d(widths[-1]), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1)]
-        return FeatureNet(nn.Sequential(*layers), widths[-1], num_classes)
+        return nn.Sequential(*layers), widths[-1]

@@ -16,9 +16,7 @@ from fl_labelskew_plugins import params
 class FedAvg(Optimizer):
     """Local SGD and the mean of the uploads."""
 
-    class Params(params.Params):
-        """FedAvg has none."""
-
+    Params = params.Params
     paper = (
         "Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017, "
         "https://arxiv.org/abs/1602.05629"

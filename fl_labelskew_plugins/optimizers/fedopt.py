@@ -152,12 +152,7 @@ class FedOpt(Optimizer):
 
 
 def host_optimizer(options: Any, weights: Any) -> torch.optim.Optimizer:
-    """Torch's optimiser as the host makes it, ``server_momentum`` included.
-
-    Args:
-        options: a :class:`FedOpt.Params`.
-        weights: the parameters.
-    """
+    """Torch's optimiser of these parameters as the host makes it; ``options`` are :class:`FedOpt.Params`."""
     more = {"momentum": options.server_momentum} if options.server_optimizer == "sgd" else {}
     optimizer: torch.optim.Optimizer = HOST[options.server_optimizer](weights, lr=options.server_lr, **more)
     return optimizer

@@ -7,12 +7,10 @@ Non-Identical Data Distribution for Federated Visual Classification", 2019.
 
 import numpy as np
 from fl_labelskew_registry import LabelSkewError, mistake
-from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.partition.by_labels import ByLabels
-from fl_labelskew_plugins.partition.checks import Indices, by_class, gather
+from fl_labelskew_plugins.partition.base import ByLabels, Indices, by_class, gather
 
 MAX_DRAWS = 1000
 
@@ -57,24 +55,17 @@ def balanced_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Ge
 
 
 def dirichlet(
-    labels: NDArray[np.int64],
+    labels: Indices,
     *,
     clients: int,
     beta: float,
     min_samples: int = 1,
     balanced: bool = False,
     rng: np.random.Generator,
-) -> list[NDArray[np.int64]]:
-    """Sorted sample indices of each client; disjoint, and together all samples.
+) -> list[Indices]:
+    """Deal each class in proportions of concentration ``beta``: :func:`plain_counts`, or :func:`balanced_counts`.
 
-    Args:
-        labels: ``(N,)`` class of each sample.
-        clients: ``K``.
-        beta: concentration; small is skewed, large is close to iid.
-        min_samples: proportions are drawn again until each client has this many, at most ``MAX_DRAWS`` times.
-        balanced: False: the paper's proportions per class, see :func:`plain_counts`. True: client totals differ by at
-            most 1, see :func:`balanced_counts`.
-        rng: the only source of randomness.
+    Proportions are drawn again until each client has ``min_samples``, at most ``MAX_DRAWS`` times.
 
     Raises:
         LabelSkewError: ``min_samples`` cannot be had.

@@ -2,13 +2,12 @@
 
 import numpy as np
 from fl_labelskew_registry import Partitioner, mistake
-from numpy.typing import NDArray
 
-from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.partition.checks import check_size
+from fl_labelskew_plugins import params
+from fl_labelskew_plugins.partition.base import Indices, check_size
 
 
-def natural(groups: NDArray[np.int64] | None, *, clients: int) -> list[NDArray[np.int64]]:
+def natural(groups: Indices | None, *, clients: int) -> list[Indices]:
     """Sorted sample indices of each client; client ``k`` is the group with the ``k``-th smallest number.
 
     Args:
@@ -33,16 +32,10 @@ def natural(groups: NDArray[np.int64] | None, *, clients: int) -> list[NDArray[n
 class Natural(Partitioner):
     """One client for each group."""
 
-    class Params(Params):
-        """No parameters."""
+    Params = params.Params
 
     def split(
-        self,
-        labels: NDArray[np.int64],
-        groups: NDArray[np.int64] | None,
-        *,
-        clients: int,
-        rng: np.random.Generator,
-    ) -> list[NDArray[np.int64]]:
+        self, labels: Indices, groups: Indices | None, *, clients: int, rng: np.random.Generator
+    ) -> list[Indices]:
         """See :func:`natural`."""
         return natural(groups, clients=clients)

@@ -6,12 +6,10 @@ The authors' loop runs twice, which puts every sample into two clients; here eac
 
 import numpy as np
 from fl_labelskew_registry import LabelSkewError, mistake
-from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.partition.by_labels import ByLabels
-from fl_labelskew_plugins.partition.checks import Indices, by_class, gather
+from fl_labelskew_plugins.partition.base import ByLabels, Indices, by_class, gather
 
 
 def deal_classes(classes: int, clients: int, per_client: int, rng: np.random.Generator) -> list[list[int]]:
@@ -24,19 +22,11 @@ def deal_classes(classes: int, clients: int, per_client: int, rng: np.random.Gen
     return held
 
 
-def pcdd(
-    labels: NDArray[np.int64], *, clients: int, classes_per_client: int, rng: np.random.Generator
-) -> list[NDArray[np.int64]]:
-    """Sorted sample indices of each client; disjoint, and together all samples.
+def pcdd(labels: Indices, *, clients: int, classes_per_client: int, rng: np.random.Generator) -> list[Indices]:
+    """Deal each client ``classes_per_client`` classes.
 
     A class's samples are shuffled and split among its holders, sizes differ by at most 1; a class with fewer samples
-    than holders leaves some of these without it.
-
-    Args:
-        labels: ``(N,)`` class of each sample; classes that do not occur are not dealt.
-        clients: ``K``.
-        classes_per_client: classes of each client.
-        rng: the only source of randomness.
+    than holders leaves some of these without it. Classes that do not occur are not dealt.
 
     Raises:
         LabelSkewError: too few slots for all classes, more classes per client than there are, or an empty client.

@@ -6,27 +6,17 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 
 import numpy as np
 from fl_labelskew_registry import mistake
-from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.partition.by_labels import ByLabels
-from fl_labelskew_plugins.partition.checks import by_class, gather
+from fl_labelskew_plugins.partition.base import ByLabels, Indices, by_class, gather
 
 
-def quantity(
-    labels: NDArray[np.int64], *, clients: int, sets_per_client: int, rng: np.random.Generator
-) -> list[NDArray[np.int64]]:
-    """Sorted sample indices of each client; disjoint, and together all samples.
+def quantity(labels: Indices, *, clients: int, sets_per_client: int, rng: np.random.Generator) -> list[Indices]:
+    """Deal each client ``a = sets_per_client`` sets.
 
     Samples of one class are in random order before the cut. Sets differ by at most one sample; one that lies across a
     border between classes has samples of both.
-
-    Args:
-        labels: ``(N,)`` class of each sample.
-        clients: ``K``.
-        sets_per_client: ``a``.
-        rng: the only source of randomness.
 
     Raises:
         LabelSkewError: more sets than samples.

@@ -6,33 +6,24 @@ Cifar10-100-5 is 100 clients, 50 shards a class and 5 shards a client.
 
 import numpy as np
 from fl_labelskew_registry import LabelSkewError
-from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.params import Params
-from fl_labelskew_plugins.partition.by_labels import ByLabels
-from fl_labelskew_plugins.partition.checks import by_class, gather
+from fl_labelskew_plugins.partition.base import ByLabels, Indices, by_class, gather
 
 
 def shards(
-    labels: NDArray[np.int64],
+    labels: Indices,
     *,
     clients: int,
     shards_per_client: int,
     shards_per_class: int | None = None,
     rng: np.random.Generator,
-) -> list[NDArray[np.int64]]:
-    """Sorted sample indices of each client; disjoint, and together all samples.
+) -> list[Indices]:
+    """Deal each client ``shards_per_client`` shards; by default a class has ``K * shards_per_client / C``.
 
     A class's samples are shuffled before they are cut; its shards differ by at most one sample. A client may be dealt
     two shards of one class, so it holds ``shards_per_client`` classes at most.
-
-    Args:
-        labels: ``(N,)`` class of each sample.
-        clients: ``K``.
-        shards_per_client: shards of each client.
-        shards_per_class: shards of each class; None: ``K * shards_per_client / C``.
-        rng: the only source of randomness.
 
     Raises:
         LabelSkewError: the shards do not come out even, or a client is empty.

@@ -9,6 +9,7 @@ import tarfile
 import numpy as np
 import pytest
 import torchvision
+from datasets import load
 from mistakes import message
 
 from fl_labelskew_plugins.data import pickles
@@ -19,10 +20,6 @@ from fl_labelskew_plugins.data.cifar import CIFAR10, CIFAR100
 def folder(tmp_path):
     CIFAR10().fake(tmp_path / "data", samples=100, seed=0)
     return tmp_path / "data"
-
-
-def load(kind, folder):
-    return kind().load(folder, download=False, seed=0)
 
 
 def pack(folder, below, name, leave_out=()):
@@ -216,23 +213,3 @@ def test_missing_files(folder):
     CIFAR10().check_test(folder, download=False)  # a server that only tests
     assert len(CIFAR10().load_test(folder, download=False, seed=0).test.y) == 20
     assert "data_cache_dir is not set" in message(lambda: CIFAR100().check(None, download=True))
-
-
-def test_download(tmp_path, monkeypatch):
-    """No network here: torchvision's class is replaced by one that fails, and by one that writes its layout."""
-
-    def fail(root, *, train, download):
-        raise RuntimeError("all mirrors\nfailed")
-
-    monkeypatch.setattr(torchvision.datasets, "CIFAR10", fail)
-    CIFAR10().check(tmp_path, download=True)
-    text = message(lambda: CIFAR10().load(tmp_path, download=True, seed=0))
-    assert "data set CIFAR10: the download to" in text
-    assert text.endswith("cifar-10-python.tar.gz, 171 MB")
-
-    def write(root, *, train, download):
-        CIFAR10().fake(tmp_path / "made", samples=50, seed=0)
-        (tmp_path / "made" / "cifar-10-batches-py").rename(tmp_path / "cifar-10-batches-py")
-
-    monkeypatch.setattr(torchvision.datasets, "CIFAR10", write)
-    assert len(CIFAR10().load(tmp_path, download=True, seed=0).train.y) == 40

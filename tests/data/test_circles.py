@@ -1,15 +1,14 @@
 """FedMR's four circles."""
 
+import functools
+
+import datasets
 import numpy as np
 import pytest
 
 from fl_labelskew_plugins.data.circles import CENTRES, Circles
 
-
-def load(seed=0, **params):
-    plugin = Circles(Circles.Params(**params))
-    plugin.check(None, download=False)
-    return plugin.load(None, download=False, seed=seed)
+load = functools.partial(datasets.load, Circles)
 
 
 def test_every_sample_lies_on_its_own_circle():

@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from fl_labelskew_registry import Arrays, Data, LabelSkewError, Partitioner
+from fl_labelskew_registry import Arrays, Data, Partitioner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mistakes import message
 
 from fl_labelskew_plugins.data.clients import digest, divide, largest_remainder, proportional_test
 from fl_labelskew_plugins.partition.dirichlet import Dirichlet
@@ -120,12 +121,9 @@ def test_whole_groups_keep_their_own_test_samples():
     ],
 )
 def test_a_wrong_partitioner_is_named(parts, says):
-    with pytest.raises(LabelSkewError) as caught:
-        divide(data(), Fixed(parts), clients=2, seed=0)
-    text = str(caught.value)
+    text = message(lambda: divide(data(), Fixed(parts), clients=2, seed=0))
     assert says in text
     assert f"{__name__}:Fixed" in text
-    assert "\n" not in text
     assert "; use " in text or "; give " in text
 
 
@@ -138,5 +136,6 @@ def test_parts_are_sorted_and_need_not_cover():
 def test_labels_beyond_the_class_names():
     whole = data()
     whole.class_names.pop()
-    with pytest.raises(LabelSkewError, match="training labels are 0 to 2; use labels from 0 to 1 with 2 class names"):
-        divide(whole, IID(), clients=2, seed=0)
+    assert "training labels are 0 to 2; use labels from 0 to 1 with 2 class names" in message(
+        lambda: divide(whole, IID(), clients=2, seed=0)
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torchvision
+from datasets import assert_alone, load, load_test
 from mistakes import message
 
 from fl_labelskew_plugins.data.idx import FILES, MNIST, FashionMNIST, read_idx
@@ -28,10 +29,6 @@ def tree(folder, pack=lambda raw: raw, end="", n=12):
         values = np.arange(size) % 10 if kind == "y" else np.arange(size * 784).reshape(size, 28, 28) % 251
         (folder / f"{name}{end}").write_bytes(pack(idx(values)))
     return folder
-
-
-def load(kind, folder, **options):
-    return kind().load(folder, **{"download": False, "seed": 0, **options})
 
 
 @real
@@ -153,31 +150,6 @@ def test_files_that_do_not_fit(tmp_path, key, values, says):
     assert FILES[key] in text
 
 
-def test_download(tmp_path, monkeypatch):
-    """No network here: torchvision's class is replaced by one that fails, and by one that writes its layout."""
-
-    def fail(root, *, train, download):
-        raise RuntimeError("Error downloading\n  all mirrors failed")
-
-    monkeypatch.setattr(torchvision.datasets, "MNIST", fail)
-    MNIST().check(tmp_path, download=True)
-    text = message(lambda: load(MNIST, tmp_path, download=True))
-    assert "failed (RuntimeError: Error downloading all mirrors failed)" in text
-    assert str(tmp_path) in text
-    assert "or download: true" not in text
-
-    monkeypatch.setattr(torchvision.datasets, "MNIST", lambda root, *, train, download: None)
-    assert "no train-images" in message(lambda: load(MNIST, tmp_path, download=True))
-
-    def write(root, *, train, download):
-        tree(Path(root) / "MNIST" / "raw")
-
-    monkeypatch.setattr(torchvision.datasets, "MNIST", write)
-    assert len(load(MNIST, tmp_path, download=True).train.y) == 12
-    monkeypatch.setattr(torchvision.datasets, "MNIST", fail)  # what is there is not fetched again
-    assert len(load(MNIST, tmp_path, download=True).train.y) == 12
-
-
 @pytest.mark.parametrize("kind", [MNIST, FashionMNIST])
 def test_the_test_part_alone(tmp_path, kind):
     folder = tree(tmp_path / "a")
@@ -186,12 +158,7 @@ def test_the_test_part_alone(tmp_path, kind):
         if part == "train":
             (folder / name).unlink()
     assert "train-images" in message(lambda: kind().check(folder, download=False))
-    kind().check_test(folder, download=False)
-    data = kind().load_test(folder, download=False, seed=0)
-    assert np.array_equal(data.test.x, whole.test.x)
-    assert np.array_equal(data.test.y, whole.test.y)
-    assert (data.mean, data.std, data.class_names) == (whole.mean, whole.std, whole.class_names)
-    assert (data.train.x.shape, data.train.y.shape) == ((0, 1, 28, 28), (0,))
+    assert_alone(load_test(kind, folder), whole)
     (folder / FILES["test", "y"]).unlink()
     assert "no t10k-labels-idx1-ubyte[.gz] in" in message(lambda: kind().check_test(folder, download=False))
     assert "no t10k-labels" in message(lambda: kind().load_test(folder, download=False, seed=0))

@@ -1,5 +1,8 @@
 """Image folders as real data sets lay them out, and broken images."""
 
+import functools
+
+import datasets
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -18,10 +21,7 @@ def image(path, colour=(200, 100, 50), size=(40, 30)):
     Image.new(mode, size, colour).save(path)
 
 
-def load(path, seed=0, **params):
-    plugin = ImageFolder(ImageFolder.Params(**params))
-    plugin.check(path, download=False)
-    return plugin.load(path, download=False, seed=seed)
+load, load_test = (functools.partial(read, ImageFolder) for read in (datasets.load, datasets.load_test))
 
 
 @pytest.mark.parametrize("part", ["test", "val"])
@@ -221,12 +221,6 @@ def test_unfit_folders(tmp_path):
     assert "train/c has no images" in message(lambda: load(tmp_path))
 
 
-def load_test(path, **params):
-    plugin = ImageFolder(ImageFolder.Params(**params))
-    plugin.check_test(path, download=False)
-    return plugin.load_test(path, download=False, seed=0)
-
-
 @pytest.mark.parametrize("part", ["test", "val"])
 def test_the_test_part_alone(tmp_path, part):
     for c, name in enumerate(("b", "a")):
@@ -246,8 +240,7 @@ def test_the_test_part_of_a_whole_tree_is_the_same_as_ever(tmp_path):
             image(tmp_path / "one" / name / f"{part}.png", (80 * c + shift, 10, 20))
     for root in (tmp_path / "parts", tmp_path / "one"):
         whole, data = load(root, test_fraction=0.5), load_test(root, test_fraction=0.5)
-        assert np.array_equal(data.test.x, whole.test.x)
-        assert (data.mean, data.class_names, len(data.train.x)) == (whole.mean, whole.class_names, 0)
+        datasets.assert_alone(data, whole)
 
 
 def test_a_silo_that_lacks_classes(tmp_path):

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from datasets import load, load_test
 from fl_labelskew_registry import LabelSkewError, MistakesError
 from mistakes import message
 
@@ -13,12 +14,6 @@ from fl_labelskew_plugins.data.image_folder import ImageFolder
 from fl_labelskew_plugins.data.image_sets import CINIC10, ODIR, HyperKvasir, ImageNetSubset, TinyImageNet
 
 KINDS = [CINIC10, TinyImageNet, ImageNetSubset, HyperKvasir, ODIR]
-
-
-def load(kind, folder, seed=0, **params):
-    plugin = kind(kind.Params(**params))
-    plugin.check(folder, download=False)
-    return plugin.load(folder, download=False, seed=seed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -49,8 +44,7 @@ def test_cinic10_with_and_without_valid(tmp_path):
     assert CINIC10().survey(tmp_path)[-1] == ("validation images", "missing", "90000")
     assert "cinic10: no valid in" in message(lambda: load(CINIC10, tmp_path, valid="train"))
     shutil.rmtree(tmp_path / "CINIC-10" / "train")  # a server that only tests
-    CINIC10().check_test(tmp_path, download=False)
-    alone = CINIC10().load_test(tmp_path, download=False, seed=0)
+    alone = load_test(CINIC10, tmp_path)
     np.testing.assert_array_equal(alone.test.x, data.test.x)
     assert (alone.class_names, alone.mean) == (data.class_names, data.mean)
     assert "no train in" in message(lambda: load(CINIC10, tmp_path))
@@ -60,7 +54,7 @@ def test_a_test_part_of_known_classes_is_read_without_training(tmp_path, monkeyp
     CINIC10().fake(tmp_path, samples=60, seed=0)
     for path in (tmp_path / "train").rglob("*.png"):
         path.write_bytes(b"broken")
-    assert len(CINIC10().load_test(tmp_path, download=False, seed=0).test.y) == 12
+    assert len(load_test(CINIC10, tmp_path).test.y) == 12
     with pytest.raises(MistakesError) as error:
         load(CINIC10, tmp_path)
     *lines, last = error.value.mistakes
@@ -147,9 +141,7 @@ def test_some_classes_of_a_known_set(tmp_path):
     CINIC10().fake(tmp_path / "b", samples=60, seed=0)
     data = load(CINIC10, tmp_path / "b", class_names=("truck", "cat", "dog"))
     assert set(data.train.y) == set(data.test.y) == {0, 1, 2}
-    alone = CINIC10(CINIC10.Params(class_names=("truck", "cat", "dog"))).load_test(
-        tmp_path / "b", download=False, seed=0
-    )
+    alone = load_test(CINIC10, tmp_path / "b", class_names=("truck", "cat", "dog"))
     np.testing.assert_array_equal(alone.test.x, data.test.x)
     (tmp_path / "b" / "train" / "frog").rename(tmp_path / "b" / "train" / "toad")
     assert "class 'toad' is not one of the 3" in message(

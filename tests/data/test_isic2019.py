@@ -1,6 +1,7 @@
 """ISIC 2019 in FLamby's layout, on small trees of made-up pictures: what is read, prepared, left out and refused."""
 
 import csv
+import functools
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import shutil
 import time
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -27,12 +29,7 @@ from fl_labelskew_plugins.partition.natural import Natural
 RECIPE = Path(__file__).parents[2] / "recipes" / "fedmr_isic2019.yaml"
 
 
-def dataset(**params):
-    return ISIC2019(ISIC2019.Params(**params))
-
-
-def load(root, **params):
-    return dataset(**params).load(root, download=False, seed=0)
+dataset, load = (functools.partial(call, ISIC2019) for call in (datasets.made, datasets.load))
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +315,7 @@ def test_a_server_needs_the_pictures_of_the_test_part_alone(tree):
 
 def test_pictures_are_checked_once(tree, monkeypatch):
     load(tree)
-    monkeypatch.setattr(isic2019.pictures, "fault", lambda file: pytest.fail("checked again"))
+    monkeypatch.setattr(isic2019.pictures, "opened", lambda file, **_: pytest.fail("checked again"))
     load(tree)
     (tree / isic.PREPARED / isic2019.CHECKED).write_text("[")
     monkeypatch.undo()

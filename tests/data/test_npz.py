@@ -2,6 +2,7 @@
 
 import functools
 
+import datasets
 import mistakes
 import numpy as np
 import pytest
@@ -18,12 +19,7 @@ def write(folder, name="data.npz", **arrays):
     return folder / name
 
 
-def load(path, seed=0, **params):
-    plugin = Npz(Npz.Params(**params))
-    plugin.check(path, download=False)
-    return plugin.load(path, download=False, seed=seed)
-
-
+load, load_test = (functools.partial(read, Npz) for read in (datasets.load, datasets.load_test))
 message = functools.partial(mistakes.message, says=("; use ", "; give ", "; name ", "; set ", "cannot be read"))
 
 
@@ -149,12 +145,6 @@ def test_bad_files(tmp_path):
     assert "holds a single array" in message(lambda: load(tmp_path / "single.npy"))
 
 
-def load_test(path, **params):
-    plugin = Npz(Npz.Params(**params))
-    plugin.check_test(path, download=False)
-    return plugin.load_test(path, download=False, seed=0)
-
-
 def test_the_test_part_alone(tmp_path):
     data = load_test(write(tmp_path, x_test=X, y_test=Y))
     assert np.array_equal(data.test.x, X.astype(np.float32))
@@ -169,9 +159,7 @@ def test_the_test_part_alone(tmp_path):
 def test_the_test_part_of_a_whole_archive_is_the_same_as_ever(tmp_path, arrays):
     path = write(tmp_path, **arrays)
     whole, data = load(path), load_test(path)
-    assert np.array_equal(data.test.x, whole.test.x)
-    assert (data.mean, data.class_names) == (whole.mean, whole.class_names)
-    assert (len(data.train.x), len(data.train.y)) == (0, 0)
+    datasets.assert_alone(data, whole)
     assert data.train.x.base is None  # nothing holds on to the training part
 
 

@@ -5,15 +5,12 @@ import gzip
 import numpy as np
 import pytest
 import torchvision
+from datasets import load
 from mistakes import message
 from scipy.io import savemat
 
 from fl_labelskew_plugins.data.idx import EMNIST, MNIST, SPLITS, idx_shape, write_idx
 from fl_labelskew_plugins.data.svhn import SVHN
-
-
-def load(kind, folder, **params):
-    return kind(kind.Params(**params)).load(folder, download=False, seed=0)
 
 
 def test_torchvision_reads_the_same_svhn(tmp_path, monkeypatch):

@@ -1,10 +1,12 @@
 """Methods in a row: what they compute together, what is refused, and how a recipe names them."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
-from fl_labelskew_registry import Contribution, Federation, LabelSkewError
+from fl_labelskew_registry import Contribution
+from mistakes import message
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.methods import combined
@@ -26,33 +28,18 @@ method_args: {method: [fedshift, fedmr], fedshift: {smoothing: 2.0}, fedmr: {mu1
 """
 
 
-class Samples:
-    """A client of two of three classes, and a batch of it."""
-
-    def __init__(self):
-        generator = torch.Generator().manual_seed(0)
-        self.labels = torch.tensor([0, 0, 1, 1])
-        self.features = torch.randn(4, 5, generator=generator)
-        self.logits = torch.randn(4, 3, generator=generator)
-        self.counts = torch.tensor([2, 6, 0])
-        self.prior = torch.tensor([0.2, 0.3, 0.5])
-
-    def view(self, stage="train"):
-        from fl_labelskew_registry import ClientView
-
-        federation = Federation(2, 2, 2, 2, 3, 5, 16, 8, 0)
-        return ClientView(0, 0, self.counts, {"prior": self.prior}, {}, torch.Generator(), 1, federation, stage)
-
-    def loss(self, method, stage="train"):
-        from fl_labelskew_registry import Batch
-
-        batch = Batch(torch.zeros(4, 1), self.features, self.logits, self.labels)
-        return method.loss(batch, self.view(stage))
-
-
 @pytest.fixture
-def samples():
-    return Samples()
+def samples(world):
+    """A client of three of five classes, and a batch of it."""
+    batch, prior = world.batch(), torch.tensor([0.1, 0.2, 0.3, 0.3, 0.1])
+
+    def view(stage="train"):
+        return world.client(stage=stage, shared={"prior": prior})
+
+    def loss(method, stage="train"):
+        return method.loss(batch, view(stage))
+
+    return SimpleNamespace(**vars(batch), counts=world.counts, prior=prior, view=view, loss=loss)
 
 
 def test_a_calibration_inside_the_loss_of_another(samples):
@@ -61,7 +48,7 @@ def test_a_calibration_inside_the_loss_of_another(samples):
     terms = samples.loss(both)
     shifted = shifted_logits(samples.logits, samples.counts, samples.prior, smoothing=1.0)
     assert torch.equal(terms["cross_entropy"], cross_entropy(shifted, samples.labels))
-    assert torch.equal(terms["intra"], 0.5 * intra_class_loss(samples.features, samples.labels))
+    assert torch.equal(terms["intra"], 0.5 * intra_class_loss(samples.features, samples.labels, num_classes=5))
 
 
 def test_a_calibration_ends_with_the_upload(samples):
@@ -136,10 +123,9 @@ def test_opening_and_prototypes_live_side_by_side():
     ],
 )
 def test_what_has_no_meaning_is_refused(method, line):
-    with pytest.raises(LabelSkewError) as error:
-        parse.parse(TEXT, overrides=[f"method_args.method={method}"])
-    assert f"--set method_args.method: {line}" in str(error.value)
-    assert "\n" not in str(error.value)
+    assert f"--set method_args.method: {line}" in message(
+        lambda: parse.parse(TEXT, overrides=[f"method_args.method={method}"])
+    )
 
 
 @pytest.mark.parametrize("same", ["fedshift+fedmr", " fedshift + fedmr", "[fedshift, fedmr]", "[fedmr, fedshift]"])
@@ -172,9 +158,7 @@ def test_the_last_ones_weights_are_in_force_and_the_record_says_so():
 @pytest.mark.parametrize("value", ["participants", "population"])
 def test_weights_that_would_not_be_in_force_are_refused(value):
     override = f"method_args.fedshift={{denominator: {value}}}"
-    with pytest.raises(LabelSkewError) as error:
-        parse.parse(TEXT, overrides=[override])
-    assert str(error.value) == (
+    assert message(lambda: parse.parse(TEXT, overrides=[override])) == (
         "recipe.yaml: method_args.method: fedshift.denominator chooses the weights of the uploads, which are those of "
         "the last method, fedmr; remove it, or put fedshift last"
     )
@@ -235,10 +219,7 @@ def test_a_silo_sets_its_own_noise_under_the_parts_name(silo, samples):
     ],
 )
 def test_no_more_than_that(silo, section, line):
-    with pytest.raises(LabelSkewError) as error:
-        silo(section)
-    assert f"one.yaml: {line}" in str(error.value)
-    assert "\n" not in str(error.value)
+    assert f"one.yaml: {line}" in message(lambda: silo(section))
 
 
 def test_another_smoothing_is_no_agreement(silo):
@@ -246,8 +227,7 @@ def test_another_smoothing_is_no_agreement(silo):
     server = facts.agreed(whole)
     assert "count_noise" not in server["method_args"]["fedshift"]
     server["method_args"]["fedshift"]["smoothing"] = 1.0
-    with pytest.raises(LabelSkewError, match=r"method_args\.fedshift"):
-        facts.check_agreement(server, one)
+    assert "method_args.fedshift" in message(lambda: facts.check_agreement(server, one))
 
 
 @pytest.mark.parametrize(
@@ -266,10 +246,7 @@ def test_another_smoothing_is_no_agreement(silo):
     ],
 )
 def test_parameters_stand_under_their_methods_names(overrides, line):
-    with pytest.raises(LabelSkewError) as error:
-        parse.parse(TEXT, overrides=overrides)
-    assert line in str(error.value)
-    assert "\n" not in str(error.value)
+    assert line in message(lambda: parse.parse(TEXT, overrides=overrides))
 
 
 def test_a_recipe_comes_back_as_it_was():
@@ -300,5 +277,6 @@ def test_a_method_with_a_loss_of_its_own_is_not_calibrated():
         def loss(self, batch, client):
             return {}
 
-    with pytest.raises(LabelSkewError, match="own has a loss of its own that takes no calibrated logits"):
-        combined.combine({"fedlc": FedLC(), "own": Own()})
+    assert "own has a loss of its own that takes no calibrated logits" in message(
+        lambda: combined.combine({"fedlc": FedLC(), "own": Own()})
+    )

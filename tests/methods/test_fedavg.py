@@ -1,18 +1,9 @@
-import pytest
-from pydantic import ValidationError
-
 from fl_labelskew_plugins.methods.fedavg import FedAvg
 
 
 def test_every_hook_is_neutral(world, assert_plain, federation):
     method = FedAvg()
     assert_plain(method)
-    assert method.aggregation == "samples"
     assert [(s.epochs, s.upload) for s in method.stages(3)] == [(3, True)]
     assert method.contribute(world.client()) == {}
     assert method.deviations() == method.warnings(federation) == []
-
-
-def test_has_no_parameters():
-    with pytest.raises(ValidationError, match="alpha"):
-        FedAvg.Params(alpha=1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from losses import assert_finite
 from torch.nn.functional import cosine_similarity
 
 from fl_labelskew_plugins.methods.fedaws import FedAwS, positive_loss, spread, spreadout
@@ -97,18 +97,15 @@ def test_positive_loss_equals_a_loop(rows, d, classes, target):
 def test_positive_loss_without_a_direction_or_at_its_target():
     z = torch.tensor([[0.0, 0.0], [5.0, 0.0]], requires_grad=True)
     loss = positive_loss(z, torch.tensor([0, 0]), torch.tensor([[1.0, 0.0]]))
-    loss.backward()
+    assert_finite(loss, z)
     assert loss.item() == pytest.approx(0.81 / 2)
-    assert z.grad.isfinite().all()
     assert torch.equal(z.grad[1], torch.zeros(2))
 
 
 class TestFedAwS:
-    def test_neutral_setting_is_plain_cross_entropy_and_leaves_the_weights_alone(self, world, assert_plain):
-        method = FedAwS(FedAwS.Params(rate=0.0))
-        assert_plain(method)
+    def test_neutral_setting_leaves_the_weights_alone(self, world):
         weights = world.net.state_dict()
-        assert method.after_aggregation(weights, {}) is weights
+        assert FedAwS(FedAwS.Params(rate=0.0)).after_aggregation(weights, {}) is weights
 
     def test_clients_train_with_cross_entropy(self, assert_plain):
         assert_plain(FedAwS())
@@ -135,14 +132,11 @@ class TestFedAwS:
         assert method.loss(world.batch([0]), world.client())["positive"].isfinite()
 
     def test_two_rounds_on_digits(self, digits):
-        """Without its steps it is FedAvg; with them, the classifier alone is another after a round."""
-        plain, neutral = digits("fedavg"), digits("fedaws", rate=0.0)
-        spreading, positive = digits("fedaws", margin=1.5), digits("fedaws", local="positive")
-        for run in (plain, neutral, spreading, positive):
+        """The classifier alone is another than FedAvg's after a round."""
+        plain, spreading, positive = digits("fedavg"), digits("fedaws", margin=1.5), digits("fedaws", local="positive")
+        for run in (plain, spreading, positive):
             run.play([0, 1])
-        first = plain.server.weights
-        assert all(torch.equal(neutral.server.weights[k], v) for k, v in first.items())
-        differ = [k for k, v in first.items() if not torch.equal(spreading.server.weights[k], v)]
+        differ = [k for k, v in plain.server.weights.items() if not torch.equal(spreading.server.weights[k], v)]
         assert differ == ["classifier.weight"]
         for run in (spreading, positive):
             run.play([0, 2])
@@ -156,21 +150,4 @@ class TestFedAwS:
         assert "cosines" in positive.deviations()[0]
         assert positive.warnings(federation) == FedAwS().warnings(federation) == []
         assert "collapse" in FedAwS(FedAwS.Params(local="positive", rate=0.0)).warnings(federation)[0]
-        assert FedAwS.aggregation == "samples"
         assert not FedAwS().logits_only()
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"rate": -0.1}, "greater than or equal to 0"),
-        ({"margin": 2.5}, "less than or equal to 2"),
-        ({"nearest": 0}, "greater than or equal to 1"),
-        ({"momentum": 1.0}, "less than 1"),
-        ({"local": "both"}, "'softmax' or 'positive'"),
-        ({"lam": 10}, "Extra inputs"),
-    ],
-)
-def test_params_are_checked(params, message):
-    with pytest.raises(ValidationError, match=message):
-        FedAwS.Params(**params)

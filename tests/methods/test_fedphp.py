@@ -1,6 +1,5 @@
 import pytest
 import torch
-from pydantic import ValidationError
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.methods.fedphp import FedPHP
@@ -11,11 +10,6 @@ from fl_labelskew_plugins.methods.map import MAP, distillation
 def test_one_stage_that_is_uploaded(epochs):
     (stage,) = FedPHP().stages(epochs)
     assert (stage.name, stage.epochs, stage.upload) == ("personalise", epochs, True)
-    assert FedPHP.aggregation == "uniform"
-
-
-def test_lam_zero_is_plain_cross_entropy(assert_plain):
-    assert_plain(FedPHP(FedPHP.Params(lam=0.0)), stage="personalise")
 
 
 def test_logits_are_never_restricted(world):
@@ -45,5 +39,3 @@ def test_round_after_round(world):
 def test_has_parameters_of_its_own():
     assert set(FedPHP.Params.model_fields) == {"transfer", "lam", "mu0", "hpm_count", "temperature"}
     assert FedPHP.Params is not MAP.Params
-    with pytest.raises(ValidationError, match="alpha"):
-        FedPHP.Params(alpha=0.5)

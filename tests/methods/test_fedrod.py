@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from losses import assert_finite
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, linear
 
@@ -47,19 +47,17 @@ def test_gradcheck_huge_logits_and_clear_errors():
         loss = lambda z, m=missing: cross_entropy(balanced_logits(z, n, missing=m), y)  # noqa: E731
         assert torch.autograd.gradcheck(loss, torch.randn(2, 3, dtype=torch.float64, requires_grad=True))
         z = (1e4 * torch.randn(2, 3)).requires_grad_()
-        loss(z).backward()
-        assert z.grad.isfinite().all()
+        assert_finite(loss(z), z)
     with pytest.raises(ValueError, match="`missing` to be one of one, mask"):
         balanced_logits(torch.zeros(1, 3), n, missing="zero")
     with pytest.raises(ValueError, match=r"`counts` to be of shape \(2,\)"):
         balanced_logits(torch.zeros(1, 2), n)
 
 
-def test_neutral_setting_is_plain_cross_entropy(world, assert_plain):
+def test_neutral_setting_keeps_nothing(world):
     method, view = FedRoD(FedRoD.Params(gamma=0.0, private=0.0)), world.client()
     method.before_round(view)
     assert list(method.private_parameters(view)) == []
-    assert_plain(method, scratch=view.scratch)
     method.after_round(view)
     assert view.state == {}
     assert method.personalised(view.state) is None
@@ -152,16 +150,3 @@ def test_without_balance_the_upload_is_fedavgs_bit_for_bit(digits, share):
         run.play([0, 1])
         run.play([1, 2])
     assert all(torch.equal(v, plain.server.weights[k]) for k, v in ours.server.weights.items())
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"gamma": -1.0}, "greater than or equal to 0"),
-        ({"private": -1.0}, "greater than or equal to 0"),
-        ({"missing": "zero"}, "'one' or 'mask'"),
-    ],
-)
-def test_params_are_checked(params, message):
-    with pytest.raises(ValidationError, match=message):
-        FedRoD.Params(**params)

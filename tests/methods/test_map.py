@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from losses import assert_finite, softmax
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.methods.fedphp import FedPHP
@@ -13,13 +13,10 @@ from fl_labelskew_plugins.ops import mmd, restricted_logits
 
 
 def naive_distillation(student, teacher, temperature):
-    def softmax(z):
-        e = [math.exp((v - max(z)) / temperature) for v in z]
-        return [v / sum(e) for v in e]
-
     total = 0.0
     for s, t in zip(student.tolist(), teacher.tolist(), strict=True):
-        total += sum(p * math.log(p / q) for p, q in zip(softmax(t), softmax(s), strict=True))
+        pairs = zip(softmax(t, temperature), softmax(s, temperature), strict=True)
+        total += sum(p * math.log(p / q) for p, q in pairs)
     return total / len(student)
 
 
@@ -40,10 +37,7 @@ def test_distillation_hand_numbers():
 
 def test_huge_values_and_bf16():
     s = (1e6 * torch.randn(4, 3)).requires_grad_()
-    value = distillation(s, 1e6 * torch.randn(4, 3))
-    value.backward()
-    assert value.isfinite()
-    assert s.grad.isfinite().all()
+    assert_finite(distillation(s, 1e6 * torch.randn(4, 3)), s)
     assert distillation(torch.randn(4, 3).bfloat16(), torch.randn(4, 3)).dtype == torch.float32
 
 
@@ -67,16 +61,6 @@ def test_stages(epochs, first, second):
         ("aggregate", first, True),
         ("personalise", second, False),
     ]
-
-
-@pytest.mark.parametrize("stage", ["aggregate", "personalise"])
-@pytest.mark.parametrize("transfer", ["kd", "mmd"])
-def test_neutral_setting_is_plain_cross_entropy(world, assert_plain, stage, transfer):
-    method = MAP(MAP.Params(alpha=1.0, lam=0.0, transfer=transfer))
-    state = {f"hpm.{k}": v.clone() for k, v in world.net.state_dict().items()}
-    view = world.client(state=state)
-    method.before_round(view)
-    assert_plain(method, state=state, stage=stage, scratch=view.scratch)
 
 
 def test_the_first_stage_is_restricted_the_second_is_not(world):
@@ -159,8 +143,7 @@ def test_momentum_zero_and_one(world):
         assert torch.equal(method.personalised(view.state)["classifier.weight"], expected["classifier.weight"])
 
 
-def test_aggregation_and_deviations():
-    assert MAP.aggregation == "uniform"
+def test_deviations():
     assert MAP(MAP.Params(mu0=0.0)).deviations() == []
     assert "eq. 8" in MAP(MAP.Params(scaling="proportional")).deviations()[1]
 
@@ -170,20 +153,3 @@ def test_aggregation_and_deviations():
 def test_it_says_which_count_is_in_force(method, count, verb):
     (sentence,) = method(method.Params(hpm_count=count)).deviations()
     assert sentence.startswith(f"hpm_count: {count} {verb} this round")
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"alpha": 2.0}, "less than or equal to 1"),
-        ({"lam": 1.5}, "less than or equal to 1"),
-        ({"transfer": "fitnet"}, "'kd' or 'mmd'"),
-        ({"temperature": 0.0}, "greater than 0"),
-        ({"hpm_count": "code"}, "'text' or 'algorithm'"),
-        ({"mu0": -0.1}, "greater than or equal to 0"),
-        ({"mu": 0.9}, "Extra inputs"),
-    ],
-)
-def test_params_are_checked(params, message):
-    with pytest.raises(ValidationError, match=message):
-        MAP.Params(**params)

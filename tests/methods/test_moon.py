@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from losses import assert_finite
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fl_labelskew_plugins.methods.moon import MOON, model_contrast
@@ -45,10 +45,7 @@ def test_hand_numbers():
 @pytest.mark.parametrize("temperature", [1e-3, 0.5])
 def test_sizes_and_one_sample(size, temperature):
     z = (size * torch.randn(1, 4)).requires_grad_()
-    value = model_contrast(z, size * torch.randn(1, 4), torch.zeros(1, 4), temperature=temperature)
-    value.backward()
-    assert value.isfinite()
-    assert z.grad.isfinite().all()
+    assert_finite(model_contrast(z, size * torch.randn(1, 4), torch.zeros(1, 4), temperature=temperature), z)
 
 
 def test_gradcheck_and_bf16():
@@ -63,12 +60,9 @@ def moved(net):
     return {f"moon.{k}": v + 0.3 if v.is_floating_point() else v + 5 for k, v in net.state_dict().items()}
 
 
-def test_mu_zero_is_plain_cross_entropy_and_keeps_nothing(world, assert_plain):
-    method, view = MOON(MOON.Params(mu=0.0)), world.client(state=moved(world.net))
-    method.before_round(view)
-    assert_plain(method, state=view.state, scratch=view.scratch)
+def test_mu_zero_keeps_nothing(world):
     empty = world.client()
-    method.after_round(empty)
+    MOON(MOON.Params(mu=0.0)).after_round(empty)
     assert empty.state == {}
 
 
@@ -99,8 +93,7 @@ def test_later_rounds_contrast_the_servers_model_with_the_last_own(world):
     assert torch.equal(terms["cross_entropy"], cross_entropy(batch.logits, batch.labels))
     expected = naive(batch.features, server.features(batch.inputs), previous.features(batch.inputs), 0.7)
     assert terms["contrast"].item() == pytest.approx(5 * expected, rel=1e-5)
-    sum(terms.values()).backward()
-    assert all(p.grad.isfinite().all() for p in world.net.parameters())
+    assert_finite(sum(terms.values()), *world.net.parameters())
     for teacher in view.scratch["moon.teachers"]:
         assert not teacher.training
         assert all(p.grad is None for p in teacher.parameters())
@@ -122,16 +115,3 @@ def test_two_rounds_on_digits(digits):
 def test_deviations():
     assert MOON(MOON.Params(mu=0.0)).deviations() == []
     assert "projection head" in MOON().deviations()[0]
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"mu": -1.0}, "greater than or equal to 0"),
-        ({"temperature": 0.0}, "greater than 0"),
-        ({"tau": 0.5}, "Extra inputs"),
-    ],
-)
-def test_params_are_checked(params, message):
-    with pytest.raises(ValidationError, match=message):
-        MOON.Params(**params)

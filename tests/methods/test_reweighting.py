@@ -5,7 +5,7 @@ import torch
 from fl_labelskew_registry.contracts import Contribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from losses import assert_finite
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.engine.turn import Turn
@@ -50,10 +50,7 @@ def test_weights_make_the_clients_classes_the_federations():
 @pytest.mark.parametrize("mean", ["samples", "weights"])
 def test_huge_weights_and_logits_one_sample(mean):
     z = (1e4 * torch.randn(1, 3)).requires_grad_()
-    value = weighted_cross_entropy(z, torch.tensor([2]), torch.tensor([1e-30, 1.0, 1e30]), mean=mean)
-    value.backward()
-    assert value.isfinite()
-    assert z.grad.isfinite().all()
+    assert_finite(weighted_cross_entropy(z, torch.tensor([2]), torch.tensor([1e-30, 1.0, 1e30]), mean=mean), z)
 
 
 def test_gradcheck_and_clear_errors():
@@ -65,21 +62,6 @@ def test_gradcheck_and_clear_errors():
         weighted_cross_entropy(z, y, w, mean="x")
     with pytest.raises(ValueError, match=r"`weights` to be of shape \(3,\)"):
         weighted_cross_entropy(z, y, w[:2])
-
-
-@pytest.mark.parametrize("mean", ["samples", "weights"])
-def test_one_client_is_plain_cross_entropy(world, assert_plain, mean):
-    method = Reweighting(Reweighting.Params(mean=mean))
-    assert_plain(method, shared=method.open([Contribution(3, {"counts": world.counts})]))
-
-
-@pytest.mark.parametrize("mean", ["samples", "weights"])
-@pytest.mark.parametrize("clients", [2, 7])
-def test_huge_smoothing_is_plain_cross_entropy(world, assert_plain, mean, clients):
-    method = Reweighting(Reweighting.Params(smoothing=1e30, mean=mean))
-    histograms = [torch.randint(0, 300, (5,)) for _ in range(clients - 1)] + [world.counts]
-    shared = method.open([Contribution(i, {"counts": n}) for i, n in enumerate(histograms)])
-    assert_plain(method, shared=shared)
 
 
 @pytest.mark.parametrize("params", [{}, {"smoothing_fraction": 0.1}, {"mean": "weights"}])
@@ -134,12 +116,3 @@ def test_two_rounds_on_digits(digits, mean):
     for name, weights in run.server.weights.items():
         torch.testing.assert_close(weights, plain.server.weights[name], rtol=1e-3, atol=1e-4)
         assert not torch.allclose(weights, unweighted.server.weights[name], rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [({"mean": "sum"}, "'samples' or 'weights'"), ({"smoothing": 0.0}, "greater than 0"), ({"tau": 1.0}, "Extra")],
-)
-def test_params_are_checked(params, message):
-    with pytest.raises(ValidationError, match=message):
-        Reweighting.Params(**params)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
+from mistakes import message
 
 from fl_labelskew_plugins.models.cnn import SACNN, TFCNN, FeCNN, FedLCCIFAR, FedLCMNIST, LeNet
 from fl_labelskew_plugins.models.efficientnet import EfficientNetB0
@@ -158,10 +159,7 @@ def test_unfit_inputs(kind, smallest):
     params = {"depth": 10, "widen": 1} if kind is WideResNet else {}
     build(kind, params, (2, smallest, smallest + 1)).eval()(torch.randn(1, 2, smallest, smallest + 1))
     for shape, has in (((1, smallest, smallest - 1), f"{smallest}x{smallest - 1}"), ((60,), "(60,)")):
-        with pytest.raises(LabelSkewError) as caught:
-            build(kind, {}, shape)
-        text = str(caught.value)
-        assert "\n" not in text
+        text = message(lambda shape=shape: build(kind, {}, shape))
         assert f"at least {smallest}x{smallest}" in text
         assert has in text
         assert "; use mlp or logistic" in text
@@ -198,10 +196,10 @@ def test_char_lstm_reads_texts_to_their_end():
 
 
 def test_text_and_measurements_are_told_apart():
-    with pytest.raises(LabelSkewError, match=r"^model: needs a data set of characters, such as shakespeare; use a net"):
-        build(CharLSTM, {}, (6,))(torch.zeros(2, 6))
-    with pytest.raises(LabelSkewError, match=r"^model: needs measurements, .* holds characters; use char_lstm$"):
-        build(MLP, {}, (6,))(torch.zeros(2, 6, dtype=torch.uint8))
+    texts = message(lambda: build(CharLSTM, {}, (6,))(torch.zeros(2, 6)))
+    assert texts.startswith("model: needs a data set of characters, such as shakespeare; use a net")
+    numbers = message(lambda: build(MLP, {}, (6,))(torch.zeros(2, 6, dtype=torch.uint8)))
+    assert numbers == "model: needs measurements, and this data set holds characters; use char_lstm"
 
 
 def test_deep_networks_without_normalisation_keep_the_size_of_what_passes():

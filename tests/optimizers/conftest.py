@@ -1,5 +1,6 @@
 """Two clients with quadratics of one number, through the real local loop and the real server."""
 
+import federated
 import pytest
 import torch
 from fl_labelskew_registry import Federation, Method
@@ -8,7 +9,6 @@ from torch import nn
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.engine.samples import Samples
 from fl_labelskew_plugins.engine.server import Server
-from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.params import Params
 
 
@@ -71,21 +71,7 @@ class World:
     def play(self, *clients):
         """One round with these clients, all by default; returns the server's number."""
         clients = clients or range(len(self.sizes))
-        results = []
-        for client in clients:
-            result = fit(
-                self.trainer,
-                client,
-                self.round,
-                self.server.weights,
-                shared=self.server.shared,
-                state=self.states.get(client, {}),
-                times_selected=1,
-            )
-            self.server.check(client, self.round, result)
-            self.states[client] = result.state
-            results.append((client, result))
-        self.server.run_round(list(clients), [self.sizes[k] for k in clients], iter(results))
+        federated.play(self.trainer, self.server, self.states, self.round, clients, self.sizes)
         self.round += 1
         return self.at
 

@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.optimizers.feddc import FedDC
 from fl_labelskew_plugins.optimizers.feddyn import FedDyn
-from fl_labelskew_plugins.recipe import parse
 
 
 def make(alpha=0.5, **options):
@@ -104,18 +102,3 @@ def test_weights_of_the_uploads():
     assert make(reading="code").aggregation == "uniform"
     assert make().deviations() == []
     assert "control variates" in make(reading="code").deviations()[0]
-
-
-@pytest.mark.parametrize(
-    ("override", "line"),
-    [
-        ("train_args.client_optimizer=adam", "adam does not go with federated_optimizer FedDC; allowed: sgd"),
-        ("train_args.feddc_alpha=-1", "train_args.feddc_alpha: -1 is out of range; allowed: a number of at least 0"),
-        ("train_args.feddc_reading=both", "train_args.feddc_reading: 'both' is unknown; allowed: paper, code"),
-    ],
-)
-def test_what_it_does_not_go_with(override, line):
-    base = "data_args: {dataset: digits}\nmodel_args: {model: mlp}\ntrain_args: {federated_optimizer: FedDC}\n"
-    with pytest.raises(LabelSkewError) as error:
-        parse.parse(base + "method_args: {method: fedavg}\n", overrides=[override])
-    assert line in str(error.value)

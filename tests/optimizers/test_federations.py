@@ -2,6 +2,7 @@
 
 import math
 
+import federated
 import pytest
 import torch
 from fl_labelskew_registry import Federation, Method
@@ -11,7 +12,6 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.engine.samples import Samples
 from fl_labelskew_plugins.engine.server import Server
-from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.optimizers.feddc import FedDC
 from fl_labelskew_plugins.optimizers.feddyn import FedDyn
 from fl_labelskew_plugins.optimizers.fednova import FedNova
@@ -81,14 +81,8 @@ class Three:
         samples = Samples(self.x, LABELS, (0.0,), (1.0,))
         federation = Federation(len(SIZES), 2, len(ROUNDS), 2, CLASSES, 4, sum(SIZES), min(SIZES), 0)
         method = Spread(self.spread)
-        settings = LocalSettings(
-            epochs=2,
-            batch_size=BATCH,
-            learning_rate=RATE,
-            momentum=self.momentum,
-            weight_decay=self.decay,
-            channels_last=False,
-        )
+        local = {"momentum": self.momentum, "weight_decay": self.decay, "channels_last": False}
+        settings = LocalSettings(epochs=2, batch_size=BATCH, learning_rate=RATE, **local)
         trainer = LocalTrainer(
             self.net, method, settings, federation, samples, self.index, samples, self.index, optimizer=optimizer
         )
@@ -102,16 +96,8 @@ class Three:
         )
         states = {}
         for number, clients in enumerate(ROUNDS):
-            results = []
-            for k in clients:
-                result = fit(
-                    trainer, k, number, server.weights, shared=server.shared, state=states.get(k, {}), times_selected=1
-                )
-                server.check(k, number, result)
-                states[k] = result.state
-                results.append((k, result))
             # everybody was asked, and some did not come
-            server.run_round(range(3), SIZES, iter(results), self.counts)
+            federated.play(trainer, server, states, number, clients, SIZES, asked=range(3), counts=self.counts)
         return server.weights
 
     # by loops

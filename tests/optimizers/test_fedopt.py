@@ -4,11 +4,9 @@ import math
 
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.optimizers.fedopt import FedOpt
-from fl_labelskew_plugins.recipe import parse
 
 
 def make(**options):
@@ -81,46 +79,3 @@ def test_papers_form_is_algorithm_two(world, kind, given, beta1, beta2, tau):
             "yogi": v - (1 - beta2) * square * math.copysign(1, v - square),
         }[kind]
         assert after - before == pytest.approx(0.02 * m / (math.sqrt(v) + tau), rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("override", "line"),
-    [
-        ("train_args.server_momentum=0.9", "server_momentum does not go with adam; use sgd, or 0"),
-        (
-            "train_args.server_tau=0.1",
-            "server_tau does not go with adam with server_form: host; use adam, adagrad or yogi",
-        ),
-        ("train_args.server_lr=1e39", "train_args.server_lr: 1e+39 is out of range; allowed: numbers up to 1e+30"),
-        ("train_args.server_optimizer=adamw", "'adamw' is unknown; allowed: sgd, adam, adagrad, yogi; nearest: adam"),
-    ],
-)
-def test_mistakes(override, line):
-    text = (
-        "data_args: {dataset: digits}\nmodel_args: {model: mlp}\nmethod_args: {method: fedavg}\n"
-        "train_args: {federated_optimizer: FedOpt, server_optimizer: adam}\n"
-    )
-    with pytest.raises(LabelSkewError) as error:
-        parse.parse(text, overrides=[override])
-    assert line in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ("server_optimizer: sgd, server_form: paper, server_tau: 0.5", "server_tau"),
-        ("server_optimizer: adagrad, server_beta1: 0.5", "server_beta1"),
-        ("server_optimizer: adagrad, server_form: paper, server_beta2: 0.5", "server_beta2"),
-    ],
-)
-def test_what_would_do_nothing_is_refused_and_a_run_s_own_recipe_is_not(options, name):
-    text = (
-        "data_args: {dataset: digits}\nmodel_args: {model: mlp}\nmethod_args: {method: fedavg}\n"
-        f"train_args: {{federated_optimizer: FedOpt, {options}}}\n"
-    )
-    with pytest.raises(
-        LabelSkewError, match=f"train_args: {name} does not go with .* server_form: paper, or leave it out$"
-    ):
-        parse.parse(text)
-    right = parse.parse(text, overrides=[f"train_args.{name}=null"])
-    assert parse.parse(right.dump()).resolved() == right.resolved()  # as for a run that goes on

@@ -1,11 +1,9 @@
 """Mime on two quadratics, by hand."""
 
 import pytest
-from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.optimizers.mime import Mime
-from fl_labelskew_plugins.recipe import parse
 
 
 def make(**options):
@@ -58,12 +56,3 @@ def test_it_finds_the_minimum_of_the_sum(world):
     for _ in range(300):
         two.play()
     assert two.at == pytest.approx(0.75, abs=1e-3)
-
-
-def test_local_momentum_is_refused():
-    text = (
-        "data_args: {dataset: digits}\nmodel_args: {model: mlp}\nmethod_args: {method: fedavg}\n"
-        "train_args: {federated_optimizer: Mime, momentum: 0.9}\n"
-    )
-    with pytest.raises(LabelSkewError, match=r"train_args.momentum: 0\.9 does not go with .* Mime, .*; allowed: 0"):
-        parse.parse(text)

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from fl_labelskew_registry.plugin import Plugin, hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Generator, Tensor, nn
 
     Tensors = Mapping[str, Tensor]

@@ -1,21 +1,34 @@
-"""Checks that every partition needs; the message of a failed one is what a user reads."""
+"""What partitions share: the face of one that looks at labels alone, and checks, whose messages are for users.
 
-from collections.abc import Sequence
+Such a partition is a pure function ``deal(labels, *, clients, rng, ...)``: ``labels`` ``(N,)`` int64 are the class of
+each sample, ``clients`` is ``K``, ``rng`` the only source of randomness, the rest its parameters. It returns the sorted
+sample indices of each client, int64; disjoint, and together all samples.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError, mistake
+from fl_labelskew_registry import LabelSkewError, Partitioner, mistake
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
 
 
-def by_class(name: str, labels: NDArray[np.int64], clients: int) -> tuple[Indices, list[Indices]]:
-    """The classes that occur ``(C',)`` and the sorted indices of each one's samples.
+class ByLabels(Partitioner):
+    """Calls ``deal`` with the parameters."""
 
-    Args:
-        name: the partition's name, for messages.
-        labels: ``(N,)`` class of each sample.
-        clients: ``K``.
+    deal: ClassVar[Callable[..., list[Indices]]]
+
+    def split(
+        self, labels: Indices, groups: Indices | None, *, clients: int, rng: np.random.Generator
+    ) -> list[Indices]:
+        """What ``deal`` returns."""
+        return type(self).deal(labels, clients=clients, rng=rng, **self.params.model_dump())
+
+
+def by_class(name: str, labels: Indices, clients: int) -> tuple[Indices, list[Indices]]:
+    """The classes that occur ``(C',)`` and the sorted indices of each one's samples; ``name`` is the partition's.
 
     Raises:
         LabelSkewError: ``K < 1``, or fewer samples than clients.

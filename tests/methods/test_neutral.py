@@ -1,0 +1,51 @@
+"""Each method's neutral setting is plain cross-entropy, bit for bit, whatever was sent and kept before."""
+
+import pytest
+import torch
+from fl_labelskew_registry import catalog
+
+NEUTRAL = [
+    ("fedavg", {}),
+    ("fedrs", {"alpha": 1.0}),
+    ("fedrs", {"alpha": 1.0, "scaling": "proportional"}),
+    ("map", {"alpha": 1.0, "lam": 0.0, "transfer": "kd"}),
+    ("map", {"alpha": 1.0, "lam": 0.0, "transfer": "mmd"}),
+    ("fedphp", {"lam": 0.0}),
+    ("fedlc", {"tau": 0.0}),
+    ("fedmr", {"mu1": 0.0, "mu2": 0.0}),
+    ("fedproc", {"mu": 0.0}),
+    ("fedproc", {"mu": 0.0, "schedule": "constant"}),
+    ("moon", {"mu": 0.0}),
+    ("fedmmd", {"lam": 0.0}),
+    ("fedrod", {"gamma": 0.0, "private": 0.0}),
+    ("fedaws", {"rate": 0.0}),
+    ("fd", {"gamma": 0.0}),
+    ("flda", {"general_share": 1.0}),
+]
+"""FedShift's and reweighting's depend on the clients, see test_fedshift.py."""
+
+
+@pytest.mark.parametrize(("name", "params"), NEUTRAL)
+def test_neutral_setting_is_plain_cross_entropy(world, assert_plain, name, params):
+    kind = catalog.load("methods", name)
+    method = kind(kind.Params(**params))
+    weights = {k: v + 0.3 if v.is_floating_point() else v + 5 for k, v in world.net.state_dict().items()}
+    kept = {f"{prefix}{k}": v for prefix in ("hpm.", "moon.", "private.", "fedrod.model.") for k, v in weights.items()}
+    shared = {"prototypes": torch.randn(5, 3), "known": torch.tensor([True, True, False, True, False])}
+    shared |= {"total": torch.randn(5, 5), "senders": torch.ones(5), "numbers": torch.tensor([7])}
+    for stage in method.stages(2):
+        changes = {"round": 3, "stage": stage.name, "shared": shared, "state": dict(kept)}
+        view = world.client(**changes)
+        method.before_round(view)
+        assert view.scratch == {}
+        assert_plain(method, **changes)
+
+
+@pytest.mark.parametrize(("name", "params"), [case for case in NEUTRAL if case[0] not in ("fedrs", "map", "fedphp")])
+def test_and_its_training_is_fedavgs(digits, name, params):
+    """But for the three whose uploads count alike."""
+    plain, neutral = digits("fedavg"), digits(name, **params)
+    for clients in ([0, 1], [1, 2]):
+        plain.play(clients)
+        neutral.play(clients)
+    assert all(torch.equal(neutral.server.weights[k], v) for k, v in plain.server.weights.items())
