@@ -59,14 +59,10 @@ def origin(weights: Weights, optimizer: Optimizer, parameters: Sequence[str]) ->
 
 
 class WeightedMean:
-    """Running sum of uploads in the order in which they are added; each can be let go once it is added.
+    """Running sum of uploads in the order in which they are added, in ``sums``; each can be let go once it is added.
 
-    Integer tensors, such as batch norm's counters, are averaged in double precision and rounded.
-
-    Args:
-        old: the model that the round started from, see :func:`origin`.
-
-    ``sums`` is where it stands.
+    Integer tensors, such as batch norm's counters, are averaged in double precision and rounded. ``old``: the model
+    that the round started from, see :func:`origin`.
     """
 
     def __init__(self, old: Weights) -> None:
@@ -156,10 +152,10 @@ def check_upload(
                 f"{old[key].dtype}"
             )
         if not _finite(value):
-            others = f", or another value of one of {', '.join(keys)}," if keys else ""
+            others = f", or another value of one of {', '.join(keys)}" if keys else ""
             raise RunError(
-                f"{where}: {key} is not finite, training diverged; a smaller train_args.learning_rate or a "
-                f"train_args.gradient_clip_norm{others} would be right"
+                f"{where}: {key} is not finite, training diverged; use a smaller train_args.learning_rate, or a "
+                f"train_args.gradient_clip_norm{others}"
             )
 
 
@@ -224,8 +220,8 @@ def check_made(made: Mapping[str, Tensor], plugin: Method | Optimizer) -> None:
         if not _finite(value):
             keys = ", ".join([*numbers(plugin), "train_args.learning_rate"])
             raise RunError(
-                f"{key} is not finite after {type(plugin).__name__}'s step on the server, training diverged; another "
-                f"value of one of {keys} would be right"
+                f"{key} is not finite after {type(plugin).__name__}'s step on the server, training diverged; use "
+                f"another value of one of {keys}"
             )
 
 

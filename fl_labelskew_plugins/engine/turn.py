@@ -27,19 +27,15 @@ Draws = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Turn:
-    """A client's part of a round, or of the opening exchange.
+    """A client's part of a round, or of the opening exchange; ``view`` is the client as the method sees it.
 
     Args:
         trainer: what all clients' training in this process has in common.
-        client: whose turn it is.
-        round: number of the round.
         shared: the server's shared tensors.
         state: the client's private tensors.
         times_selected: how often the client was selected, this round included; 0 in the opening exchange alone.
         samples: stand in for the client's own, such as what the host's data poisoning made of them.
         noise_seed: seed of privacy noise in the trainer's place.
-
-    ``view`` is the client as the method sees it.
     """
 
     def __init__(

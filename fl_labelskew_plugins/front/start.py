@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import fl_labelskew_registry as registry
-from fl_labelskew_registry import LabelSkewError, RunError
+from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins.front.told import Hear, Told
 from fl_labelskew_plugins.machine import log
@@ -84,32 +84,25 @@ def start(
         if from_round is not None and not worker:
             _go_back(folder, from_round, quiet=quiet)
     else:
-        recipe, folder = _new(path, overrides, run_dir, worker=worker)
+        assert path is not None  # _check has seen to it
+        recipe = recipes.load(path, overrides)
+        folder = folder_of(recipe, run_dir)
+        if not worker:  # which writes nothing there, and comes when the server may have begun to
+            folder.check_new()
     if place is not None and not recipe.comm.over_mpi:
-        raise LabelSkewError(
-            f"comm_args.backend: {recipe.comm.backend} is one process, and mpirun started {place[1]}; "
-            "MPI, or no mpirun, would be right"
-        )
+        what = f"{recipe.comm.backend} is one process, and mpirun started {place[1]}"
+        raise mistake("comm_args.backend", what, "MPI, or no mpirun")
     by_hand = place is not None and not launched()  # mpirun then shows a terminal even where there is a file
     call = Call(
-        path, tuple(overrides), resume is not None, quiet, role, rank, server, pause or Pause.told(), passphrase_fd
+        path, tuple(overrides), resume is not None, quiet, role, rank, server, pause or Pause.inherited(), passphrase_fd
     )
     _go(recipe, call, folder, progress(quiet, plain=by_hand), dry_run=dry_run)
 
 
 def train(recipe: Recipe, folder: RunFolder, *, quiet: bool = False, hear: Hear | None = None) -> None:
-    """Run a recipe that is at hand, with objects in place of names or not.
+    """Run a recipe that is at hand, with objects in place of names or not, in a new folder; raises as :func:`start`.
 
-    Args:
-        recipe: what to run.
-        folder: new or empty.
-        quiet: print nothing but warnings.
-        hear: told of every round's line of metrics.
-
-    Raises:
-        LabelSkewError: a mistake in what was asked for.
-        RunError: the run broke off, or one of its processes did.
-        KeyboardInterrupt: after a checkpoint was saved.
+    ``quiet``: print nothing but warnings; ``hear``: told of every round's line of metrics.
     """
     folder.check_new()
     _from_python(recipe, folder, resume=False, quiet=quiet, hear=hear)
@@ -284,17 +277,6 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}"
 
 
-def _new(
-    path: Path | None, overrides: Sequence[str], run_dir: Path | None, *, worker: bool
-) -> tuple[Recipe, RunFolder]:
-    assert path is not None  # start() has checked it
-    recipe = recipes.load(path, overrides)
-    folder = folder_of(recipe, run_dir)
-    if not worker:  # which writes nothing there, and comes when the server may have begun to
-        folder.check_new()
-    return recipe, folder
-
-
 def folder_of(recipe: Recipe, path: Path | None) -> RunFolder:
     """The folder of a new run; by default a new one under ``tracking_args.run_dir``."""
     if path is None:
@@ -308,9 +290,9 @@ def _check(
 ) -> None:
     """Raise LabelSkewError for options that do not go together."""
     if resume is not None and run_dir is not None:
-        raise LabelSkewError("--run-dir is for a new run and --resume for an old one; one of them would be right")
+        raise LabelSkewError("--run-dir is for a new run and --resume for an old one; use one of them")
     if resume is None and path is None:
-        raise LabelSkewError("no recipe given; a YAML file, or --resume RUN_DIR, would be right")
+        raise LabelSkewError("no recipe given; give a YAML file, or --resume RUN_DIR")
     if from_round is not None and resume is None:
         raise LabelSkewError(f"--from-round {from_round}: goes back in an earlier run; use it with --resume RUN_DIR")
     if from_round is not None and dry_run:
@@ -336,7 +318,7 @@ def _silo(
     if resume is not None or path is None:
         raise LabelSkewError("--resume is the server's; a silo goes on by itself when it is started again")
     if rank is None:
-        raise LabelSkewError("--role client: --rank is missing; the silo's number, from 1, would be right")
+        raise LabelSkewError("--role client: --rank is missing; give the silo's number, from 1")
     recipe = recipes.load(path, overrides)
     return recipe, RunFolder(run_dir or Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}-silo{rank}")
 
@@ -351,10 +333,8 @@ def _resumed(
     recipe = kept if path is None and not overrides else recipes.load(path or folder.recipe, overrides)
     differing = different(kept.resolved(), recipe.resolved())
     if differing:
-        raise LabelSkewError(
-            f"--resume {resume}: its checkpoint belongs to another recipe, which differs in {', '.join(differing)}; "
-            "the same recipe, or no recipe at all, would be right"
-        )
+        what = f"its checkpoint belongs to another recipe, which differs in {', '.join(differing)}"
+        raise mistake(f"--resume {resume}", what, "the same recipe, or no recipe at all")
     return recipe.model_copy(update={"name": folder.path.resolve().name}), folder
 
 

@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine import metrics
-from fl_labelskew_plugins.engine.local import LocalResult, mean_loss
+from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.server import Hooks, Server
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import host_switches
@@ -126,15 +127,13 @@ class Rounds:
         predicted = logits.argmax(1)
         matrix = metrics.confusion(predicted, labels, self.session.federation.num_classes)
         known = None if observed is None else observed.cpu()
-        line = {**metrics.measures(matrix.cpu(), known), "loss": mean_loss(logits, labels)}
+        line = {**metrics.measures(matrix.cpu(), known), "loss": float(cross_entropy(logits, labels))}
         return line | self.per_client(predicted, labels) if self.session.recipe.validation.per_client else line
 
     def per_client(self, predicted: Tensor, labels: Tensor) -> dict[str, list[object]]:
         """Accuracy and balanced accuracy of the global model on each client's own test split, None without one.
 
-        Args:
-            predicted: ``(N,)`` classes of the global test samples.
-            labels: ``(N,)``.
+        ``predicted`` and ``labels`` ``(N,)`` are of the global test samples.
         """
         splits, classes = self.session.trainer.test_indices, self.session.federation.num_classes
         rows: list[dict[str, object]] = []

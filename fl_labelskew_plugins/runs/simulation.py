@@ -20,13 +20,8 @@ class Simulation:
     """All clients and the server in this process, one after the other.
 
     Iterating over it runs the rounds that are left, and yields each round's line of metrics. Whoever stops early leaves
-    a checkpoint, and may iterate again.
-
-    Args:
-        record: where the run stands, and where results go.
-        take: a client's turn; default: :func:`.engine.turn.fit`.
-        hooks: the host's, where one of its switches is on.
-        server: makes the server's side.
+    a checkpoint, and may iterate again. ``take``: a client's turn, by default :func:`.engine.turn.fit`; ``hooks`` and
+    ``server`` as in :class:`.Rounds`.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ def test_it_is_shown_of_one_silo_or_event(folder):
     assert call("show", folder, "--event", "left").stdout == "no such line\n"
     error = call("show", folder, "--event", "refsued", code=2).stderr
     assert error.startswith("error: --event: 'refsued' is unknown; allowed: connected, left, refused, ")
-    assert error.endswith("; nearest: refused\n")
+    assert error.endswith("; did you mean refused?\n")
 
 
 def test_events_that_may_be_asked_for_are_those_that_are_noted():

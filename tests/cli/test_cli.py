@@ -150,7 +150,7 @@ def test_recipes_are_listed_shown_and_copied(tmp_path):
 def test_a_copy_overwrites_nothing(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("mine")
-    assert errors("recipes", "cp", "quickstart", mine) == [f"{mine}: exists already; another DEST would be right"]
+    assert errors("recipes", "cp", "quickstart", mine) == [f"{mine}: exists already; use another DEST"]
     assert mine.read_text() == "mine"
     assert errors("recipes", "cp", "quickstart", tmp_path / "no" / "x.yaml") == [
         f"{tmp_path / 'no' / 'x.yaml'}: cannot be written: No such file or directory"
@@ -160,7 +160,7 @@ def test_a_copy_overwrites_nothing(tmp_path):
 @pytest.mark.parametrize("name", ["quickstrat", "../pyproject", "/etc/passwd", ""])
 def test_only_shipped_recipes_are_found(name):
     (line,) = errors("recipes", "show", name)
-    assert line.startswith(f"recipe '{name}' is unknown; one of labelskew recipes ls would be right")
+    assert line.startswith(f"recipe '{name}' is unknown; use one of labelskew recipes ls")
 
 
 def test_a_paper_s_recipes_alone(tmp_path):
@@ -174,9 +174,11 @@ def test_a_paper_s_recipes_alone(tmp_path):
     (row,) = [row for row in rows if row.startswith("fedmr/table2_cifar100_p50c10 ")]
     assert "53.36 (Table 2); 293" in row
     (line,) = errors("recipes", "ls", "--paper", "femr")
-    assert line == "--paper 'femr' is unknown; allowed: fedlc, fedmr, fedrs, fedshift, map; nearest: fedmr"
+    assert line == "--paper 'femr' is unknown; allowed: fedlc, fedmr, fedrs, fedshift, map; did you mean fedmr?"
     (line,) = errors("recipes", "show", "fedmr/table1_fmnist_p10c22")
-    assert line.endswith("; nearest: fedmr/table1_fmnist_p10c2, fedmr/table1_fmnist_p10c5, fedmr/table1_fmnist_p10c3")
+    assert line.endswith(
+        "; did you mean fedmr/table1_fmnist_p10c2 or fedmr/table1_fmnist_p10c5 or fedmr/table1_fmnist_p10c3?"
+    )
 
 
 def test_a_copied_row_is_a_recipe_of_its_own(tmp_path):
@@ -202,7 +204,7 @@ def test_validate_takes_a_whole_table(tmp_path):
     assert line.startswith(f"{table}: exp1_mlp_pcdd_fedavg, exp1_mlp_pcdd, wide_fedavg, wide: --set train_args.epochs:")
     table.write_text(text.replace("mu1: 0.1}", "mu1: -1}").replace("split: pcdd, name", "split: pcd, name"))
     (line,) = errors("validate", table)
-    assert line == f"{table}: Exp 1, row 2, wide_fedavg: split: 'pcd' is unknown; allowed: pcdd; nearest: pcdd"
+    assert line == f"{table}: Exp 1, row 2, wide_fedavg: split: 'pcd' is unknown; allowed: pcdd; did you mean pcdd?"
     table.write_text(text.replace("mu1: 0.1}", "mu1: -1}"))
     (line,) = errors("validate", table)
     assert line.startswith(f"{table}: wide: method_args.mu1: -1 is out of range; allowed: ")
@@ -297,7 +299,7 @@ def test_report_shows_what_it_can_and_names_the_rest(tmp_path):
 def test_a_baseline_that_was_not_run_is_one_line(tmp_path):
     run = run_folder(tmp_path / "a", 0.5)
     assert errors("report", run, "--baseline", "fedvag") == [
-        "--baseline: 'fedvag' is unknown; allowed: fedavg; nearest: fedavg"
+        "--baseline: 'fedvag' is unknown; allowed: fedavg; did you mean fedavg?"
     ]
 
 

@@ -92,7 +92,10 @@ def test_papers_form_is_algorithm_two(world, kind, given, beta1, beta2, tau):
             "server_tau does not go with adam with server_form: host; use adam, adagrad or yogi",
         ),
         ("train_args.server_lr=1e39", "train_args.server_lr: 1e+39 is out of range; allowed: numbers up to 1e+30"),
-        ("train_args.server_optimizer=adamw", "'adamw' is unknown; allowed: sgd, adam, adagrad, yogi; nearest: adam"),
+        (
+            "train_args.server_optimizer=adamw",
+            "'adamw' is unknown; allowed: sgd, adam, adagrad, yogi; did you mean adam?",
+        ),
     ],
 )
 def test_mistakes(override, line):

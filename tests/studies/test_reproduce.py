@@ -349,7 +349,7 @@ def test_it_is_nothing_for_mpirun(monkeypatch):
     for name, value in (("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     (line,) = call("reproduce", "quickstart", code=2).stderr.splitlines()
-    assert line.endswith("reproduce starts mpirun itself, where a recipe asks for it; without mpirun would be right")
+    assert line.endswith("reproduce: starts its processes itself; use it without mpirun")
 
 
 def test_rounds_that_were_set_lower_are_cut_rounds_and_a_broken_summary_is_a_line(file, tmp_path):
@@ -396,8 +396,8 @@ def test_a_folder_that_cannot_be_written_is_a_line(file):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["nosuch"], "recipe 'nosuch' is unknown; one of labelskew recipes ls would be right"),
-        (["quickstart", "quickstart.yaml"], "quickstart.yaml: quickstart is there twice; each recipe once"),
+        (["nosuch"], "recipe 'nosuch' is unknown; use one of labelskew recipes ls"),
+        (["quickstart", "quickstart.yaml"], "quickstart.yaml: quickstart is there twice; give each recipe once"),
         (
             ["quickstart", "--budget", "soon"],
             "--budget soon: no time; use a number with its unit, such as 90s,",

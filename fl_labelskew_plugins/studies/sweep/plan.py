@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fl_labelskew_registry import LabelSkewError, MistakesError
+from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 from pydantic import Field
 
 from fl_labelskew_plugins.engine import devices
@@ -67,9 +67,7 @@ class Planned:
         name: its folder's.
         base: the recipe's file.
         settings: ``section.key=value`` each, on top of it.
-        recipe: with them.
         gpus: those of which the run gets one; none on the CPU.
-        folder: of the run.
         log: what the run has to say, if anything.
     """
 
@@ -96,7 +94,7 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
     """
     file = _read(path)
     out = out or Path(file.out or f"runs/{path.stem}").expanduser()
-    wrong = [f"{out}: is the folder of a run; another --out would be right"] if RunFolder(out).recipe.exists() else []
+    wrong = [f"{out}: is the folder of a run; use another --out"] if RunFolder(out).recipe.exists() else []
     common = [*_settings(f"{path}: set", file.set, wrong), *overrides]
     axes = [_axis(f"{path}: grid[{number}]", raw, wrong) for number, raw in enumerate(file.grid, 1)]
     _same_key(path, axes, overrides, wrong)
@@ -106,7 +104,7 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
     wrong += [f"--only {mistakes.unknown(label, known)}" for label in only if label not in known]
     axes = [[choice for choice in axis if choice.label in only] or axis for axis in axes]
     if (size := math.prod(len(axis) for axis in axes)) > MOST:
-        wrong.append(f"{path}: grid: {size} combinations; at most {MOST} would be right")
+        wrong.append(f"{path}: grid: {size} combinations; use at most {MOST}")
     if wrong:
         raise MistakesError(wrong)
     chosen = [
@@ -115,7 +113,7 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
         if not any(labels <= {choice.label for choice in choices} for labels in skipped)
     ]
     if not chosen:
-        raise LabelSkewError(f"{path}: skip: leaves nothing to run; fewer entries would be right")
+        raise mistake(f"{path}: skip", "leaves nothing to run", "fewer entries")
     base = Path(file.base) if file.base in shipped.names() else path.parent / file.base
     typed = {_key(override) for override in overrides}
     planned: list[Planned] = []
@@ -164,8 +162,8 @@ def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
 
 def _bad_names(path: Path, planned: Sequence[Planned]) -> list[str]:
     names = Counter(run.name for run in planned)
-    twice = "is the name of two combinations; other names would be right"
-    long = f"is longer than {LONGEST} letters; shorter names would be right"
+    twice = "is the name of two combinations; use other names"
+    long = f"is longer than {LONGEST} letters; use shorter names"
     wrong = [f"{path}: grid: {name} {twice}" for name, count in names.items() if count > 1]
     return wrong + [f"{path}: grid: {name} {long}" for name in names if len(name) > LONGEST]
 
@@ -193,15 +191,9 @@ def _read(path: Path) -> SweepFile:
         content, twice = yaml.read(recipes.read_text(path))
     except yaml.YamlError as error:
         raise LabelSkewError(f"{path}: {error}") from None
-    known = list(mistakes.keys_of(SweepFile))
-    if not isinstance(content, dict):
-        raise LabelSkewError(f"{path}: {mistakes.show(content)} is no sweep; allowed: {', '.join(known)}")
-    wrong = [f"{path}: {line}" for line in twice]
-    wrong += [f"{path}: {key}: {mistakes.unknown_key(key, known)}" for key in content if key not in known]
-    file, lines = mistakes.validate(SweepFile, content)
-    wrong += [f"{path}: {key}: {line}" for key, line in lines.items()]
-    if wrong or not isinstance(file, SweepFile):
-        raise MistakesError(wrong)
+    file, lines = mistakes.checked(SweepFile, content)
+    if file is None or twice:
+        raise MistakesError([f"{path}: {line}" for line in twice + lines])
     return file
 
 
@@ -244,7 +236,7 @@ def _axis(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[Choice]:
         else:
             choices.append(Choice(name, tuple(_settings(f"{place}: {name}", settings or {}, wrong))))
     if not raw:
-        wrong.append(f"{place}: empty; at least one value would be right")
+        wrong.append(f"{place}: empty; give at least one value")
     return choices
 
 
@@ -258,11 +250,9 @@ def _same_key(path: Path, axes: Sequence[Sequence[Choice]], overrides: Sequence[
     """A key that two axes set: the second would undo what the first one's name says."""
     by_axis = [{_key(setting) for choice in axis for setting in choice.settings} for axis in axes]
     for (i, a), (j, b) in itertools.combinations(enumerate(by_axis, 1), 2):
-        wrong += [
-            f"{path}: grid: {key} is set by axes {i} and {j}; one of them would be right" for key in sorted(a & b)
-        ]
+        wrong += [f"{path}: grid: {key} is set by axes {i} and {j}; set it in one of them" for key in sorted(a & b)]
     for key in map(_key, overrides):
-        wrong += [f"--set {key}: the grid of {path} sets it; another key would be right" for a in by_axis if key in a]
+        wrong += [f"--set {key}: the grid of {path} sets it; use another key" for a in by_axis if key in a]
 
 
 def _skip(place: str, labels: Sequence[str], axes: Sequence[Sequence[str]], wrong: list[str]) -> set[str]:
@@ -271,9 +261,9 @@ def _skip(place: str, labels: Sequence[str], axes: Sequence[Sequence[str]], wron
     wrong += [f"{place}: {mistakes.unknown(label, known)}" for label in dict.fromkeys(labels) if label not in known]
     for a, b in itertools.combinations(dict.fromkeys(labels), 2):
         if len(both := [names for names in axes if a in names or b in names]) == 1 and {a, b} <= set(both[0]):
-            wrong.append(f"{place}: {a} and {b} are of one axis, so that no run has both; an entry each would be right")
+            wrong.append(f"{place}: {a} and {b} are of one axis, so that no run has both; use an entry for each")
     if not labels:
-        wrong.append(f"{place}: empty; the names of a combination would be right")
+        wrong.append(f"{place}: empty; give the names of a combination")
     return set(labels)
 
 
