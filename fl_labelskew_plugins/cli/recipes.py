@@ -28,15 +28,9 @@ def text_of(name: str) -> str:
 
 def row(name: str, recipe: dict[str, Any]) -> list[str]:
     """What ``recipes ls`` says of one recipe, from its text as it stands."""
-    train = recipe.get("train_args", {})
-    return [
-        name,
-        str(recipe["method_args"]["method"]),
-        str(recipe["data_args"]["dataset"]),
-        str(recipe["model_args"]["model"]),
-        str(train.get("client_num_in_total", "")),
-        str(train.get("comm_round", "")),
-    ]
+    names = recipe["method_args"]["method"], recipe["data_args"]["dataset"], recipe["model_args"]["model"]
+    numbers = (recipe.get("train_args", {}).get(key, "") for key in ("client_num_in_total", "comm_round"))
+    return [name, *map(str, (*names, *numbers))]
 
 
 def number(expected: dict[str, Any]) -> str:

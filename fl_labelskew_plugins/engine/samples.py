@@ -92,11 +92,8 @@ class Streamed:
     def stream(self, batches: Iterable[Part], seed: int | None = None) -> Iterator[tuple[Part, Tensor]]:
         """Every part of ``batches`` with its inputs, the next ones being decoded meanwhile.
 
-        Of one data set a single stream is read at a time: another one ends it.
-
-        Args:
-            batches: indices of each batch.
-            seed: of the augmentation, by the samples' places in the stream; None: none.
+        Of one data set a single stream is read at a time: another one ends it. ``seed``: of the augmentation, by the
+        samples' places in the stream; None: none.
 
         Raises:
             LabelSkewError: a file is no sound picture.

@@ -77,10 +77,7 @@ class Turn:
     def fit(self, weights: Weights, *, personalised: bool = False, observer: Observer | None = None) -> LocalResult:
         """Local training from ``weights``, then what the server gets.
 
-        Args:
-            weights: the server's state dict; not changed.
-            personalised: also test the final weights on the client's own test split.
-            observer: who watches training, if anybody.
+        ``personalised``: also test the final weights on the client's own test split.
 
         Raises:
             RunError: a term of the loss is not finite, though the upload is.

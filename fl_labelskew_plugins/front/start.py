@@ -65,9 +65,8 @@ def start(
         role: ``server`` or ``client``, where each is started on its own machine; default: all parts on this machine.
         rank: which silo, from 1, in the client's role.
         server: address of the server, in place of the recipe's.
-        pause: when to stop early, to be gone on with; default: what the command says that has started this process.
-        passphrase_fd: file descriptor that the passphrase of encrypted keys comes from; default: the environment, or
-            the terminal.
+        pause: when to stop early, to be gone on with; default: that of the command that has started this process.
+        passphrase_fd: descriptor of encrypted keys' passphrase; default: the environment, or the terminal.
 
     Raises:
         LabelSkewError: a user's mistake.
@@ -289,14 +288,15 @@ def _check(
     path: Path | None, run_dir: Path | None, resume: Path | None, from_round: int | None, *, dry_run: bool
 ) -> None:
     """Raise LabelSkewError for options that do not go together."""
-    if resume is not None and run_dir is not None:
-        raise LabelSkewError("--run-dir is for a new run and --resume for an old one; use one of them")
-    if resume is None and path is None:
-        raise LabelSkewError("no recipe given; give a YAML file, or --resume RUN_DIR")
-    if from_round is not None and resume is None:
-        raise LabelSkewError(f"--from-round {from_round}: goes back in an earlier run; use it with --resume RUN_DIR")
-    if from_round is not None and dry_run:
-        raise LabelSkewError(f"--from-round {from_round}: takes the run back for good; leave --dry-run away")
+    back = f"--from-round {from_round}"
+    mistakes = {
+        "--run-dir is for a new run and --resume for an old one; use one of them": resume and run_dir,
+        "no recipe given; give a YAML file, or --resume RUN_DIR": resume is None and path is None,
+        f"{back}: goes back in an earlier run; use it with --resume RUN_DIR": from_round is not None and resume is None,
+        f"{back}: takes the run back for good; leave --dry-run away": from_round is not None and dry_run,
+    }
+    if lines := [line for line, holds in mistakes.items() if holds]:
+        raise LabelSkewError(lines[0])
 
 
 def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:

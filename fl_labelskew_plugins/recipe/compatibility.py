@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fl_labelskew_registry import Method, Optimizer, mistake
 from torch import nn
@@ -59,8 +58,7 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
         yield Conflict("train_args.optimizer_source", f"{wanted}: {why}; allowed: own, or null", key)
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """Whose code runs a recipe, and why."""
 
     source: Source

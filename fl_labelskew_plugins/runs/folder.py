@@ -79,16 +79,10 @@ class RunFolder:
 
     def is_whole(self) -> bool:
         """Whether all that a run leaves behind at its end is there, and none of its pictures is missing."""
-        drawn = [
-            self.path / "partition.json",
-            *self.diagnostics.glob("*.jsonl"),
-            *self.diagnostics.glob("*.safetensors"),
-        ]
-        pictures = [file.with_suffix(".png") for file in drawn if file.exists()]
-        return all(
-            file.exists()
-            for file in (self.summary, self.path / "model.safetensors", self.path / "curves.png", *pictures)
-        )
+        results = [self.path / name for name in ("summary.json", "model.safetensors", "curves.png")]
+        drawn = [*self.path.glob("partition.json"), *self.diagnostics.glob("*.jsonl")]
+        drawn += self.diagnostics.glob("*.safetensors")
+        return all(file.exists() for file in (*results, *(file.with_suffix(".png") for file in drawn)))
 
     def create(self) -> None:
         """Make the folder."""

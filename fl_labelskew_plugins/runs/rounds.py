@@ -33,7 +33,6 @@ class Rounds:
     """All rounds of a run.
 
     Args:
-        record: where the run stands, and where results go.
         predict: logits and labels of the global test set under given weights; default: this process computes them.
         hooks: the host's, where one of its switches is on.
         server: makes the server's side.

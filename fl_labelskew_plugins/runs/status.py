@@ -51,14 +51,11 @@ class Silo:
     """A silo as the server's operator sees it; times are UTC, rounds count from 1.
 
     Args:
-        rank: from 1.
         name: of its own file in the recipe, if it has one there.
-        connected: whether it is.
         since: when it came, or left.
         left_out: whether it is not waited for until it speaks again.
         turned_away: why, if it was.
         excluded: why, if it is; empty where nobody has said it.
-        peer: its address.
         upload: time, round and bytes of its last one.
         bytes_in, bytes_out: that came from it and went to it, since the server was started.
     """

@@ -29,17 +29,15 @@ PLACES = ("data_args.data_cache_dir", "data_args.download")
 
 @dataclass(frozen=True)
 class Run:
-    """What one run left behind.
+    """What one run left behind in the folder ``name``.
 
     Args:
-        name: its folder.
         recipe: its resolved recipe, section to keys.
         metrics: a mapping a round; those of a test have ``accuracy``.
         timings: a mapping a round, with ``seconds`` and ``peak_mb``.
         data: what tells its data from others (``environment.json``); None where nobody wrote it down.
         partition: likewise, of who held which samples with this seed.
         personal: whether its method keeps a model for each client.
-        class_names: of its data; none where they are not known.
     """
 
     name: str

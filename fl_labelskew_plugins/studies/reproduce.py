@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, mistake
 
@@ -142,8 +143,7 @@ def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) 
         yield experiment
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """What a run of an experiment takes, in seconds: to start and to end, and for a round."""
 
     start: float

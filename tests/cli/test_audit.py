@@ -4,11 +4,10 @@ import json
 import re
 from pathlib import Path
 
+import commands
 import pytest
-from click.testing import CliRunner
 
 import fl_labelskew_plugins
-from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.runs.audit import EVENTS, NAME, Audit
 
 
@@ -24,9 +23,7 @@ def folder(tmp_path):
 
 
 def call(*args, code=0):
-    result = CliRunner().invoke(main, ["audit", *map(str, args)], env={"COLUMNS": "300"})
-    assert result.exit_code == code, result.output
-    return result
+    return commands.call("audit", *args, code=code, COLUMNS="300")
 
 
 def test_the_log_is_shown(folder):

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import call, errors
 from fl_labelskew_registry import LabelSkewError, PluginError, RunError, catalog
 
 from fl_labelskew_plugins.cli import recipes, table
@@ -18,19 +18,6 @@ from fl_labelskew_plugins.recipe import parse
 ROOT = Path(__file__).parents[2]
 QUICK = ROOT / "recipes" / "quickstart.yaml"
 HOSPITALS = Path(__file__).parents[2] / "examples" / "hospitals"
-
-
-def call(*args, code=0):
-    result = CliRunner().invoke(main, [str(arg) for arg in args])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
-
-
-def errors(*args, code=2):
-    lines = call(*args, code=code).stderr.splitlines()
-    assert all(line.startswith("error: ") for line in lines)
-    return [line.removeprefix("error: ") for line in lines]
 
 
 # How a verb ends

@@ -6,10 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
+from commands import call
 from fl_labelskew_registry import RunError
 
-from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.runs import status
@@ -18,9 +17,7 @@ from fl_labelskew_plugins.runs.progress import Pause
 
 
 def shown(folder, *more, code=0):
-    done = CliRunner().invoke(main, ["status", str(folder), *more])
-    assert done.exit_code == code, done.output
-    return done.output
+    return call("status", folder, *more, code=code).output
 
 
 @pytest.fixture
@@ -188,7 +185,6 @@ def base_recipe_of_sp(tmp_path):
 def test_who_reads_it_waits_for_no_import(folder):
     script = f"""
 import sys
-from fl_labelskew_plugins.cli.main import main
 try:
     main(["status", {str(folder.path)!r}])
 except SystemExit as end:

@@ -8,10 +8,9 @@ import statistics
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
+from commands import call
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.sections import Expected
 from fl_labelskew_plugins.runs.folder import RunFolder
@@ -31,13 +30,6 @@ expected:
 - {value: 90, measure: best_accuracy, tolerance: 50, paper: P, table: Table 2}
 - {value: 3, measure: rounds_to, target: 99.9, paper: P, table: Table 3}
 """
-
-
-def call(*words, code=0):
-    done = CliRunner().invoke(main, [str(word) for word in words])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    assert done.exit_code == code, done.output
-    return done
 
 
 @pytest.fixture
@@ -87,18 +79,18 @@ def test_fewer_rounds_are_better(values, word):
 
 
 def test_what_a_run_has_for_each_measure(file, tmp_path):
-    (each,) = reproduce.experiments({"one": file}, [], tmp_path)
+    (experiment,) = reproduce.experiments({"one": file}, [], tmp_path)
     accuracies = [0.1, 0.5, 0.9, 0.6, 0.7, 0.8]
     run = report.Run(
         "r", {}, [{"round": r, "accuracy": a, "balanced_accuracy": a / 2} for r, a in enumerate(accuracies)]
     )
-    assert reproduce.measured(run, number(), each, 6) == pytest.approx(75)  # the last 4
-    assert reproduce.measured(run, number(), each, 3) == pytest.approx(75)  # a recipe cut to half: the last 2
-    assert reproduce.measured(run, number(measure="balanced_accuracy"), each, 6) == pytest.approx(37.5)
-    assert reproduce.measured(run, number(measure="best_accuracy"), each, 6) == pytest.approx(90)
-    assert reproduce.measured(run, number(measure="rounds_to", target=50.0), each, 6) == 2
-    assert reproduce.measured(run, number(measure="rounds_to", target=91.0), each, 6) is None
-    assert reproduce.measured(run, number(measure="personalised_accuracy"), each, 6) is None
+    assert reproduce.measured(run, number(), experiment, 6) == pytest.approx(75)  # the last 4
+    assert reproduce.measured(run, number(), experiment, 3) == pytest.approx(75)  # a recipe cut to half: the last 2
+    assert reproduce.measured(run, number(measure="balanced_accuracy"), experiment, 6) == pytest.approx(37.5)
+    assert reproduce.measured(run, number(measure="best_accuracy"), experiment, 6) == pytest.approx(90)
+    assert reproduce.measured(run, number(measure="rounds_to", target=50.0), experiment, 6) == 2
+    assert reproduce.measured(run, number(measure="rounds_to", target=91.0), experiment, 6) is None
+    assert reproduce.measured(run, number(measure="personalised_accuracy"), experiment, 6) is None
 
 
 def test_what_counts_as_another_experiment(file):

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 from pydantic import Field
@@ -51,8 +51,7 @@ class SweepFile(Params):
     skip: list[list[str]] = Field([], description="combinations to leave out, by names as in a run's folder")
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """One value of an axis: what a run's name says of it, and its ``section.key=value`` overrides."""
 
     label: str

@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import call
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.studies.sweep import crew, plan
@@ -82,13 +81,6 @@ def test_threads_decide_how_many_runs_there_are_at_a_time(write, tmp_path, monke
 
 
 # One sweep from start to end
-
-
-def call(*words, code=0):
-    done = CliRunner().invoke(main, [str(word) for word in words])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    assert done.exit_code == code, done.output
-    return done
 
 
 def rounds(folder):
