@@ -121,9 +121,8 @@ def _from_python(recipe: Recipe, folder: RunFolder, *, resume: bool, quiet: bool
         return
     if recipe.objects or hear is not None:
         what = "objects" if recipe.objects else "callbacks"
-        raise LabelSkewError(
-            f"comm_args.backend: {recipe.comm.backend}: other processes train, which have no {what} of this one; use sp"
-        )
+        what = f"{recipe.comm.backend}: other processes train, which have no {what} of this one"
+        raise mistake("comm_args.backend", what, "sp")
     with tempfile.TemporaryDirectory(prefix="labelskew-") as temporary:
         path = Path(temporary) / f"{recipe.name}.yaml"  # which the other processes read
         path.write_text(recipe.dump(), encoding="utf-8")
@@ -161,11 +160,8 @@ def _warned(session: Session) -> Session:
     if made_up(session.recipe):
         name = session.recipe.data.dataset
         log.warn(f"data_args.data_cache_dir: made up, not the real {name}; numbers say nothing")
-    ours, hosts = (
-        session.method.warnings(session.federation),
-        compatibility.warnings(session.recipe, session.trainer.model),
-    )
-    for warning in [*ours, *hosts]:
+    hosts = compatibility.warnings(session.recipe, session.trainer.model)
+    for warning in [*session.method.warnings(session.federation), *hosts]:
         log.warn(warning)
     return session
 
@@ -245,12 +241,11 @@ def table(record: Record) -> str:
     result = json.loads(record.folder.summary.read_text())
     rows = []
     if "final_accuracy" in result:
+        tests = counted(result["last_tests"], "test").removeprefix("1 ")
+        mean = f"{100 * result['last_mean']:.2f} % (std {100 * result['last_std']:.2f})"
         rows = [
             ("accuracy, last round", f"{100 * result['final_accuracy']:.2f} %"),
-            (
-                "accuracy, last " + (counted(tests, "test") if (tests := result["last_tests"]) > 1 else "test"),
-                f"{100 * result['last_mean']:.2f} % (std {100 * result['last_std']:.2f})",
-            ),
+            (f"accuracy, last {tests}", mean),
             ("balanced accuracy, same tests", f"{100 * result['balanced_last_mean']:.2f} %"),
             ("best accuracy", f"{100 * result['best_accuracy']:.2f} % in round {result['rounds_to_best']}"),
         ]

@@ -240,8 +240,7 @@ class _Check(Mistakes):
             elif section == EXPECTED:
                 raw[section] = self._expected(keys)
             elif not isinstance(keys, dict):
-                form = "allowed: section: {key: value}"
-                self.say(section, f"{show(keys)} is no mapping of keys to values; {form}")
+                self.say(section, f"{show(keys)} is no mapping of keys to values; allowed: section: {{key: value}}")
             else:
                 raw[section] = keys
         return raw

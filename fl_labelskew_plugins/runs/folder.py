@@ -197,7 +197,7 @@ class RunFolder:
         there = [at for at, file in files.items() if (last is None or at < last["round"]) and _meta(file) is not None]
         there += [] if last is None else [last["round"]]
         if not there:
-            raise LabelSkewError(f"--from-round {round}: {self.path} has no checkpoint yet; use --resume alone")
+            raise mistake(f"--from-round {round}", f"{self.path} has no checkpoint yet", "--resume alone")
         if round not in there:
             ends = f"{', '.join(map(str, there[:-1]))} and {there[-1]}" if len(there) > 1 else f"{there[0]} alone"
             raise LabelSkewError(

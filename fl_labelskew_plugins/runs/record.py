@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import mistake
 from torch import Tensor
 
 from fl_labelskew_plugins import plots
@@ -193,10 +193,8 @@ class Record:
         changed = [key for key in ("data", "partition") if key in before and before[key] != now[key]]
         if changed:
             what = "the samples" if "data" in changed else "the clients' samples"
-            raise LabelSkewError(
-                f"--resume {self.folder.path}: {what} are no longer those of the run; use the data set as it was, or "
-                "begin a new run"
-            )
+            use = "the data set as it was, or begin a new run"
+            raise mistake(f"--resume {self.folder.path}", f"{what} are no longer those of the run", use)
         for key in ("versions", "threads", "device", "cpu_capability"):
             if before[key] != now[key]:
                 log.warn(f"{key} differs from the run's start, so may the last digits")

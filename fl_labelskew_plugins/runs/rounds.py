@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import mistake
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -52,7 +52,7 @@ class Rounds:
         self.session, self.record = record.session, record
         recipe, trainer = self.session.recipe, self.session.trainer
         if hooks is None and (switches := host_switches(recipe)):
-            raise LabelSkewError(f"{switches[0]}: true needs the host; use false")
+            raise mistake(switches[0], "true needs the host", "false")
         self._predict = predict or (lambda weights: trainer.predict(weights=weights))
         self.server = server(
             trainer.model,

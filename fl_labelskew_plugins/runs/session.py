@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Contribution, Data, Federation, LabelSkewError, Method
+from fl_labelskew_registry import Contribution, Data, Federation, LabelSkewError, Method, mistake
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -128,7 +128,7 @@ def check_form(recipe: Recipe, data: Data) -> None:
         ("classes", recipe.data.classes, classes),
     ):
         if form is not None and form != there:
-            raise LabelSkewError(f"data_args.{key}: {form} in the recipe and {there} in the data; use {key}: {there}")
+            raise mistake(f"data_args.{key}", f"{form} in the recipe and {there} in the data", f"{key}: {there}")
 
 
 def data_folder(recipe: Recipe) -> Path | None:

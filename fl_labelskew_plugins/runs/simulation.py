@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.server import Hooks, Server
@@ -75,7 +75,6 @@ def simulate(record: Record) -> Simulation:
     """
     chosen = compatibility.choice(record.session.recipe, record.session.trainer.model)
     if chosen.source != "own":
-        raise LabelSkewError(
-            f"train_args.optimizer_source: {chosen.source} ({chosen.why}) needs the host; use optimizer_source: own"
-        )
+        what = f"{chosen.source} ({chosen.why}) needs the host"
+        raise mistake("train_args.optimizer_source", what, "optimizer_source: own")
     return Simulation(record)

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import read_lines, write_text
@@ -150,10 +150,10 @@ def read(folder: Path) -> dict[str, Any]:
 
 def _read(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
-        raise LabelSkewError(f"{folder}: no such folder; use the folder of a run")
+        raise mistake(folder, "no such folder", "the folder of a run")
     facts = _facts(folder / NAME)
     if not facts and not (folder / "recipe.yaml").is_file():
-        raise LabelSkewError(f"{folder}: neither {NAME} nor recipe.yaml in it; use the folder of a run")
+        raise mistake(folder, f"neither {NAME} nor recipe.yaml in it", "the folder of a run")
     lines = [line for line in read_lines(folder / "metrics.jsonl") if isinstance(line.get("round"), int)]
     holder, state = locks.held_by(folder), facts.get("state")
     if holder:

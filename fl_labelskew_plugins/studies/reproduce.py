@@ -50,10 +50,10 @@ def seconds_of(budget: str) -> float:
     """
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", budget)
     if not parts or "".join(number + unit for number, unit in parts) != budget:
-        raise LabelSkewError(f"--budget {budget}: no time; use a number with its unit, such as 90s, 30m, 2h or 1h30m")
+        raise mistake(f"--budget {budget}", "no time", "a number with its unit, such as 90s, 30m, 2h or 1h30m")
     seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
     if not seconds:
-        raise LabelSkewError(f"--budget {budget}: no time at all; use a longer one, such as 30m")
+        raise mistake(f"--budget {budget}", "no time at all", "a longer one, such as 30m")
     return seconds
 
 

@@ -18,7 +18,7 @@ from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import locks, log
 from fl_labelskew_plugins.machine.files import read_lines
@@ -60,7 +60,7 @@ def run_all(planned: Sequence[Planned], *, jobs: int | None, memory: float | Non
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LabelSkewError(f"{out}: cannot be written: {error.strerror}; use another --out") from None
+        raise mistake(out, f"cannot be written: {error.strerror}", "another --out") from None
     with locks.alone(out, "sweep"):  # two would go on with the same runs
         states = states_of(planned)
         left = [run for run in planned if states[run.name] != "done"]

@@ -134,7 +134,11 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
     wrong = [
         f"{line} (in {_few(names)})" if len(names) < len(chosen) else line for line, names in names_by_line.items()
     ]
-    wrong += _bad_names(path, planned)
+    for name, count in Counter(run.name for run in planned).items():
+        if count > 1:
+            wrong.append(f"{path}: grid: {name} is the name of two combinations; use other names")
+        if len(name) > LONGEST:
+            wrong.append(f"{path}: grid: {name} is longer than {LONGEST} letters; use shorter names")
     if wrong := wrong or _twins(path, planned) + _missing_data(planned):
         raise MistakesError(wrong)
     return [replace(run, recipe=recipes.load(run.base, run.settings)) for run in planned]
@@ -157,14 +161,6 @@ def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
     if wrong:
         raise MistakesError([f"{_few(folders)}: {line}" for line, folders in wrong.items()])
     return states
-
-
-def _bad_names(path: Path, planned: Sequence[Planned]) -> list[str]:
-    names = Counter(run.name for run in planned)
-    twice = "is the name of two combinations; use other names"
-    long = f"is longer than {LONGEST} letters; use shorter names"
-    wrong = [f"{path}: grid: {name} {twice}" for name, count in names.items() if count > 1]
-    return wrong + [f"{path}: grid: {name} {long}" for name in names if len(name) > LONGEST]
 
 
 def _twins(path: Path, planned: Sequence[Planned]) -> list[str]:
