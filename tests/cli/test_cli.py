@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from commands import call, errors
 from fl_labelskew_registry import LabelSkewError, PluginError, RunError, catalog
+from run_folders import folder, resolved
 
 from fl_labelskew_plugins.cli import recipes, table
 from fl_labelskew_plugins.cli.exits import guarded
@@ -256,17 +257,10 @@ def test_partition_mistakes_are_lines(tmp_path):
     assert "cannot be written" in call("partition", QUICK, "--out", tmp_path / "file", code=2).stderr
 
 
-def run_folder(path, accuracy):
-    path.mkdir()
-    (path / "recipe.yaml").write_text("method_args: {method: fedavg}\n")
-    (path / "metrics.jsonl").write_text(json.dumps({"round": 0, "accuracy": accuracy}) + "\n")
-    return path
-
-
 def test_report_formats(tmp_path):
-    run = run_folder(tmp_path / "a", 0.5)
+    run = folder(tmp_path / "a", resolved(), [0.5])
     # to the baseline: itself, in its only round; bytes, seconds and memory are not recorded
-    row = ["fedavg", "?", "?", "1", "1", "50.00", "-", "50.00", "1", "1", "(1.00x)", "-", "-", "-", "-"]
+    row = ["fedavg", "digits", "iid", "1", "1", "50.00", "-", "50.00", "1", "1", "(1.00x)", "-", "-", "-", "-"]
     assert call("report", run).output.splitlines()[1].split() == row
     assert call("report", run, "--format", "markdown").output.splitlines()[1].startswith("| --- | --- |")
     rows = list(csv.reader(io.StringIO(call("report", run, "--format", "csv", "--last", "3").output)))
@@ -275,7 +269,7 @@ def test_report_formats(tmp_path):
 
 def test_report_shows_what_it_can_and_names_the_rest(tmp_path):
     (tmp_path / "c").mkdir()
-    result = call("report", run_folder(tmp_path / "a", 0.5), tmp_path / "b", tmp_path / "c", code=2)
+    result = call("report", folder(tmp_path / "a", resolved(), [0.5]), tmp_path / "b", tmp_path / "c", code=2)
     assert "50.00" in result.stdout
     assert result.stderr.splitlines() == [
         f"error: {tmp_path / 'b'}: no such folder",
@@ -284,14 +278,14 @@ def test_report_shows_what_it_can_and_names_the_rest(tmp_path):
 
 
 def test_a_baseline_that_was_not_run_is_one_line(tmp_path):
-    run = run_folder(tmp_path / "a", 0.5)
+    run = folder(tmp_path / "a", resolved(), [0.5])
     assert errors("report", run, "--baseline", "fedvag") == [
         "--baseline: 'fedvag' is unknown; allowed: fedavg; did you mean fedavg?"
     ]
 
 
 def test_report_writes_a_page_and_a_picture_as_a_whole(tmp_path):
-    run = run_folder(tmp_path / "a", 0.5)
+    run = folder(tmp_path / "a", resolved(), [0.5])
     call("report", run, "--html", tmp_path / "r.html", "--plot", tmp_path / "r.png", "--last", "1")
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     assert {file.name for file in tmp_path.iterdir()} == {"a", "r.html", "r.png"}
