@@ -185,6 +185,7 @@ def base_recipe_of_sp(tmp_path):
 def test_who_reads_it_waits_for_no_import(folder):
     script = f"""
 import sys
+from fl_labelskew_plugins.cli.main import main
 try:
     main(["status", {str(folder.path)!r}])
 except SystemExit as end:
