@@ -33,7 +33,7 @@ class Record:
     ``resume``: go on from the folder's checkpoint rather than begin; ``pause``: when to stop early. ``run`` names this
     run among all others. ``next_round``, ``weights``, ``shared``, ``memory`` and ``opened`` always belong together:
     they are where the last complete round left off. ``opened``: clients whose openings are in the shared tensors.
-    ``norms``: what uploads of the rounds before were measured by, see :mod:`.runtimes.outliers`.
+    ``norms``: what uploads of the rounds before were measured by, see :mod:`.runtimes.silo.outliers`.
     """
 
     def __init__(
