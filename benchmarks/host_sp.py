@@ -58,11 +58,11 @@ def ours(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
 
     from fl_labelskew_plugins.machine.files import read_lines
     from fl_labelskew_plugins.runs.folder import RunFolder
-    from fl_labelskew_plugins.runs.progress import Silent
+    from fl_labelskew_plugins.runs.progress import Progress
     from fl_labelskew_plugins.runs.record import Record
     from fl_labelskew_plugins.runtimes.base import Call
 
-    class Clock(Silent):
+    class Clock(Progress):
         def __init__(self) -> None:
             self.marks: list[tuple[float, float]] = []
             self.first = 0.0

@@ -39,12 +39,7 @@ OTHERS = {"torch", "fedml", *OURS, *sys.stdlib_module_names}
 
 
 class HookError(LabelSkewError):
-    """A hook of a plugin of another package that failed, or returned what it must not; exit code 1.
-
-    Args:
-        line: what happened.
-        frames: of the author's own code, the last call last.
-    """
+    """A hook of a plugin of another package that failed, or returned what it must not; frames of the author's code."""
 
     exit_code = 1
 
@@ -56,9 +51,7 @@ class HookError(LabelSkewError):
 def checked(plugin: T, *, of: object = None) -> T:
     """The same plugin; if it is of another package, with a :class:`Hook` in front of each of its hooks.
 
-    Args:
-        plugin: an object of one of the contracts, or a network's module.
-        of: what made it, where that is what has an author.
+    ``of``: what made it, where that is what has an author, as with a network's module.
     """
     kind = type(plugin if of is None else of)
     if _top(kind) not in OURS:
@@ -71,11 +64,7 @@ def checked(plugin: T, *, of: object = None) -> T:
 class Hook:
     """A hook of a plugin, checked.
 
-    Args:
-        owner: the plugin.
-        name: the hook's.
-        kind: the class whose author's it is.
-        given: what the object has in place of its class's function, if anything.
+    ``kind``: the class whose author's it is; ``given``: what the object has in place of its class's function.
     """
 
     def __init__(self, owner: Any, name: str, kind: type, given: Callable[..., Any] | None = None) -> None:

@@ -19,14 +19,7 @@ from fl_labelskew_plugins.machine.text import TERMS, clean
 def heat_map(
     counts: np.ndarray[Any, np.dtype[np.int64]], class_names: Sequence[str], path: Path, *, title: str
 ) -> None:
-    """Heat map of samples: classes down, clients across; a missing class stays white.
-
-    Args:
-        counts: ``(K, C)`` training samples.
-        class_names: ``C`` names.
-        path: where the PNG goes.
-        title: above the picture.
-    """
+    """Heat map of ``(K, C)`` samples, as PNG: classes down, clients across; a missing class stays white."""
     picture, axes = figure(min(16, 2.6 + 0.5 * len(counts)), min(12, 1.6 + 0.38 * len(class_names)))
     table = np.where(counts.T == 0, np.nan, counts.T)
     image = axes.imshow(table, aspect="auto", cmap="viridis_r", vmin=0)
@@ -65,19 +58,15 @@ def curves(lines: Sequence[dict[str, Any]], path: Path, *, title: str, own_model
     right.set(xlabel="round", ylabel="mean loss", title="loss")
     right.legend()
     for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        finish_rounds(axes, loc=None)
     save(picture, path)
 
 
 def compare(settings: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], path: Path) -> None:
     """Global accuracy over the rounds: a line for the mean over seeds, a band from the lowest to the highest.
 
-    Each setting has a chart; a label has the same colour and dash in all of them.
-
-    Args:
-        settings: setting to label to round to the accuracy of each seed.
-        path: where the PNG goes.
+    Each setting has a chart; a label has the same colour and dash in all of them. ``settings``: setting to label to
+    round to the accuracy of each seed.
     """
     labels = list(dict.fromkeys(label for groups in settings.values() for label in groups))
     columns = min(len(settings), CHARTS)
@@ -151,12 +140,7 @@ def scatter(
 ) -> None:
     """Points ``(n, 2)`` or ``(n, 3)``, a colour and a mark for each class, whose number is its label in the legend.
 
-    Args:
-        axes: where to.
-        points: one a row.
-        labels: ``(n,)``.
-        classes: ``C``.
-        solid: classes whose marks are small and filled, before large hollow ones; default: all.
+    ``labels``: ``(n,)``; ``solid``: classes whose marks are small and filled, before large hollow ones; default: all.
     """
     for label in np.unique(labels).tolist():
         members, hue = points[labels == label], colour(label, classes)

@@ -23,7 +23,7 @@ SAMPLES = {"cifar10": 1000, "cifar100": 3000, "svhn": 1000, "fashion_mnist": 100
 
 @cache
 def text_of(name):
-    return shipped.named(name, parse.read_text)
+    return shipped.named(name)
 
 
 @cache

@@ -24,6 +24,7 @@ device_args: {threads: 1}
 
 ROOT = Path(__file__).parents[1]
 PLAIN = ("registry", "data", "partition", "models", "methods", "optimizers", "diagnostics", "ops.py", "params.py")
+PLAIN += ("recipe", "engine", "runs", "studies", "cli", "front", "checked.py", "tensors.py", "plots.py", "seeds.py")
 """Rooms and modules whose messages say what to use, and whose variables say what they hold."""
 HOLLOW = {"each", "found", "own", "mine", "told", "asked"}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from fl_labelskew_registry import Dataset, LabelSkewError, MistakesError, RunError, catalog
+from fl_labelskew_registry import Dataset, MistakesError, RunError, catalog, mistake
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
@@ -28,22 +28,20 @@ def chosen(name: str, overrides: tuple[str, ...]) -> Dataset:
 
     plugin = catalog.load("datasets", name)
     raw: dict[str, Any] = {}
-    lines = []
+    wrong = []
     for override in overrides:
         key, equals, text = override.partition("=")
         key = key.strip().removeprefix("data_args.")
-        if not equals or key not in mistakes.keys_of(plugin.Params):
-            why = mistakes.unknown_key(key, mistakes.keys_of(plugin.Params)) if equals else "KEY=VALUE would be right"
-            lines.append(f"--set {override}: {why}")
+        if not equals:
+            wrong.append(f"{override}: no value; use KEY=VALUE")
             continue
         try:
             raw[key], _ = yaml.read(text)
         except yaml.YamlError as error:
-            lines.append(f"--set {override}: {mistakes.show(text)} is no YAML value: {error}")
-    params, wrong = mistakes.validate(plugin.Params, raw)
-    lines += [f"--set {key}: {message}" if key else message for key, message in wrong.items()]
-    if lines:
-        raise MistakesError(lines)
+            wrong.append(f"{key}: {mistakes.show(text)} is no YAML value: {error}")
+    params, lines = mistakes.checked(plugin.Params, raw)
+    if wrong or lines:
+        raise MistakesError([f"--set {line}" for line in wrong + lines])
     dataset: Dataset = plugin(params)
     return dataset
 
@@ -70,13 +68,13 @@ def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, .
     dataset = chosen(name, overrides)
     place = folder or (Path(dataset.default_dir) if dataset.default_dir else None)
     if folder is not None and not os.path.exists(folder):
-        raise LabelSkewError(f"{folder}: does not exist; the folder of data set {name} would be right")
+        raise mistake(folder, "does not exist", f"the folder of data set {name}")
     rows = fakes.adjusted(dataset.survey(folder), place)
     click.echo(table.plain(["what", "found", "expected"], rows))
     where = f"data set {name}" + (f" in {place}" if place else "")
     if bad := fakes.wrong(rows):
         source = f"; get it from {dataset.source}" if dataset.source else ""
-        lacks = ", ".join(f"{what} ({found})" for what, found, _ in bad)
+        lacks = ", ".join(f"{what} ({state})" for what, state, _ in bad)
         raise RunError(f"{where}: not complete: {lacks}{source}")
     broken = dataset.broken(folder) if deep else []
     for line in broken:

@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ParamSpec
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.machine.signals import ending
 
 P = ParamSpec("P")
@@ -44,8 +45,14 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
     return ends
 
 
+def refuse_mpirun(verb: str) -> None:
+    """Raise LabelSkewError where a verb that starts its processes itself was started by ``mpirun``."""
+    if mpi_rank() is not None:
+        raise mistake(verb, "starts its processes itself", "it without mpirun")
+
+
 @contextmanager
-def writing(place: Path) -> Iterator[None]:
+def writing(place: Path | str) -> Iterator[None]:
     """A file or folder that cannot be written is a user's mistake: a disk is full, a folder is not there."""
     try:
         yield

@@ -20,7 +20,8 @@ def names(kind: Kind) -> str:
 def details(kind: Kind, name: str) -> str:
     """One plugin: what it is, and its parameters."""
     plugin = catalog.load(kind, name)
-    lines = [f"{name}: {_first_line(plugin)}"]
+    first, *_ = (plugin.__doc__ or "").strip().split("\n")
+    lines = [f"{name}: {first}"]
     for fact in ("paper", "runtimes", "aggregation", "default_dir", "source"):
         value = getattr(plugin, fact, None)
         if value:
@@ -44,10 +45,6 @@ def parameters(model: Any) -> list[list[str]]:
         ]
         for key, part in schema.get("properties", {}).items()
     ]
-
-
-def _first_line(plugin: Any) -> str:
-    return (plugin.__doc__ or "").strip().partition("\n")[0]
 
 
 def _command(verb: str, kind: Kind, what: str) -> click.Command:

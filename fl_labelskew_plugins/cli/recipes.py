@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from fl_labelskew_registry import LabelSkewError, catalog
+from fl_labelskew_registry import LabelSkewError, catalog, mistake
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.recipe import shipped
 
 
@@ -20,13 +20,7 @@ def text_of(name: str) -> str:
     Raises:
         MistakesError: there is none of this name.
     """
-
-    def read(own: Path) -> str:
-        from fl_labelskew_plugins.recipe.parse import read_text
-
-        return read_text(own)
-
-    text = shipped.named(name.removesuffix(".yaml"), read)
+    text = shipped.named(name.removesuffix(".yaml"))
     if text is None:
         raise shipped.unknown(name, shipped.names())
     return text
@@ -34,15 +28,9 @@ def text_of(name: str) -> str:
 
 def row(name: str, recipe: dict[str, Any]) -> list[str]:
     """What ``recipes ls`` says of one recipe, from its text as it stands."""
-    train = recipe.get("train_args", {})
-    return [
-        name,
-        str(recipe["method_args"]["method"]),
-        str(recipe["data_args"]["dataset"]),
-        str(recipe["model_args"]["model"]),
-        str(train.get("client_num_in_total", "")),
-        str(train.get("comm_round", "")),
-    ]
+    names = recipe["method_args"]["method"], recipe["data_args"]["dataset"], recipe["model_args"]["model"]
+    numbers = (recipe.get("train_args", {}).get(key, "") for key in ("client_num_in_total", "comm_round"))
+    return [name, *map(str, (*names, *numbers))]
 
 
 def number(expected: dict[str, Any]) -> str:
@@ -57,10 +45,10 @@ def needs(data_args: dict[str, Any]) -> tuple[str, str]:
     """Whether a recipe's data are at hand, in a word, and where they come from if they are not."""
     from fl_labelskew_plugins.recipe import mistakes
 
-    own = {key: value for key, value in data_args.items() if key not in ("dataset", "data_cache_dir", "download")}
+    params = {key: value for key, value in data_args.items() if key not in ("dataset", "data_cache_dir", "download")}
     try:
         plugin = catalog.load("datasets", data_args["dataset"])
-        dataset = plugin(mistakes.validate(plugin.Params, own)[0])
+        dataset = plugin(mistakes.validate(plugin.Params, params)[0])
     except LabelSkewError as error:
         return "missing", str(error)
     folder = data_args.get("data_cache_dir")
@@ -84,8 +72,7 @@ def ls(paper: str | None) -> None:
     papers = shipped.papers()
     head = ["name", "method", "data", "network", "clients", "rounds"]
     if paper is None:
-        own = [row(name, recipe) for name, recipe in shipped.contents().items()]
-        click.echo(table.plain(head, own))
+        click.echo(table.plain(head, [row(name, recipe) for name, recipe in shipped.contents().items()]))
         counts = Counter(name.partition("/")[0] for name in shipped.names())
         more = ", ".join(f"{name} ({counts[name]})" for name in papers)
         click.echo(f"and the papers' experiments, with --paper: {more}")
@@ -125,11 +112,8 @@ def cp(name: str, dest: Path) -> None:
     """Copy the recipe NAME to DEST, a file or a folder; an existing file is left alone."""
     text = text_of(name)
     target = dest / f"{name.rpartition('/')[2].removesuffix('.yaml')}.yaml" if dest.is_dir() else dest
-    try:
-        with target.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise LabelSkewError(f"{target}: exists already; another DEST would be right") from None
-    except OSError as error:
-        raise LabelSkewError(f"{target}: cannot be written: {error.strerror}") from None
+    if target.exists():
+        raise mistake(target, "exists already", "another DEST")
+    with writing(target), target.open("x", encoding="utf-8") as file:
+        file.write(text)
     click.echo(str(target))

@@ -10,8 +10,9 @@ import click
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun, writing
 from fl_labelskew_plugins.cli.options import FOLDER, QUIET, SET
+from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.typed import to_go_on
 
 
@@ -26,9 +27,7 @@ def named(recipes: tuple[str, ...]) -> dict[str, Path]:
         is_file = Path(recipe).is_file()
         name = Path(recipe).stem if is_file else "/".join(Path(recipe.removesuffix(".yaml")).parts[-2:])
         if name in paths:
-            raise LabelSkewError(
-                f"{recipe}: {name} is there twice; each recipe once, by different names, would be right"
-            )
+            raise LabelSkewError(f"{recipe}: {name} is there twice; give each recipe once, by a name of its own")
         paths[name] = Path(recipe if is_file else recipe.removesuffix(".yaml"))
     return paths
 
@@ -59,22 +58,16 @@ def reproduce_command(
     labelskew reproduce fedmr/table1_fmnist_p10c2 --budget 20m --set model_args.model=fedlc_cnn_mnist
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
     begun = time.monotonic()  # the imports take their part of the budget
-    from fl_labelskew_plugins.machine.place import mpi_rank
     from fl_labelskew_plugins.studies import reproduce
 
-    def say(line: str) -> None:
-        if not quiet:
-            click.echo(line)
-
-    if mpi_rank() is not None:
-        raise LabelSkewError(
-            "reproduce starts mpirun itself, where a recipe asks for it; without mpirun would be right"
-        )
+    say = (lambda line: None) if quiet else click.echo
+    refuse_mpirun("reproduce")
     allowed = None if budget is None else reproduce.seconds_of(budget)
     chosen = reproduce.experiments(named(recipes), overrides, out)
     rows: list[list[str]] = []
     try:
-        reproduce.keep(out, {})
+        with writing(f"--out {out}"):
+            out.mkdir(parents=True, exist_ok=True)
         if allowed is None:
             done = reproduce.run_all(chosen, seeds, say, quiet=quiet)
         else:
@@ -82,8 +75,9 @@ def reproduce_command(
             done = iter(chosen)
         for experiment in done:
             rows += reproduce.rows(experiment, seeds)
-            tables = {"md": table.markdown(reproduce.HEAD, rows), "csv": table.comma_separated(reproduce.HEAD, rows)}
-            reproduce.keep(out, {f"table.{kind}": f"{text}\n" for kind, text in tables.items()})
+            with writing(f"--out {out}"):
+                write_text(out / "table.md", table.markdown(reproduce.HEAD, rows) + "\n")
+                write_text(out / "table.csv", table.comma_separated(reproduce.HEAD, rows) + "\n")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {to_go_on(sys.argv[1:])}") from None
     click.echo(table.markdown(reproduce.HEAD, rows))

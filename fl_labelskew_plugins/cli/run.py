@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -36,18 +37,7 @@ EPILOG = (
 @PASSPHRASE
 @guarded
 def run_command(
-    *,
-    recipe: Path | None,
-    overrides: tuple[str, ...],
-    run_dir: Path | None,
-    resume: Path | None,
-    from_round: int | None,
-    dry_run: bool,
-    quiet: bool,
-    role: str | None,
-    rank: int | None,
-    server: str | None,
-    descriptor: int | None,
+    recipe: Path | None, overrides: tuple[str, ...], run_dir: Path | None, descriptor: int | None, **options: Any
 ) -> None:
     """Run one RECIPE: on this machine, or one part of it."""
     log.begin()
@@ -55,16 +45,4 @@ def run_command(
     from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
 
     with as_rank():
-        start(
-            recipe,
-            overrides,
-            run_dir=run_dir,
-            resume=resume,
-            from_round=from_round,
-            dry_run=dry_run,
-            quiet=quiet,
-            role=role,
-            rank=rank,
-            server=server,
-            passphrase_fd=descriptor,
-        )
+        start(recipe, overrides, run_dir=run_dir, passphrase_fd=descriptor, **options)

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import click
-from fl_labelskew_registry import LabelSkewError, RunError
+from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun
 from fl_labelskew_plugins.cli.options import FOLDER, PATH, QUIET, overrides
 from fl_labelskew_plugins.cli.report import shown
 from fl_labelskew_plugins.machine.text import counted
@@ -51,16 +51,11 @@ def sweep_command(
     labelskew sweep sweeps/fmnist.yaml --dry-run
     labelskew sweep sweeps/fmnist.yaml --jobs 2
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
-    from fl_labelskew_plugins.machine.place import mpi_rank
     from fl_labelskew_plugins.studies import report
     from fl_labelskew_plugins.studies.sweep import crew, plan
 
-    def say(line: str) -> None:
-        if not quiet:
-            click.echo(line)
-
-    if mpi_rank() is not None:
-        raise LabelSkewError("sweep starts its processes itself; without mpirun would be right")
+    say = (lambda line: None) if quiet else click.echo
+    refuse_mpirun("sweep")
     planned = plan.plan(file, overrides, out, only)
     if dry_run:
         states = plan.states_of(planned)
@@ -78,9 +73,7 @@ def sweep_command(
         last = planned[0].recipe.validation.last_rounds
         click.echo(shown(report.rows(report.grouped(runs), last), "table"))
         folder = planned[0].folder.path.parent
-        say(
-            f"more of it: labelskew report {shlex.quote(str(folder))} --html {shlex.quote(str(folder / 'report.html'))}"
-        )
+        say(f"more of it: {shlex.join(['labelskew', 'report', str(folder), '--html', str(folder / 'report.html')])}")
     for line in missing:
         click.echo(line, err=True)
     for line in failed:

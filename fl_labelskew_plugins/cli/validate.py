@@ -34,7 +34,7 @@ def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...]) -> Non
         try:
             text = parse.read_text(file)
             if tables.is_table(text):
-                click.echo(f"{file}: ok, {rows(tables.read(file, text), overrides)} recipes")
+                click.echo(f"{file}: ok, {rows(tables.read(file), overrides)} recipes")
             else:
                 click.echo(f"{file}: {parse.check(file, overrides)}")
         except MistakesError as error:

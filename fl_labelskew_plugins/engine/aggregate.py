@@ -59,14 +59,10 @@ def origin(weights: Weights, optimizer: Optimizer, parameters: Sequence[str]) ->
 
 
 class WeightedMean:
-    """Running sum of uploads in the order in which they are added; each can be let go once it is added.
+    """Running sum of uploads in the order in which they are added, in ``sums``; each can be let go once it is added.
 
-    Integer tensors, such as batch norm's counters, are averaged in double precision and rounded.
-
-    Args:
-        old: the model that the round started from, see :func:`origin`.
-
-    ``sums`` is where it stands.
+    Integer tensors, such as batch norm's counters, are averaged in double precision and rounded. ``old``: the model
+    that the round started from, see :func:`origin`.
     """
 
     def __init__(self, old: Weights) -> None:
@@ -99,9 +95,8 @@ class WeightedMean:
     def result(self, rest: float = 0.0, proxy_rest: Tensor | None = None) -> Weights:
         """The mean, in the old model's dtypes.
 
-        Args:
-            rest: the share of the old model (a partial round under ``population``), see :func:`share_of_old`.
-            proxy_rest: the same for each row of the classifier, ``(C,)``; None: as the model's.
+        ``rest``: the share of the old model (a partial round under ``population``), see :func:`share_of_old`;
+        ``proxy_rest``: the same for each row of the classifier, ``(C,)``; None: as the model's.
         """
         if rest:
             self.add(self._old, rest, proxy_rest)
@@ -137,11 +132,7 @@ def check_upload(
 ) -> None:
     """Refuse weights that are not the model's: other keys, shapes or dtypes, or values that are not finite.
 
-    Args:
-        upload: what came.
-        old: the model.
-        where: how messages begin.
-        keys: of a recipe, that may be why training diverged, beside those of local training.
+    ``keys``: of a recipe, that may be why training diverged, beside those of local training.
 
     Raises:
         RunError: one line that begins with ``where`` and names the tensor.
@@ -156,21 +147,17 @@ def check_upload(
                 f"{old[key].dtype}"
             )
         if not _finite(value):
-            others = f", or another value of one of {', '.join(keys)}," if keys else ""
+            others = f", or another value of one of {', '.join(keys)}" if keys else ""
             raise RunError(
-                f"{where}: {key} is not finite, training diverged; a smaller train_args.learning_rate or a "
-                f"train_args.gradient_clip_norm{others} would be right"
+                f"{where}: {key} is not finite, training diverged; use a smaller train_args.learning_rate, or a "
+                f"train_args.gradient_clip_norm{others}"
             )
 
 
 def check_terms(terms: Mapping[str, float], upload: Mapping[str, Tensor], method: Method, *, where: str) -> None:
     """Refuse a loss that is not finite where its gradients are, so that the weights do not tell.
 
-    Args:
-        terms: mean of each over a client's round.
-        upload: its weights; where these are not finite, :func:`check_upload` says so.
-        method: whose loss it is.
-        where: how messages begin.
+    ``terms``: mean of each over a client's round. Weights that are not finite are :func:`check_upload`'s affair.
 
     Raises:
         RunError: one line that begins with ``where`` and names the term.
@@ -190,16 +177,11 @@ def check_extra(
 ) -> None:
     """Refuse tensors beside the weights that the method has not announced, or that are not finite, or counts below 0.
 
-    A client may send fewer than announced.
-
-    Args:
-        tensors: what a client sent.
-        shapes: names and shapes that the method announces, see ``Method.contribution_shapes``.
-        where: how messages begin.
-        dtypes: of those that have others than float32 or int64: one client's would become everybody's.
+    A client may send fewer than announced in ``shapes``, see ``Method.contribution_shapes``. ``dtypes``: of those that
+    have others than float32 or int64, since one client's would become everybody's.
 
     Raises:
-        RunError: one line that names the tensor.
+        RunError: one line that begins with ``where`` and names the tensor.
     """
     if unknown := sorted(tensors.keys() - shapes.keys()):
         raise RunError(f"{where} has tensors that its method does not announce: {_shown(unknown[:3])}")
@@ -224,8 +206,8 @@ def check_made(made: Mapping[str, Tensor], plugin: Method | Optimizer) -> None:
         if not _finite(value):
             keys = ", ".join([*numbers(plugin), "train_args.learning_rate"])
             raise RunError(
-                f"{key} is not finite after {type(plugin).__name__}'s step on the server, training diverged; another "
-                f"value of one of {keys} would be right"
+                f"{key} is not finite after {type(plugin).__name__}'s step on the server, training diverged; use "
+                f"another value of one of {keys}"
             )
 
 

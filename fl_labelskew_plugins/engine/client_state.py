@@ -146,11 +146,7 @@ class StateStore:
 
 
 class Versions:
-    """One client's own private state, on its own disk: a file for each round that wrote one and may be asked for.
-
-    Args:
-        folder: where the files are; made when first needed.
-    """
+    """One client's own private state, in files of its own: one for each round that wrote one and may be asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

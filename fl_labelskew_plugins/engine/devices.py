@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 
 import torch
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.place import available_cores, launched, mpi_rank
@@ -14,11 +14,7 @@ from fl_labelskew_plugins.recipe.model import Recipe
 
 
 def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
-    """The GPUs in use, in the recipe's order; none on the CPU.
-
-    Args:
-        recipe: what to run.
-        warn: say on stderr where ``fallback`` takes the CPU instead.
+    """The GPUs in use, in the recipe's order; none on the CPU. ``warn``: say where ``fallback`` takes that instead.
 
     Raises:
         LabelSkewError: a GPU is asked for that is not there, and there is no fallback.
@@ -32,7 +28,7 @@ def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
         return list(dict.fromkeys(args.gpu_ids))
     lack = f"device_args.gpu_ids: no GPU {missing[0]} on this machine, which has {have}"
     if args.fallback is None:
-        raise LabelSkewError(f"{lack}; using_gpu: false, or fallback: cpu, would be right without one")
+        raise LabelSkewError(f"{lack}; use using_gpu: false, or fallback: cpu")
     if warn:
         log.warn(f"{lack}; training on the CPU")
     return []
@@ -51,9 +47,10 @@ def gpu_slots(recipe: Recipe, workers: int) -> list[int]:
     if not use:
         return []
     if workers > len(use) * most:
-        raise LabelSkewError(
-            f"device_args.workers_per_gpu: {workers} workers are more than {len(use)} GPU(s) with {most} each; "
-            f"workers_per_gpu: {-(-workers // len(use))} or fewer workers would be right"
+        raise mistake(
+            "device_args.workers_per_gpu",
+            f"{workers} workers are more than {len(use)} GPU(s) with {most} each",
+            f"workers_per_gpu: {-(-workers // len(use))}, or fewer workers",
         )
     return sorted(use[worker % len(use)] for worker in range(workers))
 
@@ -71,12 +68,7 @@ def host_mapping(recipe: Recipe, workers: int) -> dict[str, dict[str, list[int]]
 
 
 def workers(recipe: Recipe, gpus: Sequence[int]) -> int:
-    """How many processes train, the server not counted.
-
-    Args:
-        recipe: what to run.
-        gpus: the GPUs in use, see :func:`gpus`; none on the CPU.
-    """
+    """How many processes train, the server not counted, with the GPUs in use, see :func:`gpus`; none on the CPU."""
     place = mpi_rank()
     if place is not None:
         return place[1] - 1
@@ -89,11 +81,7 @@ def workers(recipe: Recipe, gpus: Sequence[int]) -> int:
 
 
 def device(recipe: Recipe, rank: int | None = None) -> torch.device:
-    """Where this process computes.
-
-    Args:
-        recipe: what to run.
-        rank: of a simulation over MPI, 0 for the server; default: this process's own, if it is one.
+    """Where this process computes; ``rank``: of a simulation over MPI, by default this process's own, if it is one.
 
     Raises:
         LabelSkewError: see :func:`gpus` and :func:`gpu_slots`.

@@ -14,7 +14,6 @@ from typing import Literal, Protocol
 import torch
 from fl_labelskew_registry import Batch, ClientView, Federation, Method, Optimizer
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
@@ -88,12 +87,8 @@ class LocalTrainer:
 
     Args:
         model: the network in use, with ``features`` and ``classifier``; its weights are scratch.
-        method: the label-skew method.
-        settings: how clients train.
-        federation: the run as a whole.
         train: training samples of every client in this process.
         indices: ``(N_k,)`` int64 sample indices of each client that trains here, by its number.
-        test: the global test samples.
         test_indices: test samples of each such client's own split.
         secret: seed of a silo's privacy noise, up to 128 bits that nobody else knows; None: the recipe's seed.
         optimizer: how the federation optimises; its local part.
@@ -216,8 +211,3 @@ def lend(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 def forms(weights: Mapping[str, Tensor]) -> Weights:
     """Shapes and dtypes of a state dict, as tensors that take no memory."""
     return {name: value.to("meta") for name, value in weights.items()}
-
-
-def mean_loss(logits: Tensor, labels: Tensor) -> float:
-    """Mean cross-entropy of logits ``(N, C)``."""
-    return float(cross_entropy(logits, labels))

@@ -7,13 +7,7 @@ from torch import Tensor
 
 
 def confusion(predicted: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """``(C, C)`` int64; entry ``[c, p]`` counts the samples of class c that were predicted as p.
-
-    Args:
-        predicted: ``(N,)`` int64.
-        labels: ``(N,)`` int64.
-        num_classes: ``C``.
-    """
+    """``(C, C)`` int64 of ``(N,)`` int64: entry ``[c, p]`` counts the samples of class c that were predicted as p."""
     return torch.bincount(labels * num_classes + predicted, minlength=num_classes**2).reshape(num_classes, num_classes)
 
 

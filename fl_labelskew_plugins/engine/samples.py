@@ -51,14 +51,9 @@ class Samples:
 
 
 class Normalise:
-    """Stored samples as a network's float32 inputs.
+    """Stored samples as a network's float32 inputs; ``mean`` and ``std`` per channel, without a mean as they are.
 
-    Args:
-        mean: per channel; empty: samples stay as they are.
-        std: per channel.
-        dims: of a batch.
-        dtype: of the samples.
-        device: where they are.
+    ``dims``: of a batch; ``dtype`` and ``device``: of the samples.
     """
 
     def __init__(
@@ -82,12 +77,7 @@ class Normalise:
 class Streamed:
     """One part of a data set whose pictures are decoded by other processes, in time for the device.
 
-    Args:
-        reader: decodes.
-        part: which of the reader's parts.
-        y: ``(N,)`` int64 on the device.
-        mean: per channel, see :class:`fl_labelskew_registry.Data`.
-        std: per channel.
+    ``part``: which of the reader's; ``y``: ``(N,)`` int64 on the device; ``mean`` and ``std`` per channel.
     """
 
     def __init__(self, reader: Reader, part: int, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
@@ -102,11 +92,8 @@ class Streamed:
     def stream(self, batches: Iterable[Part], seed: int | None = None) -> Iterator[tuple[Part, Tensor]]:
         """Every part of ``batches`` with its inputs, the next ones being decoded meanwhile.
 
-        Of one data set a single stream is read at a time: another one ends it.
-
-        Args:
-            batches: indices of each batch.
-            seed: of the augmentation, by the samples' places in the stream; None: none.
+        Of one data set a single stream is read at a time: another one ends it. ``seed``: of the augmentation, by the
+        samples' places in the stream; None: none.
 
         Raises:
             LabelSkewError: a file is no sound picture.
@@ -194,7 +181,7 @@ class Reader:
         except (RuntimeError, EOFError, OSError) as error:  # torch's, or its pipes', for a process that was killed
             raise RunError(
                 f"a process that decodes pictures has ended ({' '.join(str(error).split())}); where memory was short, "
-                "a smaller device_args.loader_workers would be right"
+                "use a smaller device_args.loader_workers"
             ) from error
         finally:
             self.waited += time.perf_counter() - begun
@@ -238,13 +225,7 @@ def collate(batch: list[Tensor | LabelSkewError]) -> Tensor | LabelSkewError:
 
 
 class ClientBatches:
-    """A client's samples as the host wants them: an iterable of ``(inputs, labels)`` batches, in order.
-
-    Args:
-        samples: all samples.
-        index: the client's own, ``(N_k,)``.
-        batch_size: samples of a batch.
-    """
+    """A client's samples ``(N_k,)`` as the host wants them: ``(inputs, labels)`` of each batch, in order."""
 
     def __init__(self, samples: Samples | Streamed, index: Tensor, batch_size: int) -> None:
         self.samples, self.index, self.batch_size = samples, index, batch_size
@@ -258,13 +239,7 @@ class ClientBatches:
 
 
 def samples(data: Data, device: torch.device, *, workers: int = 0) -> tuple[Samples | Streamed, Samples | Streamed]:
-    """Training and test samples of a data set.
-
-    Args:
-        data: in memory, or pictures in files.
-        device: where labels and inputs are wanted.
-        workers: processes that decode pictures.
-    """
+    """Training and test samples of a data set, on a device; ``workers``: processes that decode pictures."""
     pin = device.type == "cuda"  # from pinned memory a copy goes on while the rest of the session is built
     parts = (data.train, data.test)
     pictures = [part.x for part in parts if isinstance(part.x, Images)]

@@ -35,10 +35,7 @@ class Server:
 
     Args:
         model: the network, for the names of its parameters.
-        method: the label-skew method.
-        federation: the run as a whole.
         weights: the state dict to begin with.
-        optimizer: how the federation optimises; its server's part.
         hooks: the host's attacks, defences and noise, where a switch of them is on.
         proxy_smoothing: lambda of per-class weights for the classifier's rows; None: as the model's.
     """

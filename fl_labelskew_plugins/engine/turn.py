@@ -27,19 +27,15 @@ Draws = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Turn:
-    """A client's part of a round, or of the opening exchange.
+    """A client's part of a round, or of the opening exchange; ``view`` is the client as the method sees it.
 
     Args:
         trainer: what all clients' training in this process has in common.
-        client: whose turn it is.
-        round: number of the round.
         shared: the server's shared tensors.
         state: the client's private tensors.
         times_selected: how often the client was selected, this round included; 0 in the opening exchange alone.
         samples: stand in for the client's own, such as what the host's data poisoning made of them.
         noise_seed: seed of privacy noise in the trainer's place.
-
-    ``view`` is the client as the method sees it.
     """
 
     def __init__(
@@ -81,10 +77,7 @@ class Turn:
     def fit(self, weights: Weights, *, personalised: bool = False, observer: Observer | None = None) -> LocalResult:
         """Local training from ``weights``, then what the server gets.
 
-        Args:
-            weights: the server's state dict; not changed.
-            personalised: also test the final weights on the client's own test split.
-            observer: who watches training, if anybody.
+        ``personalised``: also test the final weights on the client's own test split.
 
         Raises:
             RunError: a term of the loss is not finite, though the upload is.

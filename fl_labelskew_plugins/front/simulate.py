@@ -13,7 +13,7 @@ from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.front.run import Run, prepared
 from fl_labelskew_plugins.recipe.objects import Headed
 from fl_labelskew_plugins.runs import simulation
-from fl_labelskew_plugins.runs.progress import Silent
+from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import build
 
@@ -53,7 +53,7 @@ class Loop:
         session = start.warned(build(recipe))
         self._folder.hold()
         try:
-            self._record = Record(session, self._folder, Silent(), resume=False)
+            self._record = Record(session, self._folder, Progress(), resume=False)
             self._rounds = simulation.simulate(self._record)
         finally:
             self._folder.release()

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import fl_labelskew_registry as registry
-from fl_labelskew_registry import LabelSkewError, RunError
+from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins.front.told import Hear, Told
 from fl_labelskew_plugins.machine import log
@@ -65,9 +65,8 @@ def start(
         role: ``server`` or ``client``, where each is started on its own machine; default: all parts on this machine.
         rank: which silo, from 1, in the client's role.
         server: address of the server, in place of the recipe's.
-        pause: when to stop early, to be gone on with; default: what the command says that has started this process.
-        passphrase_fd: file descriptor that the passphrase of encrypted keys comes from; default: the environment, or
-            the terminal.
+        pause: when to stop early, to be gone on with; default: that of the command that has started this process.
+        passphrase_fd: descriptor of encrypted keys' passphrase; default: the environment, or the terminal.
 
     Raises:
         LabelSkewError: a user's mistake.
@@ -84,32 +83,25 @@ def start(
         if from_round is not None and not worker:
             _go_back(folder, from_round, quiet=quiet)
     else:
-        recipe, folder = _new(path, overrides, run_dir, worker=worker)
+        assert path is not None  # _check has seen to it
+        recipe = recipes.load(path, overrides)
+        folder = folder_of(recipe, run_dir)
+        if not worker:  # which writes nothing there, and comes when the server may have begun to
+            folder.check_new()
     if place is not None and not recipe.comm.over_mpi:
-        raise LabelSkewError(
-            f"comm_args.backend: {recipe.comm.backend} is one process, and mpirun started {place[1]}; "
-            "MPI, or no mpirun, would be right"
-        )
+        what = f"{recipe.comm.backend} is one process, and mpirun started {place[1]}"
+        raise mistake("comm_args.backend", what, "MPI, or no mpirun")
     by_hand = place is not None and not launched()  # mpirun then shows a terminal even where there is a file
     call = Call(
-        path, tuple(overrides), resume is not None, quiet, role, rank, server, pause or Pause.told(), passphrase_fd
+        path, tuple(overrides), resume is not None, quiet, role, rank, server, pause or Pause.inherited(), passphrase_fd
     )
     _go(recipe, call, folder, progress(quiet, plain=by_hand), dry_run=dry_run)
 
 
 def train(recipe: Recipe, folder: RunFolder, *, quiet: bool = False, hear: Hear | None = None) -> None:
-    """Run a recipe that is at hand, with objects in place of names or not.
+    """Run a recipe that is at hand, with objects in place of names or not, in a new folder; raises as :func:`start`.
 
-    Args:
-        recipe: what to run.
-        folder: new or empty.
-        quiet: print nothing but warnings.
-        hear: told of every round's line of metrics.
-
-    Raises:
-        LabelSkewError: a mistake in what was asked for.
-        RunError: the run broke off, or one of its processes did.
-        KeyboardInterrupt: after a checkpoint was saved.
+    ``quiet``: print nothing but warnings; ``hear``: told of every round's line of metrics.
     """
     folder.check_new()
     _from_python(recipe, folder, resume=False, quiet=quiet, hear=hear)
@@ -129,9 +121,8 @@ def _from_python(recipe: Recipe, folder: RunFolder, *, resume: bool, quiet: bool
         return
     if recipe.objects or hear is not None:
         what = "objects" if recipe.objects else "callbacks"
-        raise LabelSkewError(
-            f"comm_args.backend: {recipe.comm.backend}: other processes train, which have no {what} of this one; use sp"
-        )
+        what = f"{recipe.comm.backend}: other processes train, which have no {what} of this one"
+        raise mistake("comm_args.backend", what, "sp")
     with tempfile.TemporaryDirectory(prefix="labelskew-") as temporary:
         path = Path(temporary) / f"{recipe.name}.yaml"  # which the other processes read
         path.write_text(recipe.dump(), encoding="utf-8")
@@ -170,11 +161,8 @@ def warned(session: Session) -> Session:
     if made_up(session.recipe):
         name = session.recipe.data.dataset
         log.warn(f"data_args.data_cache_dir: made up, not the real {name}; numbers say nothing")
-    ours, hosts = (
-        session.method.warnings(session.federation),
-        compatibility.warnings(session.recipe, session.trainer.model),
-    )
-    for warning in [*ours, *hosts]:
+    hosts = compatibility.warnings(session.recipe, session.trainer.model)
+    for warning in [*session.method.warnings(session.federation), *hosts]:
         log.warn(warning)
     return session
 
@@ -254,12 +242,11 @@ def table(record: Record) -> str:
     result = json.loads(record.folder.summary.read_text())
     rows = []
     if "final_accuracy" in result:
+        tests = counted(result["last_tests"], "test").removeprefix("1 ")
+        mean = f"{100 * result['last_mean']:.2f} % (std {100 * result['last_std']:.2f})"
         rows = [
             ("accuracy, last round", f"{100 * result['final_accuracy']:.2f} %"),
-            (
-                "accuracy, last " + (counted(tests, "test") if (tests := result["last_tests"]) > 1 else "test"),
-                f"{100 * result['last_mean']:.2f} % (std {100 * result['last_std']:.2f})",
-            ),
+            (f"accuracy, last {tests}", mean),
             ("balanced accuracy, same tests", f"{100 * result['balanced_last_mean']:.2f} %"),
             ("best accuracy", f"{100 * result['best_accuracy']:.2f} % in round {result['rounds_to_best']}"),
         ]
@@ -285,17 +272,6 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}"
 
 
-def _new(
-    path: Path | None, overrides: Sequence[str], run_dir: Path | None, *, worker: bool
-) -> tuple[Recipe, RunFolder]:
-    assert path is not None  # start() has checked it
-    recipe = recipes.load(path, overrides)
-    folder = folder_of(recipe, run_dir)
-    if not worker:  # which writes nothing there, and comes when the server may have begun to
-        folder.check_new()
-    return recipe, folder
-
-
 def folder_of(recipe: Recipe, path: Path | None) -> RunFolder:
     """The folder of a new run; by default a new one under ``tracking_args.run_dir``."""
     if path is None:
@@ -308,14 +284,15 @@ def _check(
     path: Path | None, run_dir: Path | None, resume: Path | None, from_round: int | None, *, dry_run: bool
 ) -> None:
     """Raise LabelSkewError for options that do not go together."""
-    if resume is not None and run_dir is not None:
-        raise LabelSkewError("--run-dir is for a new run and --resume for an old one; one of them would be right")
-    if resume is None and path is None:
-        raise LabelSkewError("no recipe given; a YAML file, or --resume RUN_DIR, would be right")
-    if from_round is not None and resume is None:
-        raise LabelSkewError(f"--from-round {from_round}: goes back in an earlier run; use it with --resume RUN_DIR")
-    if from_round is not None and dry_run:
-        raise LabelSkewError(f"--from-round {from_round}: takes the run back for good; leave --dry-run away")
+    back = f"--from-round {from_round}"
+    mistakes = {
+        "--run-dir is for a new run and --resume for an old one; use one of them": resume and run_dir,
+        "no recipe given; give a YAML file, or --resume RUN_DIR": resume is None and path is None,
+        f"{back}: goes back in an earlier run; use it with --resume RUN_DIR": from_round is not None and resume is None,
+        f"{back}: takes the run back for good; leave --dry-run away": from_round is not None and dry_run,
+    }
+    if lines := [line for line, holds in mistakes.items() if holds]:
+        raise LabelSkewError(lines[0])
 
 
 def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:
@@ -337,7 +314,7 @@ def _silo(
     if resume is not None or path is None:
         raise LabelSkewError("--resume is the server's; a silo goes on by itself when it is started again")
     if rank is None:
-        raise LabelSkewError("--role client: --rank is missing; the silo's number, from 1, would be right")
+        raise LabelSkewError("--role client: --rank is missing; give the silo's number, from 1")
     recipe = recipes.load(path, overrides)
     return recipe, RunFolder(run_dir or Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}-silo{rank}")
 
@@ -352,10 +329,8 @@ def _resumed(
     recipe = kept if path is None and not overrides else recipes.load(path or folder.recipe, overrides)
     differing = different(kept.resolved(), recipe.resolved())
     if differing:
-        raise LabelSkewError(
-            f"--resume {resume}: its checkpoint belongs to another recipe, which differs in {', '.join(differing)}; "
-            "the same recipe, or no recipe at all, would be right"
-        )
+        what = f"its checkpoint belongs to another recipe, which differs in {', '.join(differing)}"
+        raise mistake(f"--resume {resume}", what, "the same recipe, or no recipe at all")
     return recipe.model_copy(update={"name": folder.path.resolve().name}), folder
 
 

@@ -8,10 +8,10 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_.-]{1,253}\Z")
-_FORM = "host:port with a port from 0 to 65535, such as 127.0.0.1:8890 or [::1]:8890, would be right"
+_FORM = "use host:port with a port from 0 to 65535, such as 127.0.0.1:8890 or [::1]:8890"
 _COLUMNS = ("eid", "rank", "grpc_server_ip", "grpc_server_port")
 
 
@@ -72,10 +72,7 @@ def loopback(address: str) -> bool:
 
 
 def from_csv(path: str | Path) -> str:
-    """The server's address from the host's ``grpc_ipconfig_path``: the row of rank 0.
-
-    Args:
-        path: a CSV file with the columns ``eid,rank,grpc_server_ip,grpc_server_port``.
+    """The server's address from the host's CSV file, ``eid,rank,grpc_server_ip,grpc_server_port``: the row of rank 0.
 
     Raises:
         LabelSkewError: the file cannot be read, or does not hold that address.
@@ -87,15 +84,11 @@ def from_csv(path: str | Path) -> str:
     except OSError as error:
         raise LabelSkewError(f"{where}: cannot be read: {error.strerror or error}") from None
     except (UnicodeDecodeError, ValueError, csv.Error):
-        raise LabelSkewError(
-            f"{where}: is no CSV text; {','.join(_COLUMNS)} and a row a process would be right"
-        ) from None
+        raise mistake(where, "is no CSV text", f"the columns {','.join(_COLUMNS)} and a row for each process") from None
     servers = [row for row in rows if (row.get("rank") or "").strip() == "0"]
     if len(servers) != 1:
-        raise LabelSkewError(
-            f"{where}: has {len(servers)} rows of rank 0; the columns {','.join(_COLUMNS)} and one such row, the "
-            "server's, would be right"
-        )
+        use = f"the columns {','.join(_COLUMNS)} and one such row, the server's"
+        raise mistake(where, f"has {len(servers)} rows of rank 0", use)
     host, port = ((servers[0].get(column) or "").strip() for column in _COLUMNS[2:])
     address = f"[{host}]:{port}" if _ipv6(host) else f"{host}:{port}"
     try:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from fl_labelskew_registry import LabelSkewError, Method, Optimizer
+from fl_labelskew_registry import Method, Optimizer, mistake
 from torch import nn
 
 from fl_labelskew_plugins.recipe import host_faults
@@ -30,12 +29,9 @@ def sends_more(optimizer: Optimizer) -> bool:
 
 
 def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterator[Conflict]:
-    """Everything that is wrong with a method and an optimiser together, and with where they are to run.
+    """What is wrong with a method and an optimiser together, and with where they are to run.
 
-    Args:
-        recipe: of which ``data``, ``model`` and ``method_args`` may be missing.
-        method: its method.
-        optimizer: its optimiser.
+    Of ``recipe``, the sections ``data``, ``model`` and ``method_args`` may be missing.
     """
     train, comm, wanted = recipe.train, recipe.comm, recipe.train.optimizer_source
     name, key = train.federated_optimizer, ("train_args.federated_optimizer",)
@@ -62,8 +58,7 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
         yield Conflict("train_args.optimizer_source", f"{wanted}: {why}; allowed: own, or null", key)
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """Whose code runs a recipe, and why."""
 
     source: Source
@@ -91,7 +86,7 @@ def choice(recipe: Recipe, model: nn.Module) -> Choice:
         return Choice(wanted or "corrected", "asked for" if wanted else f"default of {name}")
     if wanted is None:
         return Choice("own", why)
-    raise LabelSkewError(f"train_args.optimizer_source: {wanted}: {why}; own, or null, would be right")
+    raise mistake("train_args.optimizer_source", f"{wanted}: {why}", "own, or null")
 
 
 def source(recipe: Recipe, model: nn.Module) -> Source:
@@ -117,7 +112,7 @@ def describe(recipe: Recipe, model: nn.Module) -> dict[str, Any]:
     if chosen.source == "own":
         return record
     record |= {"class": host_faults.CLASSES[name], "fedml": version("fedml")}
-    faults = host_faults.found(recipe, cpu=_on_cpu(model))
+    faults = host_faults.faults(recipe, cpu=_on_cpu(model))
     if chosen.source == "host":
         return record | {"faults": [fault.wrong for fault in faults]}
     return record | {"corrections": [fault.right for fault in faults]}
@@ -127,7 +122,7 @@ def warnings(recipe: Recipe, model: nn.Module) -> list[str]:
     """Sentences that a user should read before this run: the host's faults that are in force."""
     if source(recipe, model) != "host":
         return []
-    faults = host_faults.found(recipe, cpu=_on_cpu(model))
+    faults = host_faults.faults(recipe, cpu=_on_cpu(model))
     return [f"train_args.optimizer_source: host: {fault.wrong}" for fault in faults]
 
 

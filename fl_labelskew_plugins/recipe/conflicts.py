@@ -15,11 +15,7 @@ KIND, DEAL = "common_args.training_type", "train_args.client_num_in_total"
 
 
 def conflicts(recipe: Sections) -> Iterator[Conflict]:
-    """All of them but those of plugins.
-
-    Args:
-        recipe: of which ``data``, ``model`` and ``method_args`` may be missing.
-    """
+    """All of them but those of plugins; ``recipe`` may lack ``data``, ``model`` and ``method_args``."""
     yield from _train_conflicts(recipe.train)
     yield from _comm_conflicts(recipe)
     yield from _silo_conflicts(recipe)
@@ -63,8 +59,8 @@ def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:
     if common.across_silos and comm.certs is None and (reached := _reached_by_others(comm)):
         key, address = reached
         message = (
-            f"missing; {key} {address} can be reached from other machines; a folder of `labelskew certs new`, "
-            "or an address such as 127.0.0.1:8890, would be right"
+            f"missing; {key} {address} can be reached from other machines; use a folder of `labelskew certs new`, "
+            "or an address such as 127.0.0.1:8890"
         )
         yield Conflict("comm_args.certs", message, (f"comm_args.{key}", "comm_args.grpc_ipconfig_path", KIND))
 

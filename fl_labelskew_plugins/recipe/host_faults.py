@@ -175,7 +175,7 @@ FAULTS = (
 )
 
 
-def found(recipe: Recipe, *, cpu: bool = True) -> list[Fault]:
+def faults(recipe: Recipe, *, cpu: bool = True) -> list[Fault]:
     """What is wrong with the host's own code for a recipe, on the CPU or on a GPU."""
     name = recipe.train.federated_optimizer
     return [fault for fault in FAULTS if name in fault.optimizers and (cpu or not fault.cpu) and fault.when(recipe)]

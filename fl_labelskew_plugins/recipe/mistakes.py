@@ -72,18 +72,18 @@ def shown(path: object) -> str:
     return clean(path, 4096)
 
 
-def closest(name: object, known: Iterable[str]) -> str | None:
-    """The known name that ``name`` was probably meant to be."""
+def closest(name: object, known: Iterable[str], most: int = 1) -> list[str]:
+    """The known names, ``most`` at most, that ``name`` was probably meant to be."""
     by_lower = {known_name.lower(): known_name for known_name in known}
     lower = str(name)[:100].lower()
-    close = get_close_matches(lower, by_lower, n=1) or [key for key in by_lower if len(lower) > 2 and lower in key]
-    return by_lower[close[0]] if close else None
+    close = get_close_matches(lower, by_lower, n=most) or [key for key in by_lower if len(lower) > 2 and lower in key]
+    return [by_lower[key] for key in close[:most]]
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
-    """``; nearest: x``, or nothing where no known name is close."""
-    close = closest(name, known)
-    return f"; nearest: {close}" if close else ""
+def nearest(name: object, known: Iterable[str], most: int = 1) -> str:
+    """``; did you mean x?``, or nothing where no known name is close."""
+    close = closest(name, known, most)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def unknown(name: object, known: Iterable[str]) -> str:
@@ -178,6 +178,16 @@ def validate(model: type[ModelT], raw: Mapping[str, Any]) -> tuple[ModelT | None
         return None, wrong
 
 
+def checked(model: type[ModelT], raw: Any, place: str = "") -> tuple[ModelT | None, list[str]]:
+    """The model of a whole mapping, None where anything is wrong, and a line for every key that is; ``place`` first."""
+    known = keys_of(model)
+    if not isinstance(raw, dict):
+        return None, [f"{place}{show(raw)} is no mapping; allowed: {', '.join(known)}"]
+    made, wrong = validate(model, raw)
+    wrong = {key: unknown_key(key, known) for key in raw if key not in known} | wrong
+    return None if wrong else made, [f"{place}{key}: {line}" if key else place + line for key, line in wrong.items()]
+
+
 def _message(detail: ErrorDetails, schema: Schema) -> str:
     key, *inner = detail["loc"] or ("",)
     defs = schema.get("$defs", {})
@@ -206,10 +216,7 @@ class RecipeError(MistakesError):
 class Conflict:
     """Values that are right alone and wrong together.
 
-    Args:
-        key: ``section.key`` to put right.
-        message: what is wrong, and what to write instead.
-        others: further keys that the judgement rests on.
+    ``key``: the ``section.key`` to put right; ``others``: further keys that the judgement rests on.
     """
 
     key: str
@@ -219,13 +226,10 @@ class Conflict:
 
 @dataclass
 class Mistakes:
-    """What is wrong with one file and the overrides that go with it.
+    """What is wrong with one file and the overrides that go with it: a line for each mistake.
 
-    Args:
-        path: the file.
-        lines: one for each mistake.
-        wrong: ``section`` or ``section.key`` of each, on which no further judgement rests.
-        overridden: ``section.key`` of each override.
+    ``wrong``: ``section`` or ``section.key`` of each, on which no further judgement rests; ``overridden``: what
+    overrides set.
     """
 
     path: Path
@@ -242,8 +246,7 @@ class Mistakes:
 
     def meant(self, prefix: str, name: str, absent: Iterable[str]) -> None:
         """Where an unknown name stands for an absent one, that absence is no second mistake."""
-        if (close := closest(name, absent)) is not None:
-            self.wrong.add(prefix + close)
+        self.wrong |= {prefix + close for close in closest(name, absent)}
 
     def unknown_keys(self, place: str, raw: Mapping[str, Any], known: Sequence[str]) -> None:
         """Note keys that are none of ``known``."""

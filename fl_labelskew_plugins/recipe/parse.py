@@ -25,7 +25,7 @@ from fl_labelskew_plugins.recipe.model import (
     Recipe,
     Sections,
 )
-from fl_labelskew_plugins.recipe.sections import IS_PATH, CommArgs, Expected, Policy
+from fl_labelskew_plugins.recipe.sections import IS_PATH, CommArgs, Expected, Policy, absolute
 from fl_labelskew_plugins.recipe.sections import names as split
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -47,20 +47,12 @@ def read_text(path: str | Path) -> str:
         RecipeError: it cannot be read, or is no page of text.
         MistakesError: it is neither a file nor the name of a recipe.
     """
-    if (text := shipped.text(path, read_text)) is not None:
+    if (text := shipped.text(path)) is not None:
         return text
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(yaml.MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise RecipeError([f"{shown(path)}: cannot be read: {reason}"]) from None
-    if len(content) > yaml.MAX_BYTES:
-        raise RecipeError([f"{shown(path)}: larger than 1 MiB; a recipe is a page of YAML"])
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RecipeError([f"{shown(path)}: not text: byte {error.start + 1} is not UTF-8"]) from None
+        return yaml.text_of(Path(path))
+    except yaml.YamlError as error:
+        raise RecipeError([f"{shown(path)}: {error}"]) from None
 
 
 def parse(
@@ -106,10 +98,6 @@ def silo(recipe: Recipe, rank: int) -> Recipe:
 def check(path: Path, overrides: Sequence[str] = ()) -> str:
     """Check a file as what it is: a recipe, or a silo's own file, together with each recipe beside it that names it.
 
-    Args:
-        path: the file.
-        overrides: ``section.key=value``, of the recipe.
-
     Returns:
         ``ok``, and what it was checked as where it is no recipe.
 
@@ -151,8 +139,7 @@ def _rank(path: Path, beside: Path) -> int:
     """Which silo's file ``path`` is for the recipe in ``beside``, from 1; 0: none's."""
     with contextlib.suppress(RecipeError, KeyError, TypeError, ValueError):  # no recipe, or none that names it
         files = _content(read_text(beside))["client_specific_args"]["data_silo_config"]
-        here = [os.path.abspath(beside.parent / os.path.expanduser(file)) for file in files]
-        return here.index(os.path.abspath(path)) + 1
+        return int(absolute(files, beside.parent).index(os.path.abspath(path))) + 1
     return 0
 
 
@@ -253,8 +240,7 @@ class _Check(Mistakes):
             elif section == EXPECTED:
                 raw[section] = self._expected(keys)
             elif not isinstance(keys, dict):
-                form = "allowed: section: {key: value}"
-                self.say(section, f"{show(keys)} is no mapping of keys to values; {form}")
+                self.say(section, f"{show(keys)} is no mapping of keys to values; allowed: section: {{key: value}}")
             else:
                 raw[section] = keys
         return raw
@@ -318,11 +304,7 @@ class _Check(Mistakes):
             if IS_PATH in field.metadata and (value := getattr(args, key, None)) is not None:
                 # a run that is resumed reads it from another folder
                 folder = Path() if f"{section}.{key}" in self.overridden else self.path.parent
-                files = [
-                    os.path.abspath(folder / os.path.expanduser(file))
-                    for file in ([value] if isinstance(value, str) else value)
-                ]
-                update[key] = files if isinstance(value, list) else files[0]
+                update[key] = absolute(value, folder)
         return args and args.model_copy(update=update)
 
     def _conflicts(self, recipe: Sections, method: Any, optimizer: Any) -> None:

@@ -40,7 +40,7 @@ def chosen(
         return mistakes.validated(section, model, known_keys | {model.key: named(instead)}), instead
     if model.key not in raw and model.model_fields[model.key].is_required():
         near = closest(model.key, [key for key in raw if key not in common])
-        instead = f"; found instead: {near}" if near else ""
+        instead = f"; found instead: {near[0]}" if near else ""
         mistakes.say(place, f"missing; allowed: {', '.join(names(model.kind))}{instead}")
     args = mistakes.validated(section, model, raw)
     if isinstance(args, MethodArgs) and combined.SIGN in args.method:
@@ -55,8 +55,8 @@ def chosen(
         return args, None
     try:
         keys = keys_of(plugin.Params)  # where it repeats a common key, it gets that too
-        own = {key: value for key, value in raw.items() if key not in common or key in keys}
-        return args, _made(section, plugin, own, [*common, *keys], mistakes)
+        params = {key: value for key, value in raw.items() if key not in common or key in keys}
+        return args, _made(section, plugin, params, [*common, *keys], mistakes)
     except Exception as error:  # a plugin of anybody's: its fault is one line, the rest is still checked
         mistakes.say(place, f"'{name}' fails: {failure(error)}")
         return args, None
@@ -76,14 +76,14 @@ def _combination(section: str, parts: Sequence[str], raw: Mapping[str, Any], mis
     for name in dict.fromkeys(parts):
         if known("methods", name, place, mistakes) and parts.count(name) > 1:
             mistakes.say(place, f"{name} stands there twice; allowed: each method once")
-    own = {key: value for key, value in raw.items() if key not in common}
-    mistakes.unknown_keys(section, own, [*common, *parts])
+    params = {key: value for key, value in raw.items() if key not in common}
+    mistakes.unknown_keys(section, params, [*common, *parts])
     if place in mistakes.wrong:
         return None
     methods: dict[str, Method] = {}
     try:
         for name in parts:
-            plugin, keys, where = catalog.load("methods", name), own.get(name, {}), f"{section}.{name}"
+            plugin, keys, where = catalog.load("methods", name), params.get(name, {}), f"{section}.{name}"
             if not isinstance(keys, dict):
                 mistakes.say(where, f"{show(keys)} is no mapping; allowed: the parameters of {name}")
             elif (method := _made(where, plugin, keys, [*keys_of(plugin.Params)], mistakes)) is not None:
@@ -94,16 +94,16 @@ def _combination(section: str, parts: Sequence[str], raw: Mapping[str, Any], mis
         return None
 
 
-def of_silo(place: str, method: Method, own: Any, mistakes: Mistakes) -> Method | None:
+def of_silo(place: str, method: Method, raw: Any, mistakes: Mistakes) -> Method | None:
     """``method`` with what a silo chooses for itself; of a combination, under the name of each part."""
     parts = method.parts if isinstance(method, combined.Combined) else {}
     choices = [name for name, part in parts.items() if part.silo_choices] or method.silo_choices
-    if not isinstance(own, dict):
+    if not isinstance(raw, dict):
         form = ", ".join(choices) or "none"
-        mistakes.say(place, f"{show(own)} is no mapping of keys to values; allowed: {form}")
+        mistakes.say(place, f"{show(raw)} is no mapping of keys to values; allowed: {form}")
         return None
-    mistakes.unknown_keys(place, own, choices)
-    good = {key: value for key, value in own.items() if key in choices}
+    mistakes.unknown_keys(place, raw, choices)
+    good = {key: value for key, value in raw.items() if key in choices}
     if parts:
         chosen = {name: of_silo(f"{place}.{name}", part, good.get(name, {}), mistakes) for name, part in parts.items()}
         whole = {name: part for name, part in chosen.items() if part is not None}

@@ -20,12 +20,7 @@ OTHER, OPTIMIZER = "other", "optimizer"
 
 
 def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """What a recipe asks for beyond a policy: the policy's key, and the rest of a line.
-
-    Args:
-        policy: the silo's.
-        recipe: as this silo would run it.
-    """
+    """What a recipe, as this silo would run it, asks for beyond a policy: the policy's key, and the rest of a line."""
     for name in recipe.method_name.split("+"):
         if policy.methods is not None and name not in policy.methods:
             yield _line(policy, "methods", f"method_args.method {name}")

@@ -8,6 +8,8 @@ rest belongs to the plugin's own ``Params``. What is the host's own is in :mod:`
 from __future__ import annotations
 
 import math
+import os
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from fl_labelskew_registry import catalog
@@ -21,6 +23,15 @@ from fl_labelskew_plugins.recipe.mistakes import show
 Positive = Annotated[int, Field(ge=1)]
 IS_PATH = "path"
 """Marks keys that hold paths relative to the file that names them."""
+
+
+def absolute(value: Any, folder: Path) -> Any:
+    """A path of a recipe, or each of a list of them, from ``folder`` where it is relative."""
+    if isinstance(value, list):
+        return [absolute(path, folder) for path in value]
+    return os.path.abspath(folder / os.path.expanduser(value)) if isinstance(value, str) else value
+
+
 MOST_NUMBERS = 10**8
 """Numbers of one sample."""
 MOST_CLASSES = 10**6
@@ -322,7 +333,7 @@ class Expected(Params):
     @model_validator(mode="after")
     def _target_goes_with_rounds(self) -> Expected:
         if (self.measure == "rounds_to") != (self.target is not None):
-            raise ValueError("target and measure rounds_to go together; both, or neither, would be right")
+            raise ValueError("target and measure rounds_to go together; give both or neither")
         return self
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +42,7 @@ def table(paper: str) -> Table:
     from fl_labelskew_plugins.recipe import tables
 
     path = papers()[paper]
-    return tables.read(path, path.read_text("utf-8"))
+    return tables.read(path)
 
 
 def names() -> list[str]:
@@ -65,11 +64,11 @@ def contents(paper: str | None = None) -> dict[str, dict[str, Any]]:
     return dict(sorted(recipes.items()))
 
 
-def named(name: str, read: Callable[[Path], str]) -> str | None:
+def named(name: str) -> str | None:
     """The text of the recipe of this name; None where there is none.
 
     A name is that of a file (``quickstart``), of a row of a paper's table (``fedmr/table1_fmnist_p10c2``), or
-    ``PATH/ROW`` for a row of a table of one's own in ``PATH.yaml``, which ``read`` reads.
+    ``PATH/ROW`` for a row of a table of one's own in ``PATH.yaml``.
 
     Raises:
         MistakesError: the table has no such row, or is none.
@@ -79,10 +78,10 @@ def named(name: str, read: Callable[[Path], str]) -> str | None:
         return file.read_text("utf-8")
     if place in papers():
         page = table(place)
-    elif place and os.path.isfile(own := f"{place}.yaml"):
+    elif place and os.path.isfile(path := f"{place}.yaml"):
         from fl_labelskew_plugins.recipe import tables
 
-        page = tables.read(Path(own), read(Path(own)))
+        page = tables.read(Path(path))
     else:
         return None
     if row not in page.cells:
@@ -90,7 +89,7 @@ def named(name: str, read: Callable[[Path], str]) -> str | None:
     return page.text(row, name)
 
 
-def text(path: str | Path, read: Callable[[Path], str]) -> str | None:
+def text(path: str | Path) -> str | None:
     """The text of the recipe that a path names; None where it is the path of a file, or can only be meant as one.
 
     What once was a file of its own is still found by its path, ``recipes/NAME.yaml``.
@@ -104,7 +103,7 @@ def text(path: str | Path, read: Callable[[Path], str]) -> str | None:
     name = Path(path).as_posix()
     if name.startswith("recipes/"):
         name = name.removeprefix("recipes/").removesuffix(".yaml")
-    recipe = named(name, read)
+    recipe = named(name)
     if recipe is None and not is_folder and not Path(path).suffix and not Path(path).is_absolute():
         raise unknown(name, names())
     return recipe
@@ -114,6 +113,5 @@ def unknown(name: str, known: Iterable[str]) -> MistakesError:
     """What is said of a name that no recipe has."""
     from fl_labelskew_plugins.recipe import mistakes
 
-    near = get_close_matches(name[:100], list(known), n=3)
-    line = f"recipe {mistakes.show(name)} is unknown; one of labelskew recipes ls would be right"
-    return MistakesError([f"{line}; nearest: {', '.join(near)}" if near else line])
+    line = f"recipe {mistakes.show(name)} is unknown; use one of labelskew recipes ls"
+    return MistakesError([line + mistakes.nearest(name, known, 3)])

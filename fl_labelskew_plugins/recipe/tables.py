@@ -7,13 +7,12 @@ row's ``data`` and ``split``, the column's method, and what the row has to ``set
 from __future__ import annotations
 
 import copy
-import os
 import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, NamedTuple
 
 from fl_labelskew_registry import MistakesError
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,9 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import mistakes, yaml
 from fl_labelskew_plugins.recipe.model import EXPECTED, SECTIONS
-from fl_labelskew_plugins.recipe.sections import IS_PATH
+from fl_labelskew_plugins.recipe.sections import IS_PATH, absolute
 
-Model = TypeVar("Model", bound=BaseModel)
 Sections = dict[str, dict[str, Any]]
 Keys = dict[str, Any]
 """``section.key`` to value, as ``--set`` has it."""
@@ -73,7 +71,7 @@ class Row(_Strict):
     )
     args: Keys = Field({}, description="what stands for $name in a method")
     set: Keys = Field({}, description="section.key: value, for all columns")
-    each: dict[str, Keys] = Field({}, description="column: {section.key: value}")
+    by_column: dict[str, Keys] = Field({}, alias="each", description="column: {section.key: value}")
     rounds_to: RoundsTo | None = None
     comment: str = ""
 
@@ -117,13 +115,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table that was read.
-
-    Args:
-        path: its file.
-        page: what stands in it.
-        cells: name of a recipe to where it stands.
-    """
+    """A table that was read from ``path``; ``cells``: name of a recipe to where it stands."""
 
     path: Path
     page: Page
@@ -140,7 +132,7 @@ class Table:
             page.splits[row.split] if row.split else {},
             _filled(page.methods[cell.column], row.args),
             _sections(row.set),
-            _sections(row.each.get(cell.column, {})),
+            _sections(row.by_column.get(cell.column, {})),
         )
         train = content["train_args"]
         train["client_num_per_round"] = train["client_num_per_round"] or train["client_num_in_total"]
@@ -170,18 +162,19 @@ def is_table(text: str) -> bool:
     return re.search(r"^tables *:", text, re.MULTILINE) is not None
 
 
-def read(path: Path, text: str) -> Table:
-    """The table in a file's text.
+def read(path: Path) -> Table:
+    """The table in a file.
 
     Raises:
         MistakesError: with a line for every mistake of the table itself; a recipe is checked when it is parsed.
     """
     try:
-        content, wrong = yaml.read(text)
+        content, wrong = yaml.read(yaml.text_of(path))
     except yaml.YamlError as error:
         raise MistakesError([clean(f"{path}: {error}", 4096)]) from None
     cells: dict[str, Cell] = {}
-    page = _checked(Page, content, "", wrong)
+    page, lines = mistakes.checked(Page, content)
+    wrong += lines
     if page is not None:
         wrong += _unknown(page)
         cells = _cells(page, wrong)
@@ -194,38 +187,28 @@ def _cells(page: Page, wrong: list[str]) -> dict[str, Cell]:
     """Name of a recipe to where it stands; a line for every mistake is added to ``wrong``."""
     cells: dict[str, Cell] = {}
     for i, raw_part in enumerate(page.tables, 1):
-        part = _checked(Part, raw_part, f"tables, item {i}: ", wrong)
+        part, lines = mistakes.checked(Part, raw_part, f"tables, item {i}: ")
+        wrong += lines
         if part is None:
             continue
         unknown = [column for column in part.columns if column not in page.methods]
         wrong += [f"{part.table}: columns: {mistakes.unknown(column, page.methods)}" for column in unknown]
         for j, raw_row in enumerate(part.rows, 1):
-            row = _checked(Row, raw_row, f"{part.table}, row {j}: ", wrong)
+            row, lines = mistakes.checked(Row, raw_row, f"{part.table}, row {j}: ")
+            wrong += lines
             if row is None:
                 continue
             names = _names(page, part, row)
-            told = [*_mistakes(page, part, row)]
-            told += [f"a second recipe of the name {name}; use another name" for name in names if name in cells]
-            told += [
+            lines = [*_mistakes(page, part, row)]
+            lines += [f"a second recipe of the name {name}; use another name" for name in names if name in cells]
+            lines += [
                 f"a recipe cannot be called {mistakes.show(name)}; use a name of letters, digits, _ and -"
                 for name in names
                 if not NAME.fullmatch(name)
             ]
-            wrong += [f"{part.table}, row {j}, {names[0]}: {line}" for line in told]
+            wrong += [f"{part.table}, row {j}, {names[0]}: {line}" for line in lines]
             cells |= {name: Cell(part, row, number) for number, name in enumerate(names)}
     return cells
-
-
-def _checked(model: type[Model], raw: Any, place: str, wrong: list[str]) -> Model | None:
-    """``raw`` as a part of a table; or None, and a line for every mistake added to ``wrong``."""
-    known = mistakes.keys_of(model)
-    if not isinstance(raw, dict):
-        wrong.append(f"{place}{mistakes.show(raw)} is no mapping; allowed: {', '.join(known)}")
-        return None
-    part, lines = mistakes.validate(model, raw)
-    lines = {key: mistakes.unknown_key(key, known) for key in raw if key not in known} | lines
-    wrong += [f"{place}{key}: {line}" for key, line in lines.items()]
-    return None if lines else cast("Model", part)
 
 
 def _unknown(page: Page) -> Iterator[str]:
@@ -250,10 +233,10 @@ def _mistakes(page: Page, part: Part, row: Row) -> Iterator[str]:
     for key, numbers in (("values", row.values), ("rounds_to.values", row.rounds_to and row.rounds_to.values)):
         if isinstance(numbers, list) and len(numbers) != columns:
             yield f"{key}: {len(numbers)} for {columns} columns; use null where the paper has none"
-    for column in row.each:
+    for column in row.by_column:
         if column not in part.columns:
             yield f"each: {mistakes.unknown(column, part.columns)}"
-    for key in dict.fromkeys([*row.set, *(key for keys in row.each.values() for key in keys)]):
+    for key in dict.fromkeys([*row.set, *(key for keys in row.by_column.values() for key in keys)]):
         section, dot, inner = key.partition(".")
         if not (dot and inner and section in SECTIONS):
             yield f"'{key}' is no section.key, such as train_args.epochs{mistakes.nearest(section, SECTIONS)}"
@@ -328,12 +311,7 @@ def _expected(page: Page, cell: Cell) -> Iterator[dict[str, Any]]:
 
 def _locate(content: Sections, folder: Path) -> None:
     """Make paths absolute that are relative to the table's file."""
-
-    def absolute(value: Any) -> Any:
-        return os.path.join(folder.absolute(), os.path.expanduser(value)) if isinstance(value, str) else value
-
     for section, model in SECTIONS.items():
         keys = [key for key, field in model.model_fields.items() if IS_PATH in field.metadata]
         for key in set(keys) & content.get(section, {}).keys():
-            value = content[section][key]
-            content[section][key] = [absolute(path) for path in value] if isinstance(value, list) else absolute(value)
+            content[section][key] = absolute(content[section][key], folder)

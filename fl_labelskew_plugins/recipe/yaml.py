@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -65,6 +66,26 @@ def read(text: str) -> tuple[Any, list[str]]:
         raise YamlError(f"not YAML: {_one_line(error)}") from None
     except RecursionError:
         raise YamlError("nested too deeply") from None
+
+
+def text_of(path: Path) -> str:
+    """A file that is a page of text.
+
+    Raises:
+        YamlError: it cannot be read, or is none.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise YamlError(f"cannot be read: {reason}") from None
+    if len(content) > MAX_BYTES:
+        raise YamlError("larger than 1 MiB; a recipe is a page of YAML")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise YamlError(f"not text: byte {error.start + 1} is not UTF-8") from None
 
 
 def write(value: Any) -> str:

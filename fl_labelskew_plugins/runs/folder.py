@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 from safetensors import SafetensorError, safe_open
 
 from fl_labelskew_plugins.engine.client_state import StateStore
@@ -39,11 +39,7 @@ PACKAGES = ("fl-labelskew-plugins", "fl-labelskew-registry", "fedml", "torch", "
 
 
 class RunFolder:
-    """One run's folder.
-
-    Args:
-        path: the folder.
-    """
+    """One run's folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,11 +60,11 @@ class RunFolder:
     def check_new(self) -> None:
         """Raise LabelSkewError unless a new run may be written here; makes nothing."""
         if self.path.exists() and not self.path.is_dir():
-            raise LabelSkewError(f"run directory {self.path} is a file; a new or empty folder would be right")
+            raise LabelSkewError(f"run directory {self.path} is a file; use a new or empty folder")
         names = [file.name.removesuffix(".part") for file in self.path.iterdir()] if self.path.is_dir() else []
         if any(name not in LEFT_BEHIND and not audit.belongs(name) for name in names):
             raise LabelSkewError(
-                f"run directory {self.path} is not empty; a new or empty folder would be right, or --resume {self.path}"
+                f"run directory {self.path} is not empty; use a new or empty folder, or --resume {self.path}"
             )
         parent = next(p for p in [self.path, *self.path.absolute().parents] if p.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
@@ -77,22 +73,16 @@ class RunFolder:
     def check_resumable(self) -> None:
         """Raise LabelSkewError unless this is the folder of a run."""
         if not self.path.is_dir():
-            raise LabelSkewError(f"--resume {self.path}: no such folder; the folder of an earlier run would be right")
+            raise mistake(f"--resume {self.path}", "no such folder", "the folder of an earlier run")
         if not self.recipe.is_file():
             raise LabelSkewError(f"--resume {self.path}: no recipe.yaml in it, so it is not the folder of a run")
 
     def is_whole(self) -> bool:
         """Whether all that a run leaves behind at its end is there, and none of its pictures is missing."""
-        drawn = [
-            self.path / "partition.json",
-            *self.diagnostics.glob("*.jsonl"),
-            *self.diagnostics.glob("*.safetensors"),
-        ]
-        pictures = [file.with_suffix(".png") for file in drawn if file.exists()]
-        return all(
-            file.exists()
-            for file in (self.summary, self.path / "model.safetensors", self.path / "curves.png", *pictures)
-        )
+        results = [self.path / name for name in ("summary.json", "model.safetensors", "curves.png")]
+        drawn = [*self.path.glob("partition.json"), *self.diagnostics.glob("*.jsonl")]
+        drawn += self.diagnostics.glob("*.safetensors")
+        return all(file.exists() for file in (*results, *(file.with_suffix(".png") for file in drawn)))
 
     def create(self) -> None:
         """Make the folder."""
@@ -207,7 +197,7 @@ class RunFolder:
         there = [at for at, file in files.items() if (last is None or at < last["round"]) and _meta(file) is not None]
         there += [] if last is None else [last["round"]]
         if not there:
-            raise LabelSkewError(f"--from-round {round}: {self.path} has no checkpoint yet; use --resume alone")
+            raise mistake(f"--from-round {round}", f"{self.path} has no checkpoint yet", "--resume alone")
         if round not in there:
             ends = f"{', '.join(map(str, there[:-1]))} and {there[-1]}" if len(there) > 1 else f"{there[0]} alone"
             raise LabelSkewError(
@@ -241,13 +231,7 @@ class RunFolder:
         """
         if not self.checkpoint.exists():
             return None
-        try:
-            with safe_open(self.checkpoint, "pt", device=str(device)) as file:
-                meta = json.loads(file.metadata()["labelskew"])
-                names = file.keys() if tensors else ()
-                content = {name: file.get_tensor(name) for name in names}
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise LabelSkewError(f"{self.checkpoint} is no checkpoint of a run: {error}".splitlines()[0]) from error
+        meta, content = _read(self.checkpoint, device, tensors=tensors)
         return Checkpoint(
             meta["round"],
             group(content, "model"),
@@ -281,14 +265,20 @@ class Checkpoint:
     norms: Norms = field(default_factory=dict)
 
 
+def _read(file: Path, device: torch.device, *, tensors: bool) -> tuple[dict[str, Any], State]:
+    try:
+        with safe_open(file, "pt", device=str(device)) as opened:
+            names = opened.keys() if tensors else ()
+            return json.loads(opened.metadata()["labelskew"]), {name: opened.get_tensor(name) for name in names}
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise LabelSkewError(f"{file} is no checkpoint of a run: {error}".splitlines()[0]) from error
+
+
 def _meta(file: Path) -> dict[str, Any] | None:
     """What a checkpoint says beside its tensors; None where there is none that can be read."""
-    try:
-        with safe_open(file, "pt") as opened:
-            meta: dict[str, Any] = json.loads(opened.metadata()["labelskew"])
-            return meta
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
-        return None
+    with contextlib.suppress(LabelSkewError):
+        return _read(file, CPU, tensors=False)[0]
+    return None
 
 
 def environment(device: torch.device) -> dict[str, Any]:

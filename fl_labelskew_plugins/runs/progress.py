@@ -33,7 +33,7 @@ class Pause:
     at: float
 
     @classmethod
-    def told(cls) -> Pause | None:
+    def inherited(cls) -> Pause | None:
         """The one of the command that has started this process."""
         rounds, _, at = os.environ.get(PAUSE, "").partition(" ")
         return cls(int(rounds), float(at)) if at else None
@@ -61,14 +61,10 @@ class Progress:
         """End of the display, also after a failure."""
 
 
-class Silent(Progress):
-    """Says nothing."""
-
-
 def progress(quiet: bool, *, plain: bool = False) -> Progress:
     """The display that fits: none, live, or plain lines; ``plain``: these in any case."""
     if quiet:
-        return Silent()
+        return Progress()
     if getattr(_shell(), "kernel", None) is not None:
         return Notebook()
     return Live() if sys.stdout.isatty() and log.form == log.PLAIN and not plain else Plain()
@@ -96,7 +92,7 @@ class Plain(Progress):
         """Say how the round went."""
         done = line["round"] + 1
         number = f"{done:>{len(str(self._rounds))}}/{self._rounds}"
-        self.note(f"round {number}  {told(line)}  {seconds:.1f} s  left {clock(self._left(done))}")
+        self.note(f"round {number}  {in_words(line)}  {seconds:.1f} s  left {clock(self._left(done))}")
 
 
 class Notebook(Plain):
@@ -120,7 +116,7 @@ class Notebook(Plain):
     def round(self, line: dict[str, Any], seconds: float) -> None:
         """Say how the round went."""
         done = line["round"] + 1
-        self._how = f"{done} of {counted(self._rounds, 'round')}  {told(line)}"
+        self._how = f"{done} of {counted(self._rounds, 'round')}  {in_words(line)}"
         if done == self._rounds or time.monotonic() - self._shown > 0.5:
             self._update(f"{self._how}  left {clock(self._left(done))}")
 
@@ -166,7 +162,7 @@ class Live(Progress):
     def round(self, line: dict[str, Any], seconds: float) -> None:
         """Move the bar to the next round."""
         done = line["round"] + 1
-        self._bar.update(self._task, completed=done, told=told(line), left=clock(self._left(done)))
+        self._bar.update(self._task, completed=done, told=in_words(line), left=clock(self._left(done)))
 
     def stop(self) -> None:
         """Leave the bar as it is."""
@@ -176,10 +172,7 @@ class Live(Progress):
 class Left:
     """Seconds that are left once so many rounds are done, a fraction of one included; None where nothing shows it.
 
-    Args:
-        first: rounds that were done before.
-        rounds: all of them.
-        pause: when the run stops early.
+    ``first``: rounds that were done before; ``rounds``: all of them; ``pause``: when the run stops early.
     """
 
     def __init__(self, first: int, rounds: int, pause: Pause | None) -> None:
@@ -194,7 +187,7 @@ class Left:
         return max(0.0, min((now - self._begun) / (done - self._first) * (self._last - done), self._until - now))
 
 
-def told(line: dict[str, Any]) -> str:
+def in_words(line: dict[str, Any]) -> str:
     """A round's measures in a few words."""
     words = []
     if "accuracy" in line:

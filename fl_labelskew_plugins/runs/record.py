@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import mistake
 from torch import Tensor
 
 from fl_labelskew_plugins import plots
@@ -30,17 +30,10 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, joined, rest, save_atomic
 class Record:
     """What a runtime tells about its rounds, and what it asks.
 
-    Args:
-        session: what runs.
-        folder: where it is written.
-        progress: who watches.
-        resume: go on from the folder's checkpoint rather than begin.
-        pause: when to stop early.
-
-    ``run`` names this run among all others.
-    ``next_round``, ``weights``, ``shared``, ``memory`` and ``opened`` always belong together: they are where the last
-    complete round left off. ``opened``: clients whose openings are in the shared tensors. ``norms``: what uploads of
-    the rounds before were measured by, see :mod:`.runtimes.silo.outliers`.
+    ``resume``: go on from the folder's checkpoint rather than begin; ``pause``: when to stop early. ``run`` names this
+    run among all others. ``next_round``, ``weights``, ``shared``, ``memory`` and ``opened`` always belong together:
+    they are where the last complete round left off. ``opened``: clients whose openings are in the shared tensors.
+    ``norms``: what uploads of the rounds before were measured by, see :mod:`.runtimes.silo.outliers`.
     """
 
     def __init__(
@@ -111,11 +104,10 @@ class Record:
         """All rounds are done, and every client knows: write models, pictures and summary."""
         folder, session = self.folder, self.session
         save_atomic(self.weights, folder.path / "model.safetensors")
-        result = summary(read_lines(folder.metrics), session.recipe.validation.last_rounds)
-        result |= self._personalised_models()
+        lines, file = read_lines(folder.metrics), folder.path / "curves.png"
+        result = summary(lines, session.recipe.validation.last_rounds) | self._personalised_models()
         result["seconds"] = round(self.seconds, 2)
         title = f"{session.recipe.method_name} on {session.recipe.data.dataset}"
-        lines, file = read_lines(folder.metrics), folder.path / "curves.png"
         with plots.forgiving(file):
             plots.curves(lines, file, title=title, own_models=session.own_models)
         self._draw_partition()
@@ -159,7 +151,7 @@ class Record:
         now = environment(session.trainer.device) | {
             "run": self.run,
             "data": session.data,
-            "partition": session.digest,
+            "partition": session.clients and session.clients.digest,
             "method": session.recipe.method_name,
             "optimizer": compatibility.describe(session.recipe, session.trainer.model),
             "deviations": [
@@ -201,10 +193,8 @@ class Record:
         changed = [key for key in ("data", "partition") if key in before and before[key] != now[key]]
         if changed:
             what = "the samples" if "data" in changed else "the clients' samples"
-            raise LabelSkewError(
-                f"--resume {self.folder.path}: {what} are no longer those of the run; use the data set as it was, or "
-                "begin a new run"
-            )
+            use = "the data set as it was, or begin a new run"
+            raise mistake(f"--resume {self.folder.path}", f"{what} are no longer those of the run", use)
         for key in ("versions", "threads", "device", "cpu_capability"):
             if before[key] != now[key]:
                 log.warn(f"{key} differs from the run's start, so may the last digits")

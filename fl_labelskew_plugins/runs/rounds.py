@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import mistake
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine import metrics
-from fl_labelskew_plugins.engine.local import LocalResult, mean_loss
+from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.server import Hooks, Server
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import host_switches
@@ -32,7 +33,6 @@ class Rounds:
     """All rounds of a run.
 
     Args:
-        record: where the run stands, and where results go.
         predict: logits and labels of the global test set under given weights; default: this process computes them.
         hooks: the host's, where one of its switches is on.
         server: makes the server's side.
@@ -52,7 +52,7 @@ class Rounds:
         self.session, self.record = record.session, record
         recipe, trainer = self.session.recipe, self.session.trainer
         if hooks is None and (switches := host_switches(recipe)):
-            raise LabelSkewError(f"{switches[0]}: true needs the host; use false")
+            raise mistake(switches[0], "true needs the host", "false")
         self._predict = predict or (lambda weights: trainer.predict(weights=weights))
         self.server = server(
             trainer.model,
@@ -126,15 +126,13 @@ class Rounds:
         predicted = logits.argmax(1)
         matrix = metrics.confusion(predicted, labels, self.session.federation.num_classes)
         known = None if observed is None else observed.cpu()
-        line = {**metrics.measures(matrix.cpu(), known), "loss": mean_loss(logits, labels)}
+        line = {**metrics.measures(matrix.cpu(), known), "loss": float(cross_entropy(logits, labels))}
         return line | self.per_client(predicted, labels) if self.session.recipe.validation.per_client else line
 
     def per_client(self, predicted: Tensor, labels: Tensor) -> dict[str, list[object]]:
         """Accuracy and balanced accuracy of the global model on each client's own test split, None without one.
 
-        Args:
-            predicted: ``(N,)`` classes of the global test samples.
-            labels: ``(N,)``.
+        ``predicted`` and ``labels`` ``(N,)`` are of the global test samples.
         """
         splits, classes = self.session.trainer.test_indices, self.session.federation.num_classes
         rows: list[dict[str, object]] = []

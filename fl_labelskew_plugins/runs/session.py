@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Contribution, Data, Federation, LabelSkewError, Method
+from fl_labelskew_registry import Contribution, Data, Federation, LabelSkewError, Method, mistake
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -38,7 +38,6 @@ class Session:
     """A recipe brought to life.
 
     Args:
-        recipe: what was asked for.
         clients: who holds which samples; None where each silo knows that for itself alone.
         class_names: one for each of the ``C`` classes.
         federation: the run as every client may know it.
@@ -86,11 +85,6 @@ class Session:
             self.counts[client] = torch.tensor(counts)
 
     @property
-    def digest(self) -> str | None:
-        """What tells one partition from another; None where no single process knows it."""
-        return None if self.clients is None else self.clients.digest
-
-    @property
     def own_models(self) -> str:
         """What the accuracies on clients' own test splits are those of, after local training."""
         return "personalised models" if self.method.personalises() else "local models"
@@ -104,10 +98,7 @@ class Session:
 def of_classes(names: Sequence[str], counts: Tensor | None, samples: int) -> str:
     """Training samples, and the classes that they are of, in words.
 
-    Args:
-        names: of all ``C`` classes.
-        counts: ``(K, C)`` training samples by client and class, where they are known.
-        samples: how many there are; 0: nobody knows yet.
+    ``counts``: ``(K, C)`` training samples by client and class, where they are known; ``samples``: 0 where not.
     """
     held = len(names) if counts is None or not len(counts) else int((counts.sum(0) > 0).sum())
     classes = f"{held} of {len(names)} classes" if held < len(names) else counted(held, "class", "classes")
@@ -137,7 +128,7 @@ def check_form(recipe: Recipe, data: Data) -> None:
         ("classes", recipe.data.classes, classes),
     ):
         if form is not None and form != there:
-            raise LabelSkewError(f"data_args.{key}: {form} in the recipe and {there} in the data; use {key}: {there}")
+            raise mistake(f"data_args.{key}", f"{form} in the recipe and {there} in the data", f"{key}: {there}")
 
 
 def data_folder(recipe: Recipe) -> Path | None:
@@ -290,7 +281,7 @@ def refuse_host_switches(recipe: Recipe) -> None:
         if sends:
             raise LabelSkewError(
                 f"{on[0]}: the host's switch sees weights alone, while {what} also sends other tensors that it would "
-                f"neither check nor protect; {right} without them would be right"
+                f"neither check nor protect; use {right} without them"
             )
     if recipe.train.proxy_aggregation == "class":
         raise LabelSkewError(f"{on[0]}: needs train_args.proxy_aggregation: model, since it may drop clients")

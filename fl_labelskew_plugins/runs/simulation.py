@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.server import Hooks, Server
@@ -20,13 +20,8 @@ class Simulation:
     """All clients and the server in this process, one after the other.
 
     Iterating over it runs the rounds that are left, and yields each round's line of metrics. Whoever stops early leaves
-    a checkpoint, and may iterate again.
-
-    Args:
-        record: where the run stands, and where results go.
-        take: a client's turn; default: :func:`.engine.turn.fit`.
-        hooks: the host's, where one of its switches is on.
-        server: makes the server's side.
+    a checkpoint, and may iterate again. ``take``: a client's turn, by default :func:`.engine.turn.fit`; ``hooks`` and
+    ``server`` as in :class:`.Rounds`.
     """
 
     def __init__(
@@ -80,7 +75,6 @@ def simulate(record: Record) -> Simulation:
     """
     chosen = compatibility.choice(record.session.recipe, record.session.trainer.model)
     if chosen.source != "own":
-        raise LabelSkewError(
-            f"train_args.optimizer_source: {chosen.source} ({chosen.why}) needs the host; use optimizer_source: own"
-        )
+        what = f"{chosen.source} ({chosen.why}) needs the host"
+        raise mistake("train_args.optimizer_source", what, "optimizer_source: own")
     return Simulation(record)

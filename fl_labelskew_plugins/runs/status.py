@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import read_lines, write_text
@@ -32,11 +32,7 @@ OVER = (FINISHED, PAUSED, STOPPED, FAILED, DIVERGED)
 
 
 class Status:
-    """Writes the file.
-
-    Args:
-        folder: the run's.
-    """
+    """Writes the file in a run's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / NAME
@@ -55,14 +51,11 @@ class Silo:
     """A silo as the server's operator sees it; times are UTC, rounds count from 1.
 
     Args:
-        rank: from 1.
         name: of its own file in the recipe, if it has one there.
-        connected: whether it is.
         since: when it came, or left.
         left_out: whether it is not waited for until it speaks again.
         turned_away: why, if it was.
         excluded: why, if it is; empty where nobody has said it.
-        peer: its address.
         upload: time, round and bytes of its last one.
         bytes_in, bytes_out: that came from it and went to it, since the server was started.
     """
@@ -81,16 +74,12 @@ class Silo:
 
 
 class Silos:
-    """What the audit log's events come to for each silo; they may be told in any thread.
-
-    Args:
-        names: of the silos, by rank.
-    """
+    """What the audit log's events come to for each silo, by rank; they may be told in any thread."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._silos = [Silo(rank, name) for rank, name in enumerate(names, 1)]
         self._lock = threading.RLock()
-        self._told = -EVERY_S
+        self._written = -EVERY_S
 
     def hear(self, line: Mapping[str, Any]) -> None:
         """An event of the audit log."""
@@ -111,9 +100,9 @@ class Silos:
 
     def due(self) -> bool:
         """Whether it is time to tell of them again; True at most once a second."""
-        if time.monotonic() - self._told < EVERY_S:
+        if time.monotonic() - self._written < EVERY_S:
             return False
-        self._told = time.monotonic()
+        self._written = time.monotonic()
         return True
 
     def rows(
@@ -161,10 +150,10 @@ def read(folder: Path) -> dict[str, Any]:
 
 def _read(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
-        raise LabelSkewError(f"{folder}: no such folder; use the folder of a run")
-    facts = _told(folder / NAME)
+        raise mistake(folder, "no such folder", "the folder of a run")
+    facts = _facts(folder / NAME)
     if not facts and not (folder / "recipe.yaml").is_file():
-        raise LabelSkewError(f"{folder}: neither {NAME} nor recipe.yaml in it; use the folder of a run")
+        raise mistake(folder, f"neither {NAME} nor recipe.yaml in it", "the folder of a run")
     lines = [line for line in read_lines(folder / "metrics.jsonl") if isinstance(line.get("round"), int)]
     holder, state = locks.held_by(folder), facts.get("state")
     if holder:
@@ -200,12 +189,8 @@ def _go_on(folder: Path, facts: Mapping[str, Any]) -> str:
     return str(facts.get("go_on") or f"labelskew run --resume {folder}")
 
 
-def _told(file: Path) -> dict[str, Any]:
-    """What the file says; nothing where there is none.
-
-    Raises:
-        LabelSkewError: it is no such file.
-    """
+def _facts(file: Path) -> dict[str, Any]:
+    """What the file says; nothing where there is none. Raises LabelSkewError where it is no such file."""
     try:
         facts = json.loads(file.read_text(encoding="utf-8"))
         return {**facts, "silos": [asdict(Silo(**silo)) for silo in facts.get("silos", [])]}

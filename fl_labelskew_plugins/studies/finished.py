@@ -13,6 +13,7 @@ from typing import Any
 
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import yaml
 from fl_labelskew_plugins.recipe.model import EXPECTED
 
@@ -28,17 +29,15 @@ PLACES = ("data_args.data_cache_dir", "data_args.download")
 
 @dataclass(frozen=True)
 class Run:
-    """What one run left behind.
+    """What one run left behind in the folder ``name``.
 
     Args:
-        name: its folder.
         recipe: its resolved recipe, section to keys.
         metrics: a mapping a round; those of a test have ``accuracy``.
         timings: a mapping a round, with ``seconds`` and ``peak_mb``.
         data: what tells its data from others (``environment.json``); None where nobody wrote it down.
         partition: likewise, of who held which samples with this seed.
         personal: whether its method keeps a model for each client.
-        class_names: of its data; none where they are not known.
     """
 
     name: str
@@ -135,19 +134,17 @@ def read(folder: Path) -> Run:
     if not folder.is_dir():
         raise LabelSkewError(f"{folder}: no such folder")
     try:
+        if missing := [name for name in ("recipe.yaml", "metrics.jsonl") if not (folder / name).exists()]:
+            raise LabelSkewError(f"{folder}: no run: {missing[0]} is missing")
         recipe, _ = yaml.read((folder / "recipe.yaml").read_text(encoding="utf-8"))
-        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        file = folder / "timings.jsonl"
-        timings = file.read_text(encoding="utf-8").splitlines() if file.exists() else ()
-    except FileNotFoundError as error:
-        raise LabelSkewError(f"{folder}: no run: {Path(error.filename).name} is missing") from None
+        lines, timings = read_lines(folder / "metrics.jsonl"), read_lines(folder / "timings.jsonl")
     except (OSError, ValueError, yaml.YamlError) as error:
         raise LabelSkewError(f"{folder}: cannot be read: {' '.join(str(error).split())}") from None
     if isinstance(recipe, dict):
         recipe.pop(EXPECTED, None)  # no section
     if not isinstance(recipe, dict) or not all(isinstance(keys, dict) for keys in recipe.values()):
         raise LabelSkewError(f"{folder}: no run: recipe.yaml holds no recipe")
-    run = Run(str(folder), recipe, _objects(lines), _objects(timings), *_described(folder))
+    run = Run(str(folder), recipe, lines, timings, *_described(folder))
     for line in run.tests:
         if number(line, "accuracy") is None or not isinstance(line.get("round"), int):
             raise LabelSkewError(f"{folder}: no run: metrics.jsonl has a test without round and accuracy")
@@ -182,18 +179,6 @@ def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
         except LabelSkewError as error:
             missing.append(str(error))
     return runs, missing
-
-
-def _objects(lines: Iterable[str]) -> list[dict[str, Any]]:
-    objects = []
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            break  # a run that was killed leaves half a line
-        if isinstance(value, dict):
-            objects.append(value)
-    return objects
 
 
 def flat(recipe: Resolved) -> dict[str, Any]:

@@ -47,13 +47,7 @@ COSTS = {
 
 
 def page(frame: DataFrame, *, last: int, baseline: str) -> str:
-    """The page's text.
-
-    Args:
-        frame: from :func:`fl_labelskew_plugins.studies.report.rows`.
-        last: tests that means were taken over.
-        baseline: the method whose best is to be reached.
-    """
+    """The page's text, of :func:`fl_labelskew_plugins.studies.report.rows` with this ``last`` and ``baseline``."""
     style, script, markup = (
         Path(__file__).with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".js", ".html.j2")
     )
@@ -231,13 +225,13 @@ def _settings(frame: DataFrame) -> tuple[dict[str, dict[str, list[str]]], list[d
     keys = report.all_keys(frame)
     several = [key for key in keys if len({row.get(key, "null") for row in frame["keys"]}) > 1]
     scene = [key for key in several if key.startswith(report.SCENE)]
-    shared = {"Everywhere": _told(frame["keys"][0], [key for key in keys if key not in several])}
-    shared |= {setting: _told(row, scene) for setting, row in zip(frame["setting"], frame["keys"], strict=True)}
+    shared = {"Everywhere": _values(frame["keys"][0], [key for key in keys if key not in several])}
+    shared |= {setting: _values(row, scene) for setting, row in zip(frame["setting"], frame["keys"], strict=True)}
     others = [key for key in several if key not in scene]
-    return shared, [_told(row, others) for row in frame["keys"]]
+    return shared, [_values(row, others) for row in frame["keys"]]
 
 
-def _told(row: Mapping[str, str], keys: Sequence[str]) -> dict[str, list[str]]:
+def _values(row: Mapping[str, str], keys: Sequence[str]) -> dict[str, list[str]]:
     """Section to its keys and their values."""
     sections: dict[str, list[str]] = {}
     for key in keys:

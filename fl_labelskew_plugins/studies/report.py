@@ -16,18 +16,14 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from fl_labelskew_registry import LabelSkewError, MistakesError
 
 from fl_labelskew_plugins.studies.finished import PLACES, Run, flat, grouped, number, read_all, same
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["Run", "curves", "flat", "grouped", "marks", "notes", "number", "read_all", "rows", "same"]
-__all__ += ["spread", "table", "texts"]
+__all__ = ["Run", "curves", "flat", "grouped", "marks", "notes", "number", "read_all", "rows", "same", "texts"]
 
 Curve = dict[int, list[float]]
 """Round, counted from 1, to the accuracy of each seed."""
@@ -53,25 +49,6 @@ FORMS = {
 """Columns of a table, in their order, and how their numbers are written."""
 BETTER = {"accuracy": 1, "personalised": 1, "best": 1, "rounds to baseline": -1}
 """Columns that are compared: 1 where more is better, -1 where less is."""
-
-
-def table(folders: Iterable[str | Path], *, last: int = 5, baseline: str = "fedavg") -> DataFrame:
-    """What ``labelskew report`` prints of the runs in these folders, as numbers: a column for each of :data:`FORMS`.
-
-    Args:
-        folders: of runs; one that holds run folders stands for all of them.
-        last: tests that a mean is taken over.
-        baseline: the method whose best is to be reached.
-
-    Raises:
-        LabelSkewError: there is no folder, or there are some without results.
-    """
-    runs, mistakes = read_all(map(Path, folders))
-    if mistakes:
-        raise MistakesError(mistakes)
-    if not runs:
-        raise LabelSkewError("no runs to report on; use one or more folders of runs")
-    return printed(rows(grouped(runs), last, baseline))
 
 
 def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -> DataFrame:
@@ -217,10 +194,10 @@ def _name_what_differs(frame: DataFrame) -> None:
         scene = [key for key in row["keys"] if key.startswith(SCENE)]
         differs = [key for key in row["keys"] if (here if key in scene else there).at[n, key]]
         parts = [row["data"]] * several + [row["partition"]]
-        parts += [_told(row, key) for key in scene if in_scene.at[n, key]]
+        parts += [_setting(row, key) for key in scene if in_scene.at[n, key]]
         optimizer = [row["optimizer"]] if row["optimizer"] != PLAIN_OPTIMIZER else []
-        label = [row["method"], *optimizer, *(_told(row, key) for key in differs if key not in scene)]
-        names["differs in"].append(", ".join(_told(row, key) for key in differs))
+        label = [row["method"], *optimizer, *(_setting(row, key) for key in differs if key not in scene)]
+        names["differs in"].append(", ".join(_setting(row, key) for key in differs))
         names["setting"].append(", ".join(parts))
         names["label"].append(", ".join(label))
     for name, words in names.items():
@@ -232,7 +209,7 @@ def all_keys(frame: DataFrame) -> list[str]:
     return list(dict.fromkeys(key for keys in frame["keys"] for key in keys))
 
 
-def _told(row: Mapping[str, Any], key: str) -> str:
+def _setting(row: Mapping[str, Any], key: str) -> str:
     return f"{key.partition('.')[2]}={row['keys'][key]}".replace('"', "")
 
 
@@ -268,13 +245,6 @@ def _apart(a: Mapping[str, str], b: Mapping[str, str]) -> int:
     """In how many keys beside the method's two rows differ: of several baselines the nearest one counts."""
     keys = {key for key in (*a, *b) if not key.startswith("method_args.")}
     return sum(a.get(key) != b.get(key) for key in keys)
-
-
-def spread(values: Sequence[float | None]) -> tuple[str, str]:
-    """Mean and, of two or more, sample std, with two decimals; empty where there is none."""
-    known = [value for value in values if value is not None]
-    std = f"{statistics.stdev(known):.2f}" if len(known) > 1 else ""
-    return (f"{statistics.fmean(known):.2f}" if known else "", std)
 
 
 def printed(frame: DataFrame) -> DataFrame:

@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from fl_labelskew_registry import LabelSkewError, MistakesError, catalog
+from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, mistake
 
 from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine.files import read_lines
@@ -50,10 +50,10 @@ def seconds_of(budget: str) -> float:
     """
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", budget)
     if not parts or "".join(number + unit for number, unit in parts) != budget:
-        raise LabelSkewError(f"--budget {budget}: no time; use a number with its unit, such as 90s, 30m, 2h or 1h30m")
+        raise mistake(f"--budget {budget}", "no time", "a number with its unit, such as 90s, 30m, 2h or 1h30m")
     seconds = sum(float(number) * UNITS[unit] for number, unit in parts)
     if not seconds:
-        raise LabelSkewError(f"--budget {budget}: no time at all; use a longer one, such as 30m")
+        raise mistake(f"--budget {budget}", "no time at all", "a longer one, such as 30m")
     return seconds
 
 
@@ -62,10 +62,9 @@ class Experiment:
     """One recipe, to be run with several seeds.
 
     Args:
-        name: what it is called, and its folder below ``out``.
+        name: what it is called, and its folder below that of all experiments.
         path: its file, or its name.
-        recipe: with the overrides.
-        overrides: ``section.key=value`` each.
+        recipe: with the overrides, ``section.key=value`` each.
         whole: rounds that the recipe has.
         deviations: ``key: the recipe's value -> the value in force``, of what makes an experiment.
         out: the folder of its runs.
@@ -98,56 +97,34 @@ class Experiment:
 
 
 def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) -> list[Experiment]:
-    """The recipes, checked, with all their data at hand.
-
-    Args:
-        named: name to path; names may have folders.
-        overrides: ``section.key=value``, for each of them.
-        out: folder of everything.
+    """The recipes, name to path, checked, with all their data at hand; names may have folders, below ``out``.
 
     Raises:
         MistakesError: a line for everything to put right.
     """
-    found, wrong = [], []
+    checked, wrong = [], []
     for name, path in named.items():
         try:
-            mine, plain = recipes.load(path, overrides), recipes.load(path)
-            mine.dataset.check(data_folder(mine), download=mine.data.download)
+            recipe, plain = recipes.load(path, overrides), recipes.load(path)
+            recipe.dataset.check(data_folder(recipe), download=recipe.data.download)
         except MistakesError as error:
             wrong += error.mistakes
         except LabelSkewError as error:
             wrong.append(f"{path}: {error}")
         else:
-            whole, deviations = plain.train.comm_round, differences(plain, mine)
-            found.append(Experiment(name, path, mine, tuple(overrides), whole, deviations, out / name))
+            whole, deviations = plain.train.comm_round, differences(plain, recipe)
+            checked.append(Experiment(name, path, recipe, tuple(overrides), whole, deviations, out / name))
     if wrong:
         raise MistakesError(list(dict.fromkeys(wrong)))
-    return found
+    return checked
 
 
 def differences(before: Recipe, after: Recipe) -> tuple[str, ...]:
     """What of the experiment was set to something else; its seed and this machine's folders are no part of it."""
-    a, b = report.flat(before.resolved()), report.flat(after.resolved())
-    keys = [key for key in dict.fromkeys([*a, *b]) if a.get(key) != b.get(key)]
-    return tuple(f"{key.partition('.')[2]}: {_told(a.get(key))} -> {_told(b.get(key))}" for key in keys)
-
-
-def _told(value: Any) -> str:
-    return json.dumps(value).replace('"', "")
-
-
-def keep(out: Path, files: Mapping[str, str]) -> None:
-    """Write files, name to text, into ``out``, which is made where it does not exist; each as a whole or not at all.
-
-    Raises:
-        LabelSkewError: they cannot be written.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            RunFolder(out).write_text(name, text)
-    except OSError as error:
-        raise LabelSkewError(f"--out {out}: cannot be written: {error.strerror or error}") from error
+    a, b = (report.flat(recipe.resolved()) for recipe in (before, after))
+    changed = {key: (json.dumps(a.get(key)), json.dumps(b.get(key))) for key in dict.fromkeys([*a, *b])}
+    lines = [f"{key.partition('.')[2]}: {old} -> {new}" for key, (old, new) in changed.items() if old != new]
+    return tuple(line.replace('"', "") for line in lines)
 
 
 def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) -> Iterator[Experiment]:
@@ -166,8 +143,7 @@ def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) 
         yield experiment
 
 
-@dataclass(frozen=True)
-class Cost:
+class Cost(NamedTuple):
     """What a run of an experiment takes, in seconds: to start and to end, and for a round."""
 
     start: float
@@ -179,11 +155,7 @@ class Budget:
 
     A round of every run comes first, then another. What they took says how far all can get in what time is left, and
     they go on to there; then again, as long as there is time for another round of each, and for starting the runs once
-    more. No round begins when the time is up.
-
-    Args:
-        seconds: the time.
-        begun: when it began, of :func:`time.monotonic`.
+    more. No round begins when the time is up, ``seconds`` after ``begun``, of :func:`time.monotonic`.
     """
 
     def __init__(self, seconds: float, begun: float) -> None:
@@ -192,12 +164,7 @@ class Budget:
         self.rounds, self.training = 0, 0.0
 
     def spend(self, chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) -> None:
-        """Run the experiments with the seeds ``0 .. seeds - 1``, as far as they get.
-
-        Raises:
-            LabelSkewError: a folder holds other runs.
-            RunError: a run broke off.
-        """
+        """Run the experiments with the seeds ``0 .. seeds - 1``, as far as they get; raises as :func:`run_all` does."""
         runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
         for experiment, seed in runs:
             held(experiment.path, experiment.settings(seed), experiment.folder(seed))
@@ -263,10 +230,8 @@ def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:
         return None
     kept, wanted = recipes.load(folder.recipe), recipes.load(path, settings)
     if differing := different(kept.resolved(), wanted.resolved()):
-        raise LabelSkewError(
-            f"{folder.path}: holds another run, which differs in {', '.join(differing)}; another --out, or the "
-            "settings as they were, would be right"
-        )
+        what = f"holds another run, which differs in {', '.join(differing)}"
+        raise mistake(folder.path, what, "another --out, or the settings as they were")
     return "done" if folder.summary.exists() else "begun"
 
 
@@ -301,20 +266,9 @@ def _seconds(folder: RunFolder) -> float:
 
 
 HEAD = (
-    "recipe",
-    "paper",
-    "measure",
-    "expected",
-    "ours",
-    "std",
-    "difference",
-    "tolerance",
-    "verdict",
-    "rounds",
-    "seeds",
-    "changed",
-    "seconds",
-)
+    "recipe", "paper", "measure", "expected", "ours", "std", "difference",
+    "tolerance", "verdict", "rounds", "seeds", "changed", "seconds",
+)  # fmt: skip
 
 
 def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
@@ -335,11 +289,8 @@ def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
     for number in experiment.recipe.expected:
         values = [measured(run, number, experiment, rounds) for run in runs]
         known = [value for value in values if value is not None]
-        ours, std, difference = "", "", ""
-        if known:
-            mean = statistics.fmean(known)
-            ours, difference = f"{mean:.2f}", "" if cut else f"{mean - number.value:+.2f}"
-            std = f"{statistics.stdev(known):.2f}" if len(known) > 1 else ""
+        ours, std = spread(known)
+        difference = f"{statistics.fmean(known) - number.value:+.2f}" if known and not cut else ""
         if len(known) < len(values) and number.measure == "rounds_to":
             ours, std, difference = f"{len(known)} of {len(values)} got there", "", ""
         name = number.measure if number.target is None else f"{number.measure} {number.target:g}"
@@ -348,17 +299,23 @@ def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
         table.append([*head, f"{number.tolerance:g}", word if real else "none: the data are made up", *last])
     if not table:
         means = [run.last("accuracy", tail(experiment, rounds)) for run in runs]
-        ours, std = report.spread([None if mean is None else 100 * mean for mean in means])
+        ours, std = spread([100 * mean for mean in means if mean is not None])
         table.append([experiment.name, "", "accuracy", "", ours, std, "", "", "no number to compare with", *last])
     return table
 
 
-def tail(each: Experiment, rounds: int) -> int:
+def spread(values: Sequence[float]) -> tuple[str, str]:
+    """Mean and, of two or more, sample std, with two decimals; empty where there is none."""
+    std = f"{statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return (f"{statistics.fmean(values):.2f}" if values else "", std)
+
+
+def tail(experiment: Experiment, rounds: int) -> int:
     """Tests that a mean is taken over: the recipe's ``last_rounds``, cut as the rounds are."""
-    return max(1, round(each.recipe.validation.last_rounds * min(1.0, rounds / each.whole)))
+    return max(1, round(experiment.recipe.validation.last_rounds * min(1.0, rounds / experiment.whole)))
 
 
-def measured(run: report.Run, number: Expected, each: Experiment, rounds: int) -> float | None:
+def measured(run: report.Run, number: Expected, experiment: Experiment, rounds: int) -> float | None:
     """What a run has for an expected number, in its unit; None where it has nothing."""
     if number.measure == "rounds_to":
         assert number.target is not None  # Expected has checked it
@@ -366,7 +323,7 @@ def measured(run: report.Run, number: Expected, each: Experiment, rounds: int) -
         return next(reached, None)
     if number.measure == "best_accuracy":
         return 100 * run.best if run.tests else None
-    value = run.last(number.measure, tail(each, rounds))
+    value = run.last(number.measure, tail(experiment, rounds))
     return None if value is None else 100 * value
 
 

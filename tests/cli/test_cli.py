@@ -7,8 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import call, errors
 from fl_labelskew_registry import LabelSkewError, PluginError, RunError, catalog
+from run_folders import folder, resolved
 
 from fl_labelskew_plugins.cli import recipes, table
 from fl_labelskew_plugins.cli.exits import guarded
@@ -18,19 +19,6 @@ from fl_labelskew_plugins.recipe import parse
 ROOT = Path(__file__).parents[2]
 QUICK = ROOT / "recipes" / "quickstart.yaml"
 HOSPITALS = Path(__file__).parents[2] / "examples" / "hospitals"
-
-
-def call(*args, code=0):
-    result = CliRunner().invoke(main, [str(arg) for arg in args])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
-
-
-def errors(*args, code=2):
-    lines = call(*args, code=code).stderr.splitlines()
-    assert all(line.startswith("error: ") for line in lines)
-    return [line.removeprefix("error: ") for line in lines]
 
 
 # How a verb ends
@@ -150,7 +138,7 @@ def test_recipes_are_listed_shown_and_copied(tmp_path):
 def test_a_copy_overwrites_nothing(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("mine")
-    assert errors("recipes", "cp", "quickstart", mine) == [f"{mine}: exists already; another DEST would be right"]
+    assert errors("recipes", "cp", "quickstart", mine) == [f"{mine}: exists already; use another DEST"]
     assert mine.read_text() == "mine"
     assert errors("recipes", "cp", "quickstart", tmp_path / "no" / "x.yaml") == [
         f"{tmp_path / 'no' / 'x.yaml'}: cannot be written: No such file or directory"
@@ -160,7 +148,7 @@ def test_a_copy_overwrites_nothing(tmp_path):
 @pytest.mark.parametrize("name", ["quickstrat", "../pyproject", "/etc/passwd", ""])
 def test_only_shipped_recipes_are_found(name):
     (line,) = errors("recipes", "show", name)
-    assert line.startswith(f"recipe '{name}' is unknown; one of labelskew recipes ls would be right")
+    assert line.startswith(f"recipe '{name}' is unknown; use one of labelskew recipes ls")
 
 
 def test_a_paper_s_recipes_alone(tmp_path):
@@ -174,9 +162,11 @@ def test_a_paper_s_recipes_alone(tmp_path):
     (row,) = [row for row in rows if row.startswith("fedmr/table2_cifar100_p50c10 ")]
     assert "53.36 (Table 2); 293" in row
     (line,) = errors("recipes", "ls", "--paper", "femr")
-    assert line == "--paper 'femr' is unknown; allowed: fedlc, fedmr, fedrs, fedshift, map; nearest: fedmr"
+    assert line == "--paper 'femr' is unknown; allowed: fedlc, fedmr, fedrs, fedshift, map; did you mean fedmr?"
     (line,) = errors("recipes", "show", "fedmr/table1_fmnist_p10c22")
-    assert line.endswith("; nearest: fedmr/table1_fmnist_p10c2, fedmr/table1_fmnist_p10c5, fedmr/table1_fmnist_p10c3")
+    assert line.endswith(
+        "; did you mean fedmr/table1_fmnist_p10c2 or fedmr/table1_fmnist_p10c5 or fedmr/table1_fmnist_p10c3?"
+    )
 
 
 def test_a_copied_row_is_a_recipe_of_its_own(tmp_path):
@@ -202,7 +192,7 @@ def test_validate_takes_a_whole_table(tmp_path):
     assert line.startswith(f"{table}: exp1_mlp_pcdd_fedavg, exp1_mlp_pcdd, wide_fedavg, wide: --set train_args.epochs:")
     table.write_text(text.replace("mu1: 0.1}", "mu1: -1}").replace("split: pcdd, name", "split: pcd, name"))
     (line,) = errors("validate", table)
-    assert line == f"{table}: Exp 1, row 2, wide_fedavg: split: 'pcd' is unknown; allowed: pcdd; nearest: pcdd"
+    assert line == f"{table}: Exp 1, row 2, wide_fedavg: split: 'pcd' is unknown; allowed: pcdd; did you mean pcdd?"
     table.write_text(text.replace("mu1: 0.1}", "mu1: -1}"))
     (line,) = errors("validate", table)
     assert line.startswith(f"{table}: wide: method_args.mu1: -1 is out of range; allowed: ")
@@ -267,17 +257,10 @@ def test_partition_mistakes_are_lines(tmp_path):
     assert "cannot be written" in call("partition", QUICK, "--out", tmp_path / "file", code=2).stderr
 
 
-def run_folder(path, accuracy):
-    path.mkdir()
-    (path / "recipe.yaml").write_text("method_args: {method: fedavg}\n")
-    (path / "metrics.jsonl").write_text(json.dumps({"round": 0, "accuracy": accuracy}) + "\n")
-    return path
-
-
 def test_report_formats(tmp_path):
-    run = run_folder(tmp_path / "a", 0.5)
+    run = folder(tmp_path / "a", resolved(), [0.5])
     # to the baseline: itself, in its only round; bytes, seconds and memory are not recorded
-    row = ["fedavg", "?", "?", "1", "1", "50.00", "-", "50.00", "1", "1", "(1.00x)", "-", "-", "-", "-"]
+    row = ["fedavg", "digits", "iid", "1", "1", "50.00", "-", "50.00", "1", "1", "(1.00x)", "-", "-", "-", "-"]
     assert call("report", run).output.splitlines()[1].split() == row
     assert call("report", run, "--format", "markdown").output.splitlines()[1].startswith("| --- | --- |")
     rows = list(csv.reader(io.StringIO(call("report", run, "--format", "csv", "--last", "3").output)))
@@ -286,7 +269,7 @@ def test_report_formats(tmp_path):
 
 def test_report_shows_what_it_can_and_names_the_rest(tmp_path):
     (tmp_path / "c").mkdir()
-    result = call("report", run_folder(tmp_path / "a", 0.5), tmp_path / "b", tmp_path / "c", code=2)
+    result = call("report", folder(tmp_path / "a", resolved(), [0.5]), tmp_path / "b", tmp_path / "c", code=2)
     assert "50.00" in result.stdout
     assert result.stderr.splitlines() == [
         f"error: {tmp_path / 'b'}: no such folder",
@@ -295,14 +278,14 @@ def test_report_shows_what_it_can_and_names_the_rest(tmp_path):
 
 
 def test_a_baseline_that_was_not_run_is_one_line(tmp_path):
-    run = run_folder(tmp_path / "a", 0.5)
+    run = folder(tmp_path / "a", resolved(), [0.5])
     assert errors("report", run, "--baseline", "fedvag") == [
-        "--baseline: 'fedvag' is unknown; allowed: fedavg; nearest: fedavg"
+        "--baseline: 'fedvag' is unknown; allowed: fedavg; did you mean fedavg?"
     ]
 
 
 def test_report_writes_a_page_and_a_picture_as_a_whole(tmp_path):
-    run = run_folder(tmp_path / "a", 0.5)
+    run = folder(tmp_path / "a", resolved(), [0.5])
     call("report", run, "--html", tmp_path / "r.html", "--plot", tmp_path / "r.png", "--last", "1")
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
     assert {file.name for file in tmp_path.iterdir()} == {"a", "r.html", "r.png"}

@@ -123,9 +123,7 @@ def test_mistakes(tmp_path):
         "unknown name 'cifar' in datasets; known: cifar10"
     )
     assert "known: cifar10" in error("check", "cifar", tmp_path)
-    assert error("check", "mnist", tmp_path / "none").endswith(
-        "does not exist; the folder of data set mnist would be right"
-    )
+    assert error("check", "mnist", tmp_path / "none").endswith("does not exist; use the folder of data set mnist")
     assert "data_cache_dir is not set" in error("check", "mnist")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
@@ -140,8 +138,8 @@ def test_mistakes(tmp_path):
     assert not (tmp_path / "x").exists()
     lines = call("fake", "emnist", "--out", tmp_path / "x", "--set", "spit=1", "--set", "split=a", "--set", "b", code=2)
     assert lines.stderr.splitlines() == [
-        "error: --set spit=1: unknown key; allowed: split; nearest: split",
-        "error: --set b: KEY=VALUE would be right",
+        "error: --set b: no value; use KEY=VALUE",
+        "error: --set spit: unknown key; allowed: split; did you mean split?",
         "error: --set split: 'a' is unknown; allowed: byclass, bymerge, balanced, letters, digits, mnist",
     ]
 

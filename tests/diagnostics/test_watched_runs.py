@@ -221,7 +221,7 @@ def test_an_unknown_name_is_told_with_all_that_there_are(go):
     (line,) = error.value.mistakes
     assert line.startswith("--set tracking_args.diagnostics: item 2: 'intra_los' is unknown; allowed: a list, each")
     assert all(name in line for name in KINDS)
-    assert line.endswith("; nearest: intra_loss")
+    assert line.endswith("; did you mean intra_loss?")
 
 
 def test_what_other_processes_do_cannot_be_watched(go):

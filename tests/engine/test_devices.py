@@ -103,8 +103,8 @@ def test_more_workers_than_the_gpus_take_are_a_line():
     with pytest.raises(LabelSkewError) as error:
         devices.gpu_slots(asked("[0, 1]"), 5)
     assert str(error.value) == (
-        "device_args.workers_per_gpu: 5 workers are more than 2 GPU(s) with 1 each; workers_per_gpu: 3 or fewer "
-        "workers would be right"
+        "device_args.workers_per_gpu: 5 workers are more than 2 GPU(s) with 1 each; use workers_per_gpu: 3, or "
+        "fewer workers"
     )
 
 
@@ -113,7 +113,7 @@ def test_a_missing_gpu_is_a_line_or_with_a_fallback_the_cpu(monkeypatch, capsys)
     for check in (devices.gpus, devices.device, session.build, lambda r: devices.gpu_slots(r, 1)):
         with pytest.raises(LabelSkewError) as error:
             check(asked("[0, 4]"))
-        assert str(error.value) == f"{lack}; using_gpu: false, or fallback: cpu, would be right without one"
+        assert str(error.value) == f"{lack}; use using_gpu: false, or fallback: cpu"
     patient = asked("[0, 4]", "device_args.fallback=cpu")
     assert devices.gpu_slots(patient, 3) == []
     assert devices.host_mapping(patient, 3) == {}

@@ -224,7 +224,7 @@ def mistakes(undisturbed, tmp_path):
         "is no checkpoint": ["--resume", broken],
         "belongs to another recipe": [other, "--resume", run],
         "train_args.epochs": ["--resume", run, "--set", "train_args.epochs=3"],
-        "one of them would be right": [recipe, "--resume", run, "--run-dir", tmp_path / "x"],
+        "use one of them": [recipe, "--resume", run, "--run-dir", tmp_path / "x"],
         "dataset-fashion-mnist": [recipe, *gone],
         "classes_per_client": [recipe, "--set", "partition_args.classes_per_client=11"],
         "samples": [
@@ -242,7 +242,7 @@ def mistakes(undisturbed, tmp_path):
     "words",
     [
         "is not empty", "is a file", "cannot be written", "no such folder", "no recipe.yaml", "is no checkpoint",
-        "belongs to another recipe", "train_args.epochs", "one of them would be right", "dataset-fashion-mnist",
+        "belongs to another recipe", "train_args.epochs", "use one of them", "dataset-fashion-mnist",
         "classes_per_client", "samples", "no GPU", "no recipe given", "use it with --resume", "there are those of",
         "leave --dry-run away",
     ],

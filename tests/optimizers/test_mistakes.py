@@ -26,7 +26,7 @@ train_args: {{federated_optimizer: {}}}
             "server_tau does not go with adam with server_form: host; use adam, adagrad or yogi",
         ),
         ("adam", "server_lr=1e39", "train_args.server_lr: 1e+39 is out of range; allowed: numbers up to 1e+30"),
-        ("adam", "server_optimizer=adamw", "'adamw' is unknown; allowed: sgd, adam, adagrad, yogi; nearest: adam"),
+        ("adam", "server_optimizer=adamw", "'adamw' is unknown; allowed: sgd, adam, adagrad, yogi; did you mean adam?"),
         ("Mime", "momentum=0.9", "train_args.momentum: 0.9 does not go with federated_optimizer Mime, "),
         ("SCAFFOLD", "client_optimizer=adam", "adam does not go with federated_optimizer SCAFFOLD; allowed: sgd"),
         ("SCAFFOLD", "server_lr=0", "train_args.server_lr: 0 is out of range; allowed: a number above 0"),

@@ -47,8 +47,8 @@ def test_keys_that_do_not_go_with_the_runtime(keys, message):
 def test_an_address_that_others_can_reach_needs_certificates(key, host):
     line = only_line(cross_silo(**{key: f"{host}:8890"}))
     assert line == (
-        f"r.yaml: comm_args.certs: missing; {key} {host}:8890 can be reached from other machines; a folder of "
-        "`labelskew certs new`, or an address such as 127.0.0.1:8890, would be right"
+        f"r.yaml: comm_args.certs: missing; {key} {host}:8890 can be reached from other machines; use a folder "
+        "of `labelskew certs new`, or an address such as 127.0.0.1:8890"
     )
     assert parse.parse(cross_silo(**{key: f"{host}:8890", "certs": "c"})).comm.certs
     assert parse.parse(text_with(comm_args={key: f"{host}:8890"})).comm.certs is None

@@ -150,13 +150,13 @@ def test_a_section_that_is_no_mapping(section, value):
 
 def test_an_unknown_section_names_the_nearest():
     line = only_line(text_with(trian_args={"epochs": 1}))
-    assert line == f"r.yaml: trian_args: unknown section; allowed: {', '.join(PARTS)}; nearest: train_args"
+    assert line == f"r.yaml: trian_args: unknown section; allowed: {', '.join(PARTS)}; did you mean train_args?"
 
 
 def test_a_misspelt_section_is_not_missing_as_well():
     content = dict(GOOD)
     content["data_arg"] = content.pop("data_args")
-    assert only_line(plain_yaml.write(content)).endswith("nearest: data_args")
+    assert only_line(plain_yaml.write(content)).endswith("did you mean data_args?")
 
 
 def test_missing_names_list_what_there_is():
@@ -192,7 +192,7 @@ def test_a_misspelt_chooser_is_one_mistake():
         ("train_args.learning_rate", float("-inf"), "-.inf is out of range; allowed: a number above 0"),
         ("train_args.momentum", 1, "1 is out of range; allowed: a number of at least 0 and below 1"),
         ("train_args.nesterov", "yes", "'yes' is of the wrong type; allowed: true or false"),
-        ("train_args.client_optimizer", "sdg", "'sdg' is unknown; allowed: sgd, adam; nearest: sgd"),
+        ("train_args.client_optimizer", "sdg", "'sdg' is unknown; allowed: sgd, adam; did you mean sgd?"),
         ("train_args.gradient_clip_norm", 0, "0 is out of range; allowed: a number above 0, or null"),
         (
             "train_args.client_num_per_round",
@@ -213,7 +213,7 @@ def test_a_misspelt_chooser_is_one_mistake():
         ),
         ("device_args.gpu_ids", [0, -1], "item 2: -1 is out of range; allowed: a list of at least 1, each an integer"),
         ("device_args.gpu_ids", [0, -1, "x"], "item 2: -1 is out of range"),
-        ("comm_args.backend", "spp", "'spp' is unknown; allowed: GRPC, MPI, sp; nearest: sp"),
+        ("comm_args.backend", "spp", "'spp' is unknown; allowed: GRPC, MPI, sp; did you mean sp?"),
         ("data_args.dataset", "digit", "'digit' is unknown; allowed: cifar10, cifar100, "),
         ("data_args.dataset", 3, "3 is of the wrong type; allowed: text"),
         ("partition_args.partition_method", "pcddd", "'pcddd' is unknown; allowed: dirichlet, iid, natural, pcdd, "),
@@ -221,14 +221,14 @@ def test_a_misspelt_chooser_is_one_mistake():
         (
             "partition_args.classes",
             1,
-            "unknown key; allowed: partition_method, classes_per_client; nearest: classes_per",
+            "unknown key; allowed: partition_method, classes_per_client; did you mean classes_per",
         ),
         ("model_args.model", "mpl", "'mpl' is unknown; allowed: char_lstm, "),
         ("method_args.method", "fedrm", "'fedrm' is unknown; allowed: fd, fedavg, "),
         ("method_args.method", "FedMR", "'FedMR' is unknown; allowed: fd, fedavg, "),
         ("method_args.mu1", -1, "-1 is out of range; allowed: a number of at least 0"),
         ("method_args.mu3", 1, "unknown key; allowed: method, mu1, mu2, scale, "),
-        ("method_args.scale", "papr", "'papr' is unknown; allowed: code, paper; nearest: paper"),
+        ("method_args.scale", "papr", "'papr' is unknown; allowed: code, paper; did you mean paper?"),
     ],
 )
 def test_one_mistake_is_one_line(place, value, message):
@@ -329,7 +329,7 @@ def foreign_text(**keys):
 @pytest.mark.usefixtures("foreign")
 def test_parameters_of_a_lenient_model_are_checked_all_the_same():
     assert parse.parse(foreign_text(pair=[3, 4])).method.params.pair == (3, 4)
-    assert "unknown key; allowed: method, number, pair; nearest: number" in only_line(foreign_text(numbr=1))
+    assert "unknown key; allowed: method, number, pair; did you mean number?" in only_line(foreign_text(numbr=1))
     assert "method_args.pair: item 2: missing; allowed: a list of 2: an integer; an integer" in only_line(
         foreign_text(pair=[3])
     )

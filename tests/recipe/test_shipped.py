@@ -55,7 +55,7 @@ def test_a_row_of_a_table_of_one_s_own(here):
     (here / "deep" / "mine.yaml").write_text(TABLE)
     assert parse.load("deep/mine/wide").network.params.hidden == [256]
     assert parse.load(here / "deep" / "mine" / "wide").name == "wide"
-    line = "recipe 'deep/mine/wid' is unknown; one of labelskew recipes ls would be right; nearest: deep/mine/wide"
+    line = "recipe 'deep/mine/wid' is unknown; use one of labelskew recipes ls; did you mean deep/mine/wide"
     assert mistake("deep/mine/wid").startswith(line)
 
 
@@ -63,12 +63,9 @@ def test_a_row_of_a_table_of_one_s_own(here):
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("fedmr/table1_fmnits_p10c2", "; nearest: fedmr/table1_fmnist_p10c2, "),
-        ("fedmmr/table1_fmnist_p10c2", "; nearest: fedmr/table1_fmnist_p10c2"),
-        (
-            "quickstrat",
-            "recipe 'quickstrat' is unknown; one of labelskew recipes ls would be right; nearest: qu",
-        ),
+        ("fedmr/table1_fmnits_p10c2", "; did you mean fedmr/table1_fmnist_p10c2 or "),
+        ("fedmmr/table1_fmnist_p10c2", "; did you mean fedmr/table1_fmnist_p10c2"),
+        ("quickstrat", "recipe 'quickstrat' is unknown; use one of labelskew recipes ls; did you mean qu"),
         ("quickstart.yaml", "quickstart.yaml: cannot be read: No such file or directory"),
         ("fedmr/none.yaml", "recipe 'fedmr/none.yaml' is unknown"),
         ("/quickstart", "/quickstart: cannot be read: No such file or directory"),

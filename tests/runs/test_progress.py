@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from fl_labelskew_plugins.runs import progress as module
-from fl_labelskew_plugins.runs.progress import Live, Pause, Plain, Silent, clock, progress, told
+from fl_labelskew_plugins.runs.progress import Live, Pause, Plain, Progress, clock, in_words, progress
 
 LINE = {
     "round": 1,
@@ -15,12 +15,12 @@ LINE = {
 }
 
 
-def test_told():
+def test_a_round_in_words():
     words = "accuracy 62.13 %  own test splits 98.00 %  loss cross_entropy 0.4000 + intra 0.0100"
-    assert told(LINE) == words
-    assert told({"round": 0, "loss_terms": {"cross_entropy": 1.0}}) == "loss cross_entropy 1.0000"
+    assert in_words(LINE) == words
+    assert in_words({"round": 0, "loss_terms": {"cross_entropy": 1.0}}) == "loss cross_entropy 1.0000"
     line = {"loss_terms": {}, "left_out": [2], "opening_left_out": [1, 2]}
-    assert told(line) == "1 left out  2 left out of the opening"
+    assert in_words(line) == "1 left out  2 left out of the opening"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(None, "?"), (0, "0:00"), (61.4, "1:01"), (3725, "1:02:05")])
@@ -58,9 +58,9 @@ def test_live_shows_round_client_accuracy_and_time_left():
 
 
 def test_quiet_is_silent_and_pipes_get_lines(capsys):
-    assert type(progress(True)) is Silent
+    assert type(progress(True)) is Progress
     assert type(progress(False)) is Plain
-    shown = Silent()
+    shown = Progress()
     shown.note("x")
     shown.start("x", 0, 1, 1)
     shown.client(0, 1, 1)

@@ -8,7 +8,7 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Silent
+from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 
 TEXT = """\
@@ -63,7 +63,7 @@ def test_a_run_is_not_gone_on_with_on_other_samples(tmp_path):
     changes = [f"data_args.data_cache_dir={tmp_path}", "data_args.dataset=npz", "train_args.client_num_in_total=3"]
 
     def record(resume):
-        return Record(built(*changes), RunFolder(tmp_path / "run"), Silent(), resume=resume)
+        return Record(built(*changes), RunFolder(tmp_path / "run"), Progress(), resume=resume)
 
     RunFolder(tmp_path / "run").create()
     record(resume=False)

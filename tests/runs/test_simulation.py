@@ -14,7 +14,7 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Silent
+from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.simulation import simulate
 
@@ -41,12 +41,12 @@ from pathlib import Path
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Silent
+from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.simulation import simulate
 recipe, folder = parse.load(Path(sys.argv[1])), RunFolder(Path(sys.argv[2]))
 folder.create()
-record = Record(session.build(recipe), folder, Silent(), resume=False)
+record = Record(session.build(recipe), folder, Progress(), resume=False)
 print([line["round"] for line in simulate(record)])
 record.finish()
 assert not any(name.partition(".")[0] == "fedml" for name in sys.modules)
@@ -72,7 +72,7 @@ def record(tmp_path):
 
     def record(*overrides, resume=False):
         made = session.build(parse.parse(TEXT, overrides=["train_args.comm_round=3", *overrides]))
-        return Record(made, folder, Silent(), resume=resume)
+        return Record(made, folder, Progress(), resume=resume)
 
     return record
 

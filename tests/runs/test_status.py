@@ -6,10 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
+from commands import call
 from fl_labelskew_registry import RunError
 
-from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.runs import status
@@ -18,9 +17,7 @@ from fl_labelskew_plugins.runs.progress import Pause
 
 
 def shown(folder, *more, code=0):
-    done = CliRunner().invoke(main, ["status", str(folder), *more])
-    assert done.exit_code == code, done.output
-    return done.output
+    return call("status", folder, *more, code=code).output
 
 
 @pytest.fixture

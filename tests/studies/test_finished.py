@@ -66,7 +66,7 @@ def junk_metrics(path):
         (no_recipe, "no run: recipe.yaml is missing"),
         (list_as_recipe, "no run: recipe.yaml holds no recipe"),
         (broken_recipe, "cannot be read: line 1, column 5"),
-        (junk_metrics, "cannot be read: 'utf-8' codec"),
+        (junk_metrics, "no results yet: metrics.jsonl has no test"),
     ],
 )
 def test_a_folder_without_results_is_one_line(tmp_path, spoil, message):

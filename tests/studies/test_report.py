@@ -7,7 +7,7 @@ import pytest
 from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, load
 from run_folders import folder, resolved
 
-from fl_labelskew_plugins.studies import report
+from fl_labelskew_plugins.studies import report, side_by_side
 from fl_labelskew_plugins.studies.finished import grouped, read
 
 
@@ -294,16 +294,17 @@ def test_runs_that_did_not_write_their_data_down_are_told_apart_by_their_partiti
 def test_a_table_of_folders_is_what_the_command_prints_as_numbers(tmp_path):
     for seed, accuracy in enumerate((0.25, 0.75)):
         folder(tmp_path / str(seed), resolved(seed, "<b>"), [accuracy], seconds=[2.0])
-    table = report.table([str(tmp_path)], last=1)
+    both = side_by_side.report([str(tmp_path)], last=1)
+    table = both.table
     assert table.columns.tolist() == report.texts(rows_of(tmp_path / "0", tmp_path / "1"), split=True).columns.tolist()
     cells = table.iloc[0]
     assert (cells["accuracy"], cells["accuracy_std"]) == (50, pytest.approx(50 / 2**0.5))
     assert (cells["s/round"], cells["seeds"], cells["rank"]) == (2.0, 2, 1)
-    assert "<td>&lt;b&gt;</td>" in table._repr_html_()  # as a notebook shows it
+    assert "<td>&lt;b&gt;</td>" in both._repr_html_()  # as a notebook shows it
     with pytest.raises(MistakesError, match="no such folder"):
-        report.table([tmp_path, tmp_path / "nope"])
+        side_by_side.report([tmp_path, tmp_path / "nope"])
     with pytest.raises(LabelSkewError, match="no runs to report on"):
-        report.table([])
+        side_by_side.report([])
 
 
 def test_seeds_in_another_order_share_a_rank(tmp_path):

@@ -8,10 +8,9 @@ import statistics
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
+from commands import call
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.sections import Expected
 from fl_labelskew_plugins.runs.folder import RunFolder
@@ -33,13 +32,6 @@ expected:
 - {value: 90, measure: best_accuracy, tolerance: 50, paper: P, table: Table 2}
 - {value: 3, measure: rounds_to, target: 99.9, paper: P, table: Table 3}
 """
-
-
-def call(*words, code=0):
-    done = CliRunner().invoke(main, [str(word) for word in words])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    assert done.exit_code == code, done.output
-    return done
 
 
 @pytest.fixture
@@ -89,18 +81,18 @@ def test_fewer_rounds_are_better(values, word):
 
 
 def test_what_a_run_has_for_each_measure(file, tmp_path):
-    (each,) = reproduce.experiments({"one": file}, [], tmp_path)
+    (experiment,) = reproduce.experiments({"one": file}, [], tmp_path)
     accuracies = [0.1, 0.5, 0.9, 0.6, 0.7, 0.8]
     run = report.Run(
         "r", {}, [{"round": r, "accuracy": a, "balanced_accuracy": a / 2} for r, a in enumerate(accuracies)]
     )
-    assert reproduce.measured(run, number(), each, 6) == pytest.approx(75)  # the last 4
-    assert reproduce.measured(run, number(), each, 3) == pytest.approx(75)  # a recipe cut to half: the last 2
-    assert reproduce.measured(run, number(measure="balanced_accuracy"), each, 6) == pytest.approx(37.5)
-    assert reproduce.measured(run, number(measure="best_accuracy"), each, 6) == pytest.approx(90)
-    assert reproduce.measured(run, number(measure="rounds_to", target=50.0), each, 6) == 2
-    assert reproduce.measured(run, number(measure="rounds_to", target=91.0), each, 6) is None
-    assert reproduce.measured(run, number(measure="personalised_accuracy"), each, 6) is None
+    assert reproduce.measured(run, number(), experiment, 6) == pytest.approx(75)  # the last 4
+    assert reproduce.measured(run, number(), experiment, 3) == pytest.approx(75)  # a recipe cut to half: the last 2
+    assert reproduce.measured(run, number(measure="balanced_accuracy"), experiment, 6) == pytest.approx(37.5)
+    assert reproduce.measured(run, number(measure="best_accuracy"), experiment, 6) == pytest.approx(90)
+    assert reproduce.measured(run, number(measure="rounds_to", target=50.0), experiment, 6) == 2
+    assert reproduce.measured(run, number(measure="rounds_to", target=91.0), experiment, 6) is None
+    assert reproduce.measured(run, number(measure="personalised_accuracy"), experiment, 6) is None
 
 
 def test_what_counts_as_another_experiment(file):
@@ -357,7 +349,7 @@ def test_it_is_nothing_for_mpirun(monkeypatch):
     for name, value in (("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     (line,) = call("reproduce", "quickstart", code=2).stderr.splitlines()
-    assert line.endswith("reproduce starts mpirun itself, where a recipe asks for it; without mpirun would be right")
+    assert line.endswith("reproduce: starts its processes itself; use it without mpirun")
 
 
 @pytest.mark.slow
@@ -406,8 +398,8 @@ def test_a_folder_that_cannot_be_written_is_a_line(file):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["nosuch"], "recipe 'nosuch' is unknown; one of labelskew recipes ls would be right"),
-        (["quickstart", "quickstart.yaml"], "quickstart.yaml: quickstart is there twice; each recipe once"),
+        (["nosuch"], "recipe 'nosuch' is unknown; use one of labelskew recipes ls"),
+        (["quickstart", "quickstart.yaml"], "quickstart.yaml: quickstart is there twice; give each recipe once"),
         (
             ["quickstart", "--budget", "soon"],
             "--budget soon: no time; use a number with its unit, such as 90s,",

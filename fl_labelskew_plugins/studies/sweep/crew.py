@@ -18,7 +18,7 @@ from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import locks, log
 from fl_labelskew_plugins.machine.files import read_lines
@@ -26,7 +26,7 @@ from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.signals import end_with_parent, interrupting
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import clock, told
+from fl_labelskew_plugins.runs.progress import clock, in_words
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
 from fl_labelskew_plugins.studies import report
 from fl_labelskew_plugins.studies.reproduce import complete
@@ -49,7 +49,7 @@ def run_all(planned: Sequence[Planned], *, jobs: int | None, memory: float | Non
         planned: from :func:`.plan.plan`.
         jobs: how many at a time; default: :func:`default_jobs`.
         memory: GB (10^9 bytes) that all of them together may take; default: :data:`SHARE` of what is free.
-        say: what is told.
+        say: prints a line.
 
     Raises:
         MistakesError: see :func:`.plan.states_of`.
@@ -60,7 +60,7 @@ def run_all(planned: Sequence[Planned], *, jobs: int | None, memory: float | Non
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LabelSkewError(f"{out}: cannot be written: {error.strerror}; use another --out") from None
+        raise mistake(out, f"cannot be written: {error.strerror}", "another --out") from None
     with locks.alone(out, "sweep"):  # two would go on with the same runs
         states = states_of(planned)
         left = [run for run in planned if states[run.name] != "done"]
@@ -98,15 +98,7 @@ def free_memory() -> float:
 
 @dataclass
 class Job:
-    """A run under way.
-
-    Args:
-        run: which one.
-        process: its own.
-        slot: its place among those that run at the same time.
-        words: where it sends why it failed.
-        begun: when, in seconds of the monotonic clock.
-    """
+    """A run under way, its process, its place among those at the same time, and where it sends why it failed."""
 
     run: Planned
     process: Any
@@ -116,17 +108,10 @@ class Job:
 
 
 class Crew:
-    """The runs under way, and when another one may begin.
+    """The runs under way, ``slots`` at a time in ``bound`` bytes, and when another one may begin.
 
     How much memory a run takes is what runs on the same data and network have taken so far (``peak_mb`` in their
     ``timings.jsonl``). While there is none, because the first round of the first one is not over, it is the only one.
-
-    Args:
-        planned: all runs of the sweep.
-        left: those to be finished, the first ones first.
-        slots: how many at a time.
-        bound: bytes that all of them together may take.
-        say: what is told.
     """
 
     def __init__(self, planned: Sequence[Planned], left: Sequence[Planned], slots: int, bound: float, say: Say) -> None:
@@ -205,7 +190,7 @@ class Crew:
             self.failed.append(f"{run.name}: {words}")
             result = f"failed: {words}"
         else:
-            result = told(read_lines(run.folder.metrics)[-1] | {"loss_terms": {}})
+            result = in_words(read_lines(run.folder.metrics)[-1] | {"loss_terms": {}})
         mean = sum(self.took) / len(self.took)
         left = mean * self.left / max(1, min(self.slots, self.left, len(self.running) + 1))
         number = f"{len(self.all) - self.left:>{len(str(len(self.all)))}}/{len(self.all)}"

@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fl_labelskew_registry import LabelSkewError, MistakesError
+from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 from pydantic import Field
 
 from fl_labelskew_plugins.engine import devices
@@ -51,8 +51,7 @@ class SweepFile(Params):
     skip: list[list[str]] = Field([], description="combinations to leave out, by names as in a run's folder")
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """One value of an axis: what a run's name says of it, and its ``section.key=value`` overrides."""
 
     label: str
@@ -67,9 +66,7 @@ class Planned:
         name: its folder's.
         base: the recipe's file.
         settings: ``section.key=value`` each, on top of it.
-        recipe: with them.
         gpus: those of which the run gets one; none on the CPU.
-        folder: of the run.
         log: what the run has to say, if anything.
     """
 
@@ -96,7 +93,7 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
     """
     file = _read(path)
     out = out or Path(file.out or f"runs/{path.stem}").expanduser()
-    wrong = [f"{out}: is the folder of a run; another --out would be right"] if RunFolder(out).recipe.exists() else []
+    wrong = [f"{out}: is the folder of a run; use another --out"] if RunFolder(out).recipe.exists() else []
     common = [*_settings(f"{path}: set", file.set, wrong), *overrides]
     axes = [_axis(f"{path}: grid[{number}]", raw, wrong) for number, raw in enumerate(file.grid, 1)]
     _same_key(path, axes, overrides, wrong)
@@ -106,7 +103,7 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
     wrong += [f"--only {mistakes.unknown(label, known)}" for label in only if label not in known]
     axes = [[choice for choice in axis if choice.label in only] or axis for axis in axes]
     if (size := math.prod(len(axis) for axis in axes)) > MOST:
-        wrong.append(f"{path}: grid: {size} combinations; at most {MOST} would be right")
+        wrong.append(f"{path}: grid: {size} combinations; use at most {MOST}")
     if wrong:
         raise MistakesError(wrong)
     chosen = [
@@ -115,7 +112,7 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
         if not any(labels <= {choice.label for choice in choices} for labels in skipped)
     ]
     if not chosen:
-        raise LabelSkewError(f"{path}: skip: leaves nothing to run; fewer entries would be right")
+        raise mistake(f"{path}: skip", "leaves nothing to run", "fewer entries")
     base = Path(file.base) if file.base in shipped.names() else path.parent / file.base
     typed = {_key(override) for override in overrides}
     planned: list[Planned] = []
@@ -137,7 +134,11 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
     wrong = [
         f"{line} (in {_few(names)})" if len(names) < len(chosen) else line for line, names in names_by_line.items()
     ]
-    wrong += _bad_names(path, planned)
+    for name, count in Counter(run.name for run in planned).items():
+        if count > 1:
+            wrong.append(f"{path}: grid: {name} is the name of two combinations; use other names")
+        if len(name) > LONGEST:
+            wrong.append(f"{path}: grid: {name} is longer than {LONGEST} letters; use shorter names")
     if wrong := wrong or _twins(path, planned) + _missing_data(planned):
         raise MistakesError(wrong)
     return [replace(run, recipe=recipes.load(run.base, run.settings)) for run in planned]
@@ -160,14 +161,6 @@ def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
     if wrong:
         raise MistakesError([f"{_few(folders)}: {line}" for line, folders in wrong.items()])
     return states
-
-
-def _bad_names(path: Path, planned: Sequence[Planned]) -> list[str]:
-    names = Counter(run.name for run in planned)
-    twice = "is the name of two combinations; other names would be right"
-    long = f"is longer than {LONGEST} letters; shorter names would be right"
-    wrong = [f"{path}: grid: {name} {twice}" for name, count in names.items() if count > 1]
-    return wrong + [f"{path}: grid: {name} {long}" for name in names if len(name) > LONGEST]
 
 
 def _twins(path: Path, planned: Sequence[Planned]) -> list[str]:
@@ -193,15 +186,9 @@ def _read(path: Path) -> SweepFile:
         content, twice = yaml.read(recipes.read_text(path))
     except yaml.YamlError as error:
         raise LabelSkewError(f"{path}: {error}") from None
-    known = list(mistakes.keys_of(SweepFile))
-    if not isinstance(content, dict):
-        raise LabelSkewError(f"{path}: {mistakes.show(content)} is no sweep; allowed: {', '.join(known)}")
-    wrong = [f"{path}: {line}" for line in twice]
-    wrong += [f"{path}: {key}: {mistakes.unknown_key(key, known)}" for key in content if key not in known]
-    file, lines = mistakes.validate(SweepFile, content)
-    wrong += [f"{path}: {key}: {line}" for key, line in lines.items()]
-    if wrong or not isinstance(file, SweepFile):
-        raise MistakesError(wrong)
+    file, lines = mistakes.checked(SweepFile, content)
+    if file is None or twice:
+        raise MistakesError([f"{path}: {line}" for line in twice + lines])
     return file
 
 
@@ -244,7 +231,7 @@ def _axis(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[Choice]:
         else:
             choices.append(Choice(name, tuple(_settings(f"{place}: {name}", settings or {}, wrong))))
     if not raw:
-        wrong.append(f"{place}: empty; at least one value would be right")
+        wrong.append(f"{place}: empty; give at least one value")
     return choices
 
 
@@ -258,11 +245,9 @@ def _same_key(path: Path, axes: Sequence[Sequence[Choice]], overrides: Sequence[
     """A key that two axes set: the second would undo what the first one's name says."""
     by_axis = [{_key(setting) for choice in axis for setting in choice.settings} for axis in axes]
     for (i, a), (j, b) in itertools.combinations(enumerate(by_axis, 1), 2):
-        wrong += [
-            f"{path}: grid: {key} is set by axes {i} and {j}; one of them would be right" for key in sorted(a & b)
-        ]
+        wrong += [f"{path}: grid: {key} is set by axes {i} and {j}; set it in one of them" for key in sorted(a & b)]
     for key in map(_key, overrides):
-        wrong += [f"--set {key}: the grid of {path} sets it; another key would be right" for a in by_axis if key in a]
+        wrong += [f"--set {key}: the grid of {path} sets it; use another key" for a in by_axis if key in a]
 
 
 def _skip(place: str, labels: Sequence[str], axes: Sequence[Sequence[str]], wrong: list[str]) -> set[str]:
@@ -271,9 +256,9 @@ def _skip(place: str, labels: Sequence[str], axes: Sequence[Sequence[str]], wron
     wrong += [f"{place}: {mistakes.unknown(label, known)}" for label in dict.fromkeys(labels) if label not in known]
     for a, b in itertools.combinations(dict.fromkeys(labels), 2):
         if len(both := [names for names in axes if a in names or b in names]) == 1 and {a, b} <= set(both[0]):
-            wrong.append(f"{place}: {a} and {b} are of one axis, so that no run has both; an entry each would be right")
+            wrong.append(f"{place}: {a} and {b} are of one axis, so that no run has both; use an entry for each")
     if not labels:
-        wrong.append(f"{place}: empty; the names of a combination would be right")
+        wrong.append(f"{place}: empty; give the names of a combination")
     return set(labels)
 
 

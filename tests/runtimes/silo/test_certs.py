@@ -166,7 +166,7 @@ def test_an_expired_certificate_can_be_renewed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("names", "hosts", "said"),
     [
-        (["silo-3"], [], "{}: 'silo-3' is unknown; allowed: server, silo-1, silo-2, all; nearest: silo-"),
+        (["silo-3"], [], "{}: 'silo-3' is unknown; allowed: server, silo-1, silo-2, all; did you mean silo-"),
         (["2"], [], "{}: '2' is unknown; allowed: server, silo-1, silo-2, all"),
         (["ca"], [], "ca: the authority can be neither revoked nor renewed; use `labelskew certs new` with another"),
         (["silo-1"], ["fl.example.org"], "--server: is for the server's certificate; name it, or leave --server away"),

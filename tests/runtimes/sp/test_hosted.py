@@ -286,7 +286,7 @@ def test_corrected_equals_our_own_bit_for_bit_where_nothing_is_averaged(settings
     ids=lambda value: "-".join(each.partition("=")[2].strip('"') for each in value) if isinstance(value, list) else "",
 )
 def test_each_fault_is_there_and_corrected(settings, fault, weights):
-    found = host_faults.found(parse.parse(BASE, overrides=settings))
+    found = host_faults.faults(parse.parse(BASE, overrides=settings))
     assert fault in [each.wrong[: len(fault)] for each in found if each.right]
     own, host, corrected = (
         weights(*settings, f"train_args.optimizer_source={source}") for source in ("own", "host", "corrected")

@@ -9,10 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import call
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.studies.sweep import crew, plan
@@ -84,13 +83,6 @@ def test_threads_decide_how_many_runs_there_are_at_a_time(write, tmp_path, monke
 # One sweep from start to end
 
 
-def call(*words, code=0):
-    done = CliRunner().invoke(main, [str(word) for word in words])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    assert done.exit_code == code, done.output
-    return done
-
-
 def rounds(folder):
     file = folder / "metrics.jsonl"
     return file.read_bytes().count(b"\n") if file.exists() else 0
@@ -146,8 +138,8 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     other = call("sweep", file, "--out", out, "--set", "train_args.comm_round=3", code=2)
     assert other.stderr == (
-        f"error: {begun} and 2 more: holds another run, which differs in train_args.comm_round; another --out, or the "
-        "settings as they were, would be right\n"
+        f"error: {begun} and 2 more: holds another run, which differs in train_args.comm_round; use another --out, or "
+        "the settings as they were\n"
     )
 
     # The same bytes as without a sweep, though one run was interrupted and the others ran beside each other.
@@ -222,9 +214,7 @@ def test_why_a_run_failed_is_told_where_no_log_can_be_written(write, tmp_path):
     (out / "one").mkdir(parents=True)
     (out / "one" / "junk").touch()
     (out / "_logs").symlink_to("/proc")  # where nobody makes files
-    reason = (
-        f"run directory {out / 'one'} is not empty; a new or empty folder would be right, or --resume {out / 'one'}"
-    )
+    reason = f"run directory {out / 'one'} is not empty; use a new or empty folder, or --resume {out / 'one'}"
     failed = call("sweep", write("base: base.yaml\ngrid: [{one: {}}]"), "--out", out, code=1)
     assert f"failed: one: {reason}\n" in failed.stderr
 

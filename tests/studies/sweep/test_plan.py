@@ -71,7 +71,9 @@ def test_some_values_of_an_axis_alone(write, tmp_path):
     assert names("seed0", "seed1") == ["fedavg-seed0", "fedavg-seed1", "fedlc-seed0"]
     with pytest.raises(LabelSkewError, match="skip: leaves nothing to run"):
         names("fedlc", "seed1")
-    with pytest.raises(LabelSkewError, match=r"--only 'fedl' is unknown; allowed: fedavg, fedlc, .*; nearest: fedlc"):
+    with pytest.raises(
+        LabelSkewError, match=r"--only 'fedl' is unknown; allowed: fedavg, fedlc, .*; did you mean fedlc\?"
+    ):
         names("fedl")
 
 
@@ -99,7 +101,7 @@ def test_sweeps_that_come_with_the_source(file, fashion_mnist):
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
-        ("", ["grid.yaml: null is no sweep; allowed: base, out, set, grid, skip"]),
+        ("", ["grid.yaml: null is no mapping; allowed: base, out, set, grid, skip"]),
         ("base: [", ["grid.yaml: line 1, column 8: "]),
         (
             "bas: base.yaml\ngrid: []",
@@ -136,19 +138,19 @@ def test_sweeps_that_come_with_the_source(file, fashion_mnist):
         ),
         (
             "base: base.yaml\ngrid: [{a: {train_args.epochs: 1}}, {train_args.epochs: [2]}]",
-            ["grid.yaml: grid: train_args.epochs is set by axes 1 and 2; one of them would be right"],
+            ["grid.yaml: grid: train_args.epochs is set by axes 1 and 2; set it in one of them"],
         ),
         (
             "base: base.yaml\ngrid: [{fedavg: {}}]\nskip: [[fedavgg], []]",
             [
-                "grid.yaml: skip[1]: 'fedavgg' is unknown; allowed: fedavg; nearest: fedavg",
+                "grid.yaml: skip[1]: 'fedavgg' is unknown; allowed: fedavg; did you mean fedavg?",
                 "grid.yaml: skip[2]: empty",
             ],
         ),
         (
             "base: base.yaml\ngrid: [{a: {}, b: {}}, {common_args.random_seed: [0, 1]}]\n"
             "skip: [[seed0, a], [b, seed1, a], [b, b]]",
-            ["grid.yaml: skip[2]: b and a are of one axis, so that no run has both; an entry each would be right"],
+            ["grid.yaml: skip[2]: b and a are of one axis, so that no run has both; use an entry for each"],
         ),
         (
             # where and how fast a run is computed makes it no other one, its precision does
@@ -167,7 +169,7 @@ def test_sweeps_that_come_with_the_source(file, fashion_mnist):
         ),
         (
             f"base: base.yaml\ngrid: [{{train_args.epochs: {MANY}}}, {{train_args.batch_size: {MANY}}}]",
-            ["grid.yaml: grid: 10201 combinations; at most 10000 would be right"],
+            ["grid.yaml: grid: 10201 combinations; use at most 10000"],
         ),
         (f"base: base.yaml\ngrid: [{{{'a' * 151}: }}]", [f"grid.yaml: grid: {'a' * 151} is longer than 150 letters"]),
         (
@@ -187,7 +189,7 @@ def test_all_mistakes_of_a_file_together(write, text, lines):
 def test_runs_do_not_go_into_the_folder_of_a_run(write, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "recipe.yaml").touch()
-    assert mistakes(write()) == ["out: is the folder of a run; another --out would be right"]
+    assert mistakes(write()) == ["out: is the folder of a run; use another --out"]
 
 
 def test_mistakes_of_the_command_line_are_told_as_such(write):
@@ -195,5 +197,5 @@ def test_mistakes_of_the_command_line_are_told_as_such(write):
     assert malformed.startswith("--set nonsense: malformed; allowed: section.key=value")
     assert wrong.startswith("--set train_args.epochs: 0 is out of range")
     assert mistakes(write(), "common_args.random_seed=3") == [
-        "--set common_args.random_seed: the grid of grid.yaml sets it; another key would be right"
+        "--set common_args.random_seed: the grid of grid.yaml sets it; use another key"
     ]

@@ -1,0 +1,20 @@
+"""Commands as a person types them, in this process."""
+
+from click.testing import CliRunner
+
+from fl_labelskew_plugins.cli.main import main
+
+
+def call(*words, code=0, **environment):
+    """What ``labelskew`` says to these words; it ends with ``code`` and without a traceback."""
+    result = CliRunner().invoke(main, [str(word) for word in words], env=environment)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def errors(*words, code=2):
+    """The mistakes that it tells."""
+    lines = call(*words, code=code).stderr.splitlines()
+    assert all(line.startswith("error: ") for line in lines)
+    return [line.removeprefix("error: ") for line in lines]
