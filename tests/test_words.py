@@ -25,7 +25,10 @@ device_args: {threads: 1}
 
 
 ROOT = Path(__file__).parents[1]
-PLAIN = ("registry", "data", "partition", "models", "methods", "optimizers", "diagnostics", "ops.py", "params.py")
+PLAIN = (
+    *("registry", "data", "partition", "models", "methods", "optimizers", "diagnostics", "ops.py", "params.py"),
+    *("machine", "hook", "host", "runs/audit.py", "runtimes"),
+)
 """Rooms and modules whose messages say what to use, and whose variables say what they hold."""
 HOLLOW = {"each", "found", "own", "mine", "told", "asked"}
 

@@ -237,10 +237,10 @@ class Worker(Manager):
         meta, tensors, round = message.get("meta"), message.get("tensors"), message.get("round")
         client = meta["client"]
         self.args.round_idx = round
-        told = {key: meta[key] for key in ("times_selected", "personalised")}
+        turn = {key: meta[key] for key in ("times_selected", "personalised")}
         state = group(tensors, "state")
         try:
-            result = self.trainer.take(client, round, self._weights, shared=self._shared, state=state, **told)
+            result = self.trainer.take(client, round, self._weights, shared=self._shared, state=state, **turn)
         except LabelSkewError as error:
             self.send(Kind.FAILED, SERVER, meta={"reason": str(error), "frames": error.frames})
             return

@@ -351,7 +351,7 @@ def _shown(address: str, tls: Files) -> bytes:
 def _hopeless(why: str, code: str = "") -> str:
     """Why trying again is of no use, by what was said and gRPC's name of the status; empty where it may be."""
     if code == "UNIMPLEMENTED":
-        return "another service answers there; the server's own host and port would be right"
+        return "another service answers there; use the server's own host and port"
     if code in ("PERMISSION_DENIED", "INVALID_ARGUMENT", "ABORTED"):
         return f"it refused this silo: {why}"
     if "CERTIFICATE_VERIFY_FAILED" in why:
@@ -359,7 +359,7 @@ def _hopeless(why: str, code: str = "") -> str:
     if "Hostname Verification" in why or "is not in peer certificate" in why:
         return "its certificate is for another host; `labelskew certs new --server HOST` makes one for this"
     if "WRONG_VERSION_NUMBER" in why:
-        return "it does not speak TLS; no comm_args.certs here, or one there, would be right"
+        return "it does not speak TLS; leave comm_args.certs away here, or set it there"
     return ""
 
 

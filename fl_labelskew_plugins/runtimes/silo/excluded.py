@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.machine import log
@@ -111,12 +111,12 @@ def _of(folder: Path, rank: int) -> dict[int, str]:
     """
     run = RunFolder(folder)
     if not folder.is_dir():
-        raise LabelSkewError(f"{folder}: no such folder; use the folder of the server's run")
+        raise mistake(folder, "no such folder", "the folder of the server's run")
     if not run.recipe.is_file():
-        raise LabelSkewError(f"{folder}: no recipe.yaml in it; use the folder of a server's run that has begun")
+        raise mistake(folder, "no recipe.yaml in it", "the folder of a server's run that has begun")
     recipe = recipes.load(run.recipe)
     if not recipe.common.across_silos:
-        raise LabelSkewError(f"{folder}: is no run across silos; use the folder of one (training_type: cross_silo)")
+        raise mistake(folder, "is no run across silos", "the folder of one (training_type: cross_silo)")
     if not 1 <= rank <= (silos := recipe.train.client_num_in_total):
         raise LabelSkewError(f"{folder}: no silo {rank} in it; allowed: 1 to {silos}")
     return read(folder)

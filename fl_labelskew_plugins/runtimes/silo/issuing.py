@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runtimes.silo import keys
@@ -60,15 +60,13 @@ def new(
     wanted = ["ca", "server", *(silo_name(rank) for rank in range(1, silos + 1))]
     files = [folder / f"{name}.{ending}" for name in wanted for ending in ("pem", "key")]
     if not add and (there := [path for path in files if path.exists()]):
-        raise LabelSkewError(
-            f"{there[0]}: exists already; --add, which keeps what is there, or another --out would be right"
-        )
+        raise mistake(there[0], "exists already", "--add, which keeps what is there, or another --out")
     missing = [name for name in wanted if not (folder / f"{name}.pem").exists()]
     if "ca" in missing and missing != wanted:
         raise LabelSkewError(f"{folder / 'ca.pem'}: is not there; --add goes on where {folder} was made")
     if hosts and "server" not in missing:
-        raise LabelSkewError(
-            f"--server: {folder / 'server.pem'} exists already; use `labelskew certs renew server` with --server"
+        raise mistake(
+            "--server", f"{folder / 'server.pem'} exists already", "`labelskew certs renew server` with --server"
         )
     passphrase = passphrase or Passphrase()
     with keys.writing(folder):

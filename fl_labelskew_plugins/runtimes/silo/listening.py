@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.recipe import addresses
@@ -375,7 +375,7 @@ def _listen(server: Any, host: str, port: int, tls: names.Files | None, knock: C
         credentials = grpc.dynamic_ssl_server_credentials(configuration, knock, require_client_authentication=True)
         return addresses.join(host, server.add_secure_port(address, credentials))
     except RuntimeError:  # gRPC does not say why
-        why, right = "it cannot be bound", "a free port of this machine would be right"
+        why, use = "it cannot be bound", "a free port of this machine"
         try:
             passive = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             family, *_, sockaddr = passive[0]
@@ -384,8 +384,8 @@ def _listen(server: Any, host: str, port: int, tls: names.Files | None, knock: C
         except OSError as error:
             why = (error.strerror or str(error)).lower()
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                right = (
-                    "an address of this machine would be right, such as comm_args.listen_address: "
-                    f"0.0.0.0:{port} where silos reach it through a router"
+                use = (
+                    f"an address of this machine, such as comm_args.listen_address: 0.0.0.0:{port} where silos reach "
+                    "it through a router"
                 )
-        raise LabelSkewError(f"cannot listen at {address}: {why}; {right}") from None
+        raise mistake(f"cannot listen at {address}", why, use) from None

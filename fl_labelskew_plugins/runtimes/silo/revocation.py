@@ -149,7 +149,7 @@ class Revocations:
         self._path, self._kept, self._say, self._warn = folder / REVOKED, kept, say, warn
         self._name = folder / f"{tls.name}.pem"
         self._authority = x509.load_pem_x509_certificate(tls.ca)
-        self._own = x509.load_pem_x509_certificate(tls.certificate).serial_number
+        self._serial = x509.load_pem_x509_certificate(tls.certificate).serial_number
         self._lock = threading.Lock()
         self._seen = self._state()
         before = Listed()
@@ -157,7 +157,7 @@ class Revocations:
             with contextlib.suppress(LabelSkewError):  # of another authority
                 before = read(kept, self._authority)
         self._listed = self._newer(before)
-        if self._own in self._listed.entries:
+        if self._serial in self._listed.entries:
             raise LabelSkewError(self._ended)
         if self._listed.number:
             self._tell()
@@ -182,7 +182,7 @@ class Revocations:
                 self._listed = newer
                 self._keep()
                 self._tell()
-                if self._own in newer.entries:
+                if self._serial in newer.entries:
                     self._warn(self._ended)
             return self._listed
 
@@ -209,7 +209,7 @@ class Revocations:
     @property
     def _ended(self) -> str:
         renew = f"use `labelskew certs renew {self._name.stem}` where it was made, and copy what it makes here"
-        return f"{self._name}: was {self._listed.entries[self._own]}; {renew}"
+        return f"{self._name}: was {self._listed.entries[self._serial]}; {renew}"
 
     def _state(self) -> tuple[int, ...]:
         try:

@@ -23,6 +23,7 @@ from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.chunks import Hashing, Sha256, assemble, cut, hashed, tensors_hashed
+from fl_labelskew_plugins.runtimes.silo import names
 from fl_labelskew_plugins.runtimes.silo.names import Files
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, message, reason
@@ -75,14 +76,7 @@ def package() -> Any:
     """The grpc package, imported when first needed."""
     # Its core writes a line of its own for every stranger that connects; GRPC_VERBOSITY=info shows them again.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    try:
-        import grpc  # type: ignore[import-untyped]
-    except ImportError:
-        raise LabelSkewError(
-            "cross-silo runs need grpcio, which is not installed; pip install 'fl-labelskew-plugins[grpc]' would be "
-            "right"
-        ) from None
-    return grpc
+    return names.require("grpc", "cross-silo runs need grpcio")
 
 
 def checked(address: str, tls: Files | None) -> tuple[str, int]:
@@ -93,8 +87,8 @@ def checked(address: str, tls: Files | None) -> tuple[str, int]:
         raise LabelSkewError(str(error)) from None
     if tls is None and not addresses.loopback(address):
         raise LabelSkewError(
-            f"{address} leaves this machine, and there are no certificates; comm_args.certs with a folder of "
-            "`labelskew certs new`, or an address such as 127.0.0.1:8890, would be right"
+            f"{address} leaves this machine, and there are no certificates; use comm_args.certs with a folder of "
+            "`labelskew certs new`, or an address such as 127.0.0.1:8890"
         )
     return host, port
 

@@ -113,7 +113,7 @@ def test_keys_are_their_owners_alone(made):
 
 def test_nothing_is_overwritten(folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(LabelSkewError, match=r"ca\.pem: exists already; --add"):
+    with pytest.raises(LabelSkewError, match=r"ca\.pem: exists already; use --add"):
         issuing.new(folder, 2)
     assert issuing.new(folder, 4, add=True) == ["silo-3", "silo-4"]
     assert issuing.new(folder, 4, add=True) == []
@@ -247,7 +247,7 @@ def of_another_authority(folder):
         (lambda f: ((f / "silo-1.pem").unlink(), (f / "silo-1.pem").mkdir()), "silo-1.pem: cannot be read: Is a dir"),
         (lambda f: (f / "silo-1.pem").write_text("hello"), "silo-1.pem: is no PEM certificate"),
         (lambda f: (f / "silo-1.key").write_text("hello"), "silo-1.key: is no private key"),
-        (lambda f: copy(f, "silo-2.key", "silo-1.key"), "silo-1.key: is not the key of silo-1.pem; the two"),
+        (lambda f: copy(f, "silo-2.key", "silo-1.key"), "silo-1.key: is not the key of silo-1.pem; use the two"),
         (
             lambda f: (copy(f, "silo-2.key", "silo-1.key"), copy(f, "silo-2.pem", "silo-1.pem")),
             "silo-1.pem: is the certificate of silo-2, not of silo-1",

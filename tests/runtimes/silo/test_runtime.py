@@ -151,7 +151,7 @@ def told(forker, base_recipe, tmp_path):
 def test_a_server_that_cannot_listen_leaves_no_folder(told):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        line = f"cannot listen at {address}: address already in use; a free port of this machine would be right"
+        line = f"cannot listen at {address}: address already in use; use a free port of this machine"
         assert told("--role", "server", "--server", address) == (2, f"error: {line}\n")
 
 
