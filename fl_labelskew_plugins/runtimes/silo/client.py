@@ -28,6 +28,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload_meta, upload_tensors
@@ -49,9 +50,8 @@ class SiloClient(Manager):
         recipe: this silo's own.
         data: its samples.
         folder: where its secret and, run by run, its states and measures are.
-        say: told in a line what happens.
+        show: told in a line what happens.
         guard: keeps this silo to its policy, if it has one.
-        warn: told, in place of ``say``, what somebody should look at.
     """
 
     def __init__(
@@ -62,13 +62,11 @@ class SiloClient(Manager):
         recipe: Recipe,
         data: SiloData,
         folder: Path,
-        say: Callable[[str], None],
+        show: Progress,
         guard: Guard | None = None,
-        warn: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(args, transport, rank, recipe.train.client_num_in_total + 1)
-        self.guard = guard
-        self.recipe, self.data, self.folder, self.say, self.warn = recipe, data, folder, say, warn or say
+        self.recipe, self.data, self.folder, self.show, self.guard = recipe, data, folder, show, guard
         self.client = rank - 1
         self.failure: LabelSkewError | None = None
         self.session: Session | None = None
@@ -144,7 +142,7 @@ class SiloClient(Manager):
             self.run_folder = RunFolder(self.folder / self._run)
             self.run_folder.create()
             self.states = Versions(self.run_folder.path / "states")
-            self.say(
+            self.show.note(
                 f"joined: {counted(data.facts.samples, 'training sample')} of {federation.num_samples}, "
                 f"{counted(federation.rounds, 'round')}"
             )
@@ -198,7 +196,9 @@ class SiloClient(Manager):
         self._send_upload()
         sent = num_bytes(result.upload.values()) + num_bytes(result.contributions.values())
         self.transport.audit.sync()
-        self.say(f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send")
+        self.show.note(
+            f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send"
+        )
 
     def _noise_seed(self, tensors: Mapping[str, Tensor]) -> int | None:
         """See :func:`noise_seed`; None where nothing draws noise: a large model's digest would be for nothing."""
@@ -233,8 +233,7 @@ class SiloClient(Manager):
         if self._upload is not None and self._upload[0] == round:
             self._upload, self._round = None, -1  # who asks for it again has to be told that it is not on its way
         if not meta.get("taken"):
-            why = reason(message)
-            self.warn(f"round {round + 1}: the server left this silo's upload out: {why}")
+            self.show.note(f"round {round + 1}: the server left this silo's upload out: {reason(message)}", log.WARNING)
 
     def _finish(self, message: Message) -> None:
         meta = message.get("meta")
@@ -242,8 +241,7 @@ class SiloClient(Manager):
             # no failure that the server is told of: this silo's class names are nobody's business
             names = wire.cleaned(list(self.data.data.class_names))  # as those of the server, which came over the wire
             names = facts.differing(names, meta.get("class_names"), "at the server")
-            why = reason(message)
-            self.failure = LabelSkewError(names or f"the server turned this silo away: {why}")
+            self.failure = LabelSkewError(names or f"the server turned this silo away: {reason(message)}")
             self.transport.stop_receive_message()
             return
         if self.session is not None:
@@ -255,7 +253,7 @@ class SiloClient(Manager):
             personalised = self.session.method.personalised(state)
             if personalised is not None:
                 save_atomic(personalised, self.run_folder.path / "personalised.safetensors")
-            self.say(f"the run is over; results: {self.run_folder.path}")
+            self.show.note(f"the run is over; results: {self.run_folder.path}")
         self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()
 
