@@ -74,14 +74,7 @@ class Call:
 
 
 class Runtime:
-    """One way to run a recipe. As it stands: everything in this process.
-
-    Args:
-        recipe: what to run.
-        call: how it was asked for.
-        folder: the run's folder; made by :class:`~fl_labelskew_plugins.runs.record.Record`'s owner, not here.
-        show: who watches.
-    """
+    """One way to run a recipe. As it stands: everything in this process. The run's folder is not made here."""
 
     roles: tuple[str, ...] = ()
     """Roles that may be asked for by themselves; none where everything runs in one place."""

@@ -57,12 +57,7 @@ def tensors_hashed(parts: Sequence[bytes | memoryview]) -> Sha256:
 
 
 class Hashing:
-    """Chunks of messages on their way through; see :func:`hashed`.
-
-    Args:
-        chunks: of a stream, each message in chunks of its own.
-        wanted: whether anybody asks for the digests.
-    """
+    """Chunks on their way through, each message in chunks of its own; see :func:`hashed`, which may not be wanted."""
 
     def __init__(self, chunks: Iterable[bytes], *, wanted: bool = True) -> None:
         self._chunks, self._wanted = iter(chunks), wanted

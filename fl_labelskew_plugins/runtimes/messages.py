@@ -20,14 +20,7 @@ NOT_FINITE = ("nan", "inf", "-inf")
 
 
 class Manager(FedMLCommManager):  # type: ignore[misc]  # the host is untyped
-    """The host's manager over one of our transports: a handler for each kind of message, no logging of contents.
-
-    Args:
-        args: the host's arguments.
-        transport: what carries messages; the host's own is never made.
-        rank: this process, 0 for the server.
-        size: processes in all.
-    """
+    """The host's manager over one of our transports: a handler for each kind of message, no logging of contents."""
 
     def __init__(self, args: Any, transport: Transport, rank: int, size: int) -> None:
         self.transport = transport

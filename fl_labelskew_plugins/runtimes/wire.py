@@ -63,15 +63,7 @@ class WireError(RunError):
 
 @dataclass(frozen=True)
 class Header:
-    """What precedes every payload.
-
-    Args:
-        kind: type of the message.
-        sender: rank.
-        receiver: rank.
-        round: -1 where there is none.
-        length: bytes of the payload.
-    """
+    """What precedes every payload of ``length`` bytes; ``round`` is -1 where there is none."""
 
     kind: int
     sender: int

@@ -121,12 +121,7 @@ class Rank:
 
 
 class Job:
-    """One ``mpirun``, the ranks that have reported, and how far its end has come.
-
-    Args:
-        command: mpirun's, which starts :func:`.rank.enter` in every rank.
-        environment: of all of them, with :data:`DOOR`.
-    """
+    """One ``mpirun`` that starts :func:`.rank.enter` in every rank, those that reported, and how far its end is."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self.ranks: dict[int, Rank] = {}

@@ -41,17 +41,9 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, State, group, joined, num_by
 
 
 class SiloClient(Manager):
-    """One silo.
+    """One silo, by its rank from 1, with its own recipe and samples.
 
-    Args:
-        args: the host's arguments.
-        transport: the way to the server.
-        rank: which silo, from 1.
-        recipe: this silo's own.
-        data: its samples.
-        folder: where its secret and, run by run, its states and measures are.
-        show: told in a line what happens.
-        guard: keeps this silo to its policy, if it has one.
+    In ``folder`` are its secret and, run by run, its states and measures; ``guard`` keeps it to its policy, if any.
     """
 
     def __init__(
@@ -308,11 +300,7 @@ def noise_seed(secret: int, about: bytes, tensors: Mapping[str, Tensor]) -> int:
 
     With the same noise under two answers their difference would be free of it: the same counts with noise of strength
     4 and of strength 8, an upload before and after a sample was added, updates from two models that the server made up.
-
-    Args:
-        secret: see :func:`secret`.
-        about: see :func:`about`.
-        tensors: what the server sent.
+    ``tensors`` are what the server sent.
     """
     digest = hashlib.blake2b(secret.to_bytes(16, "big") + about, digest_size=16)
     for name, value in tensors.items():

@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fl_labelskew_registry import LabelSkewError, RunError
@@ -34,6 +35,7 @@ LOOK_S = 10.0
 FROM_SERVER = (Kind.WELCOME, Kind.TRAIN, Kind.VERDICT, Kind.FINISH)
 
 
+@dataclass
 class Trust:
     """The server as a silo knows it, and whether it is the one to connect to and to go on with.
 
@@ -47,20 +49,18 @@ class Trust:
         revoked: certificates that count no longer.
     """
 
-    def __init__(
-        self,
-        address: str,
-        tls: Files | None,
-        audit: Audit,
-        pin: Callable[[str], None] | None,
-        revoked: Revocations | None,
-    ) -> None:
-        self._address, self._tls, self._audit, self._pin, self._revoked = address, tls, audit, pin, revoked
-        self.known: dict[str, Any] = {"rank": 0, "peer": address}
+    address: str
+    tls: Files | None
+    audit: Audit
+    pin: Callable[[str], None] | None
+    revoked: Revocations | None
+    certificate: bytes = b""
+    """PEM of the certificate that it showed last. In place of the authority's, gRPC then connects to a server of this
+    certificate and no other."""
+
+    def __post_init__(self) -> None:
+        self.known: dict[str, Any] = {"rank": 0, "peer": self.address}
         """What the audit log has of it; the certificate's fingerprint, too, once it was looked at."""
-        self.certificate = b""
-        """PEM of the certificate that it showed last. In place of the authority's, gRPC then connects to a server of
-        this certificate and no other."""
 
     def look(self) -> str:
         """Look at the certificate where it matters; why one cannot connect now, empty where one can.
@@ -68,20 +68,20 @@ class Trust:
         Raises:
             LabelSkewError: it is not the one to connect to.
         """
-        if self._tls is None or (self._pin is None and not self._any_revoked):
+        if self.tls is None or (self.pin is None and not self._any_revoked):
             return ""
         try:
-            self.certificate = _shown(self._address, self._tls)
+            self.certificate = _shown(self.address, self.tls)
         except ssl.SSLError as error:
             if final := _hopeless(str(error)):
-                raise LabelSkewError(f"the server at {self._address}: {final}") from None
+                raise LabelSkewError(f"the server at {self.address}: {final}") from None
             return "it closes connections"
         except OSError as error:
             return error.strerror or str(error)
         self.known["fingerprint"] = fingerprint(self.certificate)
         try:
-            if self._pin is not None:
-                self._pin(self.known["fingerprint"])
+            if self.pin is not None:
+                self.pin(self.known["fingerprint"])
         except LabelSkewError as error:
             self.refused(str(error))
             raise
@@ -91,19 +91,19 @@ class Trust:
 
     def doubt(self) -> str:
         """Why nothing more is to be sent to this server or taken from it; empty where there is no reason."""
-        if self._revoked is None or not self._any_revoked:
+        if self.revoked is None or not self._any_revoked:
             return ""
         if not self.certificate:
             return "there are revoked certificates now; looking again"
-        return self._revoked.barred(self.certificate)
+        return self.revoked.barred(self.certificate)
 
     def refused(self, why: str) -> None:
         """Note it in the audit log."""
-        self._audit.note("refused", **self.known, why=why)
+        self.audit.note("refused", **self.known, why=why)
 
     @property
     def _any_revoked(self) -> bool:
-        return self._revoked is not None and bool(self._revoked.look().entries)
+        return self.revoked is not None and bool(self.revoked.look().entries)
 
 
 class SiloTransport(Transport):

@@ -39,13 +39,8 @@ def read(folder: Path) -> dict[int, str]:
 class Excluded:
     """Whom a running server leaves out; as text, the end of a message that says so, empty where nobody is.
 
-    Args:
-        folder: the run's.
-        silos: how many there are.
-        say: told a line when somebody is excluded or included.
-        note: likewise, for the audit log.
-
-    ``clients``: who is excluded now, from 0, and why.
+    ``say`` and, for the audit log, ``note`` are told when somebody is excluded or included; ``clients``: who is
+    excluded now, from 0, and why.
     """
 
     def __init__(self, folder: Path, silos: int, say: Callable[[str], None], note: Callable[..., None]) -> None:

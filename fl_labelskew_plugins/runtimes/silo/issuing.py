@@ -131,11 +131,7 @@ def renew(
 def _issued(name: str, days: int, authority: Issued | None = None, hosts: Sequence[x509.GeneralName] = ()) -> Issued:
     """A certificate that proves one thing, to be this server or to be this silo; without an authority, one of those.
 
-    Args:
-        name: ``server`` or ``silo-3``.
-        days: how long it holds, and no longer than its authority.
-        authority: who vouches for it.
-        hosts: names and addresses of the server; none for a silo.
+    It holds no longer than its authority. ``hosts``: names and addresses of the server; none for a silo.
     """
     key, ca = ec.generate_private_key(ec.SECP256R1()), authority is None
     now, subject = datetime.now(timezone.utc), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

@@ -31,11 +31,7 @@ OVERTIME_S = 10.0
 
 
 class ListeningClock:
-    """Runs while it listens alone.
-
-    Args:
-        transport: where messages arrive.
-        before: called before each wait.
+    """Runs while it listens alone; ``before`` is called before each wait.
 
     ``now`` is the number of seconds in which a message could have been heard.
     """
@@ -45,11 +41,7 @@ class ListeningClock:
         self._transport, self._before = transport, before
 
     def listen(self, until: float) -> bool:
-        """Take what comes next, or wait a step; False once ``until`` is over and nothing is left to take.
-
-        Args:
-            until: as ``now`` counts.
-        """
+        """Take what comes next, or wait a step; False once ``now`` is beyond ``until`` and nothing is left to take."""
         wait = min(STEP_S, max(until - self.now, SETTLE_S))
         self._before()
         begun = time.monotonic()

@@ -150,7 +150,7 @@ class Revocations:
         self._name = folder / f"{tls.name}.pem"
         self._authority = x509.load_pem_x509_certificate(tls.ca)
         self._serial = x509.load_pem_x509_certificate(tls.certificate).serial_number
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._seen = self._state()
         before = Listed()
         if kept is not None:
@@ -165,7 +165,9 @@ class Revocations:
     def keep(self) -> None:
         """Write down which list was seen, from now on; the folder has to be there."""
         with self._lock:
-            self._keep()
+            if self._kept is not None and self._kept.parent.is_dir() and self._listed.number:
+                with contextlib.suppress(OSError):  # a restart would take an older list, no more
+                    keys.write(self._kept, self._path.read_bytes(), 0o644)
 
     def look(self) -> Listed:
         """The list that counts now: the newest that was good."""
@@ -180,7 +182,7 @@ class Revocations:
                 return self._listed
             if newer.number != self._listed.number:
                 self._listed = newer
-                self._keep()
+                self.keep()
                 self._tell()
                 if self._serial in newer.entries:
                     self._warn(self._ended)
@@ -219,11 +221,6 @@ class Revocations:
         except OSError as error:
             return (error.errno or 0,)
         return state.st_mtime_ns, state.st_size, state.st_ino
-
-    def _keep(self) -> None:
-        if self._kept is not None and self._kept.parent.is_dir() and self._listed.number:
-            with contextlib.suppress(OSError):  # a restart would take an older list, no more
-                keys.write(self._kept, self._path.read_bytes(), 0o644)
 
 
 def _entry(line: x509.RevokedCertificate) -> Entry:

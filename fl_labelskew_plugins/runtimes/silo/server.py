@@ -46,15 +46,8 @@ VISITS = 5
 class SiloServer(Manager):
     """Rank 0 of a cross-silo federation.
 
-    Args:
-        args: the host's arguments.
-        transport: where silos connect.
-        recipe: what to run.
-        checkpoint: where an earlier server of this run stood.
-        show: told in a line what happens to silos.
-        go_on: how to go on with the run, for messages.
-        folder: the run's, where the operator says which silos are excluded.
-        seen: what has been seen of each silo so far.
+    ``checkpoint`` is where an earlier server of this run stood, ``go_on`` how to go on with the run, for messages, and
+    ``seen`` what has been seen of each silo so far. In ``folder`` the operator says which silos are excluded.
     """
 
     def __init__(

@@ -136,9 +136,7 @@ def _described(header: Header, size: int, digest: str | None, why: str | None) -
 class Outbox:
     """Messages on their way to one peer; copied out of the tensors' memory chunk by chunk, as the peer takes them.
 
-    Args:
-        audit: where it is noted what has been sent.
-        receiver: rank and more, as the log has the peer once something is sent.
+    ``receiver`` gives rank and more of the peer, as the audit log has it once something is sent.
     """
 
     def __init__(self, audit: Audit, receiver: Callable[[], Mapping[str, Any]]) -> None:
@@ -188,11 +186,7 @@ class Outbox:
 
 
 class Broadcast:
-    """Messages of one sender to many: copies from a GPU, and the tensors' hash, are made once for all of them.
-
-    Args:
-        digests: whether anybody asks for the hash.
-    """
+    """Messages of one sender to many: copies from a GPU, and the tensors' hash, are made once for all of them."""
 
     def __init__(self, *, digests: bool) -> None:
         self._digests = digests
