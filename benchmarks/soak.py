@@ -133,13 +133,8 @@ class Line:
 class Part:
     """The server or a silo: a process that is started again where it ends badly.
 
-    Args:
-        name: ``server`` or ``silo 3``.
-        command: that starts it; asked for each time.
-        folder: of its results, a file system of its own where there are full disks.
-        log: all that it says.
-        up: words of it by which it is there.
-        lines: its connections; the server's are everybody's.
+    Its folder is a file system of its own where there are full disks. It is there once its log says the words ``up``.
+    Of its ``lines``, the connections, the server's are everybody's.
     """
 
     name: str

@@ -90,12 +90,9 @@ class Audit:
             self._write_waiting()
 
     def note(self, event: str, **facts: Any) -> None:
-        """Add a line.
+        """Add a line: one of :data:`EVENTS`, with facts such as ``rank``, ``peer``, ``kind``, ``sha256`` or ``why``.
 
-        Args:
-            event: what happened.
-            facts: ``rank``, ``peer``, ``fingerprint``, ``kind``, ``round``, ``bytes``, ``sha256``, ``why``, ``run``;
-                those that are None are left out, texts are cleaned.
+        Those that are None are left out, texts are cleaned.
         """
         line: dict[str, Any] = {"time": utc(), "event": event}
         line |= {k: clean(v, LETTERS) if isinstance(v, str) else v for k, v in facts.items() if v is not None}

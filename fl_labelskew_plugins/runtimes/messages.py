@@ -45,17 +45,9 @@ class Manager(FedMLCommManager):  # type: ignore[misc]  # the host is untyped
         if msg_type in self.message_handler_dict:
             self.message_handler_dict[msg_type](msg_params)
 
-    def send(
-        self,
-        kind: Kind,
-        receiver: int,
-        *,
-        round: int = -1,
-        meta: Mapping[str, Any] | None = None,
-        tensors: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        """Send one message."""
-        self.send_message(message(kind, self.rank, receiver, round=round, meta=meta, tensors=tensors))
+    def send(self, kind: Kind, receiver: int, **parts: Any) -> None:
+        """Send one message, of the ``parts`` that :func:`.transport.message` takes."""
+        self.send_message(message(kind, self.rank, receiver, **parts))
 
 
 def upload_tensors(result: LocalResult, *, with_state: bool) -> dict[str, Tensor]:

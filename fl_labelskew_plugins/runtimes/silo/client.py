@@ -74,10 +74,10 @@ class SiloClient(Manager):
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
         """What the server sends; a WELCOME comes with every connection."""
         return {
-            Kind.WELCOME: self._guarded(self._welcome),
-            Kind.TRAIN: self._guarded(self._train),
+            Kind.WELCOME: self._welcome,
+            Kind.TRAIN: self._train,
             Kind.VERDICT: self._verdict,
-            Kind.FINISH: self._guarded(self._finish),
+            Kind.FINISH: self._finish,
         }
 
     def _hello(self) -> Message:
@@ -85,18 +85,14 @@ class SiloClient(Manager):
         meta = {**self.data.facts.meta(), "process": self._process, "round": self._round}
         return message(Kind.HELLO, self.rank, SERVER, meta=meta)
 
-    def _guarded(self, handler: Callable[[Message], None]) -> Callable[[Message], None]:
-        """A handler that tells the server when this silo cannot go on, and ends it."""
-
-        def guarded(message: Message) -> None:
-            try:
-                handler(message)
-            except LabelSkewError as error:
-                self._fail(error)
-            except (KeyError, TypeError, ValueError) as error:  # a server of another version, or none of ours
-                self._fail(LabelSkewError(f"a message of the server makes no sense here: {clean(repr(error))}"))
-
-        return guarded
+    def receive_message(self, msg_type: int, msg_params: Message) -> None:
+        """Hand a message to its handler; where this silo cannot go on, tell the server, and end."""
+        try:
+            super().receive_message(msg_type, msg_params)
+        except LabelSkewError as error:
+            self._fail(error)
+        except (KeyError, TypeError, ValueError) as error:  # a server of another version, or none of ours
+            self._fail(LabelSkewError(f"a message of the server makes no sense here: {clean(repr(error))}"))
 
     def _fail(self, error: LabelSkewError) -> None:
         self.failure = error

@@ -39,14 +39,8 @@ FROM_SERVER = (Kind.WELCOME, Kind.TRAIN, Kind.VERDICT, Kind.FINISH)
 class Trust:
     """The server as a silo knows it, and whether it is the one to connect to and to go on with.
 
-    Its certificate is looked at before gRPC connects, which tells a client nothing of it.
-
-    Args:
-        address: ``host:port``.
-        tls: this silo's certificate, which the server asks for; None: nobody has any.
-        audit: where it is noted that a server is not trusted.
-        pin: raises where the server's certificate, by its SHA-256 fingerprint, is not the one to connect to.
-        revoked: certificates that count no longer.
+    Its certificate is looked at before gRPC connects, which tells a client nothing of it. Where ``tls`` is None, nobody
+    has any; ``pin`` and ``revoked`` are as for :class:`SiloTransport`.
     """
 
     address: str
@@ -116,9 +110,7 @@ class SiloTransport(Transport):
         address: ``host:port`` of the server.
         rank: which silo, from 1.
         tls: this silo's certificate; without it, the server must be on this machine.
-        spool: where messages wait for their turn.
         say: told in a line, in another thread, that the server is waited for and that it is there.
-        audit: where connections and messages are noted.
         pin: raises where the server's certificate, by its SHA-256 fingerprint, is not the one to connect to.
         revoked: certificates that count no longer; a server with one is not connected to, until it has another.
 

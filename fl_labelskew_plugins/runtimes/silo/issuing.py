@@ -96,13 +96,8 @@ def renew(
 ) -> list[str]:
     """Make certificates anew, each with a new key; the old ones hold until they expire or are revoked.
 
-    Args:
-        folder: where the authority and the certificates are.
-        names: ``server``, ``silo-3``; or :data:`.names.ALL`.
-        hosts: the server's, as for :func:`new`; none: those that it had.
-        days: how long they hold.
-        encrypt: as for :func:`new`.
-        passphrase: as for :func:`new`.
+    ``names`` are ``server``, ``silo-3`` or :data:`.names.ALL`; all else is as for :func:`new`, but without ``hosts``
+    the server keeps those that it had.
 
     Returns:
         Names of the certificates that were made.

@@ -52,13 +52,7 @@ class DaemonThreads(Executor):
 
 
 class _Connection:
-    """A silo's stream, as the server sees it.
-
-    Args:
-        context: gRPC's.
-        rank: from the peer's certificate; 0 until HELLO claims one.
-        audit: where it is noted what is sent.
-    """
+    """A silo's stream, as the server sees it; its rank is from the peer's certificate, or 0 until HELLO claims one."""
 
     def __init__(self, context: Any, rank: int, audit: Audit) -> None:
         self.context = context
@@ -96,8 +90,6 @@ class ServerTransport(Transport):
         address: ``host:port`` to listen at; port 0 takes a free one.
         silos: their number; ranks are 1 to ``silos``.
         tls: the server's certificate; without it, the address must be this machine's own.
-        spool: where messages wait for their turn.
-        audit: where connections and messages are noted.
         revoked: certificates that count no longer; who shows one is refused, who has shown one before is turned out.
 
     Raises:

@@ -56,15 +56,8 @@ class ListeningClock:
 class Members:
     """The silos of a federation, by client, from 0.
 
-    Args:
-        recipe: what is run.
-        transport: where messages arrive; they are listened to here alone.
-        excluded: whom the operator leaves out.
-        recount: called when the operator has changed that.
-        warn: told in a line whom the run goes on without.
-        go_on: how to go on with the run, for messages.
-        tell: given what ``labelskew status`` is to know.
-        seen: what has been seen of each silo so far.
+    Messages are listened to here alone. ``recount`` is called when the operator has changed who is ``excluded``,
+    ``warn`` with whom the run goes on without, and ``tell`` with what ``labelskew status`` is to know.
 
     ``present``: who is connected; ``away``: who is left out until it speaks again; ``turned``: who was turned away, and
     why; ``round``: the one under way, -1 before the first and after the last.
@@ -221,14 +214,7 @@ class Members:
 
 
 class Poll(Generic[Answer]):
-    """A question to silos.
-
-    Args:
-        members: who is here.
-        clients: who is asked, ascending.
-        what: they are asked for, in the plural.
-        answers: what has come, by client; more is put in here as it comes.
-    """
+    """A question to these clients, ascending, for ``what``, in the plural; ``answers`` are put in as they come."""
 
     def __init__(self, members: Members, clients: Sequence[int], what: str, answers: dict[int, Answer]) -> None:
         self._members, self.clients, self._what, self.answers = members, clients, what, answers
@@ -244,8 +230,7 @@ class Poll(Generic[Answer]):
     def take(self, refused: Callable[[int], bool] = lambda client: False) -> Iterator[int]:
         """Wait for the answers; who has sent one, in ascending order, once it is a quorum.
 
-        Args:
-            refused: asked of each whose turn it is: whether its answer is not to be taken after all.
+        Of each whose turn it is, ``refused`` says whether its answer is not to be taken after all.
 
         Raises:
             RunError: too few sent one in time.

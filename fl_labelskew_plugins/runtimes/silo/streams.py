@@ -57,9 +57,7 @@ OPTIONS = [
 class RefusedError(WireError):
     """A peer that is turned away; the text is a whole sentence's predicate.
 
-    Args:
-        reason: what it did.
-        code: gRPC's name of the status that it gets; it tries again only after some of them.
+    It gets a status of gRPC's, by its name ``code``, and tries again only after some of them.
     """
 
     def __init__(self, reason: str, code: str = "INVALID_ARGUMENT") -> None:

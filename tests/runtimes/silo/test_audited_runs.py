@@ -31,7 +31,7 @@ def test_server_and_silos_log_the_same_messages_and_who_sent_them(federation, sp
     server, silos = federation.server(), federation.silos()
     for process in (server, *silos):
         assert process.wait() == 0, process.text
-    shown = {each.who: each.fingerprint for each in certs.show(tmp_path / "certs")[0]}
+    shown = {certificate.who: certificate.fingerprint for certificate in certs.show(tmp_path / "certs")[0]}
     run = json.loads((federation.run_dir / "environment.json").read_text())["run"]
     for folder in (federation.run_dir, *(silo(federation, rank) for rank in (1, 2, 3))):
         last = audit.verify(folder).last
@@ -40,12 +40,12 @@ def test_server_and_silos_log_the_same_messages_and_who_sent_them(federation, sp
         assert lines(folder)[-1]["event"] == "closed"
         assert not lines(folder, "refused", "gap", "repeated")
     for rank in (1, 2, 3):
-        for mine, theirs in (ENDS, reversed(ENDS)):
-            sent = messages(federation.run_dir, mine, rank)
+        for here, theirs in (ENDS, reversed(ENDS)):
+            sent = messages(federation.run_dir, here, rank)
             assert sent == messages(silo(federation, rank), theirs, 0)
             rounds = [0, 1, 2]
-            trains = ["TRAIN", "VERDICT"] if mine == "sent" else ["UPLOAD"]
-            frame = (["WELCOME"], ["FINISH"]) if mine == "sent" else (["HELLO", "OPENING"], ["FINISH"])
+            trains = ["TRAIN", "VERDICT"] if here == "sent" else ["UPLOAD"]
+            frame = (["WELCOME"], ["FINISH"]) if here == "sent" else (["HELLO", "OPENING"], ["FINISH"])
             expected = frame[0] + trains * len(rounds) + frame[1]
             assert [kind for kind, *_ in sent] == expected
             assert {round for kind, round, *_ in sent if kind in trains} == set(rounds)

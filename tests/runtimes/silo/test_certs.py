@@ -99,7 +99,7 @@ def test_another_authority_is_not_trusted(made, tmp_path):
 def test_the_server_has_the_hosts_that_it_is_given(tmp_path):
     issuing.new(tmp_path / "certs", 1, ["fl.example.org", "192.0.2.1", "2001:db8::1"])
     shown, _ = certs.show(tmp_path / "certs")
-    assert [each.hosts for each in shown] == [(), ("fl.example.org", "192.0.2.1", "2001:db8::1"), ()]
+    assert [item.hosts for item in shown] == [(), ("fl.example.org", "192.0.2.1", "2001:db8::1"), ()]
 
 
 def test_keys_are_their_owners_alone(made):
@@ -181,7 +181,7 @@ def test_what_is_wrong_with_renewing_is_said(made, names, hosts, said):
 
 def test_an_added_certificate_lasts_no_longer_than_its_authority(folder):
     issuing.new(folder, 3, days=20_000, add=True)
-    until = {each.who.split()[0]: each.until for each in certs.show(folder)[0]}
+    until = {item.who.split()[0]: item.until for item in certs.show(folder)[0]}
     assert until["silo-3"] == until["labelskew"]
 
 

@@ -79,8 +79,8 @@ def test_where_too_few_are_left_the_server_says_so(federation):
     assert all("the run is over" not in silo.text for silo in silos)
 
 
-def put(folder, told):
-    (folder / excluded.NAME).write_text(told if isinstance(told, str) else json.dumps(told))
+def put(folder, ranks):
+    (folder / excluded.NAME).write_text(ranks if isinstance(ranks, str) else json.dumps(ranks))
 
 
 def test_a_running_server_says_what_changes_and_keeps_to_what_it_knows(tmp_path, capsys):

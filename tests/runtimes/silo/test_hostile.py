@@ -65,7 +65,7 @@ def without(key):
     return answer
 
 
-def told(**meta):
+def upload_of(**meta):
     return lambda tensors: (model(tensors), meta)
 
 
@@ -80,10 +80,10 @@ BAD = {
     "neither weights nor contributions": changed("elsewhere", torch.zeros(3)),
     "does not announce: features": changed("contribution/features", torch.zeros(3)),
     "private state": changed("state/p", torch.zeros(3)),
-    "loss terms that are no mapping": told(loss_terms="a" * 1000),
-    "loss terms with a name that is not 1 to 40 letters": told(loss_terms={"$\\frac{$": 1.0}),
-    "no pair of whole numbers": told(personalised=[1e308, 1]),
-    "out of range": told(personalised=[5, 4]),
+    "loss terms that are no mapping": upload_of(loss_terms="a" * 1000),
+    "loss terms with a name that is not 1 to 40 letters": upload_of(loss_terms={"$\\frac{$": 1.0}),
+    "no pair of whole numbers": upload_of(personalised=[1e308, 1]),
+    "out of range": upload_of(personalised=[5, 4]),
 }
 
 
@@ -333,8 +333,8 @@ def test_strangers_do_no_harm_to_a_federation_with_certificates(federation, sp_w
         """What a gRPC peer gets to hear."""
         channel = grpc.insecure_channel(federation.address)
         if tls is not None:
-            mine = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
-            channel = grpc.secure_channel(federation.address, mine)
+            credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+            channel = grpc.secure_channel(federation.address, credentials)
         stream = channel.stream_stream(path)(iter(chunks), timeout=20)
         try:
             for _ in stream:

@@ -125,8 +125,8 @@ def test_what_silos_send(recipe, tmp_path, capsys, monkeypatch):
             transport.arrived.put(good(Kind.OPENING, rank, tensors={"counts": torch.full((10,), 40)}))
         for round, (meta, tensors) in enumerate(uploads):
             evil = decoded(Kind.UPLOAD, 3, round, meta, tensors or [("model/a", [3])])
-            told = {"loss_terms": many} if round == len(uploads) - 1 else {}
-            answers = [evil, *(good(Kind.UPLOAD, rank, round, told, MODEL) for rank in (1, 2))]
+            measures = {"loss_terms": many} if round == len(uploads) - 1 else {}
+            answers = [evil, *(good(Kind.UPLOAD, rank, round, measures, MODEL) for rank in (1, 2))]
             if evil.get_type() == Kind.REFUSED:  # whose connection is gone
                 answers[1:1] = [good(Kind.UPLOAD, 3, round, {"loss_terms": "x"}, MODEL)]
             for arrived in answers:
