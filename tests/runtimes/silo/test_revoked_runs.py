@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
-from scenes import Peer
+from scenes import Peer, finished
 
 from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.runs import audit
@@ -255,8 +255,7 @@ def test_a_silo_that_is_revoked_in_a_run_is_left_out_from_then_on(federation, fo
         assert "Traceback" not in out.text
         again = again or silo(3)
     silos[0].kill(signal.SIGCONT)
-    for process in (server, *silos):
-        assert process.wait() == 0, process.text
+    finished(server, *silos)
     assert server.text.count(f"silo 3 refused: {why}\n") == 1
     line = "list 1 (1 revoked certificate) counts from now on"
     assert server.text.count(line) == 1

@@ -7,8 +7,8 @@ import socket
 
 import psutil
 import pytest
-import torch
 from safetensors.torch import load_file
+from scenes import same
 
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.runtimes.silo import issuing, keys
@@ -107,7 +107,7 @@ def test_a_process_that_fails_ends_the_others(sittings):
 def test_after_all_that_the_weights_are_those_of_one_process(sittings, sp_weights):
     expected = sp_weights(*SLOW)
     results = load_file(sittings[0] / "model.safetensors")
-    assert all(torch.equal(value, expected[key]) for key, value in results.items())
+    same(results, expected)
 
 
 def test_a_passphrase_opens_the_keys_of_all_and_is_written_nowhere(sittings, forker, tmp_path):
