@@ -90,7 +90,7 @@ class Header:
         if magic != MAGIC:
             raise WireError("bytes that are no message of ours")
         if version != VERSION:
-            raise WireError(f"a message of format {version}; {VERSION}, the same version of this package, is right")
+            raise WireError(f"a message of format {version}; use the version of this package whose format is {VERSION}")
         return cls(*fields)
 
 

@@ -101,7 +101,7 @@ def load_authority(folder: Path, passphrase: Passphrase) -> tuple[x509.Certifica
     """
     path = folder / "ca.key"
     if not path.exists():
-        raise LabelSkewError(f"{path}: is not there; it is needed for this, where {folder} was made")
+        raise mistake(path, "is not there", f"the machine on which {folder} was made")
     key = keys.load(path, content(path), passphrase)
     certificate = load_certificate(folder / "ca.pem")
     if not isinstance(key, EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():

@@ -274,7 +274,7 @@ def secret(folder: Path) -> int:
     try:
         return int(file.read_text(encoding="ascii"), 16)
     except ValueError as error:
-        raise LabelSkewError(f"{file} is no secret of a silo; without the file, a new one would be made") from error
+        raise LabelSkewError(f"{file}: is no secret of a silo; remove it to have a new one made") from error
 
 
 def about(recipe: Recipe, data: SiloData) -> bytes:

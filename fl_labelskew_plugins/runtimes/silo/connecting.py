@@ -252,7 +252,9 @@ class SiloTransport(Transport):
             self.arrived.put(message(Kind.REFUSED, 0, self.rank, meta={"reason": why}))
             self._trust.refused(why)
         except OSError as error:
-            raise RunError(f"no room for a message of the server: {error.strerror}; make some, start again") from None
+            raise RunError(
+                f"no room for a message of the server: {error.strerror}; make room and start again"
+            ) from None
         finally:
             self._outbox = None
             outbox.close(flush=False)
@@ -349,7 +351,7 @@ def _hopeless(why: str, code: str = "") -> str:
     if "CERTIFICATE_VERIFY_FAILED" in why:
         return f"its certificate is not one that this silo's ca.pem vouches for ({why.rpartition(': ')[2]})"
     if "Hostname Verification" in why or "is not in peer certificate" in why:
-        return "its certificate is for another host; `labelskew certs new --server HOST` makes one for this"
+        return "its certificate is for another host; use `labelskew certs renew server --server HOST` there"
     if "WRONG_VERSION_NUMBER" in why:
         return "it does not speak TLS; leave comm_args.certs away here, or set it there"
     return ""

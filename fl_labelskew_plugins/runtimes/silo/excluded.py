@@ -84,7 +84,7 @@ def exclude(folder: Path, rank: int, why: str) -> dict[int, str]:
     """Leave a silo out from the next round on; all who are left out then."""
     known = _of(folder, rank)
     if rank in known:
-        raise LabelSkewError(f"{folder}: silo {rank} is excluded already; labelskew silo include brings it back")
+        raise mistake(folder, f"silo {rank} is excluded already", "`labelskew silo include` to bring it back")
     return _write(folder, known | {rank: clean(why, LETTERS)})
 
 

@@ -63,7 +63,7 @@ def new(
         raise mistake(there[0], "exists already", "--add, which keeps what is there, or another --out")
     missing = [name for name in wanted if not (folder / f"{name}.pem").exists()]
     if "ca" in missing and missing != wanted:
-        raise LabelSkewError(f"{folder / 'ca.pem'}: is not there; --add goes on where {folder} was made")
+        raise mistake(folder / "ca.pem", "is not there", f"--add where {folder} was made")
     if hosts and "server" not in missing:
         raise mistake(
             "--server", f"{folder / 'server.pem'} exists already", "`labelskew certs renew server` with --server"

@@ -107,8 +107,6 @@ def content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise LabelSkewError(
-            f"{path}: is not there; `labelskew certs new` makes it, and it is to be copied here"
-        ) from None
+        raise mistake(path, "is not there", "`labelskew certs new` to make it, and copy it here") from None
     except OSError as error:
         raise LabelSkewError(f"{path}: cannot be read: {error.strerror}") from None

@@ -66,10 +66,7 @@ class SiloServer(Manager):
         super().__init__(args, transport, SERVER, self.num_silos + 1)
         excluded = Excluded(folder.path, self.num_silos, self.say, transport.audit.note)
         self.members = Members(recipe, transport, excluded, self._recount, self.warn, go_on, folder.tell, seen)
-        self.census: Census
         self.rounds: Rounds | None = None
-        self._opening: Opening
-        self._uploads: Uploads
         self.sizes = [0] * self.num_silos if checkpoint is None else list(checkpoint.sizes)
         self._expected = {client for client in range(self.num_silos) if checkpoint is None or self.sizes[client]}
         self._over = checkpoint is not None and checkpoint.round == recipe.train.comm_round

@@ -188,10 +188,10 @@ def test_an_added_certificate_lasts_no_longer_than_its_authority(folder):
 @pytest.mark.parametrize(
     ("spoil", "arguments", "said"),
     [
-        (lambda f: (f / "ca.key").unlink(), {}, "ca.key: is not there; it is needed for this, where"),
+        (lambda f: (f / "ca.key").unlink(), {}, "ca.key: is not there; use the machine on which"),
         (lambda f: (f / "ca.key").write_text("no key"), {}, "ca.key: is no private key as"),
         (lambda f: (f / "ca.key").write_bytes((f / "server.key").read_bytes()), {}, "ca.key: is not the key of"),
-        (lambda f: (f / "ca.pem").unlink(), {}, "ca.pem: is not there; --add goes on where"),
+        (lambda f: (f / "ca.pem").unlink(), {}, "ca.pem: is not there; use --add where"),
         (
             lambda f: None,
             {"hosts": ["fl.example.org"]},

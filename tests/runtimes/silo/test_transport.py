@@ -715,7 +715,7 @@ def test_a_server_of_another_name_is_not_the_server(start, tmp_path):
     issuing.new(tmp_path, 1, ["fl.example.org"])
     server = start(tls=certs.read(tmp_path, "server"))
     silo = start.silo(server.transport.address, tls=certs.read(tmp_path, "silo-1"))
-    with pytest.raises(LabelSkewError, match="its certificate is for another host; `labelskew certs new --server"):
+    with pytest.raises(LabelSkewError, match="for another host; use `labelskew certs renew server --server"):
         silo.wait(Kind.JOINED)
 
 
