@@ -1,8 +1,7 @@
 """Who is there, who is waited for, and who is left out until it speaks again.
 
 A silo that left is waited for ``reconnect_s``; one that missed a deadline, or stayed away longer than that, is left out
-until it speaks again. All of it is time in which the server listened, see
-:class:`ListeningClock`.
+until it speaks again. All of it is time in which the server listened, see :class:`ListeningClock`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,6 @@ from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.chunks import Hashing, Sha256, assemble, cut, hashed, tensors_hashed
 from fl_labelskew_plugins.runtimes.silo import names
-from fl_labelskew_plugins.runtimes.silo.names import Files
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, message, reason
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
@@ -77,7 +76,7 @@ def package() -> Any:
     return names.require("grpc", "cross-silo runs need grpcio")
 
 
-def checked(address: str, tls: Files | None) -> tuple[str, int]:
+def checked(address: str, tls: names.Files | None) -> tuple[str, int]:
     """Host and port; raises LabelSkewError where others could listen in."""
     try:
         host, port = addresses.split(address)

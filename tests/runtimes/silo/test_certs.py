@@ -241,7 +241,7 @@ def of_another_authority(folder):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda f: (f / "ca.pem").unlink(), "ca.pem: is not there; `labelskew certs new` makes it"),
+        (lambda f: (f / "ca.pem").unlink(), "ca.pem: is not there; use `labelskew certs new` to make it"),
         (lambda f: (f / "silo-1.pem").unlink(), "silo-1.pem: is not there"),
         (lambda f: (f / "silo-1.key").unlink(), "silo-1.key: is not there"),
         (lambda f: ((f / "silo-1.pem").unlink(), (f / "silo-1.pem").mkdir()), "silo-1.pem: cannot be read: Is a dir"),
