@@ -1,6 +1,6 @@
 """What each method and each optimiser costs a client beside FedAvg, in our own training loop.
 
-    python benchmarks/mixing.py            # about 8 minutes on one core; prints a Markdown table
+    python benchmarks/mixing.py            # about 7 minutes on one core; prints a Markdown table
     python benchmarks/mixing.py --quick    # fewer repetitions
     python benchmarks/mixing.py --tiny     # seconds: that it works; on digits, numbers say nothing
 

@@ -79,11 +79,6 @@ class MPITransport(Transport):
         self._expect(len(data))
         self._move()
 
-    @property
-    def sending(self) -> int:
-        """Messages that have not left yet."""
-        return len(self._outgoing)
-
     def stop_receive_message(self) -> None:
         """End the loop once the last messages have left, or :data:`STOP` seconds have passed."""
         super().stop_receive_message()
