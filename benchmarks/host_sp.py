@@ -6,9 +6,7 @@
 
 The work: Fashion-MNIST, P10C2, the CNN of FedLC's table 8, one local epoch, batches of 64, SGD 0.01 without momentum
 (the host ignores it), one torch thread. The host gets ready-made lists of float batches, its fastest case. Variants
-run alternately as processes of their own, so that a slow spell of the machine hits all of them; ratios are of
-medians. What a method costs beside FedAvg is measured within one process, client by client in turn, as the median of
-paired ratios.
+run alternately as processes of their own, so that a slow spell of the machine hits all of them; ratios are of medians.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,8 +41,8 @@ def loaded(rounds: int, overrides: list[str], tiny: bool) -> Recipe:
     """The recipe to measure."""
     from fl_labelskew_plugins.recipe import parse
 
-    path, own = TINY if tiny else FASHION
-    return parse.load(path, [*own, *COMMON, f"train_args.comm_round={rounds}", *overrides])
+    path, more = TINY if tiny else FASHION
+    return parse.load(path, [*more, *COMMON, f"train_args.comm_round={rounds}", *overrides])
 
 
 def ours(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
@@ -167,65 +164,12 @@ MANY = [
 """MAP with 1,000 private models, of which 32 MiB stay in memory."""
 
 
-def methods(repetitions: int, tiny: bool) -> dict[str, list[float]]:
-    """CPU seconds of one client's round for each method, taken in turn in one process."""
-    import torch
-    from fl_labelskew_registry import Contribution, load
-
-    from fl_labelskew_plugins.engine.local import snapshot
-    from fl_labelskew_plugins.engine.turn import Turn, fit
-    from fl_labelskew_plugins.runs import session
-
-    cases = {
-        "fedavg": ("fedavg", {}),
-        "fedavg (again)": ("fedavg", {}),
-        "fedrs": ("fedrs", {}),
-        "fedlc": ("fedlc", {}),
-        "fedshift": ("fedshift", {}),
-        "fedmr, prototypes: running": ("fedmr", {"prototypes": "running"}),
-        "fedmr, prototypes: after": ("fedmr", {"prototypes": "after"}),
-        "fedphp": ("fedphp", {}),
-        "map": ("map", {}),
-    }
-    made = session.build(loaded(1, [], tiny))
-    networks = {"table-8 CNN, batch 64": (made.trainer, None, list(cases))}
-    big = session.build(loaded(1, ["model_args.model=resnet18", "train_args.batch_size=128"], tiny))
-    fewer_samples = {k: i[::12][:512] for k, i in big.trainer.indices.items()}
-    chosen = ["fedavg", "fedavg (again)", "fedmr, prototypes: running", "fedmr, prototypes: after"]
-    cut = replace(big.trainer, indices=fewer_samples)
-    networks["ResNet18, batch 128 (512 samples a client)"] = (cut, max(2, repetitions // 3), chosen)
-    result: dict[str, list[float]] = {}
-    for network, (base, fewer, names) in networks.items():
-        start = snapshot(base.model)
-        times: dict[str, list[float]] = {name: [] for name in names}
-        for repetition in range((fewer or repetitions) + 1):
-            for name in names:
-                kind, options = cases[name]
-                plugin = load("methods", kind)
-                trainer = replace(base, method=plugin(plugin.Params(**options)))
-                views = [Turn(trainer, k).view for k in range(10)]
-                shared = trainer.method.open([Contribution(v.id, trainer.method.opening(v)) for v in views])
-                d = trainer.federation.num_features
-                shared = {**shared, "prototypes": torch.randn(10, d), "known": torch.ones(10, dtype=torch.bool)}
-                state = {f"hpm.{k}": v for k, v in start.items()}
-                before = time.process_time()
-                fit(trainer, repetition % 10, 1, start, shared=shared, state=state, times_selected=2)
-                times[name].append(time.process_time() - before)
-        for name in names:
-            pairs = zip(times[name][1:], times["fedavg"][1:], strict=True)
-            result[f"{network}: {name}"] = [
-                statistics.median(times[name][1:]),
-                statistics.median(a / b for a, b in pairs),
-            ]
-    return result
-
-
 def main() -> None:
     """Run the variants alternately and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--tiny", action="store_true", help="a try on digits, in seconds")
-    parser.add_argument("--variant", choices=[*VARIANTS, "many", "methods"], help="measure one alone, print JSON")
+    parser.add_argument("--variant", choices=[*VARIANTS, "many"], help="measure one alone, print JSON")
     parser.add_argument("--rounds", type=int, default=4, help="rounds of a variant")
     options = parser.parse_args()
     if options.rounds < 3:  # the first and the last one do not count
@@ -255,16 +199,11 @@ def main() -> None:
     )
     many = (measured if options.tiny else _child)("many", options)
     clients = "20" if options.tiny else "1,000"
-    print(f"MAP with {clients} clients: {many['peak_mb']:.0f} MB peak, {many['wall']:.1f} s a round\n")
-    print("| one client's round | CPU s | beside FedAvg |\n|---|---|---|")
-    for name, (seconds, ratio) in _child("methods", options).items():
-        print(f"| {name} | {seconds:.3f} | {ratio:.3f} |")
+    print(f"MAP with {clients} clients: {many['peak_mb']:.0f} MB peak, {many['wall']:.1f} s a round")
 
 
 def measured(variant: str, options: argparse.Namespace) -> dict[str, object]:
     """The numbers of one variant, in this process."""
-    if variant == "methods":
-        return methods(1 if options.tiny else 4 if options.quick else 15, options.tiny)
     function, overrides = {**VARIANTS, "many": (ours, MANY)}[variant]
     if options.tiny:
         overrides = [override.replace("=1000", "=20") for override in overrides]
@@ -274,7 +213,6 @@ def measured(variant: str, options: argparse.Namespace) -> dict[str, object]:
 def _child(variant: str, options: argparse.Namespace) -> dict[str, object]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "--variant", variant, "--rounds", str(options.rounds)]
-    command += [f"--{name}" for name in ("quick", "tiny") if getattr(options, name)]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 

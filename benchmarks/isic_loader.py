@@ -51,7 +51,7 @@ def main() -> None:
         for part in (local.train, local.test):
             for _ in part.stream([slice(0, len(part.y))]):
                 pass
-        found = {}
+        times = {}
         for name, client in [*((f"client {k}", k) for k in range(6)), ("test", None)]:
             begun, waited = time.perf_counter(), reader.waited
             if client is None:
@@ -60,12 +60,12 @@ def main() -> None:
                 fit(local, client, 0, made.start, times_selected=1)
             if local.device.type == "cuda":
                 torch.cuda.synchronize()
-            found[name] = (time.perf_counter() - begun, reader.waited - waited)
+            times[name] = (time.perf_counter() - begun, reader.waited - waited)
         print("| part | samples | s | waiting, s | share |\n|---|---|---|---|---|")
         sizes = [*made.sizes, len(local.test.y)]
-        total = [sum(column) for column in zip(*found.values(), strict=True)]
+        total = [sum(column) for column in zip(*times.values(), strict=True)]
         for (name, (seconds, waiting)), size in zip(
-            [*found.items(), ("round", tuple(total))], [*sizes, sum(sizes)], strict=True
+            [*times.items(), ("round", tuple(total))], [*sizes, sum(sizes)], strict=True
         ):
             print(f"| {name} | {size} | {seconds:.1f} | {waiting:.2f} | {100 * waiting / seconds:.1f} % |")
 

@@ -32,8 +32,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -66,30 +66,22 @@ QUIET = 0.1
 CORES = len(os.sched_getaffinity(0))
 
 
-@dataclass
-class Rounds:
-    """Measured rounds of one variant."""
+class Round(NamedTuple):
+    """Wall and CPU seconds of a measured round, and the cores that others used meanwhile."""
 
-    wall: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
-    others: list[float] = field(default_factory=list)
-
-    def add(self, more: Rounds) -> None:
-        """Take another run's along."""
-        self.wall += more.wall
-        self.cpu += more.cpu
-        self.others += more.others
-
-    def median(self) -> tuple[float, float, str]:
-        """Wall and CPU seconds of a round, and the others in words; of the quiet rounds, if any."""
-        quiet = [i for i, cores in enumerate(self.others) if cores <= QUIET]
-        wall, cpu, others = (
-            statistics.median(v[i] for i in quiet or range(len(v))) for v in (self.wall, self.cpu, self.others)
-        )
-        return wall, cpu, f"{others:.2f} in {len(quiet) or len(self.wall)} of {len(self.wall)} rounds"
+    wall: float
+    cpu: float
+    others: float
 
 
-def measured(command: list[str], folder: Path, rounds: int) -> Rounds:
+def median(rounds: list[Round]) -> tuple[float, float, str]:
+    """Wall and CPU seconds of a round, and the others in words; of the quiet rounds, if any."""
+    counting = [round for round in rounds if round.others <= QUIET] or rounds
+    wall, cpu, others = map(statistics.median, zip(*counting, strict=True))
+    return wall, cpu, f"{others:.2f} in {len(counting)} of {len(rounds)} rounds"
+
+
+def measured(command: list[str], folder: Path, rounds: int) -> list[Round]:
     """Run a command that writes a run into ``folder``; every round but the first."""
     begun = time.monotonic()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -107,14 +99,12 @@ def measured(command: list[str], folder: Path, rounds: int) -> Rounds:
     if process.returncode:
         sys.exit(f"{' '.join(command)}\nended with exit code {process.returncode}\n{error}")
     seconds = [json.loads(line)["seconds"] for line in timings.read_text().splitlines()]
-    found = Rounds()
+    measures = []
     for number, (before, after) in enumerate(itertools.pairwise(marks), rounds - len(marks) + 1):
         wall, cpu, busy = (b - a for a, b in zip(before, after, strict=True))
-        found.wall.append(seconds[number])
-        found.cpu.append(cpu)
-        found.others.append(max(0.0, busy - cpu) / wall)
-    print(f"  {time.monotonic() - begun:.0f} s: {found}", file=sys.stderr, flush=True)
-    return found
+        measures.append(Round(seconds[number], cpu, max(0.0, busy - cpu) / wall))
+    print(f"  {time.monotonic() - begun:.0f} s: {measures}", file=sys.stderr, flush=True)
+    return measures
 
 
 def _cpu(process: psutil.Process) -> float:
@@ -141,14 +131,14 @@ def mpi(*, quick: bool, tiny: bool) -> None:
     variants = dict(list(VARIANTS.items())[:2]) if tiny else VARIANTS
     recipe = RECIPES / ("quickstart.yaml" if tiny else "small/fedavg_fmnist.yaml")
     more = ["train_args.epochs=10"] if tiny else []  # rounds that are long enough to be seen
-    found = {name: Rounds() for name in variants}
+    results: dict[str, list[Round]] = {name: [] for name in variants}
     for turn in range(turns):
         for name, overrides in variants.items():
             print(f"turn {turn + 1}: {name}", file=sys.stderr)
             with tempfile.TemporaryDirectory() as folder:
                 out, sets = Path(folder) / "run", [*MPI, f"train_args.comm_round={rounds}", *more, *overrides]
-                found[name].add(measured(run(recipe, out, sets), out, rounds))
-    medians = {name: each.median() for name, each in found.items()}
+                results[name] += measured(run(recipe, out, sets), out, rounds)
+    medians = {name: median(measures) for name, measures in results.items()}
     sp, one = medians["sp"][0], medians["MPI, 1 worker"][0]
     print("\n| runtime | s a round | beside sp | throughput beside 1 worker | CPU s a round | others |")
     print("|---|---|---|---|---|---|")
@@ -183,18 +173,18 @@ def silos(*, quick: bool, tiny: bool) -> None:
         alone = training(recipes["loopback"], number, 3 if tiny else 11)
         if tiny:
             recipes = {"loopback, TLS": recipes["loopback, TLS"]}
-        found = {kind: Rounds() for kind in recipes}
+        results: dict[str, list[Round]] = {kind: [] for kind in recipes}
         for turn in range(turns):
             for kind, recipe in recipes.items():
                 print(f"turn {turn + 1}: {kind}", file=sys.stderr)
                 out = folder / f"{kind}-{turn}"
-                found[kind].add(measured(run(recipe, out, []), out, rounds - 1))  # the last one has a test
+                results[kind] += measured(run(recipe, out, []), out, rounds - 1)  # the last one has a test
     least = alone * number / min(number, CORES)
     print(f"\none client's training, alone: {alone:.3f} s; {number} on {CORES} cores: {least:.3f} s\n")
     print("| transport | s a round | beyond training | CPU s a round, training taken off | others |")
     print("|---|---|---|---|---|")
-    for kind, each in found.items():
-        wall, cpu, others = each.median()
+    for kind, measures in results.items():
+        wall, cpu, others = median(measures)
         print(f"| {kind} | {wall:.2f} | {wall - least:.2f} | {cpu - number * alone:.2f} | {others} |")
 
 

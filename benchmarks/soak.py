@@ -133,13 +133,8 @@ class Line:
 class Part:
     """The server or a silo: a process that is started again where it ends badly.
 
-    Args:
-        name: ``server`` or ``silo 3``.
-        command: that starts it; asked for each time.
-        folder: of its results, a file system of its own where there are full disks.
-        log: all that it says.
-        up: words of it by which it is there.
-        lines: its connections; the server's are everybody's.
+    Its folder is a file system of its own where there are full disks. It is there once its log says the words ``up``.
+    Of its ``lines``, the connections, the server's are everybody's.
     """
 
     name: str
@@ -149,44 +144,35 @@ class Part:
     up: str
     lines: list[Line]
     starts: int = 0
-    ready: bool = False
     excused_until: float = 0.0
     """Until when it may end badly."""
-    said: str = ""
     again_at: float = 0.0
-    process: subprocess.Popen[str] | None = None
+    process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it."""
         self.starts += 1
-        self.again_at, self.excused_until, self.ready, self.said = 0.0, 0.0, False, ""
+        self.again_at = self.excused_until = 0.0
         scratch = self.log.parent / "tmp"  # what a killed process leaves there goes with the rest
         scratch.mkdir(exist_ok=True)
-        self.process = subprocess.Popen(
-            self.command(),
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(scratch)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C is ours
-        )
-        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        with self.log.open("ab") as log:
+            self._begun = log.tell()
+            self.process = subprocess.Popen(
+                self.command(),
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TMPDIR": str(scratch)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is ours
+            )
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        with process.stdout, self.log.open("a", encoding="utf-8") as log:
-            log.write(f"--- start {self.starts}, pid {process.pid}\n")
-            for line in process.stdout:
-                log.write(f"{time.strftime('%H:%M:%S')} {line}")
-                log.flush()
-                self.said = line.strip()
-                self.ready |= self.up in line
+    def said(self) -> str:
+        """All that it has said since it was started last."""
+        return self.log.read_bytes()[self._begun :].decode(errors="replace")
 
     def tell(self, number: signal.Signals) -> None:
         """Send it a signal, if it still runs."""
-        if self.process is not None and self.process.poll() is None:
+        if self.process is not None:
             self.process.send_signal(number)
 
     def tend(self) -> str | None:
@@ -199,8 +185,14 @@ class Part:
             if now >= self.again_at:
                 self.start()
             return None
-        self.again_at, self.ready = now + RESTART_S, False
-        return None if now < self.excused_until else f"{self.name} ended with exit code {code}: {self.said}"
+        self.again_at = now + RESTART_S
+        last = (self.said().splitlines() or [""])[-1]
+        return None if now < self.excused_until else f"{self.name} ended with exit code {code}: {last}"
+
+    @property
+    def ready(self) -> bool:
+        """Whether it runs and is there."""
+        return self.process is not None and self.process.poll() is None and self.up in self.said()
 
     @property
     def done(self) -> bool:
@@ -210,15 +202,7 @@ class Part:
 
 @dataclass
 class Fault:
-    """What was done to whom.
-
-    Args:
-        kind: one of :data:`KINDS`.
-        part: at whose place.
-        seconds: how long it lasted.
-        rounds: complete when it began.
-        begun: when that was.
-    """
+    """What of :data:`KINDS` was done to whom, for how long, and how many rounds were complete when it began."""
 
     kind: str
     part: Part
@@ -231,19 +215,18 @@ class Fault:
 
     def begin(self) -> None:
         """Do it."""
-        if self.kind in ("cut", "outage"):
-            for line in self.part.lines:
+        for line in self.part.lines:
+            if self.kind in ("cut", "outage"):
                 line.up = self.kind == "cut"
                 line.cut()
-        elif self.kind == "stall":
-            for line in self.part.lines:
+            elif self.kind == "stall":
                 line.flows.clear()
-        elif self.kind == "kill":
+        if self.kind == "kill":
             self.part.excused_until = math.inf
             self.part.tell(signal.SIGKILL)
         elif self.kind == "freeze":
             self.part.tell(signal.SIGSTOP)
-        else:
+        elif self.kind == "full disk":
             self.fill()
 
     def fill(self) -> None:
@@ -273,14 +256,7 @@ class Fault:
 
 @dataclass
 class Run:
-    """One federation, from its start to its end.
-
-    Args:
-        folder: of everything.
-        rounds: of the recipe.
-        silos: their number.
-        disks: whether every part has a file system of its own.
-    """
+    """One federation, from its start to its end; ``disks``: whether every part has a file system of its own."""
 
     folder: Path
     rounds: int
@@ -311,10 +287,10 @@ class Run:
         self.server = Part("server", server, self.out, self.folder / "server.log", "listening on", lines)
         self.parts = [self.server]
         for rank, line in enumerate(lines, 1):
-            own = self._disk(f"silo-{rank}") / "run"
-            command = [*run, "--role", "client", "--rank", str(rank), "--server", line.address, "--run-dir", str(own)]
+            out = self._disk(f"silo-{rank}") / "run"
+            command = [*run, "--role", "client", "--rank", str(rank), "--server", line.address, "--run-dir", str(out)]
             log = self.folder / f"silo-{rank}.log"
-            self.parts.append(Part(f"silo {rank}", partial(list, command), own, log, "connected to the server", [line]))
+            self.parts.append(Part(f"silo {rank}", partial(list, command), out, log, "connected to the server", [line]))
 
     def _disk(self, name: str) -> Path:
         disk = self.folder / name
@@ -370,8 +346,7 @@ class Run:
         self.complete = complete
 
     def _stuck(self) -> bool:
-        stuck = time.monotonic() - self.moved > STUCK_S
-        if stuck:
+        if stuck := time.monotonic() - self.moved > STUCK_S:
             self.troubles.append(f"no round is complete since {STUCK_S:.0f} s")
         return stuck
 
@@ -379,7 +354,7 @@ class Run:
         there = [part for part in self.parts if part.ready]
         if not there:
             return
-        part = self.server if self.server.ready and rng.random() < SERVER_SHARE else rng.choice(there)
+        part = self.server if self.server in there and rng.random() < SERVER_SHARE else rng.choice(there)
         kind, seconds = rng.choice(KINDS), rng.uniform(*SECONDS)
         if kind == "full disk" and not self.disks:
             kind = "kill"
@@ -458,10 +433,9 @@ def soak(folder: Path, options: argparse.Namespace, *, disks: bool) -> bool:
         f"{len(run.faults)} faults, {restarts['server']} restarts of the server and {restarts['silo']} of silos"
     )
     want, have = results(calm), results(run)
-    differing = [
-        name for name in sorted(want.keys() | have.keys()) if not want.get(name) or want[name] != have.get(name)
-    ]
-    lines = [*wrong(calm), *wrong(run), *(f"{name} differs" for name in differing)]
+    names = sorted(want.keys() | have.keys())
+    lines = [*wrong(calm), *wrong(run)]
+    lines += [f"{name} differs" for name in names if not want.get(name) or want[name] != have.get(name)]
     for line in lines:
         print(f"WRONG: {line}")
     if not lines:

@@ -152,7 +152,7 @@ def make_plugin(folder, group, source, *, name="acme", module="acme", target="A"
     (folder / f"{module}.py").write_text(source)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def write_plugin():
     """Makes a plugin in a folder, for other processes to find: ``write_plugin(folder, group, source)``."""
     return make_plugin
@@ -297,8 +297,8 @@ def make_forker():
         return made[-1]
 
     yield make
-    for each in made:
-        each.stop()
+    for started in made:
+        started.stop()
 
 
 @pytest.fixture(scope="session")

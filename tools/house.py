@@ -84,7 +84,7 @@ def main() -> None:
     """Print the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arrows", action="store_true", help="every arrow between rooms")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     paths = modules()
     imports = arrows(paths)
     rooms: dict[str, set[str]] = {name.partition(".")[0]: set() for name in imports}
@@ -101,7 +101,7 @@ def main() -> None:
     print(f"circles of rooms                  {'; '.join(' '.join(sorted(c)) for c in circles(rooms)) or 'none'}")
     print(f"circles of modules                {'; '.join(' '.join(sorted(c)) for c in circles(imports)) or 'none'}")
     print(f"modules above 400 lines           {', '.join(f'{n} {k}' for n, k in lines.items() if k > 400) or 'none'}")
-    if asked.arrows:
+    if options.arrows:
         for room in sorted(rooms):
             print(f"{room:20} -> {' '.join(sorted(rooms[room]))}")
 

@@ -19,10 +19,10 @@ def main() -> None:
     order = np.random.default_rng(0).permutation(len(y))
     parts = {name: [] for name in ("server", *TENTHS)}
     for c in range(10):
-        own = order[y[order] == c]
-        test = len(own) // 5
-        cuts = np.cumsum([tenths[c] for tenths in TENTHS.values()]) * (len(own) - test) // 10
-        for name, part in zip(parts, np.split(own, [test, *(test + cuts[:-1])]), strict=True):
+        samples = order[y[order] == c]
+        test = len(samples) // 5
+        cuts = np.cumsum([tenths[c] for tenths in TENTHS.values()]) * (len(samples) - test) // 10
+        for name, part in zip(parts, np.split(samples, [test, *(test + cuts[:-1])]), strict=True):
             parts[name].append(part)
     folder = Path(__file__).with_name("data")
     folder.mkdir(exist_ok=True)

@@ -23,10 +23,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
     def __call__(self, server: Server, round: int, raw: Sequence[tuple[int, Weights]]) -> Weights:
         """The next state dict, before the optimiser's step: floating-point tensors through the hooks, others averaged.
 
-        Args:
-            server: whose round it is.
-            round: its number.
-            raw: training samples and upload of each client.
+        ``raw``: training samples and upload of each client.
         """
         self.server, self.args.round_idx = server, round
         seeds.seed_globals(server.federation.seed, "host's server hooks", round)
@@ -48,8 +45,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]  # the host i
     def aggregate(self, raw_client_model_or_grad_list: list[tuple[float, Weights]]) -> Weights:
         """The host's hook: its defences that aggregate themselves, else the method's own mean.
 
-        Args:
-            raw_client_model_or_grad_list: training samples and floating-point weights of each client.
+        It gets training samples and floating-point weights of each client.
         """
         defender = FedMLDefender.get_instance()
         if defender.is_defense_enabled():

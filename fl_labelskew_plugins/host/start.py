@@ -38,12 +38,7 @@ def host_config(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
-    """Write the host's configuration, start the host and return its arguments.
-
-    Args:
-        recipe: what to run.
-        config_file: where the host's configuration is written.
-        rank: this process's, 0 for the server.
+    """Write the host's configuration, start the host and return its arguments; ``rank``: 0 for the server.
 
     The host would look up its cloud, replace ``sys.stdout.write`` and parse ``sys.argv``; none of it happens.
     """

@@ -23,11 +23,7 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
     """Trains whichever client it is told, inside the host's order of hooks.
 
     Parameters are plain dictionaries that nobody else holds: what the host hands out is never the live module.
-
-    Args:
-        local: the local trainer.
-        args: the host's arguments.
-        hooks: whether a switch of the host (attack, defence, differential privacy) is on.
+    ``hooks``: whether a switch of the host (attack, defence, differential privacy) is on.
     """
 
     def __init__(self, local: LocalTrainer, args: Any, *, hooks: bool = False) -> None:

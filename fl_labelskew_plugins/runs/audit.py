@@ -80,11 +80,9 @@ class Audit:
         self._lock, self._busy = threading.RLock(), False
 
     def open(self, folder: Path, who: str) -> None:
-        """Begin the log of a folder, or go on with it; what was noted before is written first.
+        """Begin the log of an existing folder, or go on with it; what was noted before is written first.
 
-        Args:
-            folder: an existing one that nobody else writes to.
-            who: whose log it is: ``server`` or ``silo-2``.
+        ``who``: whose log it is, ``server`` or ``silo-2``; nobody else writes to it.
         """
         with self._lock:
             self._folder = folder
@@ -92,12 +90,9 @@ class Audit:
             self._write_waiting()
 
     def note(self, event: str, **facts: Any) -> None:
-        """Add a line.
+        """Add a line: one of :data:`EVENTS`, with facts such as ``rank``, ``peer``, ``kind``, ``sha256`` or ``why``.
 
-        Args:
-            event: what happened.
-            facts: ``rank``, ``peer``, ``fingerprint``, ``kind``, ``round``, ``bytes``, ``sha256``, ``why``, ``run``;
-                those that are None are left out, texts are cleaned.
+        Those that are None are left out, texts are cleaned.
         """
         line: dict[str, Any] = {"time": utc(), "event": event}
         line |= {k: clean(v, LETTERS) if isinstance(v, str) else v for k, v in facts.items() if v is not None}
@@ -108,8 +103,9 @@ class Audit:
 
     def sync(self) -> None:
         """Have the disk keep all lines so far."""
-        with self._lock:
-            self._sync()
+        with self._lock, contextlib.suppress(OSError):  # the next line that cannot be written is told
+            if self._file >= 0:
+                os.fsync(self._file)
 
     def close(self) -> str:
         """The last line; what to tell about the log, empty where there is none."""
@@ -120,7 +116,7 @@ class Audit:
             self._busy = True
             self._tell_repeated(now=True)
             self._append({"event": "closed"})
-            self._sync()
+            self.sync()
             self._let_go()
             folder, self._folder, self._busy = self._folder, None, False
             return (
@@ -197,7 +193,7 @@ class Audit:
     def _turn(self) -> None:
         """Put the full file aside and begin another."""
         assert self._folder is not None
-        self._sync()
+        self.sync()
         old = [int(path.stem.partition("-")[2]) for path in files(self._folder) if path.name != NAME]
         os.rename(self._folder / NAME, self._folder / f"audit-{max(old, default=0) + 1:06d}.jsonl")
         self._let_go()
@@ -225,11 +221,6 @@ class Audit:
         if not self.last:
             self._write({"event": "began", "log": secrets.token_hex(16)})
 
-    def _sync(self) -> None:
-        if self._file >= 0:
-            with contextlib.suppress(OSError):  # the next line that cannot be written is told
-                os.fsync(self._file)
-
 
 def files(folder: Path) -> list[Path]:
     """The files of a folder's log, the oldest first."""
@@ -245,20 +236,14 @@ def belongs(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Verified:
-    """What a log that is whole comes to.
-
-    Args:
-        lines: their number.
-        files: their number.
-        missing: lines that could not be written, as the log itself says.
-        repaired: lines that were cut in half and taken out.
-        last: SHA-256 of the last line.
-    """
+    """What a log that is whole comes to: numbers, and SHA-256 of the last line."""
 
     lines: int
     files: int
     missing: int
+    """Lines that could not be written, as the log itself says."""
     repaired: int
+    """Lines that were cut in half and taken out."""
     last: str
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.typed import GO_ON, to_go_on
@@ -74,14 +74,7 @@ class Call:
 
 
 class Runtime:
-    """One way to run a recipe. As it stands: everything in this process.
-
-    Args:
-        recipe: what to run.
-        call: how it was asked for.
-        folder: the run's folder; made by :class:`~fl_labelskew_plugins.runs.record.Record`'s owner, not here.
-        show: who watches.
-    """
+    """One way to run a recipe. As it stands: everything in this process. The run's folder is not made here."""
 
     roles: tuple[str, ...] = ()
     """Roles that may be asked for by themselves; none where everything runs in one place."""
@@ -90,12 +83,10 @@ class Runtime:
         self.recipe, self.call, self.folder, self.show = recipe, call, folder, show
         for option, value in (("--role", call.role), ("--rank", call.rank), ("--server", call.server)):
             if value is not None and not self.roles:
-                raise LabelSkewError(
-                    f"{option} {value}: comm_args.backend {recipe.comm.backend} runs in one place; "
-                    "a recipe with training_type: cross_silo and backend: GRPC would be right"
-                )
+                what = f"comm_args.backend {recipe.comm.backend} runs in one place"
+                raise mistake(f"{option} {value}", what, "a recipe with training_type: cross_silo and backend: GRPC")
         if call.rank is not None and call.role != "client":
-            raise LabelSkewError(f"--rank {call.rank}: is a silo's; --role client with it would be right")
+            raise mistake(f"--rank {call.rank}", "is for a silo", "it with --role client")
 
     def delegated(self) -> bool:
         """Do this process's part where that is not the server's; False: this process is the server."""

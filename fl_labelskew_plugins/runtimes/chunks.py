@@ -38,9 +38,7 @@ def cut(parts: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
 def hashed(parts: Sequence[bytes | memoryview], tensors: Sha256 | None = None) -> str:
     """SHA-256 of a message: of its tensors' bytes and then of its header and JSON, so that many can share the former.
 
-    Args:
-        parts: what :func:`.wire.encode` made.
-        tensors: the state after the tensors' bytes, from :func:`tensors_hashed`, where it is known.
+    ``tensors``: the state after the tensors' bytes, from :func:`tensors_hashed`, where it is known.
     """
     state = tensors_hashed(parts) if tensors is None else tensors.copy()
     state.update(parts[0])
@@ -57,12 +55,7 @@ def tensors_hashed(parts: Sequence[bytes | memoryview]) -> Sha256:
 
 
 class Hashing:
-    """Chunks of messages on their way through; see :func:`hashed`.
-
-    Args:
-        chunks: of a stream, each message in chunks of its own.
-        wanted: whether anybody asks for the digests.
-    """
+    """Chunks on their way through, each message in chunks of its own; see :func:`hashed`, which may not be wanted."""
 
     def __init__(self, chunks: Iterable[bytes], *, wanted: bool = True) -> None:
         self._chunks, self._wanted = iter(chunks), wanted
@@ -107,10 +100,7 @@ def assemble(
 ) -> tuple[Header, bytearray | mmap.mmap] | None:
     """The next message of a stream of chunks, each message in chunks of its own; None at the stream's end.
 
-    Args:
-        chunks: what :func:`cut` made of messages, one after the other.
-        admit: raises for a header whose message is not wanted, before anything is allocated.
-        spool: makes the buffer.
+    ``admit`` raises for a header whose message is not wanted, before the spool makes room for it.
 
     Raises:
         WireError: the chunks are no message; CutShortError where they end before it does.

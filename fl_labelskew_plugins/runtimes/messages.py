@@ -20,14 +20,7 @@ NOT_FINITE = ("nan", "inf", "-inf")
 
 
 class Manager(FedMLCommManager):  # type: ignore[misc]  # the host is untyped
-    """The host's manager over one of our transports: a handler for each kind of message, no logging of contents.
-
-    Args:
-        args: the host's arguments.
-        transport: what carries messages; the host's own is never made.
-        rank: this process, 0 for the server.
-        size: processes in all.
-    """
+    """The host's manager over one of our transports: a handler for each kind of message, no logging of contents."""
 
     def __init__(self, args: Any, transport: Transport, rank: int, size: int) -> None:
         self.transport = transport
@@ -52,17 +45,9 @@ class Manager(FedMLCommManager):  # type: ignore[misc]  # the host is untyped
         if msg_type in self.message_handler_dict:
             self.message_handler_dict[msg_type](msg_params)
 
-    def send(
-        self,
-        kind: Kind,
-        receiver: int,
-        *,
-        round: int = -1,
-        meta: Mapping[str, Any] | None = None,
-        tensors: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        """Send one message."""
-        self.send_message(message(kind, self.rank, receiver, round=round, meta=meta, tensors=tensors))
+    def send(self, kind: Kind, receiver: int, **parts: Any) -> None:
+        """Send one message, of the ``parts`` that :func:`.transport.message` takes."""
+        self.send_message(message(kind, self.rank, receiver, **parts))
 
 
 def upload_tensors(result: LocalResult, *, with_state: bool) -> dict[str, Tensor]:

@@ -38,10 +38,6 @@ class Part:
 def together(parts: Sequence[Part], *, environment: Mapping[str, str]) -> None:
     """Run all parts until the first one has ended well and the others after it, or until one fails.
 
-    Args:
-        parts: the first one is the one whose end is the end.
-        environment: variables that each gets beside this process's own.
-
     Raises:
         RunError: one of them failed; with its exit code, after all others have been ended.
         KeyboardInterrupt: this process was told to end, and has ended the others.

@@ -63,15 +63,7 @@ class WireError(RunError):
 
 @dataclass(frozen=True)
 class Header:
-    """What precedes every payload.
-
-    Args:
-        kind: type of the message.
-        sender: rank.
-        receiver: rank.
-        round: -1 where there is none.
-        length: bytes of the payload.
-    """
+    """What precedes every payload of ``length`` bytes; ``round`` is -1 where there is none."""
 
     kind: int
     sender: int
@@ -98,7 +90,7 @@ class Header:
         if magic != MAGIC:
             raise WireError("bytes that are no message of ours")
         if version != VERSION:
-            raise WireError(f"a message of format {version}; {VERSION}, the same version of this package, is right")
+            raise WireError(f"a message of format {version}; use the version of this package whose format is {VERSION}")
         return cls(*fields)
 
 

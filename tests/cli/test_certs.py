@@ -35,7 +35,7 @@ def test_new_says_what_goes_to_whom(call):
         "keep ca.key off all of them: who has it can pose as anybody",
     ]
     assert call("new", "--silos", "2", code=2).stderr == (
-        "error: certs/ca.pem: exists already; --add, which keeps what is there, or another --out would be right\n"
+        "error: certs/ca.pem: exists already; use --add, which keeps what is there, or another --out\n"
     )
     assert call("new", "--silos", "3", "--add").output.splitlines() == [
         "written to certs: silo-3",
@@ -165,6 +165,6 @@ def test_wrong_options_are_said(call, args):
 def test_without_cryptography_the_extra_is_named(call, monkeypatch, args):
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert call(*args, code=2).stderr == (
-        "error: certificates need cryptography, which is not installed; pip install 'fl-labelskew-plugins[grpc]' "
-        "would be right\n"
+        "error: certificates need cryptography, which is not installed; to install it: pip install "
+        "'fl-labelskew-plugins[grpc]'\n"
     )

@@ -102,9 +102,9 @@ def test_lines_that_are_passed_on_have_one_time(form, begin, capfd):
     lines = [*out.splitlines(), *err.splitlines()]
     if form == "json":
         last = ("WARNING", "silo 1 | Traceback (most recent call last):")  # it had no form
-        told = [json.loads(line) for line in lines]
-        assert [(line["level"], line["message"]) for line in told] == [*expected[:3], last]
-        assert [line.get("part") for line in told] == ["silo 1"] * 3 + [None]
+        records = [json.loads(line) for line in lines]
+        assert [(line["level"], line["message"]) for line in records] == [*expected[:3], last]
+        assert [line.get("part") for line in records] == ["silo 1"] * 3 + [None]
     elif form == "text":
         wanted = [f"{level:<7} silo 1 | {text}" for level, text in expected]
         assert [re.fullmatch(f"{TIME} (.*)", line)[1] for line in lines] == wanted

@@ -30,12 +30,12 @@ def events(folder):
 
 
 def test_each_line_has_the_digest_of_the_line_before_it(tmp_path):
-    told = write(tmp_path)
+    hashes = write(tmp_path)
     before = ""
     for line in lines(tmp_path):
         assert json.loads(line)["before"] == before
         before = hashlib.sha256(line).hexdigest()
-    assert told == f"audit log: {tmp_path / NAME}, last line's SHA-256 {before}; keep that elsewhere"
+    assert hashes == f"audit log: {tmp_path / NAME}, last line's SHA-256 {before}; keep that elsewhere"
     assert events(tmp_path) == ["began", "opened", *["sent"] * 5, "closed"]
     assert audit.verify(tmp_path) == audit.Verified(8, 1, 0, 0, before)
     assert audit.verify(tmp_path, before).last == before
@@ -204,8 +204,8 @@ def test_who_knocks_without_end_fills_no_disk(tmp_path, monkeypatch):
     log.note("connected", rank=3)
     log.close()
     assert events(tmp_path).count("refused") == audit.FEW["refused"] + 3
-    told = [content for _, _, content in audit.read(tmp_path) if content["event"] == "repeated"]
-    assert [(line["rank"], line["times"], line["why"]) for line in told] == [(3, 940, "refused")]
+    hashes = [content for _, _, content in audit.read(tmp_path) if content["event"] == "repeated"]
+    assert [(line["rank"], line["times"], line["why"]) for line in hashes] == [(3, 940, "refused")]
     audit.verify(tmp_path)
 
 

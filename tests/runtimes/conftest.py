@@ -31,9 +31,9 @@ class Federation:
         self.forker, self.folder = forker, folder
         self.recipe = folder / "recipe.yaml"
         self.recipe.write_text(recipe)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        from fl_labelskew_plugins.runtimes.silo.runtime import free_port
+
+        self.address = f"127.0.0.1:{free_port()}"
         self.run_dir = folder / "run"
         self.overrides, self.environment = [], {}
         self.number = 0
@@ -171,9 +171,9 @@ class Proxy:
 
     def cut(self):
         """Break every connection; new ones are passed on again, if ``up``."""
-        for each in self.open:
+        for end in self.open:
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                end.shutdown(socket.SHUT_RDWR)
         self.open.clear()
 
     @staticmethod

@@ -101,11 +101,11 @@ def test_all_runtimes_give_the_same_weights(name, setting, mpi, make_federation,
     assert [process.wait() for process in (server, *silos)] == [0, 0, 0, 0], server.text
     assert not [silo.text for silo in silos if "warning" in silo.text]  # such as of a state that is not there
     same(expected, across.weights())
-    for mine, theirs in zip(across.lines(), lines, strict=True):
-        assert mine["clients"] == theirs["clients"]
-        assert mine["accuracy"] == theirs["accuracy"]
-        assert mine["bytes_up"] == theirs["bytes_up"]
-        assert mine["loss_terms"] == {}  # a silo keeps its measures to itself
+    for row, theirs in zip(across.lines(), lines, strict=True):
+        assert row["clients"] == theirs["clients"]
+        assert row["accuracy"] == theirs["accuracy"]
+        assert row["bytes_up"] == theirs["bytes_up"]
+        assert row["loss_terms"] == {}  # a silo keeps its measures to itself
 
 
 @pytest.mark.parametrize("method", ["map", "fedmr", "fedshift"])

@@ -50,8 +50,8 @@ def check() -> str:
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and not any(rank in os.environ for rank, _ in RANKS):
         raise LabelSkewError(
-            f"comm_args.backend: MPI: srun started {tasks} processes that do not know of each other; srun --mpi=pmix, "
-            "or a single task that starts the others itself, would be right"
+            f"comm_args.backend: MPI: srun started {tasks} processes that do not know of each other; use srun "
+            "--mpi=pmix, or a single task that starts the others itself"
         )
     mpirun = shutil.which("mpirun")
     missing = "mpirun on PATH" if mpirun is None else "" if importlib.util.find_spec("mpi4py") else "mpi4py"
@@ -121,12 +121,7 @@ class Rank:
 
 
 class Job:
-    """One ``mpirun``, the ranks that have reported, and how far its end has come.
-
-    Args:
-        command: mpirun's, which starts :func:`.rank.enter` in every rank.
-        environment: of all of them, with :data:`DOOR`.
-    """
+    """One ``mpirun`` that starts :func:`.rank.enter` in every rank, those that reported, and how far its end is."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self.ranks: dict[int, Rank] = {}

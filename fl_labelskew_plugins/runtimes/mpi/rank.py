@@ -112,7 +112,7 @@ def world() -> Any:
     if place is not None and size != place[1]:
         raise LabelSkewError(
             f"comm_args.backend: mpi4py sees {size} of the {place[1]} processes, so it was built for another MPI than "
-            "the one that started them; pip install --force-reinstall --no-binary mpi4py mpi4py would be right"
+            "the one that started them; use pip install --force-reinstall --no-binary mpi4py mpi4py"
         )
     return MPI.COMM_WORLD
 

@@ -64,9 +64,7 @@ class MPI(Runtime):
         """The server's part."""
         args = start.start(self.recipe, self.folder.path / "fedml.yaml")
         transport = MPITransport(Spool(self.recipe.comm.upload_memory_mb * 2**20, self.folder.path))
-        size = transport.size
-        server = Server(args, transport, size, session, record)
-        server.train()
+        Server(args, transport, transport.size, session, record).train()
         transport.stop_receive_message()
 
     def _work(self, rank: int, size: int) -> None:
@@ -78,15 +76,7 @@ class MPI(Runtime):
 
 
 class Server(Manager):
-    """Rank 0: deals clients to workers and hands their uploads on in ascending order.
-
-    Args:
-        args: the host's arguments.
-        transport: MPI.
-        size: processes in all.
-        session: what to run.
-        record: where the run stands.
-    """
+    """Rank 0: deals clients to workers and hands their uploads on in ascending order."""
 
     def __init__(self, args: Any, transport: MPITransport, size: int, session: Session, record: Record) -> None:
         super().__init__(args, transport, SERVER, size)
@@ -160,9 +150,7 @@ class Server(Manager):
 
     def _deal(self, round: int, worker: int) -> None:
         """Give a worker its next client."""
-        states = self.record.states
-        client = self._waiting.pop(0)
-        news = self._news(worker)
+        states, client, news = self.record.states, self._waiting.pop(0), self._news(worker)
         self.send(
             Kind.TRAIN,
             worker,
@@ -195,15 +183,7 @@ class Server(Manager):
 
 
 class Worker(Manager):
-    """A rank above 0: trains the clients that the server names.
-
-    Args:
-        args: the host's arguments.
-        transport: MPI.
-        rank: this process.
-        size: processes in all.
-        session: what to run.
-    """
+    """A rank above 0: trains the clients that the server names."""
 
     def __init__(self, args: Any, transport: MPITransport, rank: int, size: int, session: Session) -> None:
         super().__init__(args, transport, rank, size)
@@ -237,10 +217,10 @@ class Worker(Manager):
         meta, tensors, round = message.get("meta"), message.get("tensors"), message.get("round")
         client = meta["client"]
         self.args.round_idx = round
-        told = {key: meta[key] for key in ("times_selected", "personalised")}
+        turn = {key: meta[key] for key in ("times_selected", "personalised")}
         state = group(tensors, "state")
         try:
-            result = self.trainer.take(client, round, self._weights, shared=self._shared, state=state, **told)
+            result = self.trainer.take(client, round, self._weights, shared=self._shared, state=state, **turn)
         except LabelSkewError as error:
             self.send(Kind.FAILED, SERVER, meta={"reason": str(error), "frames": error.frames})
             return

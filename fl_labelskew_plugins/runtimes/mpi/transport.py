@@ -48,17 +48,12 @@ class MPITransport(Transport):
     """Messages between the ranks of ``COMM_WORLD``, in order from each sender.
 
     A message's tensors may be changed as soon as :meth:`send_message` returns. It does not wait for the receiver, so
-    two ranks may send each other messages of any size at once.
-
-    Args:
-        spool: makes the buffers of received messages.
-        comm: an MPI communicator.
+    two ranks may send each other messages of any size at once. The spool makes the buffers of received ones.
     """
 
-    def __init__(self, spool: Spool | None = None, comm: Any = None) -> None:
+    def __init__(self, spool: Spool | None = None) -> None:
         super().__init__()
-        self._spool = spool or Spool()
-        self._comm = comm or world()
+        self._spool, self._comm = spool or Spool(), world()
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -83,11 +78,6 @@ class MPITransport(Transport):
         self._outgoing.append(Transfer(wire.Header.unpack(data), data, requests))
         self._expect(len(data))
         self._move()
-
-    @property
-    def sending(self) -> int:
-        """Messages that have not left yet."""
-        return len(self._outgoing)
 
     def stop_receive_message(self) -> None:
         """End the loop once the last messages have left, or :data:`STOP` seconds have passed."""

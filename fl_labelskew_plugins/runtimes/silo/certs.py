@@ -18,7 +18,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.x509.oid import NameOID
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runtimes.silo import keys
@@ -63,17 +63,13 @@ def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files
     if keys.encrypted(key):
         key = keys.pem(private)
     if private.public_key() != certificate.public_key():
-        raise LabelSkewError(
-            f"{key_path}: is not the key of {name}.pem; the two that were made together would be right"
-        )
+        raise mistake(key_path, f"is not the key of {name}.pem", "the two that were made together")
     if (who := _who(certificate)) != name:
         raise LabelSkewError(f"{path}: is the certificate of {who}, not of {name}")
     try:
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature):
-        raise LabelSkewError(
-            f"{path}: is not by the authority of {ca_path}; the two that were made together would be right"
-        ) from None
+        raise mistake(path, f"is not by the authority of {ca_path}", "the two that were made together") from None
     warnings = (*_expiring(ca_path, ca), *_expiring(path, certificate), *keys.readable_by_others(key_path))
     return Files(name, content(ca_path), content(path), key, warnings)
 
@@ -105,11 +101,11 @@ def load_authority(folder: Path, passphrase: Passphrase) -> tuple[x509.Certifica
     """
     path = folder / "ca.key"
     if not path.exists():
-        raise LabelSkewError(f"{path}: is not there; it is needed for this, where {folder} was made")
+        raise mistake(path, "is not there", f"the machine on which {folder} was made")
     key = keys.load(path, content(path), passphrase)
     certificate = load_certificate(folder / "ca.pem")
     if not isinstance(key, EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
-        raise LabelSkewError(f"{path}: is not the key of ca.pem; the two that were made together would be right")
+        raise mistake(path, "is not the key of ca.pem", "the two that were made together")
     return certificate, key
 
 
@@ -125,10 +121,8 @@ def load_certificate(path: Path, *, expired: bool = False) -> x509.Certificate:
         raise LabelSkewError(f"{path}: is no PEM certificate as `labelskew certs new` makes it") from None
     now = datetime.now(timezone.utc)
     if not expired and certificate.not_valid_after_utc < now:
-        raise LabelSkewError(
-            f"{path}: expired on {certificate.not_valid_after_utc:%Y-%m-%d}; use `labelskew certs renew` where it was "
-            "made, and copy what it makes here"
-        )
+        what = f"expired on {certificate.not_valid_after_utc:%Y-%m-%d}"
+        raise mistake(path, what, "`labelskew certs renew` where it was made, and copy what it makes here")
     if not expired and certificate.not_valid_before_utc > now:
         raise LabelSkewError(
             f"{path}: holds from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC only; is this machine's clock "

@@ -28,6 +28,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload_meta, upload_tensors
@@ -40,18 +41,9 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, State, group, joined, num_by
 
 
 class SiloClient(Manager):
-    """One silo.
+    """One silo, by its rank from 1, with its own recipe and samples.
 
-    Args:
-        args: the host's arguments.
-        transport: the way to the server.
-        rank: which silo, from 1.
-        recipe: this silo's own.
-        data: its samples.
-        folder: where its secret and, run by run, its states and measures are.
-        say: told in a line what happens.
-        guard: keeps this silo to its policy, if it has one.
-        warn: told, in place of ``say``, what somebody should look at.
+    In ``folder`` are its secret and, run by run, its states and measures; ``guard`` keeps it to its policy, if any.
     """
 
     def __init__(
@@ -62,13 +54,11 @@ class SiloClient(Manager):
         recipe: Recipe,
         data: SiloData,
         folder: Path,
-        say: Callable[[str], None],
+        show: Progress,
         guard: Guard | None = None,
-        warn: Callable[[str], None] | None = None,
     ) -> None:
         super().__init__(args, transport, rank, recipe.train.client_num_in_total + 1)
-        self.guard = guard
-        self.recipe, self.data, self.folder, self.say, self.warn = recipe, data, folder, say, warn or say
+        self.recipe, self.data, self.folder, self.show, self.guard = recipe, data, folder, show, guard
         self.client = rank - 1
         self.failure: LabelSkewError | None = None
         self.session: Session | None = None
@@ -84,10 +74,10 @@ class SiloClient(Manager):
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
         """What the server sends; a WELCOME comes with every connection."""
         return {
-            Kind.WELCOME: self._guarded(self._welcome),
-            Kind.TRAIN: self._guarded(self._train),
+            Kind.WELCOME: self._welcome,
+            Kind.TRAIN: self._train,
             Kind.VERDICT: self._verdict,
-            Kind.FINISH: self._guarded(self._finish),
+            Kind.FINISH: self._finish,
         }
 
     def _hello(self) -> Message:
@@ -95,18 +85,14 @@ class SiloClient(Manager):
         meta = {**self.data.facts.meta(), "process": self._process, "round": self._round}
         return message(Kind.HELLO, self.rank, SERVER, meta=meta)
 
-    def _guarded(self, handler: Callable[[Message], None]) -> Callable[[Message], None]:
-        """A handler that tells the server when this silo cannot go on, and ends it."""
-
-        def guarded(message: Message) -> None:
-            try:
-                handler(message)
-            except LabelSkewError as error:
-                self._fail(error)
-            except (KeyError, TypeError, ValueError) as error:  # a server of another version, or none of ours
-                self._fail(LabelSkewError(f"a message of the server makes no sense here: {clean(repr(error))}"))
-
-        return guarded
+    def receive_message(self, msg_type: int, msg_params: Message) -> None:
+        """Hand a message to its handler; where this silo cannot go on, tell the server, and end."""
+        try:
+            super().receive_message(msg_type, msg_params)
+        except LabelSkewError as error:
+            self._fail(error)
+        except (KeyError, TypeError, ValueError) as error:  # a server of another version, or none of ours
+            self._fail(LabelSkewError(f"a message of the server makes no sense here: {clean(repr(error))}"))
 
     def _fail(self, error: LabelSkewError) -> None:
         self.failure = error
@@ -144,7 +130,7 @@ class SiloClient(Manager):
             self.run_folder = RunFolder(self.folder / self._run)
             self.run_folder.create()
             self.states = Versions(self.run_folder.path / "states")
-            self.say(
+            self.show.note(
                 f"joined: {counted(data.facts.samples, 'training sample')} of {federation.num_samples}, "
                 f"{counted(federation.rounds, 'round')}"
             )
@@ -198,7 +184,9 @@ class SiloClient(Manager):
         self._send_upload()
         sent = num_bytes(result.upload.values()) + num_bytes(result.contributions.values())
         self.transport.audit.sync()
-        self.say(f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send")
+        self.show.note(
+            f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send"
+        )
 
     def _noise_seed(self, tensors: Mapping[str, Tensor]) -> int | None:
         """See :func:`noise_seed`; None where nothing draws noise: a large model's digest would be for nothing."""
@@ -233,8 +221,7 @@ class SiloClient(Manager):
         if self._upload is not None and self._upload[0] == round:
             self._upload, self._round = None, -1  # who asks for it again has to be told that it is not on its way
         if not meta.get("taken"):
-            why = reason(message)
-            self.warn(f"round {round + 1}: the server left this silo's upload out: {why}")
+            self.show.note(f"round {round + 1}: the server left this silo's upload out: {reason(message)}", log.WARNING)
 
     def _finish(self, message: Message) -> None:
         meta = message.get("meta")
@@ -242,8 +229,7 @@ class SiloClient(Manager):
             # no failure that the server is told of: this silo's class names are nobody's business
             names = wire.cleaned(list(self.data.data.class_names))  # as those of the server, which came over the wire
             names = facts.differing(names, meta.get("class_names"), "at the server")
-            why = reason(message)
-            self.failure = LabelSkewError(names or f"the server turned this silo away: {why}")
+            self.failure = LabelSkewError(names or f"the server turned this silo away: {reason(message)}")
             self.transport.stop_receive_message()
             return
         if self.session is not None:
@@ -255,7 +241,7 @@ class SiloClient(Manager):
             personalised = self.session.method.personalised(state)
             if personalised is not None:
                 save_atomic(personalised, self.run_folder.path / "personalised.safetensors")
-            self.say(f"the run is over; results: {self.run_folder.path}")
+            self.show.note(f"the run is over; results: {self.run_folder.path}")
         self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()
 
@@ -288,7 +274,7 @@ def secret(folder: Path) -> int:
     try:
         return int(file.read_text(encoding="ascii"), 16)
     except ValueError as error:
-        raise LabelSkewError(f"{file} is no secret of a silo; without the file, a new one would be made") from error
+        raise LabelSkewError(f"{file}: is no secret of a silo; remove it to have a new one made") from error
 
 
 def about(recipe: Recipe, data: SiloData) -> bytes:
@@ -310,11 +296,7 @@ def noise_seed(secret: int, about: bytes, tensors: Mapping[str, Tensor]) -> int:
 
     With the same noise under two answers their difference would be free of it: the same counts with noise of strength
     4 and of strength 8, an upload before and after a sample was added, updates from two models that the server made up.
-
-    Args:
-        secret: see :func:`secret`.
-        about: see :func:`about`.
-        tensors: what the server sent.
+    ``tensors`` are what the server sent.
     """
     digest = hashlib.blake2b(secret.to_bytes(16, "big") + about, digest_size=16)
     for name, value in tensors.items():

@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fl_labelskew_registry import LabelSkewError, RunError
@@ -34,33 +35,26 @@ LOOK_S = 10.0
 FROM_SERVER = (Kind.WELCOME, Kind.TRAIN, Kind.VERDICT, Kind.FINISH)
 
 
+@dataclass
 class Trust:
     """The server as a silo knows it, and whether it is the one to connect to and to go on with.
 
-    Its certificate is looked at before gRPC connects, which tells a client nothing of it.
-
-    Args:
-        address: ``host:port``.
-        tls: this silo's certificate, which the server asks for; None: nobody has any.
-        audit: where it is noted that a server is not trusted.
-        pin: raises where the server's certificate, by its SHA-256 fingerprint, is not the one to connect to.
-        revoked: certificates that count no longer.
+    Its certificate is looked at before gRPC connects, which tells a client nothing of it. Where ``tls`` is None, nobody
+    has any; ``pin`` and ``revoked`` are as for :class:`SiloTransport`.
     """
 
-    def __init__(
-        self,
-        address: str,
-        tls: Files | None,
-        audit: Audit,
-        pin: Callable[[str], None] | None,
-        revoked: Revocations | None,
-    ) -> None:
-        self._address, self._tls, self._audit, self._pin, self._revoked = address, tls, audit, pin, revoked
-        self.known: dict[str, Any] = {"rank": 0, "peer": address}
+    address: str
+    tls: Files | None
+    audit: Audit
+    pin: Callable[[str], None] | None
+    revoked: Revocations | None
+    certificate: bytes = b""
+    """PEM of the certificate that it showed last. In place of the authority's, gRPC then connects to a server of this
+    certificate and no other."""
+
+    def __post_init__(self) -> None:
+        self.known: dict[str, Any] = {"rank": 0, "peer": self.address}
         """What the audit log has of it; the certificate's fingerprint, too, once it was looked at."""
-        self.certificate = b""
-        """PEM of the certificate that it showed last. In place of the authority's, gRPC then connects to a server of
-        this certificate and no other."""
 
     def look(self) -> str:
         """Look at the certificate where it matters; why one cannot connect now, empty where one can.
@@ -68,20 +62,20 @@ class Trust:
         Raises:
             LabelSkewError: it is not the one to connect to.
         """
-        if self._tls is None or (self._pin is None and not self._any_revoked):
+        if self.tls is None or (self.pin is None and not self._any_revoked):
             return ""
         try:
-            self.certificate = _shown(self._address, self._tls)
+            self.certificate = _shown(self.address, self.tls)
         except ssl.SSLError as error:
             if final := _hopeless(str(error)):
-                raise LabelSkewError(f"the server at {self._address}: {final}") from None
+                raise LabelSkewError(f"the server at {self.address}: {final}") from None
             return "it closes connections"
         except OSError as error:
             return error.strerror or str(error)
         self.known["fingerprint"] = fingerprint(self.certificate)
         try:
-            if self._pin is not None:
-                self._pin(self.known["fingerprint"])
+            if self.pin is not None:
+                self.pin(self.known["fingerprint"])
         except LabelSkewError as error:
             self.refused(str(error))
             raise
@@ -91,19 +85,19 @@ class Trust:
 
     def doubt(self) -> str:
         """Why nothing more is to be sent to this server or taken from it; empty where there is no reason."""
-        if self._revoked is None or not self._any_revoked:
+        if self.revoked is None or not self._any_revoked:
             return ""
         if not self.certificate:
             return "there are revoked certificates now; looking again"
-        return self._revoked.barred(self.certificate)
+        return self.revoked.barred(self.certificate)
 
     def refused(self, why: str) -> None:
         """Note it in the audit log."""
-        self._audit.note("refused", **self.known, why=why)
+        self.audit.note("refused", **self.known, why=why)
 
     @property
     def _any_revoked(self) -> bool:
-        return self._revoked is not None and bool(self._revoked.look().entries)
+        return self.revoked is not None and bool(self.revoked.look().entries)
 
 
 class SiloTransport(Transport):
@@ -116,9 +110,7 @@ class SiloTransport(Transport):
         address: ``host:port`` of the server.
         rank: which silo, from 1.
         tls: this silo's certificate; without it, the server must be on this machine.
-        spool: where messages wait for their turn.
         say: told in a line, in another thread, that the server is waited for and that it is there.
-        audit: where connections and messages are noted.
         pin: raises where the server's certificate, by its SHA-256 fingerprint, is not the one to connect to.
         revoked: certificates that count no longer; a server with one is not connected to, until it has another.
 
@@ -260,7 +252,9 @@ class SiloTransport(Transport):
             self.arrived.put(message(Kind.REFUSED, 0, self.rank, meta={"reason": why}))
             self._trust.refused(why)
         except OSError as error:
-            raise RunError(f"no room for a message of the server: {error.strerror}; make some, start again") from None
+            raise RunError(
+                f"no room for a message of the server: {error.strerror}; make room and start again"
+            ) from None
         finally:
             self._outbox = None
             outbox.close(flush=False)
@@ -351,15 +345,15 @@ def _shown(address: str, tls: Files) -> bytes:
 def _hopeless(why: str, code: str = "") -> str:
     """Why trying again is of no use, by what was said and gRPC's name of the status; empty where it may be."""
     if code == "UNIMPLEMENTED":
-        return "another service answers there; the server's own host and port would be right"
+        return "another service answers there; use the server's own host and port"
     if code in ("PERMISSION_DENIED", "INVALID_ARGUMENT", "ABORTED"):
         return f"it refused this silo: {why}"
     if "CERTIFICATE_VERIFY_FAILED" in why:
         return f"its certificate is not one that this silo's ca.pem vouches for ({why.rpartition(': ')[2]})"
     if "Hostname Verification" in why or "is not in peer certificate" in why:
-        return "its certificate is for another host; `labelskew certs new --server HOST` makes one for this"
+        return "its certificate is for another host; use `labelskew certs renew server --server HOST` there"
     if "WRONG_VERSION_NUMBER" in why:
-        return "it does not speak TLS; no comm_args.certs here, or one there, would be right"
+        return "it does not speak TLS; leave comm_args.certs away here, or set it there"
     return ""
 
 

@@ -28,13 +28,7 @@ LATE: dict[str, Any] = {"taken": False, "reason": "it came too late"}
 
 
 class Opening:
-    """The opening exchange: a round in which everybody who is there is asked, by WELCOME, and nobody trains.
-
-    Args:
-        rounds: of the run.
-        members: who is here.
-        census: what they have.
-    """
+    """The opening exchange: a round in which everybody who is there is asked, by WELCOME, and nobody trains."""
 
     def __init__(self, rounds: Rounds, members: Members, census: Census) -> None:
         self._rounds, self._members, self._census = rounds, members, census
@@ -84,14 +78,7 @@ class Opening:
 
 
 class Uploads:
-    """What silos are asked for, round by round.
-
-    Args:
-        rounds: of the run.
-        members: who is here.
-        sizes: training samples of each silo.
-        send: sends a message.
-    """
+    """What silos are asked for, round by round; ``sizes``: training samples of each."""
 
     def __init__(self, rounds: Rounds, members: Members, sizes: list[int], send: Callable[..., None]) -> None:
         self._rounds, self._record, self._comm = rounds, rounds.record, members.comm

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.machine import log
@@ -39,13 +39,8 @@ def read(folder: Path) -> dict[int, str]:
 class Excluded:
     """Whom a running server leaves out; as text, the end of a message that says so, empty where nobody is.
 
-    Args:
-        folder: the run's.
-        silos: how many there are.
-        say: told a line when somebody is excluded or included.
-        note: likewise, for the audit log.
-
-    ``clients``: who is excluded now, from 0, and why.
+    ``say`` and, for the audit log, ``note`` are told when somebody is excluded or included; ``clients``: who is
+    excluded now, from 0, and why.
     """
 
     def __init__(self, folder: Path, silos: int, say: Callable[[str], None], note: Callable[..., None]) -> None:
@@ -89,7 +84,7 @@ def exclude(folder: Path, rank: int, why: str) -> dict[int, str]:
     """Leave a silo out from the next round on; all who are left out then."""
     known = _of(folder, rank)
     if rank in known:
-        raise LabelSkewError(f"{folder}: silo {rank} is excluded already; labelskew silo include brings it back")
+        raise mistake(folder, f"silo {rank} is excluded already", "`labelskew silo include` to bring it back")
     return _write(folder, known | {rank: clean(why, LETTERS)})
 
 
@@ -111,12 +106,12 @@ def _of(folder: Path, rank: int) -> dict[int, str]:
     """
     run = RunFolder(folder)
     if not folder.is_dir():
-        raise LabelSkewError(f"{folder}: no such folder; use the folder of the server's run")
+        raise mistake(folder, "no such folder", "the folder of the server's run")
     if not run.recipe.is_file():
-        raise LabelSkewError(f"{folder}: no recipe.yaml in it; use the folder of a server's run that has begun")
+        raise mistake(folder, "no recipe.yaml in it", "the folder of a server's run that has begun")
     recipe = recipes.load(run.recipe)
     if not recipe.common.across_silos:
-        raise LabelSkewError(f"{folder}: is no run across silos; use the folder of one (training_type: cross_silo)")
+        raise mistake(folder, "is no run across silos", "the folder of one (training_type: cross_silo)")
     if not 1 <= rank <= (silos := recipe.train.client_num_in_total):
         raise LabelSkewError(f"{folder}: no silo {rank} in it; allowed: 1 to {silos}")
     return read(folder)

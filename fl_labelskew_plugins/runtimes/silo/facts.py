@@ -47,15 +47,8 @@ class Facts:
     classes: str | None = None
 
     def meta(self) -> dict[str, Any]:
-        """In JSON's types."""
-        plain: dict[str, Any] = {
-            "samples": self.samples,
-            "input_shape": list(self.input_shape),
-            "num_classes": self.num_classes,
-        }
-        if self.counts is not None:
-            plain["counts"] = list(self.counts)
-        return plain if self.classes is None else {**plain, "classes": self.classes}
+        """In JSON's types, without what is not told."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if v is not None}
 
 
 class OtherClassesError(RunError):
@@ -92,7 +85,7 @@ def facts(meta: Mapping[str, Any]) -> Facts:
     Raises:
         RunError: they are none.
     """
-    values: list[Any] = [meta.get(key) for key in ("samples", "input_shape", "num_classes", "counts", "classes")]
+    values: list[Any] = [meta.get(field.name) for field in fields(Facts)]
     samples, shape, classes, counts, names = values
     if not _whole(samples, 1, MOST_SAMPLES):
         raise RunError("its number of samples is not a whole number above 0")
@@ -145,11 +138,7 @@ class SiloData:
 
 
 def load(recipe: Recipe, client: int) -> SiloData:
-    """The samples of silo ``client`` (from 0).
-
-    Args:
-        recipe: the silo's own; where it has data of its own, all of them, else those that the partition deals to it.
-        client: which silo.
+    """The samples of silo ``client`` (from 0): all that its recipe names, or those that the partition deals to it.
 
     Raises:
         LabelSkewError: the data cannot be had, or there is none.
@@ -274,11 +263,6 @@ def numbers(meta: Mapping[str, Any], key: str, least: int, most: int, where: str
 
 def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
     """The run as a whole, in what the server said of it.
-
-    Args:
-        content: the server's.
-        recipe: the silo's own.
-        facts: of its data.
 
     Raises:
         LabelSkewError: it is not what this silo's recipe and data make of it; a line that names the first such field.

@@ -26,10 +26,6 @@ class _Kind:
 class Flood:
     """Tells lines about peers, and counts those that are too many.
 
-    Args:
-        say: told a line.
-        now: seconds.
-
     Lines are of one kind where they differ in numbers alone. What was held back is told with the first line about
     anybody after its minute is over, and by :meth:`close`.
     """

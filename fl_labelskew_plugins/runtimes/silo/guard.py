@@ -34,12 +34,7 @@ class Account(BaseModel):
 
 
 class Guard:
-    """A policy at work in a running silo.
-
-    Args:
-        policy: the silo's.
-        file: where it stands.
-        folder: the silo's own.
+    """A policy at work in a running silo, with the file that it stands in and the silo's own folder.
 
     Raises:
         LabelSkewError: the account cannot be read.
@@ -56,12 +51,7 @@ class Guard:
             self._refuse("server_fingerprint", f"a server whose certificate has {fingerprint}")
 
     def join(self, federation: Federation, quorum: Any) -> None:
-        """Raise PolicyError unless a run may be joined.
-
-        Args:
-            federation: as the server tells it.
-            quorum: uploads that a round needs, as the server tells it.
-        """
+        """Raise PolicyError unless a run may be joined; ``quorum``: uploads that its rounds need, by the server."""
         least = self.policy.min_clients  # its rounds are the recipe's, which was looked at when it was read
         if least is not None:
             if type(quorum) is not int:
@@ -71,11 +61,6 @@ class Guard:
 
     def answer(self, run: str, round: int, question: str) -> None:
         """Write an answer down before it is worked out; nothing where the same question was answered already.
-
-        Args:
-            run: the run's name.
-            round: from 0.
-            question: :func:`question`.
 
         Raises:
             PolicyError: there have been as many answers as the policy allows.
@@ -106,12 +91,7 @@ class Guard:
             ) from None
 
     def leaving(self, names: Iterable[str], kinds: Mapping[str, str]) -> None:
-        """Raise PolicyError unless tensors of these names may leave beside weights.
-
-        Args:
-            names: of what a client has made, announced or not.
-            kinds: a method's ``sends``.
-        """
+        """Raise PolicyError unless tensors of these names, announced in a method's ``sends`` or not, may leave."""
         for name in names:
             kind = OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else kinds.get(name, OTHER)
             if self.policy.send is not None and kind not in self.policy.send:
@@ -136,12 +116,7 @@ class Guard:
 
 
 def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
-    """What keeps a silo to its policy; None where it has none.
-
-    Args:
-        recipe: the silo's own.
-        rank: which silo, from 1.
-        folder: the silo's own.
+    """What keeps a silo, by its rank from 1, to its policy; None where it has none.
 
     Raises:
         LabelSkewError: the silo has answered under a policy and now has none, or its account cannot be read.
@@ -159,15 +134,7 @@ def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
 def question(
     federation: Federation, round: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], state: State
 ) -> str:
-    """Digest of all that an answer rests on and that a server can choose.
-
-    Args:
-        federation: as the server told it.
-        round: from 0.
-        meta: of the request.
-        tensors: weights and what is shared.
-        state: the private state that the request names.
-    """
+    """Digest of all that an answer rests on and that a server can choose; ``state``: what the request names of it."""
     digest = hashlib.sha256(json.dumps([asdict(federation), round, meta], sort_keys=True).encode())
     for name, value in (*sorted(tensors.items()), *sorted(state.items())):
         digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())

@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runtimes.silo import keys
@@ -60,15 +60,13 @@ def new(
     wanted = ["ca", "server", *(silo_name(rank) for rank in range(1, silos + 1))]
     files = [folder / f"{name}.{ending}" for name in wanted for ending in ("pem", "key")]
     if not add and (there := [path for path in files if path.exists()]):
-        raise LabelSkewError(
-            f"{there[0]}: exists already; --add, which keeps what is there, or another --out would be right"
-        )
+        raise mistake(there[0], "exists already", "--add, which keeps what is there, or another --out")
     missing = [name for name in wanted if not (folder / f"{name}.pem").exists()]
     if "ca" in missing and missing != wanted:
-        raise LabelSkewError(f"{folder / 'ca.pem'}: is not there; --add goes on where {folder} was made")
+        raise mistake(folder / "ca.pem", "is not there", f"--add where {folder} was made")
     if hosts and "server" not in missing:
-        raise LabelSkewError(
-            f"--server: {folder / 'server.pem'} exists already; use `labelskew certs renew server` with --server"
+        raise mistake(
+            "--server", f"{folder / 'server.pem'} exists already", "`labelskew certs renew server` with --server"
         )
     passphrase = passphrase or Passphrase()
     with keys.writing(folder):
@@ -98,13 +96,8 @@ def renew(
 ) -> list[str]:
     """Make certificates anew, each with a new key; the old ones hold until they expire or are revoked.
 
-    Args:
-        folder: where the authority and the certificates are.
-        names: ``server``, ``silo-3``; or :data:`.names.ALL`.
-        hosts: the server's, as for :func:`new`; none: those that it had.
-        days: how long they hold.
-        encrypt: as for :func:`new`.
-        passphrase: as for :func:`new`.
+    ``names`` are ``server``, ``silo-3`` or :data:`.names.ALL`; all else is as for :func:`new`, but without ``hosts``
+    the server keeps those that it had.
 
     Returns:
         Names of the certificates that were made.
@@ -133,11 +126,7 @@ def renew(
 def _issued(name: str, days: int, authority: Issued | None = None, hosts: Sequence[x509.GeneralName] = ()) -> Issued:
     """A certificate that proves one thing, to be this server or to be this silo; without an authority, one of those.
 
-    Args:
-        name: ``server`` or ``silo-3``.
-        days: how long it holds, and no longer than its authority.
-        authority: who vouches for it.
-        hosts: names and addresses of the server; none for a silo.
+    It holds no longer than its authority. ``hosts``: names and addresses of the server; none for a silo.
     """
     key, ca = ec.generate_private_key(ec.SECP256R1()), authority is None
     now, subject = datetime.now(timezone.utc), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])

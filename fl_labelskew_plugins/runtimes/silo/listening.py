@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING, Any
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.recipe import addresses
@@ -52,13 +52,7 @@ class DaemonThreads(Executor):
 
 
 class _Connection:
-    """A silo's stream, as the server sees it.
-
-    Args:
-        context: gRPC's.
-        rank: from the peer's certificate; 0 until HELLO claims one.
-        audit: where it is noted what is sent.
-    """
+    """A silo's stream, as the server sees it; its rank is from the peer's certificate, or 0 until HELLO claims one."""
 
     def __init__(self, context: Any, rank: int, audit: Audit) -> None:
         self.context = context
@@ -96,8 +90,6 @@ class ServerTransport(Transport):
         address: ``host:port`` to listen at; port 0 takes a free one.
         silos: their number; ranks are 1 to ``silos``.
         tls: the server's certificate; without it, the address must be this machine's own.
-        spool: where messages wait for their turn.
-        audit: where connections and messages are noted.
         revoked: certificates that count no longer; who shows one is refused, who has shown one before is turned out.
 
     Raises:
@@ -375,7 +367,7 @@ def _listen(server: Any, host: str, port: int, tls: names.Files | None, knock: C
         credentials = grpc.dynamic_ssl_server_credentials(configuration, knock, require_client_authentication=True)
         return addresses.join(host, server.add_secure_port(address, credentials))
     except RuntimeError:  # gRPC does not say why
-        why, right = "it cannot be bound", "a free port of this machine would be right"
+        why, use = "it cannot be bound", "a free port of this machine"
         try:
             passive = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             family, *_, sockaddr = passive[0]
@@ -384,8 +376,8 @@ def _listen(server: Any, host: str, port: int, tls: names.Files | None, knock: C
         except OSError as error:
             why = (error.strerror or str(error)).lower()
             if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-                right = (
-                    "an address of this machine would be right, such as comm_args.listen_address: "
-                    f"0.0.0.0:{port} where silos reach it through a router"
+                use = (
+                    f"an address of this machine, such as comm_args.listen_address: 0.0.0.0:{port} where silos reach "
+                    "it through a router"
                 )
-        raise LabelSkewError(f"cannot listen at {address}: {why}; {right}") from None
+        raise mistake(f"cannot listen at {address}", why, use) from None

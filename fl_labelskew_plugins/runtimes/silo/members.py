@@ -1,11 +1,12 @@
 """Who is there, who is waited for, and who is left out until it speaks again.
 
 A silo that left is waited for ``reconnect_s``; one that missed a deadline, or stayed away longer than that, is left out
-until it speaks again. All of it is time in which the server listened, see :mod:`.clock`.
+until it speaks again. All of it is time in which the server listened, see :class:`ListeningClock`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
@@ -13,25 +14,49 @@ from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
-from fl_labelskew_plugins.runtimes.silo.clock import ListeningClock
 from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
 from fl_labelskew_plugins.runtimes.transport import Transport
 
 Answer = TypeVar("Answer")
 
+STEP_S = 1.0
+"""The longest that one wait lasts: windows that others have opened meanwhile are looked at in between."""
+SETTLE_S = 0.2
+"""How long is listened at least before time is up: what has reached this machine may still be on its way here."""
+STALL_S = 0.5
+"""A wait that took so much longer than asked for was none: the process was stopped, or its machine slept."""
+OVERTIME_S = 10.0
+"""How long messages that waited already are taken after time is up; so long, as a peer may send without end."""
+
+
+class ListeningClock:
+    """Runs while it listens alone; ``before`` is called before each wait.
+
+    ``now`` is the number of seconds in which a message could have been heard.
+    """
+
+    def __init__(self, transport: Transport, before: Callable[[], None] = lambda: None) -> None:
+        self.now = 0.0
+        self._transport, self._before = transport, before
+
+    def listen(self, until: float) -> bool:
+        """Take what comes next, or wait a step; False once ``now`` is beyond ``until`` and nothing is left to take."""
+        wait = min(STEP_S, max(until - self.now, SETTLE_S))
+        self._before()
+        begun = time.monotonic()
+        arrived = self._transport.receive(wait)
+        took = time.monotonic() - begun
+        if took > wait + STALL_S:
+            return True
+        self.now += took
+        return self.now < until + (OVERTIME_S if arrived else 0.0)
+
 
 class Members:
     """The silos of a federation, by client, from 0.
 
-    Args:
-        recipe: what is run.
-        transport: where messages arrive; they are listened to here alone.
-        excluded: whom the operator leaves out.
-        recount: called when the operator has changed that.
-        warn: told in a line whom the run goes on without.
-        go_on: how to go on with the run, for messages.
-        tell: given what ``labelskew status`` is to know.
-        seen: what has been seen of each silo so far.
+    Messages are listened to here alone. ``recount`` is called when the operator has changed who is ``excluded``,
+    ``warn`` with whom the run goes on without, and ``tell`` with what ``labelskew status`` is to know.
 
     ``present``: who is connected; ``away``: who is left out until it speaks again; ``turned``: who was turned away, and
     why; ``round``: the one under way, -1 before the first and after the last.
@@ -42,7 +67,6 @@ class Members:
         recipe: Recipe,
         transport: Transport,
         excluded: Excluded,
-        *,
         recount: Callable[[], None],
         warn: Callable[[str], None],
         go_on: str,
@@ -189,14 +213,7 @@ class Members:
 
 
 class Poll(Generic[Answer]):
-    """A question to silos.
-
-    Args:
-        members: who is here.
-        clients: who is asked, ascending.
-        what: they are asked for, in the plural.
-        answers: what has come, by client; more is put in here as it comes.
-    """
+    """A question to these clients, ascending, for ``what``, in the plural; ``answers`` are put in as they come."""
 
     def __init__(self, members: Members, clients: Sequence[int], what: str, answers: dict[int, Answer]) -> None:
         self._members, self.clients, self._what, self.answers = members, clients, what, answers
@@ -212,8 +229,7 @@ class Poll(Generic[Answer]):
     def take(self, refused: Callable[[int], bool] = lambda client: False) -> Iterator[int]:
         """Wait for the answers; who has sent one, in ascending order, once it is a quorum.
 
-        Args:
-            refused: asked of each whose turn it is: whether its answer is not to be taken after all.
+        Of each whose turn it is, ``refused`` says whether its answer is not to be taken after all.
 
         Raises:
             RunError: too few sent one in time.

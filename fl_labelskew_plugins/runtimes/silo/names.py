@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
 ALL = "all"
 """Stands for the server's and every silo's certificate."""
@@ -40,15 +42,13 @@ class Files:
     warnings: tuple[str, ...] = ()
 
 
-def require() -> None:
-    """Raise LabelSkewError where cryptography is not installed, before a module is imported that needs it."""
+def require(module: str = "cryptography", needed: str = "certificates need cryptography") -> Any:
+    """Import what federations across silos alone need; raises LabelSkewError where it is not installed."""
     try:
-        import cryptography  # noqa: F401
+        return importlib.import_module(module)
     except ImportError:
-        raise LabelSkewError(
-            "certificates need cryptography, which is not installed; pip install 'fl-labelskew-plugins[grpc]' "
-            "would be right"
-        ) from None
+        install = "pip install 'fl-labelskew-plugins[grpc]'"
+        raise LabelSkewError(f"{needed}, which is not installed; to install it: {install}") from None
 
 
 def silo_name(rank: int) -> str:
@@ -76,7 +76,7 @@ def paths(folder: Path) -> list[Path]:
     """
     there = sorted(folder.glob("*.pem"), key=lambda path: (rank_of(path.stem), path.stem))
     if not there:
-        raise LabelSkewError(f"{folder}: holds no certificate; use a folder that `labelskew certs new` made")
+        raise mistake(folder, "holds no certificate", "a folder that `labelskew certs new` made")
     return there
 
 
@@ -91,10 +91,8 @@ def named(folder: Path, names: Sequence[str]) -> list[str]:
     there = [path.stem for path in paths(folder) if path.stem == "server" or rank_of(path.stem)]
     for name in names:
         if name == "ca":
-            raise LabelSkewError(
-                "ca: the authority can be neither revoked nor renewed; use `labelskew certs new` with another --out, "
-                "and give everybody new certificates"
-            )
+            use = "`labelskew certs new` with another --out, and give everybody new certificates"
+            raise mistake(name, "the authority can be neither revoked nor renewed", use)
         if name not in (*there, ALL):
             raise LabelSkewError(f"{folder}: {mistakes.unknown(name, [*there, ALL])}")
     return there if ALL in names else list(dict.fromkeys(names))
@@ -109,8 +107,6 @@ def content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise LabelSkewError(
-            f"{path}: is not there; `labelskew certs new` makes it, and it is to be copied here"
-        ) from None
+        raise mistake(path, "is not there", "`labelskew certs new` to make it, and copy it here") from None
     except OSError as error:
         raise LabelSkewError(f"{path}: cannot be read: {error.strerror}") from None

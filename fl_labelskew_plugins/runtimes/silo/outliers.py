@@ -90,7 +90,7 @@ class Judge:
     def add(self, client: int, norms: dict[str, float]) -> bool:
         """An upload has come; whether its own silo's past alone is enough for it to be accepted."""
         self._now[client] = norms
-        at_once = all(norm <= self._most(self._own(client, name), median) for name, norm in norms.items() if norm)
+        at_once = all(norm <= self._most(self._before(client, name), median) for name, norm in norms.items() if norm)
         if at_once:
             self._accept(client)
         return at_once
@@ -98,7 +98,7 @@ class Judge:
     def objection(self, client: int) -> str:
         """What is wrong with an upload, now that all have come that are awaited; empty where it is accepted."""
         for name, norm in self._now[client].items():
-            before, others = self._own(client, name), self._others(client, name)
+            before, others = self._before(client, name), self._others(client, name)
             if norm and (before or others) and norm > max(self._most(before, median), self._most(others, median_low)):
                 norms = [f"{median_low(others):.3g} at the others"] if others else []
                 norms += [f"{median(before):.3g} at it before"] if before else []
@@ -114,13 +114,13 @@ class Judge:
             return math.inf
         return self.ratio * middle(norms) if norms else 0.0
 
-    def _own(self, client: int, name: str) -> list[float]:
+    def _before(self, client: int, name: str) -> list[float]:
         rounds = self.past.get(client, {})
         return list(_above_0(rounds[at].get(name) for at in rounds if at < self._round))
 
     def _others(self, client: int, name: str) -> list[float]:
         now = list(_above_0(norms.get(name) for k, norms in self._now.items() if k != client))
-        return now or [before[-1] for k in self.past if k != client and (before := self._own(k, name))]
+        return now or [before[-1] for k in self.past if k != client and (before := self._before(k, name))]
 
 
 def _above_0(norms: Iterator[float | None]) -> Iterator[float]:

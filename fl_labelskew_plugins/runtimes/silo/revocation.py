@@ -149,15 +149,15 @@ class Revocations:
         self._path, self._kept, self._say, self._warn = folder / REVOKED, kept, say, warn
         self._name = folder / f"{tls.name}.pem"
         self._authority = x509.load_pem_x509_certificate(tls.ca)
-        self._own = x509.load_pem_x509_certificate(tls.certificate).serial_number
-        self._lock = threading.Lock()
+        self._serial = x509.load_pem_x509_certificate(tls.certificate).serial_number
+        self._lock = threading.RLock()
         self._seen = self._state()
         before = Listed()
         if kept is not None:
             with contextlib.suppress(LabelSkewError):  # of another authority
                 before = read(kept, self._authority)
         self._listed = self._newer(before)
-        if self._own in self._listed.entries:
+        if self._serial in self._listed.entries:
             raise LabelSkewError(self._ended)
         if self._listed.number:
             self._tell()
@@ -165,7 +165,9 @@ class Revocations:
     def keep(self) -> None:
         """Write down which list was seen, from now on; the folder has to be there."""
         with self._lock:
-            self._keep()
+            if self._kept is not None and self._kept.parent.is_dir() and self._listed.number:
+                with contextlib.suppress(OSError):  # a restart would take an older list, no more
+                    keys.write(self._kept, self._path.read_bytes(), 0o644)
 
     def look(self) -> Listed:
         """The list that counts now: the newest that was good."""
@@ -180,9 +182,9 @@ class Revocations:
                 return self._listed
             if newer.number != self._listed.number:
                 self._listed = newer
-                self._keep()
+                self.keep()
                 self._tell()
-                if self._own in newer.entries:
+                if self._serial in newer.entries:
                     self._warn(self._ended)
             return self._listed
 
@@ -209,7 +211,7 @@ class Revocations:
     @property
     def _ended(self) -> str:
         renew = f"use `labelskew certs renew {self._name.stem}` where it was made, and copy what it makes here"
-        return f"{self._name}: was {self._listed.entries[self._own]}; {renew}"
+        return f"{self._name}: was {self._listed.entries[self._serial]}; {renew}"
 
     def _state(self) -> tuple[int, ...]:
         try:
@@ -219,11 +221,6 @@ class Revocations:
         except OSError as error:
             return (error.errno or 0,)
         return state.st_mtime_ns, state.st_size, state.st_ino
-
-    def _keep(self) -> None:
-        if self._kept is not None and self._kept.parent.is_dir() and self._listed.number:
-            with contextlib.suppress(OSError):  # a restart would take an older list, no more
-                keys.write(self._kept, self._path.read_bytes(), 0o644)
 
 
 def _entry(line: x509.RevokedCertificate) -> Entry:

@@ -105,19 +105,8 @@ class CrossSilo(Runtime):
         self.folder.tell(state=status.WAITING, address=transport.address, quorum=comm.quorum(train.clients_per_round))
         self._audit.open(self.folder.path, "server")
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
-        args = start.start(self.recipe, self.folder.path / "fedml.yaml", rank=0)
-        self._server = SiloServer(
-            args,
-            transport,
-            self.recipe,
-            checkpoint,
-            self.show.note,
-            self.call.go_on(self.folder.path),
-            self.folder.path,
-            warn=self._warn,
-            tell=self.folder.tell,
-            seen=seen,
-        )
+        args, go_on = start.start(self.recipe, self.folder.path / "fedml.yaml"), self.call.go_on(self.folder.path)
+        self._server = SiloServer(args, transport, self.recipe, checkpoint, self.show, go_on, self.folder, seen)
         return self._server.gather()
 
     def run(self, session: Session, record: Record) -> None:
@@ -146,9 +135,8 @@ class CrossSilo(Runtime):
         guard = guard_of(recipe, rank, self.folder.path)
         self.folder.hold()
         comm = recipe.comm
-        say = self.show.note
         held = of_classes(data.data.class_names, torch.from_numpy(data.counts)[None], data.facts.samples)
-        say(f"data: {recipe.data.dataset}, {held}")
+        self.show.note(f"data: {recipe.data.dataset}, {held}")
         self._audit = Audit(digests=comm.audit_digests)
         self._audit.open(self.folder.path, names.silo_name(rank))
         tls, revoked = self._certificate(comm.certs, names.silo_name(rank))
@@ -159,14 +147,14 @@ class CrossSilo(Runtime):
             rank,
             tls=tls,
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
-            say=say,
+            say=self.show.note,
             audit=self._audit,
             pin=guard.server if guard is not None and guard.policy.server_fingerprint else None,
             revoked=revoked,
         )
         self._transport = transport
         args = start.start(recipe, self.folder.path / "fedml.yaml", rank=rank)
-        client = SiloClient(args, transport, rank, recipe, data, self.folder.path, say, guard, self._warn)
+        client = SiloClient(args, transport, rank, recipe, data, self.folder.path, self.show, guard)
         transport.start()
         client.run()
         if client.failure is not None:
@@ -208,9 +196,6 @@ class CrossSilo(Runtime):
             if folder is not None and keys.encrypted(names.content(Path(folder) / f"{name}.key")):
                 self._files(Path(folder), name)
         return self._passphrase.environment()
-
-    def _warn(self, text: str) -> None:
-        self.show.note(text, log.WARNING)
 
     def _all_here(self) -> None:
         """The server and every silo, each in a process of its own."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,11 @@ from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
+from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
-from fl_labelskew_plugins.runs.folder import Checkpoint
+from fl_labelskew_plugins.runs.folder import Checkpoint, RunFolder
+from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
@@ -44,17 +46,8 @@ VISITS = 5
 class SiloServer(Manager):
     """Rank 0 of a cross-silo federation.
 
-    Args:
-        args: the host's arguments.
-        transport: where silos connect.
-        recipe: what to run.
-        checkpoint: where an earlier server of this run stood.
-        say: told in a line what happens to silos.
-        go_on: how to go on with the run, for messages.
-        folder: the run's, where the operator says which silos are excluded.
-        warn: told, in place of ``say``, what an operator should look at.
-        tell: given what ``labelskew status`` is to know.
-        seen: what has been seen of each silo so far.
+    ``checkpoint`` is where an earlier server of this run stood, ``go_on`` how to go on with the run, for messages, and
+    ``seen`` what has been seen of each silo so far. In ``folder`` the operator says which silos are excluded.
     """
 
     def __init__(
@@ -63,39 +56,24 @@ class SiloServer(Manager):
         transport: ServerTransport,
         recipe: Recipe,
         checkpoint: Checkpoint | None,
-        say: Callable[[str], None],
+        show: Progress,
         go_on: str,
-        folder: Path,
-        *,
-        warn: Callable[[str], None] | None = None,
-        tell: Callable[..., None] = lambda **facts: None,
-        seen: status.Silos | None = None,
+        folder: RunFolder,
+        seen: status.Silos,
     ) -> None:
-        self.recipe, self.say, self.warn = recipe, say, warn or say
+        self.recipe, self.say, self.warn = recipe, show.note, partial(show.note, level=log.WARNING)
         self.num_silos = recipe.train.client_num_in_total
         super().__init__(args, transport, SERVER, self.num_silos + 1)
-        self.members = Members(
-            recipe,
-            transport,
-            Excluded(folder, self.num_silos, say, transport.audit.note),
-            recount=self._recount,
-            warn=self.warn,
-            go_on=go_on,
-            tell=tell,
-            seen=seen or status.Silos([""] * self.num_silos),
-        )
-        self.census: Census
-        self.session: Session | None = None
+        excluded = Excluded(folder.path, self.num_silos, self.say, transport.audit.note)
+        self.members = Members(recipe, transport, excluded, self._recount, self.warn, go_on, folder.tell, seen)
         self.rounds: Rounds | None = None
-        self._opening: Opening
-        self._uploads: Uploads
         self.sizes = [0] * self.num_silos if checkpoint is None else list(checkpoint.sizes)
         self._expected = {client for client in range(self.num_silos) if checkpoint is None or self.sizes[client]}
         self._over = checkpoint is not None and checkpoint.round == recipe.train.comm_round
         self._processes: dict[int, Any] = {}
         self._done: set[int] = set()
         self._final: State | None = None
-        self._flood = Flood(say)
+        self._flood = Flood(self.say)
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
         """Silos that come and go, and what they send."""
@@ -117,23 +95,21 @@ class SiloServer(Manager):
         """
         self.members.read_excluded()
         test = facts.test_data(self.recipe)
-        self.census = Census(self.recipe, test, self.sizes, lambda client, what: self._say(client, what, self.warn))
+        self.census = Census(self.recipe, test, self.sizes, partial(self._say, say=self.warn))
         if self._over:  # who has not heard so may still come
             self.members.expect(self._expected)
             self.say(f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s for silos to be told so")
         else:
             self.members.gather(self._expected)
         session = server_session(self.recipe, test, self.sizes)
-        self.session = replace(session, counts=self.census.class_counts(session))
-        return self.session
+        return replace(session, counts=self.census.class_counts(session))
 
     def train(self, record: Record) -> None:
         """All rounds that are left, then the end for everybody."""
-        assert self.session is not None  # gather() comes first
-        self.record, self.session = record, record.session
+        self.record, session = record, record.session
         self.transport.audit.note("run", run=record.run)
         on = host_switches(self.recipe)
-        rounds = Rounds(record, hooks=LabelSkewAggregator(self.session.trainer.model, self.args) if on else None)
+        rounds = Rounds(record, hooks=LabelSkewAggregator(session.trainer.model, self.args) if on else None)
         self._opening = Opening(rounds, self.members, self.census)
         self._uploads = Uploads(rounds, self.members, self.sizes, self.send)
         self.rounds = rounds
@@ -195,10 +171,10 @@ class SiloServer(Manager):
         last = self.record.states.committed.get(client, -1)
         self.send(Kind.FINISH, client + 1, meta={"done": True, "state_round": last}, tensors=final)
 
-    def _turn_away(self, client: int, why: str, more: Mapping[str, Any] | None = None) -> None:
+    def _turn_away(self, client: int, why: str, **more: Any) -> None:
         self.members.turn_away(client, why)
         self._say(client, f"turned away: {why}", self.warn)
-        self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": why, **(more or {})})
+        self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": why, **more})
 
     def _say(self, client: int, what: str, say: Callable[[str], None] | None = None, most: int = 1) -> None:
         self._flood.tell(f"silo {client + 1}", what, most=most, say=say)
@@ -210,11 +186,9 @@ class SiloServer(Manager):
         try:
             reported = facts.facts(meta)
             self.census.check(client, reported)
-        except facts.OtherClassesError as error:
-            self._turn_away(client, str(error), {"class_names": self.census.class_names})
-            return
         except RunError as error:
-            self._turn_away(client, str(error))
+            other = isinstance(error, facts.OtherClassesError)
+            self._turn_away(client, str(error), **({"class_names": self.census.class_names} if other else {}))
             return
         same_process = self._processes.get(client) == meta.get("process")
         self._processes[client] = meta.get("process")

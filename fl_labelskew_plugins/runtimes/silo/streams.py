@@ -23,7 +23,7 @@ from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.chunks import Hashing, Sha256, assemble, cut, hashed, tensors_hashed
-from fl_labelskew_plugins.runtimes.silo.names import Files
+from fl_labelskew_plugins.runtimes.silo import names
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, message, reason
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
@@ -56,9 +56,7 @@ OPTIONS = [
 class RefusedError(WireError):
     """A peer that is turned away; the text is a whole sentence's predicate.
 
-    Args:
-        reason: what it did.
-        code: gRPC's name of the status that it gets; it tries again only after some of them.
+    It gets a status of gRPC's, by its name ``code``, and tries again only after some of them.
     """
 
     def __init__(self, reason: str, code: str = "INVALID_ARGUMENT") -> None:
@@ -75,17 +73,10 @@ def package() -> Any:
     """The grpc package, imported when first needed."""
     # Its core writes a line of its own for every stranger that connects; GRPC_VERBOSITY=info shows them again.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    try:
-        import grpc  # type: ignore[import-untyped]
-    except ImportError:
-        raise LabelSkewError(
-            "cross-silo runs need grpcio, which is not installed; pip install 'fl-labelskew-plugins[grpc]' would be "
-            "right"
-        ) from None
-    return grpc
+    return names.require("grpc", "cross-silo runs need grpcio")
 
 
-def checked(address: str, tls: Files | None) -> tuple[str, int]:
+def checked(address: str, tls: names.Files | None) -> tuple[str, int]:
     """Host and port; raises LabelSkewError where others could listen in."""
     try:
         host, port = addresses.split(address)
@@ -93,8 +84,8 @@ def checked(address: str, tls: Files | None) -> tuple[str, int]:
         raise LabelSkewError(str(error)) from None
     if tls is None and not addresses.loopback(address):
         raise LabelSkewError(
-            f"{address} leaves this machine, and there are no certificates; comm_args.certs with a folder of "
-            "`labelskew certs new`, or an address such as 127.0.0.1:8890, would be right"
+            f"{address} leaves this machine, and there are no certificates; use comm_args.certs with a folder of "
+            "`labelskew certs new`, or an address such as 127.0.0.1:8890"
         )
     return host, port
 
@@ -142,9 +133,7 @@ def _described(header: Header, size: int, digest: str | None, why: str | None) -
 class Outbox:
     """Messages on their way to one peer; copied out of the tensors' memory chunk by chunk, as the peer takes them.
 
-    Args:
-        audit: where it is noted what has been sent.
-        receiver: rank and more, as the log has the peer once something is sent.
+    ``receiver`` gives rank and more of the peer, as the audit log has it once something is sent.
     """
 
     def __init__(self, audit: Audit, receiver: Callable[[], Mapping[str, Any]]) -> None:
@@ -194,11 +183,7 @@ class Outbox:
 
 
 class Broadcast:
-    """Messages of one sender to many: copies from a GPU, and the tensors' hash, are made once for all of them.
-
-    Args:
-        digests: whether anybody asks for the hash.
-    """
+    """Messages of one sender to many: copies from a GPU, and the tensors' hash, are made once for all of them."""
 
     def __init__(self, *, digests: bool) -> None:
         self._digests = digests

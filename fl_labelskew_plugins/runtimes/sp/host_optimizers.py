@@ -36,11 +36,21 @@ class Hosted:
     old: Weights
     coefficients: Callable[[int], float]
 
-    def _client_sampling(self, *_: Any) -> Sequence[int]:
+    def client_sampling(self, *_: Any) -> Sequence[int]:
+        """The clients of the round."""
         return self.clients
 
-    def _local_test_on_all_clients(self, *_: Any) -> None:
+    def test(self, *_: Any) -> None:
         """Evaluation is the runtime's."""
+
+    _client_sampling = client_sampling
+    local_test_on_all_clients = _local_test_on_all_clients = test
+
+    def _aggregate(self, w_locals: list[tuple[int, Weights]]) -> Any:
+        """The host's mean, with the old model for the samples of those who do not take part."""
+        if self.absent:
+            w_locals = [*w_locals, (self.absent, self.old)]
+        return super()._aggregate(w_locals)  # type: ignore[misc]
 
     def shared(self) -> State:
         """Tensors beside the model that go to the clients of the next round."""
@@ -77,19 +87,9 @@ class FedOpt(Hosted, FedOptAPI):  # type: ignore[misc]
 class FedNova(Hosted, FedNovaTrainer):  # type: ignore[misc]
     """The host's FedNova."""
 
-    def client_sampling(self, *_: Any) -> Sequence[int]:
-        """The clients of the round."""
-        return self.clients
-
-    def local_test_on_all_clients(self, *_: Any) -> None:
-        """Evaluation is the runtime's."""
-
 
 class FedDyn(Hosted, FedDynTrainer):  # type: ignore[misc]
     """The host's FedDyn."""
-
-    def test(self, *_: Any) -> None:
-        """Evaluation is the runtime's."""
 
     def memory(self) -> State:
         """The server's state, and each client's gradient."""
@@ -131,25 +131,8 @@ class SCAFFOLD(Hosted, ScaffoldTrainer):  # type: ignore[misc]
         self.c_model_global.load_state_dict(dict(shared))
 
 
-class Corrected(Hosted):
-    """The host's mean, with the old model for the samples of those who do not take part."""
-
-    def _aggregate(self, w_locals: list[tuple[int, Weights]]) -> Any:
-        if self.absent:
-            w_locals = [*w_locals, (self.absent, self.old)]
-        return super()._aggregate(w_locals)  # type: ignore[misc]
-
-
-class CorrectedFedAvg(Corrected, FedAvg):
-    """The host's FedAvg, with the method's weights."""
-
-
-class CorrectedFedProx(Corrected, FedProx):
-    """The host's FedProx, with the method's weights."""
-
-
-class CorrectedFedOpt(Corrected, FedOpt):
-    """The host's FedOpt, with the server's momentum and the method's weights."""
+class CorrectedFedOpt(FedOpt):
+    """The host's FedOpt, with the server's momentum."""
 
     def _instanciate_opt(self) -> None:
         super()._instanciate_opt()
@@ -201,17 +184,11 @@ class CorrectedFedNova(FedNova):
 
 
 AS_THEY_ARE: dict[str, Any] = {
-    "FedAvg": FedAvg,
-    "FedProx": FedProx,
-    "FedOpt": FedOpt,
-    "FedNova": FedNova,
-    "FedDyn": FedDyn,
-    "Mime": Mime,
-    "SCAFFOLD": SCAFFOLD,
+    kind.__name__: kind for kind in (FedAvg, FedProx, FedOpt, FedNova, FedDyn, Mime, SCAFFOLD)
 }
 CORRECTED: dict[str, Any] = {
-    "FedAvg": CorrectedFedAvg,
-    "FedProx": CorrectedFedProx,
+    "FedAvg": FedAvg,
+    "FedProx": FedProx,
     "FedOpt": CorrectedFedOpt,
     "FedNova": CorrectedFedNova,
 }

@@ -28,13 +28,7 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
 
 class HostedFederation(Simulation):
-    """A run whose local training and aggregation are the host's.
-
-    Args:
-        args: the host's arguments.
-        record: where the run stands, and where results go.
-        corrected: without the host's faults.
-    """
+    """A run whose local training and aggregation are the host's; ``corrected``: without the host's faults."""
 
     def __init__(self, args: Any, record: Record, *, corrected: bool) -> None:
         super().__init__(record, server=partial(HostedServer, self))
@@ -85,16 +79,7 @@ class HostedFederation(Simulation):
         yield from self.results
 
     def play(self, client: int, train: Callable[[], Any], network: nn.Module) -> Any:
-        """A client's turn.
-
-        Args:
-            client: whose.
-            train: the host's local training.
-            network: which network it trains.
-
-        Returns:
-            What the host's client sends.
-        """
+        """A client's turn: the host's local training of this network; what the host's client sends."""
         local, record, round = self.session.trainer, self.record, self.round_number
         record.progress.client(round, len(self.results) + 1, len(self.host.clients))
         shared = rest(self.server.shared, OPTIMIZER)
@@ -172,13 +157,7 @@ class HostedServer(Server):
 
 
 class HostedTurn:
-    """A client in the host's training: its view, and the batches of its round.
-
-    Args:
-        inner: the turn.
-        network: what the host trains.
-        epochs: local epochs.
-    """
+    """A client in the host's training: its view of the network that is trained, and the batches of its round."""
 
     def __init__(self, inner: Turn, network: nn.Module, epochs: int) -> None:
         self.inner, self.view = inner, replace(inner.view, model=network)
@@ -206,12 +185,7 @@ class Epochs:
 
 
 class Slot:
-    """One of the host's clients, through which clients pass; what it trains is watched.
-
-    Args:
-        hosted: the run.
-        inner: the host's.
-    """
+    """One of the host's clients, through which clients pass; what it trains is watched."""
 
     def __init__(self, hosted: HostedFederation, inner: Any) -> None:
         self.hosted, self.inner, self.client = hosted, inner, -1
@@ -231,11 +205,7 @@ class Slot:
 
 
 class Copies:
-    """One of the host's model trainers, handing out copies of its weights.
-
-    Args:
-        inner: the host's.
-    """
+    """One of the host's model trainers, handing out copies of its weights."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

@@ -31,12 +31,7 @@ class SP(Runtime):
 
 
 class SingleProcess(FedAvgAPI):  # type: ignore[misc]  # the host is untyped
-    """The host's single-process federation, with our trainer, aggregator and rounds in place of its own.
-
-    Args:
-        args: the host's arguments.
-        record: where the run stands, and where results go.
-    """
+    """The host's single-process federation, with our trainer, aggregator and rounds in place of its own."""
 
     def __init__(self, args: Any, record: Record) -> None:
         local, on = record.session.trainer, bool(host_switches(record.session.recipe))

@@ -148,12 +148,12 @@ def stop(box, rank):
     big = {"x": torch.ones(3_000_000)}
     box.send(1, tensors=big)
     box.transport.stop_receive_message()
-    assert not box.transport.sending
+    assert not box.transport._outgoing
     assert not box.transport.running
     transport.STOP, before = 0.3, transport.STOP
     box.send(2, tensors=big)
     box.transport.stop_receive_message()
-    assert box.transport.sending
+    assert box.transport._outgoing
     transport.STOP = before
 
 
@@ -205,7 +205,7 @@ def main():
         box = Box()
         globals()[name](box, box.transport.rank)
         box.transport.stop_receive_message()
-        assert not box.transport.sending
+        assert not box.transport._outgoing
         comm.Barrier()
         print(name, round(time.monotonic() - begun, 3), flush=True)
 

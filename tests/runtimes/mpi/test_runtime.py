@@ -55,11 +55,11 @@ def rounds(folder):
 
 def ranks(processes):
     """The ranks among processes, by their number."""
-    found = {}
+    results = {}
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            found[int(process.environ().get("OMPI_COMM_WORLD_RANK", -1))] = process
-    return {number: process for number, process in found.items() if number >= 0}
+            results[int(process.environ().get("OMPI_COMM_WORLD_RANK", -1))] = process
+    return {number: process for number, process in results.items() if number >= 0}
 
 
 def alive(processes):
@@ -111,14 +111,10 @@ class Sittings:
 
 
 @pytest.fixture(scope="module")
-def plugin(tmp_path_factory):
+def plugin(write_plugin, tmp_path_factory):
     """The variables with which every process finds the method."""
     folder = tmp_path_factory.mktemp("plugin")
-    (folder / "unruly.py").write_text(MODULE)
-    info = folder / "unruly-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: unruly\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[fl_labelskew.methods]\nunruly = unruly:Unruly\n")
+    write_plugin(folder, "fl_labelskew.methods", MODULE, name="unruly", module="unruly", target="Unruly")
     paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
     return {"PYTHONPATH": paths, "UNRULY": str(folder / "now")}
 
@@ -154,8 +150,8 @@ RAISED = (
     ],
 )
 def test_however_it_breaks_off_there_is_a_line_and_no_process_remains(sittings, name, code, end):
-    found, text, _ = sittings.ends[name]
-    assert found == code, text
+    results, text, _ = sittings.ends[name]
+    assert results == code, text
     assert re.search(f"{end}$", text, re.DOTALL), text
     assert text.count("error:") == (code != 130)
     assert "Traceback" not in text
@@ -175,11 +171,15 @@ def test_after_all_that_the_run_is_that_of_one_process(sittings, forker, plugin,
     assert lines[0] == "run: unruly with FedAvg, MPI"
     assert lines[-1] == f"results: {sittings.run}"
     assert "\x1b" not in sittings.last.stdout  # plain lines, although mpirun shows a terminal
-    here = tmp_path / "sp"
-    argv = ["run", sittings.recipe, "--set", "comm_args.backend=sp", "--run-dir", here]
-    sp = forker.start(argv, tmp_path / "log", environment=plugin)
-    assert sp.wait() == 0, sp.text
-    same_bytes(here, sittings.run)
+    same_bytes(alone(forker, sittings.recipe, tmp_path, environment=plugin), sittings.run)
+
+
+def alone(forker, recipe, folder, *overrides, **more):
+    """The folder of the same run in one process."""
+    sets = [word for override in [*overrides, "comm_args.backend=sp"] for word in ("--set", override)]
+    process = forker.start(["run", recipe, *sets, "--run-dir", folder / "sp", "--quiet"], folder / "log", **more)
+    assert process.wait() == 0, process.text
+    return folder / "sp"
 
 
 SMALL = ["method_args.method=fedavg", "train_args.client_num_per_round=4", "train_args.comm_round=2"]
@@ -247,11 +247,8 @@ def cost(jobs, name, rank):
 
 @pytest.mark.parametrize("name", SWITCHES)
 def test_the_hosts_hooks_act_as_in_one_process(jobs, forker, tmp_path, name):
-    sets = [word for override in [*SMALL, *SWITCHES[name], "comm_args.backend=sp"] for word in ("--set", override)]
-    sp = forker.start(["run", jobs / "recipe.yaml", *sets, "--run-dir", tmp_path / "sp", "--quiet"], tmp_path / "log")
-    assert sp.wait() == 0, sp.text
-    same_bytes(tmp_path / "sp", jobs / name)
-    without, under = (load_file(jobs / each / "model.safetensors") for each in ("none", name))
+    same_bytes(alone(forker, jobs / "recipe.yaml", tmp_path, *SMALL, *SWITCHES[name]), jobs / name)
+    without, under = (load_file(jobs / sitting / "model.safetensors") for sitting in ("none", name))
     assert all(without[key].equal(under[key]) for key in under) == (name == "none")
 
 
@@ -263,14 +260,12 @@ def test_each_test_sample_is_tested_once_a_tested_round(jobs):
 
 
 def test_diagnostics_beside_training_are_those_of_one_process(jobs, forker, tmp_path):
-    sets = [word for override in [*OTHERS["watched"], "comm_args.backend=sp"] for word in ("--set", override)]
-    sp = forker.start(["run", jobs / "recipe.yaml", *sets, "--run-dir", tmp_path / "sp", "--quiet"], tmp_path / "log")
-    assert sp.wait() == 0, sp.text
-    files = sorted(file.name for file in (tmp_path / "sp" / "diagnostics").iterdir())
+    sp = alone(forker, jobs / "recipe.yaml", tmp_path, *OTHERS["watched"])
+    files = sorted(file.name for file in (sp / "diagnostics").iterdir())
     assert len(files) == 9  # lines and a picture of each, and the points of features_2d
     assert files == sorted(file.name for file in (jobs / "watched" / "diagnostics").iterdir())
     for name in files:
-        here, there = (run / "diagnostics" / name for run in (tmp_path / "sp", jobs / "watched"))
+        here, there = (run / "diagnostics" / name for run in (sp, jobs / "watched"))
         assert here.read_bytes() == there.read_bytes(), name
 
 
@@ -303,5 +298,8 @@ def test_without_mpirun_it_is_a_line_and_nothing_is_begun(tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     result = CliRunner().invoke(main, ["run", str(tmp_path / "recipe.yaml"), "--run-dir", str(tmp_path / "run")])
     assert result.exit_code == 2
-    assert re.fullmatch(r"error: comm_args.backend: MPI needs mpirun on PATH, .*: apt-get install .*\n", result.stderr)
+    assert result.stderr == (
+        "error: comm_args.backend: MPI needs mpirun on PATH, which is missing; to install it: "
+        "apt-get install openmpi-bin libopenmpi-dev; pip install 'fl-labelskew-plugins[mpi]'\n"
+    )
     assert not (tmp_path / "run").exists()

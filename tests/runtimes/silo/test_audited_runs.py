@@ -3,7 +3,7 @@
 import json
 import signal
 
-import torch
+from scenes import finished, same
 
 from fl_labelskew_plugins.runs import audit
 from fl_labelskew_plugins.runtimes.silo import certs, issuing
@@ -29,9 +29,8 @@ def test_server_and_silos_log_the_same_messages_and_who_sent_them(federation, sp
     issuing.new(tmp_path / "certs", 3)
     federation.overrides = [f"comm_args.certs={tmp_path / 'certs'}", "method_args.method=fedshift"]
     server, silos = federation.server(), federation.silos()
-    for process in (server, *silos):
-        assert process.wait() == 0, process.text
-    shown = {each.who: each.fingerprint for each in certs.show(tmp_path / "certs")[0]}
+    finished(server, *silos)
+    shown = {certificate.who: certificate.fingerprint for certificate in certs.show(tmp_path / "certs")[0]}
     run = json.loads((federation.run_dir / "environment.json").read_text())["run"]
     for folder in (federation.run_dir, *(silo(federation, rank) for rank in (1, 2, 3))):
         last = audit.verify(folder).last
@@ -40,12 +39,12 @@ def test_server_and_silos_log_the_same_messages_and_who_sent_them(federation, sp
         assert lines(folder)[-1]["event"] == "closed"
         assert not lines(folder, "refused", "gap", "repeated")
     for rank in (1, 2, 3):
-        for mine, theirs in (ENDS, reversed(ENDS)):
-            sent = messages(federation.run_dir, mine, rank)
+        for here, theirs in (ENDS, reversed(ENDS)):
+            sent = messages(federation.run_dir, here, rank)
             assert sent == messages(silo(federation, rank), theirs, 0)
             rounds = [0, 1, 2]
-            trains = ["TRAIN", "VERDICT"] if mine == "sent" else ["UPLOAD"]
-            frame = (["WELCOME"], ["FINISH"]) if mine == "sent" else (["HELLO", "OPENING"], ["FINISH"])
+            trains = ["TRAIN", "VERDICT"] if here == "sent" else ["UPLOAD"]
+            frame = (["WELCOME"], ["FINISH"]) if here == "sent" else (["HELLO", "OPENING"], ["FINISH"])
             expected = frame[0] + trains * len(rounds) + frame[1]
             assert [kind for kind, *_ in sent] == expected
             assert {round for kind, round, *_ in sent if kind in trains} == set(rounds)
@@ -53,8 +52,7 @@ def test_server_and_silos_log_the_same_messages_and_who_sent_them(federation, sp
         assert connected["fingerprint"] == shown[f"silo-{rank}"]
         assert connected["peer"].startswith("127.0.0.1:")
         assert lines(silo(federation, rank), "connected")[0]["peer"] == federation.address
-    expected = sp_weights("method_args.method=fedshift")
-    assert all(torch.equal(value, expected[key]) for key, value in federation.weights().items())
+    same(federation.weights(), sp_weights("method_args.method=fedshift"))
 
 
 def test_killed_processes_go_on_with_their_logs_and_one_that_cannot_be_written_ends_nothing(federation, sp_weights):
@@ -66,8 +64,7 @@ def test_killed_processes_go_on_with_their_logs_and_one_that_cannot_be_written_e
     with (federation.run_dir / audit.NAME).open("ab") as file:
         file.write(b'{"time": "2026')  # as of a kill in the middle of a line
     again = federation.server(resume=True)
-    for process in (again, *silos):
-        assert process.wait() == 0, process.text
+    finished(again, *silos)
     events = [line["event"] for line in lines(federation.run_dir)]
     assert events.count("opened") == 2
     assert events.count("closed") == events.count("repaired") == 1
@@ -76,5 +73,4 @@ def test_killed_processes_go_on_with_their_logs_and_one_that_cannot_be_written_e
     assert len(lines(silo(federation, 1), "left")) == 2
     audit.verify(silo(federation, 1))
     assert silos[1].text.count("cannot be written: Is a directory; the run goes on") == 1
-    expected = sp_weights("train_args.epochs=40")
-    assert all(torch.equal(value, expected[key]) for key, value in federation.weights().items())
+    same(federation.weights(), sp_weights("train_args.epochs=40"))

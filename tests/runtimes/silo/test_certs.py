@@ -99,7 +99,7 @@ def test_another_authority_is_not_trusted(made, tmp_path):
 def test_the_server_has_the_hosts_that_it_is_given(tmp_path):
     issuing.new(tmp_path / "certs", 1, ["fl.example.org", "192.0.2.1", "2001:db8::1"])
     shown, _ = certs.show(tmp_path / "certs")
-    assert [each.hosts for each in shown] == [(), ("fl.example.org", "192.0.2.1", "2001:db8::1"), ()]
+    assert [item.hosts for item in shown] == [(), ("fl.example.org", "192.0.2.1", "2001:db8::1"), ()]
 
 
 def test_keys_are_their_owners_alone(made):
@@ -113,7 +113,7 @@ def test_keys_are_their_owners_alone(made):
 
 def test_nothing_is_overwritten(folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(LabelSkewError, match=r"ca\.pem: exists already; --add"):
+    with pytest.raises(LabelSkewError, match=r"ca\.pem: exists already; use --add"):
         issuing.new(folder, 2)
     assert issuing.new(folder, 4, add=True) == ["silo-3", "silo-4"]
     assert issuing.new(folder, 4, add=True) == []
@@ -181,17 +181,17 @@ def test_what_is_wrong_with_renewing_is_said(made, names, hosts, said):
 
 def test_an_added_certificate_lasts_no_longer_than_its_authority(folder):
     issuing.new(folder, 3, days=20_000, add=True)
-    until = {each.who.split()[0]: each.until for each in certs.show(folder)[0]}
+    until = {item.who.split()[0]: item.until for item in certs.show(folder)[0]}
     assert until["silo-3"] == until["labelskew"]
 
 
 @pytest.mark.parametrize(
     ("spoil", "arguments", "said"),
     [
-        (lambda f: (f / "ca.key").unlink(), {}, "ca.key: is not there; it is needed for this, where"),
+        (lambda f: (f / "ca.key").unlink(), {}, "ca.key: is not there; use the machine on which"),
         (lambda f: (f / "ca.key").write_text("no key"), {}, "ca.key: is no private key as"),
         (lambda f: (f / "ca.key").write_bytes((f / "server.key").read_bytes()), {}, "ca.key: is not the key of"),
-        (lambda f: (f / "ca.pem").unlink(), {}, "ca.pem: is not there; --add goes on where"),
+        (lambda f: (f / "ca.pem").unlink(), {}, "ca.pem: is not there; use --add where"),
         (
             lambda f: None,
             {"hosts": ["fl.example.org"]},
@@ -241,13 +241,13 @@ def of_another_authority(folder):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda f: (f / "ca.pem").unlink(), "ca.pem: is not there; `labelskew certs new` makes it"),
+        (lambda f: (f / "ca.pem").unlink(), "ca.pem: is not there; use `labelskew certs new` to make it"),
         (lambda f: (f / "silo-1.pem").unlink(), "silo-1.pem: is not there"),
         (lambda f: (f / "silo-1.key").unlink(), "silo-1.key: is not there"),
         (lambda f: ((f / "silo-1.pem").unlink(), (f / "silo-1.pem").mkdir()), "silo-1.pem: cannot be read: Is a dir"),
         (lambda f: (f / "silo-1.pem").write_text("hello"), "silo-1.pem: is no PEM certificate"),
         (lambda f: (f / "silo-1.key").write_text("hello"), "silo-1.key: is no private key"),
-        (lambda f: copy(f, "silo-2.key", "silo-1.key"), "silo-1.key: is not the key of silo-1.pem; the two"),
+        (lambda f: copy(f, "silo-2.key", "silo-1.key"), "silo-1.key: is not the key of silo-1.pem; use the two"),
         (
             lambda f: (copy(f, "silo-2.key", "silo-1.key"), copy(f, "silo-2.pem", "silo-1.pem")),
             "silo-1.pem: is the certificate of silo-2, not of silo-1",

@@ -40,9 +40,9 @@ def of_pictures(make_federation, tmp_path):
         text = RECIPE.format(folder=tmp_path, tests=str(tests).lower(), server_names=names)
         federation = make_federation("federation", text)
         for rank, order in enumerate(orders, 1):
-            own = f"dataset: image_folder, data_cache_dir: {tmp_path}/silo{rank}, image_size: 8"
+            data = f"dataset: image_folder, data_cache_dir: {tmp_path}/silo{rank}, image_size: 8"
             chosen = "" if order is None else f", class_names: [{', '.join(order)}]"
-            (federation.folder / f"silo{rank}.yaml").write_text(f"data_args: {{{own}{chosen}}}\n")
+            (federation.folder / f"silo{rank}.yaml").write_text(f"data_args: {{{data}{chosen}}}\n")
         return federation
 
     return make

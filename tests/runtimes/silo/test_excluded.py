@@ -3,6 +3,7 @@
 import json
 
 from click.testing import CliRunner
+from scenes import finished
 
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.runtimes.silo import excluded
@@ -25,8 +26,7 @@ def test_a_silo_is_left_out_of_a_running_federation_and_comes_back(federation):
     assert "connected, excluded" in typed(federation.run_dir, verb="status")
     assert typed("include", federation.run_dir, 2).endswith("; excluded now: none\n")
     server.says("silo 2 is included")
-    for process in (server, *silos):
-        assert process.wait() == 0, process.text
+    finished(server, *silos)
     for key in ("left_out", "opening_left_out"):
         left_out = [line.get(key) for line in federation.lines()]
         first = left_out.index([1])
@@ -56,8 +56,7 @@ def test_a_silo_excluded_before_a_run_is_resumed_is_missing_from_its_first_round
     server.wait()
     excluded.exclude(federation.run_dir, 2, "")
     server = federation.server(resume=True)
-    for process in (server, *silos):
-        assert process.wait() == 0, process.text
+    finished(server, *silos)
     left_out = [(line.get("left_out"), line.get("opening_left_out")) for line in federation.lines()]
     first = left_out.index(([1], [1]))
     assert 2 <= first <= 4
@@ -79,8 +78,8 @@ def test_where_too_few_are_left_the_server_says_so(federation):
     assert all("the run is over" not in silo.text for silo in silos)
 
 
-def put(folder, told):
-    (folder / excluded.NAME).write_text(told if isinstance(told, str) else json.dumps(told))
+def put(folder, ranks):
+    (folder / excluded.NAME).write_text(ranks if isinstance(ranks, str) else json.dumps(ranks))
 
 
 def test_a_running_server_says_what_changes_and_keeps_to_what_it_knows(tmp_path, capsys):

@@ -68,7 +68,7 @@ def test_of_class_names_a_digest_is_told_and_nothing_of_numbers():
 
 
 @pytest.mark.parametrize(
-    ("mine", "theirs", "says"),
+    ("here", "theirs", "says"),
     [
         ("abc", "abc", ""),
         ("abc", "acb", "class 1 is 'b' here and 'c' there (and 1 more differ); use the same data_args.class_names"),
@@ -78,25 +78,25 @@ def test_of_class_names_a_digest_is_told_and_nothing_of_numbers():
         ("ab", "01", ""),
     ],
 )
-def test_the_first_class_that_differs_is_named(mine, theirs, says):
-    told = silos.differing(list(mine), list(theirs), "there")
-    assert told.startswith(says)
-    assert bool(told) == bool(says)
+def test_the_first_class_that_differs_is_named(here, theirs, says):
+    answer = silos.differing(list(here), list(theirs), "there")
+    assert answer.startswith(says)
+    assert bool(answer) == bool(says)
 
 
 def test_names_from_the_wire_are_shown_clean_and_short():
     for theirs in (None, "ab", {"a": 1}, [1, 2], [["a"], "b"]):
         assert silos.differing(["a", "b"], theirs, "there") == ""
-    told = silos.differing(["a", "b"], ["a", "\x1b[31m\n" + "x" * 10_000], "at the server")
-    assert told.isprintable()
-    assert len(told) < 200
+    answer = silos.differing(["a", "b"], ["a", "\x1b[31m\n" + "x" * 10_000], "at the server")
+    assert answer.isprintable()
+    assert len(answer) < 200
 
 
 def test_class_counts_are_told_only_where_rows_are_weighed_by_them():
     assert "counts" not in silos.load(parsed(), 0).facts.meta()
-    told = silos.load(parsed("train_args.proxy_aggregation=class"), 0).facts
-    assert told.counts is not None
-    assert sum(told.counts) == told.samples
+    answer = silos.load(parsed("train_args.proxy_aggregation=class"), 0).facts
+    assert answer.counts is not None
+    assert sum(answer.counts) == answer.samples
 
 
 @pytest.mark.parametrize(
@@ -159,20 +159,20 @@ def test_a_silo_keeps_its_secret(tmp_path):
     assert first >> 64  # more than any seed that a server could try
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
     (tmp_path / "secret").write_text("?")
-    with pytest.raises(LabelSkewError, match="is no secret of a silo"):
+    with pytest.raises(LabelSkewError, match="secret: is no secret of a silo; remove it to have a new one"):
         secret(tmp_path)
 
 
 def test_a_silo_s_last_words_name_no_folder_of_its_machine():
     from fl_labelskew_plugins.runtimes.silo.client import without_paths
 
-    for said, told in (
+    for said, answer in (
         ("run directory /home/ann/x cannot be written: No space left", "run directory (path) cannot be written: No sp"),
         ("'runs/a/secret' is no secret of a silo", "'(path)' is no secret of a silo"),
         ("C:\\data\\x.npz: has label 4", "C:(path): has label 4"),
         ("train_args.epochs: 3 here and 2 at the server", "train_args.epochs: 3 here and 2 at the server"),
     ):
-        assert without_paths(said).startswith(told)
+        assert without_paths(said).startswith(answer)
 
 
 def test_noise_repeats_with_a_round_and_changes_with_what_the_server_asks():
@@ -193,12 +193,12 @@ def test_no_two_answers_of_a_silo_share_their_noise():
     from fl_labelskew_plugins.runtimes.silo.client import about, noise_seed
 
     def counts(noise, without=0):
-        own = parsed("method_args.method=fedshift", f"method_args.count_noise={noise}")
-        silo = silos.load(own, 0)
+        silo_recipe = parsed("method_args.method=fedshift", f"method_args.count_noise={noise}")
+        silo = silos.load(silo_recipe, 0)
         train = silo.data.train
         silo = replace(silo, data=replace(silo.data, train=replace(train, x=train.x[without:], y=train.y[without:])))
-        seed = noise_seed(2**100, about(own, silo), {})
-        made = assemble(own, silo.data, {0: silo.train}, {0: silo.test}, [silo.facts.samples], secret=seed)
+        seed = noise_seed(2**100, about(silo_recipe, silo), {})
+        made = assemble(silo_recipe, silo.data, {0: silo.train}, {0: silo.test}, [silo.facts.samples], secret=seed)
         return made.opening(0).tensors["counts"], Turn(made.trainer, 0).view.counts
 
     one, true = counts(20.0)
@@ -215,8 +215,8 @@ def test_every_setting_that_an_answer_rests_on_changes_the_noise():
     from fl_labelskew_plugins.runtimes.silo.client import about
 
     def digest(*overrides):
-        own = parsed("method_args.method=fedrs", "method_args.upload_clip=1", *overrides)
-        return about(own, silos.load(own, 0))
+        silo_recipe = parsed("method_args.method=fedrs", "method_args.upload_clip=1", *overrides)
+        return about(silo_recipe, silos.load(silo_recipe, 0))
 
     plain = digest()
     assert digest() == plain

@@ -37,8 +37,8 @@ def test_as_many_rounds_as_allowed_over_runs_and_restarts(tmp_path):
 
 def test_as_many_answers_to_a_round_as_allowed(tmp_path):
     keeper = guard(tmp_path, max_answers_per_round=2)
-    for asked in ("p", "q", "p", "q"):
-        keeper.answer("a", 4, asked)
+    for request in ("p", "q", "p", "q"):
+        keeper.answer("a", 4, request)
     with pytest.raises(
         PolicyError, match=r"max_answers_per_round: 2 does not allow another answer to round 5 of run a"
     ):
@@ -62,11 +62,11 @@ def test_without_its_account_a_silo_answers_nothing(tmp_path):
 
 
 def test_who_has_answered_under_a_policy_does_not_begin_without_one(tmp_path):
-    own = parse.parse(cross_silo())
-    assert guard_of(own, 1, tmp_path) is None
+    silo_recipe = parse.parse(cross_silo())
+    assert guard_of(silo_recipe, 1, tmp_path) is None
     guard(tmp_path).answer("a", 0, "q")
     with pytest.raises(LabelSkewError, match="has answered under a policy, and this recipe names no file with one"):
-        guard_of(own, 1, tmp_path)
+        guard_of(silo_recipe, 1, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,8 @@ def test_what_a_method_has_not_announced_does_not_leave_either(tmp_path):
 
 
 def test_a_question_is_another_one_where_anything_differs_that_its_answer_rests_on():
-    asked = (RUN, 3, {"state_round": 2}, {"model/w": torch.zeros(2)}, {"p": torch.ones(2)})
-    same = question(*asked)
+    request = (RUN, 3, {"state_round": 2}, {"model/w": torch.zeros(2)}, {"p": torch.ones(2)})
+    same = question(*request)
     assert question(RUN, 3, {"state_round": 2}, {"model/w": torch.zeros(2)}, {"p": torch.ones(2)}) == same
     others = (
         Federation(3, 3, 5, 1, 10, 16, 901, 200, 0),
@@ -109,4 +109,4 @@ def test_a_question_is_another_one_where_anything_differs_that_its_answer_rests_
         {},
     )
     for place, other in enumerate(others):
-        assert question(*asked[:place], other, *asked[place + 1 :]) != same
+        assert question(*request[:place], other, *request[place + 1 :]) != same

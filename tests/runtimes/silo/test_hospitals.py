@@ -77,7 +77,7 @@ def test_the_federation_runs_and_everybody_keeps_their_own(start):
     final = (server / "run" / "model.safetensors").read_bytes()
     for folder, _ in silos:
         assert stat.S_IMODE((folder / "run" / "secret").stat().st_mode) == 0o600
-        (own,) = (path for path in (folder / "run").iterdir() if path.is_dir())
-        assert (own / "model.safetensors").read_bytes() == final
-        assert len((own / "metrics.jsonl").read_text().splitlines()) == 10
+        (run_folder,) = (path for path in (folder / "run").iterdir() if path.is_dir())
+        assert (run_folder / "model.safetensors").read_bytes() == final
+        assert len((run_folder / "metrics.jsonl").read_text().splitlines()) == 10
     assert "joined: 414 training samples of 1152, 10 rounds" in said["north"]

@@ -10,7 +10,7 @@ import time
 import grpc
 import pytest
 import torch
-from scenes import FACTS, Echo
+from scenes import FACTS, Echo, finished, left_out, same
 
 from fl_labelskew_plugins.runtimes.silo import certs, excluded, issuing
 from fl_labelskew_plugins.runtimes.silo.names import Files
@@ -65,7 +65,7 @@ def without(key):
     return answer
 
 
-def told(**meta):
+def upload_of(**meta):
     return lambda tensors: (model(tensors), meta)
 
 
@@ -80,10 +80,10 @@ BAD = {
     "neither weights nor contributions": changed("elsewhere", torch.zeros(3)),
     "does not announce: features": changed("contribution/features", torch.zeros(3)),
     "private state": changed("state/p", torch.zeros(3)),
-    "loss terms that are no mapping": told(loss_terms="a" * 1000),
-    "loss terms with a name that is not 1 to 40 letters": told(loss_terms={"$\\frac{$": 1.0}),
-    "no pair of whole numbers": told(personalised=[1e308, 1]),
-    "out of range": told(personalised=[5, 4]),
+    "loss terms that are no mapping": upload_of(loss_terms="a" * 1000),
+    "loss terms with a name that is not 1 to 40 letters": upload_of(loss_terms={"$\\frac{$": 1.0}),
+    "no pair of whole numbers": upload_of(personalised=[1e308, 1]),
+    "out of range": upload_of(personalised=[5, 4]),
 }
 
 
@@ -91,8 +91,7 @@ def test_a_silo_that_sends_what_it_should_not_is_left_out_of_those_rounds_alone(
     federation.overrides = [f"train_args.comm_round={len(BAD) + 1}"]
     server, silos = federation.server(), federation.silos(1, 2)
     fake = FakeSilo(federation.address, [*BAD.values(), changed(BIAS, torch.zeros(10))])
-    for process in (server, *silos):
-        assert process.wait() == 0, process.text
+    finished(server, *silos)
     fake.thread.join(20)
     assert fake.finish == {"done": True, "state_round": len(BAD)}
     for round, (words, verdict, line) in enumerate(zip(BAD, fake.verdicts, federation.lines(), strict=False)):
@@ -124,18 +123,16 @@ def test_finite_uploads_out_of_all_proportion_are_left_out_of_the_mean(make_fede
         federation.overrides = ["train_args.comm_round=4"]
         server, silos = federation.server(), federation.silos(1, 2)
         fake = FakeSilo(federation.address, [bad, changed(BIAS, torch.zeros(10)), bad, bad])
-        for process in (server, *silos):
-            assert process.wait() == 0, process.text
+        finished(server, *silos)
         fake.thread.join(20)
-        assert [line.get("left_out", []) for line in federation.lines()] == [[2], [], [2], [2]]
+        assert left_out(federation) == [[2], [], [2], [2]]
         weights.append(federation.weights())
         if name == "poisoned":
             for round in (1, 3, 4):
                 assert f"round {round}: upload of silo 3 refused: the norm of its update is " in server.text
             assert "that is more than 1000 times as much (comm_args.max_update_ratio)" in server.text
             assert "a norm of it is more than 1000 times as much" in fake.verdicts[1]
-    poisoned, left_out = weights
-    assert all(torch.equal(value, left_out[key]) for key, value in poisoned.items())
+    same(*weights)
 
 
 def test_a_run_that_is_lost_goes_back_to_an_earlier_round_without_the_silo(make_federation):
@@ -160,10 +157,9 @@ def test_a_run_that_is_lost_goes_back_to_an_earlier_round_without_the_silo(make_
         for process in (server, *silos):
             assert process.wait() == 0, process.text
             assert "is not in" not in process.text  # a state that it has lost
-    assert [line.get("left_out", []) for line in poisoned.lines()] == [[], [], [2], [2], [2]]
+    assert left_out(poisoned) == [[], [], [2], [2], [2]]
     assert len((poisoned.run_dir / "abandoned-1" / "metrics.jsonl").read_text().splitlines()) == 1
-    expected = stopped.weights()
-    assert all(torch.equal(value, expected[key]) for key, value in poisoned.weights().items())
+    same(poisoned.weights(), stopped.weights())
     states = [sorted(f.glob("silo-[12]/*/personalised.safetensors")) for f in (poisoned.folder, stopped.folder)]
     assert [file.read_bytes() for file in states[0]] == [file.read_bytes() for file in states[1]]
     assert len(states[0]) == 2
@@ -181,10 +177,9 @@ def test_where_too_few_are_left_the_server_ends_and_goes_on_without_the_silo(fed
     federation.overrides = ["comm_args.min_clients=2"]
     excluded.exclude(federation.run_dir, 3, "poisons")
     server = federation.server(resume=True)
-    for process in (server, *silos):
-        assert process.wait() == 0, process.text
+    finished(server, *silos)
     assert "silo 3 is excluded: poisons" in server.text
-    assert [line["left_out"] for line in federation.lines()] == [[2]] * 3
+    assert left_out(federation) == [[2]] * 3
 
 
 def test_prototypes_and_counts_out_of_all_proportion_are_refused_too(federation):
@@ -199,11 +194,10 @@ def test_prototypes_and_counts_out_of_all_proportion_are_refused_too(federation)
         return answer
 
     FakeSilo(federation.address, [with_prototypes(3.4e38, 40), with_prototypes(1.0, 2**60)])
-    for process in (server, *silos):
-        assert process.wait() == 0, process.text
+    finished(server, *silos)
     assert "round 1: upload of silo 3 refused: the norm of its prototypes is " in server.text
     assert "round 2: upload of silo 3 refused: counts are of more than 1000000000 training samples" in server.text
-    assert [line["left_out"] for line in federation.lines()] == [[2], [2]]
+    assert left_out(federation) == [[2], [2]]
 
 
 def test_a_silo_with_most_of_the_weight_is_told_and_too_many_samples_are_turned_away(federation):
@@ -214,8 +208,7 @@ def test_a_silo_with_most_of_the_weight_is_told_and_too_many_samples_are_turned_
     why = "it says that it has 1000000000000 training samples, and 100000 are allowed at most"
     assert fake.finish["reason"] == f"{why} (comm_args.max_samples of the server)"
     FakeSilo(federation.address, [model_alone] * 2, facts=FACTS | {"samples": 10**4})
-    for process in (server, *silos):
-        assert process.wait() == 0, process.text
+    finished(server, *silos)
     assert f"silo 3 turned away: {why}" in server.text
     share, total = "90.82 %", "10000 of 11011 training samples"
     assert f"warning: silo 3 has {share} of the weight of round 1: it says that it has {total}\n" in server.text
@@ -246,8 +239,7 @@ def test_a_silo_that_does_not_fit_is_turned_away(facts, words, federation):
     fake = FakeSilo(federation.address, [], facts=facts)
     fake.thread.join(30)
     assert words in fake.finish["reason"]
-    for process in (server, *silos):
-        assert process.wait() == 0, process.text
+    finished(server, *silos)
     assert "silo 3 turned away" in server.text
 
 
@@ -260,8 +252,7 @@ def test_the_first_hello_decides_nothing_where_the_server_has_no_test_data(feder
     for fake in fakes:
         fake.thread.join(30)
         assert not fake.finish["done"]
-    for process in (server, *federation.silos(1, 2)):
-        assert process.wait() == 0, process.text
+    finished(server, *federation.silos(1, 2))
     assert federation.lines()[0]["clients"] == [0, 1]
 
 
@@ -275,8 +266,7 @@ def test_a_thousand_bad_messages_are_a_line_with_a_number(federation):
         while fake.transport._outbox is None or fake.transport._outbox._queue.qsize():
             time.sleep(0.001)
         fake.transport.send_message(message(Kind.FAILED, 3, 0, meta={"reason": f"{number} reasons"}))
-    for process in (server, *federation.silos(1, 2)):
-        assert process.wait() == 0, process.text
+    finished(server, *federation.silos(1, 2))
     first, last = [line for line in server.text.splitlines() if "silo 3 cannot go on" in line]
     assert first == "silo 3 cannot go on: 0 reasons"
     assert last.startswith("silo 3 cannot go on: 999 reasons (999 more within ")
@@ -296,8 +286,7 @@ def test_what_nobody_asked_for_is_dropped(method, federation):
     ):
         fake.transport.send_message(message(kind, 3, 0, round=round, meta={"loss_terms": 3}, tensors=tensors))
     silos = federation.silos(1, 2)
-    for process in (server, *silos):
-        assert process.wait() == 0, process.text
+    finished(server, *silos)
     assert federation.lines()[0]["left_out"] == [2]
 
 
@@ -306,8 +295,7 @@ def test_an_opening_that_is_none_turns_a_silo_away(federation):
     server, silos = federation.server(), federation.silos(1, 2)
     server.says("listening on")
     fake = FakeSilo(federation.address, [], opening={"counts": torch.full((10,), float("nan"))})
-    for process in (server, *silos):
-        assert process.wait() == 0, process.text
+    finished(server, *silos)
     assert "opening of silo 3: counts is not finite" in fake.finish["reason"]
     assert federation.lines()[0]["left_out"] == [2]
 
@@ -333,8 +321,8 @@ def test_strangers_do_no_harm_to_a_federation_with_certificates(federation, sp_w
         """What a gRPC peer gets to hear."""
         channel = grpc.insecure_channel(federation.address)
         if tls is not None:
-            mine = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
-            channel = grpc.secure_channel(federation.address, mine)
+            credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+            channel = grpc.secure_channel(federation.address, credentials)
         stream = channel.stream_stream(path)(iter(chunks), timeout=20)
         try:
             for _ in stream:
@@ -376,10 +364,8 @@ def test_strangers_do_no_harm_to_a_federation_with_certificates(federation, sp_w
     assert "claims to be silo 3" in said["another's rank"]
     assert "bytes" in said["a header of 3 GB"]
     assert all("ended" not in answer for answer in said.values()), said
-    for process in (server, *silos):
-        assert process.wait() == 0, process.text
+    finished(server, *silos)
     assert not proof.exists()
     assert "Traceback" not in server.text
     assert all("left_out" not in line for line in federation.lines())
-    expected = sp_weights(*federation.overrides[:2])
-    assert all(torch.equal(value, expected[key]) for key, value in federation.weights().items())
+    same(federation.weights(), sp_weights(*federation.overrides[:2]))

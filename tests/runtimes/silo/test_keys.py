@@ -17,7 +17,7 @@ WORD = "correct horse, größer"
 def made(tmp_path_factory):
     """A folder of encrypted keys; not to be changed."""
     folder = tmp_path_factory.mktemp("keys") / "certs"
-    issuing.new(folder, 1, encrypt=True, passphrase=told(WORD))
+    issuing.new(folder, 1, encrypt=True, passphrase=open_with(WORD))
     return folder
 
 
@@ -31,25 +31,25 @@ def nobody(monkeypatch):
 @pytest.fixture
 def typed(monkeypatch):
     """A terminal at which these words are typed; what it asked for."""
-    asked = []
+    questions = []
 
     def type_(*words):
         left = iter(words)
 
         def getpass(question):
-            asked.append(question)
+            questions.append(question)
             if (word := next(left, None)) is None:
                 raise EOFError
             return word
 
         monkeypatch.setattr(keys, "_terminal", lambda: True)
         monkeypatch.setattr(keys.getpass, "getpass", getpass)
-        return asked
+        return questions
 
     return type_
 
 
-def told(word):
+def open_with(word):
     """A passphrase of a file descriptor."""
     reading, writing = os.pipe()
     os.write(writing, word if isinstance(word, bytes) else f"{word}\n".encode())
@@ -62,12 +62,12 @@ def test_every_key_is_encrypted_and_read_back_plain(made):
         content = path.read_bytes()
         assert content.startswith(b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
         assert path.stat().st_mode & 0o777 == 0o600
-        own = serialization.load_pem_private_key(content, WORD.encode())  # by nothing of ours
-        plain = own.private_bytes(
+        private = serialization.load_pem_private_key(content, WORD.encode())  # by nothing of ours
+        plain = private.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         if path.stem != "ca":
-            assert certs.read(made, path.stem, told(WORD)).key == plain
+            assert certs.read(made, path.stem, open_with(WORD)).key == plain
 
 
 def test_a_key_that_somebody_else_encrypted_is_read_too(tmp_path):
@@ -78,52 +78,52 @@ def test_a_key_that_somebody_else_encrypted_is_read_too(tmp_path):
     path.write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, hidden)
     )
-    assert certs.read(tmp_path, "silo-1", told(WORD)).key == keys.pem(key)
+    assert certs.read(tmp_path, "silo-1", open_with(WORD)).key == keys.pem(key)
     with pytest.raises(LabelSkewError, match=r"silo-1\.key: does not open with the passphrase of --passphrase-fd"):
-        certs.read(tmp_path, "silo-1", told("wrong"))
+        certs.read(tmp_path, "silo-1", open_with("wrong"))
 
 
 def test_a_plain_key_asks_for_nothing(tmp_path, typed):
-    asked = typed()
+    questions = typed()
     issuing.new(tmp_path, 1)
     certs.read(tmp_path, "silo-1")
-    assert asked == []
+    assert questions == []
 
 
 def test_the_descriptor_goes_before_the_variable_and_that_before_the_terminal(made, typed, monkeypatch):
-    asked = typed(WORD)
+    questions = typed(WORD)
     certs.read(made, "server")
-    assert asked == [f"passphrase of {made}/server.key: "]
+    assert questions == [f"passphrase of {made}/server.key: "]
     monkeypatch.setenv(keys.VARIABLE, WORD)
     certs.read(made, "server")
     monkeypatch.setenv(keys.VARIABLE, "wrong")
-    certs.read(made, "server", told(WORD))
-    assert len(asked) == 1
+    certs.read(made, "server", open_with(WORD))
+    assert len(questions) == 1
 
 
 def test_one_passphrase_is_asked_for_once_and_goes_on_to_processes_of_ours(made, typed):
-    asked = typed(WORD)
+    questions = typed(WORD)
     passphrase = Passphrase()
     assert passphrase.environment() == {}
     certs.read(made, "server", passphrase)
     certs.read(made, "silo-1", passphrase)
-    assert len(asked) == 1
+    assert len(questions) == 1
     assert passphrase.environment() == {keys.VARIABLE: WORD}
     assert WORD not in repr(passphrase)
 
 
 def test_a_new_passphrase_is_typed_twice(tmp_path, typed):
-    asked = typed("one", "two", WORD, WORD)
+    questions = typed("one", "two", WORD, WORD)
     with pytest.raises(LabelSkewError, match="the two passphrases differ; nothing is written"):
         issuing.new(tmp_path / "certs", 1, encrypt=True)
     assert not (tmp_path / "certs").exists()
     issuing.new(tmp_path / "certs", 1, encrypt=True)
-    assert asked == [f"new passphrase of {tmp_path}/certs/ca.key: ", "once more: "] * 2
-    assert certs.read(tmp_path / "certs", "silo-1", told(WORD))
+    assert questions == [f"new passphrase of {tmp_path}/certs/ca.key: ", "once more: "] * 2
+    assert certs.read(tmp_path / "certs", "silo-1", open_with(WORD))
 
 
 def test_an_encrypted_authority_makes_encrypted_keys_alone_and_opens_for_everything(tmp_path):
-    issuing.new(tmp_path, 1, encrypt=True, passphrase=told(WORD))
+    issuing.new(tmp_path, 1, encrypt=True, passphrase=open_with(WORD))
     for work in (
         lambda passphrase: issuing.new(tmp_path, 2, add=True, passphrase=passphrase),
         lambda passphrase: issuing.renew(tmp_path, ["silo-1"], passphrase=passphrase),
@@ -131,26 +131,26 @@ def test_an_encrypted_authority_makes_encrypted_keys_alone_and_opens_for_everyth
     ):
         before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
         with pytest.raises(LabelSkewError, match=r"ca\.key: does not open with the passphrase of --passphrase-fd \d+"):
-            work(told("wrong"))
+            work(open_with("wrong"))
         with pytest.raises(LabelSkewError, match=r"ca\.key: needs a passphrase, and there is no terminal"):
             work(None)
         assert before == {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-        work(told(WORD))
+        work(open_with(WORD))
     assert all(keys.encrypted(path.read_bytes()) for path in tmp_path.glob("*.key"))
 
 
 def test_keys_of_a_plain_authority_can_be_encrypted(tmp_path, typed):
     issuing.new(tmp_path, 1)
-    asked = typed(WORD, WORD)
+    questions = typed(WORD, WORD)
     issuing.renew(tmp_path, ["silo-1"], encrypt=True)
-    assert len(asked) == 2
+    assert len(questions) == 2
     assert [path.name for path in tmp_path.glob("*.key") if keys.encrypted(path.read_bytes())] == ["silo-1.key"]
 
 
 @pytest.mark.parametrize("word", [b"\n", b"", b"a\0b\n", b"a" * 1001 + b"\n", b"a" * 5000])
 def test_what_is_no_passphrase_is_said(made, word):
     with pytest.raises(LabelSkewError, match=r"^--passphrase-fd \d+: is no passphrase; use 1 to 1000 bytes"):
-        certs.read(made, "server", told(word))
+        certs.read(made, "server", open_with(word))
 
 
 def test_where_a_passphrase_is_missing_or_wrong_is_said(made, typed, monkeypatch):

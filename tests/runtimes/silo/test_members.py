@@ -1,12 +1,15 @@
-"""Who is there and whose answers are waited for, with a transport that nobody sends anything over."""
+"""Who is there and whose answers are waited for; the clock of deadlines, with waits as long as a test says."""
+
+from types import SimpleNamespace
 
 import pytest
 from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import status
+from fl_labelskew_plugins.runtimes.silo import members as members_of
 from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
-from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
+from fl_labelskew_plugins.runtimes.silo.members import OVERTIME_S, SETTLE_S, ListeningClock, Members, Poll
 from fl_labelskew_plugins.runtimes.transport import Transport
 
 SHORT = [f"comm_args.{key}=0.3" for key in ("round_deadline_s", "quorum_timeout_s", "reconnect_s")]
@@ -23,8 +26,10 @@ def members(base_recipe, tmp_path):
     recipe = recipes.parse(base_recipe, overrides=[*SHORT, "comm_args.min_clients=2"])
     lines = []
     excluded = Excluded(tmp_path, 3, lines.append, lambda event, **facts: None)
-    said = {"recount": lambda: None, "warn": lines.append, "go_on": "go on", "tell": lambda **facts: None}
-    made = Members(recipe, Silent(), excluded, seen=status.Silos([""] * 3), **said)
+    seen = status.Silos([""] * 3)
+    made = Members(
+        recipe, Silent(), excluded, lambda: None, lines.append, "go on", tell=lambda **facts: None, seen=seen
+    )
     made.lines, made.round = lines, 0
     for client in (0, 1, 2):
         made.came(client)
@@ -56,3 +61,66 @@ def test_who_has_left_is_waited_for_for_a_while(members):
     assert not members.reachable(1)
     members.came(1)
     assert members.invite(1, [0, 1, 2]) == [0, 1, 2]
+
+
+# The clock
+
+
+class Scripted:
+    """Each wait of the script: seconds that it lasts (None: as long as waits) and whether a message came."""
+
+    def __init__(self, *script):
+        self.script, self.seconds, self.waits = list(script), 100.0, []
+
+    def receive(self, timeout):
+        took, arrived = self.script.pop(0) if self.script else (None, False)
+        self.waits.append(timeout)
+        self.seconds += timeout if took is None else took
+        return arrived
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    def make(*script):
+        transport = Scripted(*script)
+        monkeypatch.setattr(members_of, "time", SimpleNamespace(monotonic=lambda: transport.seconds))
+        return transport, ListeningClock(transport)
+
+    return make
+
+
+def test_waits_in_steps_until_time_is_up(scripted):
+    transport, listening = scripted()
+    assert [listening.listen(2.5) for _ in range(3)] == [True, True, False]
+    assert transport.waits == [1, 1, 0.5]
+    assert listening.now == 2.5
+
+
+def test_time_in_which_nobody_listens_does_not_count(scripted):
+    transport, listening = scripted()
+    assert listening.listen(3)
+    transport.seconds += 1000  # a model is tested, or the process is stopped
+    assert listening.listen(3)
+    assert listening.now == 2
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_wait_in_which_the_process_was_stopped_does_not_count(arrived, scripted):
+    _, listening = scripted((0.9, True), (12.0, arrived), (0.3, True))
+    assert [listening.listen(1) for _ in range(3)] == [True, True, True]
+    assert listening.now == pytest.approx(1.2)
+
+
+def test_what_waits_already_is_taken_before_time_is_up(scripted):
+    transport, listening = scripted((1.0, False), (0.0, True), (0.0, True), (None, False))
+    assert [listening.listen(1) for _ in range(4)] == [False, True, True, False]
+    assert transport.waits[1:] == [SETTLE_S] * 3
+
+
+def test_who_sends_without_end_does_not_keep_time_from_being_up(scripted):
+    transport, listening = scripted(*[(0.1, True)] * 1000)
+    rounds = 0
+    while listening.listen(1):
+        rounds += 1
+    assert rounds == pytest.approx(10 * (1 + OVERTIME_S), abs=1)
+    assert transport.script

@@ -35,7 +35,7 @@ class Quick(Echo):
     """Answers when it is told to, with what it was sent times ``factor``."""
 
     def __init__(self, address, rank, leaves_at=None, factor=1):
-        self.leaves_at, self.asked, self.may = leaves_at, [], threading.Semaphore(0)
+        self.leaves_at, self.waits, self.may = leaves_at, [], threading.Semaphore(0)
         self.factor = factor
         super().__init__(address, rank)
 
@@ -43,7 +43,7 @@ class Quick(Echo):
         if kind == self.leaves_at:
             self.transport.stop_receive_message()
         elif kind == Kind.TRAIN:
-            self.asked.append(arrived.get("round"))
+            self.waits.append(arrived.get("round"))
             assert self.may.acquire(timeout=60)
             self.answer(arrived, self.factor)
         elif kind == Kind.FINISH:
@@ -123,8 +123,8 @@ def test_who_is_missing_from_the_opening_exchange_is_told_until_it_is_back(feder
     proxy.up = True
     again = federation.server(resume=True)
     finished(again, away, *silos)
-    told = left_out(federation, "opening_left_out")
-    assert (told[0], told[-1]) == ([2], [])
+    rounds_left = left_out(federation, "opening_left_out")
+    assert (rounds_left[0], rounds_left[-1]) == ([2], [])
     assert "1 left out of the opening" in server.text
     assert re.search(r"left out of the opening +silo 3\n", again.text)
     assert json.loads((federation.run_dir / "summary.json").read_text())["opening_left_out"] == [2]
@@ -161,7 +161,7 @@ def test_time_in_which_the_server_is_frozen_is_nobodys_fault(federation, line, q
 
     def frozen_while_they_answer(round):
         until = time.monotonic() + 60
-        while not all(round in silo.asked for silo in silos):
+        while not all(round in silo.waits for silo in silos):
             assert time.monotonic() < until
             time.sleep(0.01)
         if round == 1:  # and one of them while it is on its way back

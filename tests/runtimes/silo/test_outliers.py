@@ -80,9 +80,9 @@ def test_norms_by_hand(sends_change):
     upload["steps"] = torch.tensor(2**62)
     sent = {"optimizer/a": torch.tensor(3.0), "optimizer/b": torch.full((4,), 2.0), "counts": torch.tensor([9])}
     sent["prototypes"] = torch.full((3, 3), 2.0)
-    found = norms(LocalResult(upload, sent, {}, {}), old, ["w", "b"], sends_change=sends_change)
+    values = norms(LocalResult(upload, sent, {}, {}), old, ["w", "b"], sends_change=sends_change)
     moved = math.sqrt(4 * 49 + 9) if sends_change else 5.0  # the parameters themselves are changes
-    assert found == pytest.approx({"update": moved, "buffers": 3.0, "optimizer": 5.0, "prototypes": 6.0})
+    assert values == pytest.approx({"update": moved, "buffers": 3.0, "optimizer": 5.0, "prototypes": 6.0})
 
 
 def test_norms_overflow_nowhere_and_go_through_large_tensors_in_parts():

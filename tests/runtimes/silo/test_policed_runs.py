@@ -36,8 +36,8 @@ class FakeServer:
         self.kinds.append(Kind(kind).name)
         if kind == Kind.HELLO:
             settings = facts.agreed(self.session.recipe)
-            told = {"run": self.run, "federation": asdict(self.federation), "settings": settings}
-            self.send(Kind.WELCOME, meta=told if self.quorum is None else told | {"quorum": self.quorum})
+            words = {"run": self.run, "federation": asdict(self.federation), "settings": settings}
+            self.send(Kind.WELCOME, meta=words if self.quorum is None else words | {"quorum": self.quorum})
             self.ask()
         elif kind == Kind.UPLOAD:
             self.uploads.append(arrived.get("tensors"))
@@ -67,9 +67,9 @@ def scene(federation):
 
     def play(policy, questions=(), **options):
         (federation.folder / "one.yaml").write_text(f"policy: {json.dumps(policy)}")
-        own = recipes.silo(recipes.load(federation.recipe, federation.overrides), 1)
-        data = facts.load(own, 0)
-        made = session.assemble(own, data.data, {0: data.train}, {0: data.test}, [data.facts.samples] * 3)
+        silo_recipe = recipes.silo(recipes.load(federation.recipe, federation.overrides), 1)
+        data = facts.load(silo_recipe, 0)
+        made = session.assemble(silo_recipe, data.data, {0: data.train}, {0: data.test}, [data.facts.samples] * 3)
         server = FakeServer(federation.address, made, questions, **options)
         servers.append(server)
         process = federation.silo(1)
@@ -113,9 +113,9 @@ def test_a_server_gets_no_more_answers_than_the_policy_allows_however_it_asks(sc
         "a" * 16: {"0": 1, "1": 1},
         "b" * 16: {"0": 1},
     }
-    told = [line["why"] for _, _, line in audit.read(account.parent) if line.get("kind") == "FAILED"]
-    assert len(told) == 2
-    assert "policy.max_rounds: 3 does not allow" in told[1]
+    words = [line["why"] for _, _, line in audit.read(account.parent) if line.get("kind") == "FAILED"]
+    assert len(words) == 2
+    assert "policy.max_rounds: 3 does not allow" in words[1]
     # and a recipe that names no file with a policy changes nothing
     federation.recipe.write_text(federation.recipe.read_text().replace(OWN, ""))
     alone = federation.silo(1)
@@ -161,7 +161,7 @@ def test_a_silo_joins_the_server_of_its_fingerprint_and_no_other(scene, federati
     issuing.new(folder, 3)
     federation.overrides = [f"comm_args.certs={folder}"]
     files = certs.read(folder, "server")
-    right = next(each.fingerprint for each in certs.show(folder)[0] if each.who == "server")
+    right = next(certificate.fingerprint for certificate in certs.show(folder)[0] if certificate.who == "server")
     server, process, code = scene({"server_fingerprint": right}, [(0, 1.0)], tls=files)
     assert (code, len(server.uploads)) == (0, 1), process.text
     (connected,) = (line for _, _, line in audit.read(federation.folder / "silo-1") if line["event"] == "connected")
@@ -170,7 +170,7 @@ def test_a_silo_joins_the_server_of_its_fingerprint_and_no_other(scene, federati
     for name in ("server.pem", "server.key"):
         (folder / name).unlink()
     issuing.new(folder, 3, add=True)
-    other = next(each.fingerprint for each in certs.show(folder)[0] if each.who == "server")
+    other = next(certificate.fingerprint for certificate in certs.show(folder)[0] if certificate.who == "server")
     server, process, code = scene({"server_fingerprint": right}, tls=certs.read(folder, "server"))
     assert code == 1
     line = f"{right} does not allow a server whose certificate has {other}"

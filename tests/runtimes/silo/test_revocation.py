@@ -255,7 +255,7 @@ def test_a_process_does_not_begin_with_a_revoked_certificate_and_is_warned_of_it
             "{}: 'silo-4' is unknown; allowed: server, silo-1, silo-2, silo-3, all; did you mean",
         ),
         (["ca"], lambda f: None, "ca: the authority can be neither revoked nor renewed; use `labelskew certs new`"),
-        (["silo-1"], lambda f: (f / "ca.key").unlink(), "{}/ca.key: is not there; it is needed for this, where"),
+        (["silo-1"], lambda f: (f / "ca.key").unlink(), "{}/ca.key: is not there; use the machine on which"),
         (["silo-1"], lambda f: (f / "ca.key").write_text("x"), "{}/ca.key: is no private key as"),
         (["silo-1"], lambda f: (f / "ca.pem").unlink(), "{}/ca.pem: is not there"),
         (["silo-1"], lambda f: (f / "silo-1.pem").write_text("x"), "{}/silo-1.pem: is no PEM certificate"),

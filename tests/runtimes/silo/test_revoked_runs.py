@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
-from scenes import Peer
+from scenes import Peer, finished
 
 from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.runs import audit
@@ -44,12 +44,12 @@ def at(folder, tmp_path):
     """A machine's own folder with what was copied to it; called again: with what is there now."""
 
     def at(machine, name):
-        own = tmp_path / machine
-        own.mkdir(exist_ok=True)
+        kept = tmp_path / machine
+        kept.mkdir(exist_ok=True)
         for file in ("ca.pem", f"{name}.pem", f"{name}.key", REVOKED):
             if (folder / file).exists():
-                shutil.copy(folder / file, own / file)
-        return own
+                shutil.copy(folder / file, kept / file)
+        return kept
 
     return at
 
@@ -60,16 +60,16 @@ def start(at):
     made = []
 
     def server(address="127.0.0.1:0", machine="server", **options):
-        own = at(machine, "server")
-        tls = certs.read(own, "server")
-        made.append(ServerTransport(address, silos=3, tls=tls, revoked=Revocations(own, tls), **options))
+        kept = at(machine, "server")
+        tls = certs.read(kept, "server")
+        made.append(ServerTransport(address, silos=3, tls=tls, revoked=Revocations(kept, tls), **options))
         return Peer(made[-1])
 
     def silo(address, rank=1, thief=None, **options):
         name = f"silo-{rank}"
-        own = thief or at(name, name)
-        tls = certs.read(own, name)
-        revoked = None if thief else Revocations(own, tls)
+        kept = thief or at(name, name)
+        tls = certs.read(kept, name)
+        revoked = None if thief else Revocations(kept, tls)
         made.append(SiloTransport(address, rank, tls=tls, revoked=revoked, **options))
         made[-1].start()
         return Member(made[-1])
@@ -208,7 +208,7 @@ def test_a_rank_may_be_made_while_the_server_waits_for_it(start, folder, tmp_pat
     assert refused.endswith("it refused this silo: its certificate is not one of silo-1 to silo-3")
 
 
-def leave_out(monkeypatch, client, since, *, asked):
+def leave_out(monkeypatch, client, since, *, poll):
     """Let simulations go on without a client from some round on; in that one it may have been asked for its part."""
     uploads = runtime.Simulation.uploads
 
@@ -216,7 +216,7 @@ def leave_out(monkeypatch, client, since, *, asked):
         return [k for k in clients if k != client or round < since]
 
     def invite(self, round, clients):
-        return there(round, clients, since + asked)
+        return there(round, clients, since + poll)
 
     monkeypatch.setattr(runtime.Simulation, "invite", invite)
     monkeypatch.setattr(runtime.Simulation, "uploads", lambda s, round, k: uploads(s, round, there(round, k, since)))
@@ -255,8 +255,7 @@ def test_a_silo_that_is_revoked_in_a_run_is_left_out_from_then_on(federation, fo
         assert "Traceback" not in out.text
         again = again or silo(3)
     silos[0].kill(signal.SIGCONT)
-    for process in (server, *silos):
-        assert process.wait() == 0, process.text
+    finished(server, *silos)
     assert server.text.count(f"silo 3 refused: {why}\n") == 1
     line = "list 1 (1 revoked certificate) counts from now on"
     assert server.text.count(line) == 1
@@ -274,7 +273,7 @@ def test_a_silo_that_is_revoked_in_a_run_is_left_out_from_then_on(federation, fo
     sent = [
         (line["rank"], line.get("round")) for _, _, line in log if line["event"] == "sent" and line["kind"] == "TRAIN"
     ]
-    leave_out(monkeypatch, 2, since, asked=(3, since) in sent)
+    leave_out(monkeypatch, 2, since, poll=(3, since) in sent)
     simulated = "\n".join(
         line for line in federation.recipe.read_text().splitlines() if not line.startswith(("common_args", "comm_args"))
     )

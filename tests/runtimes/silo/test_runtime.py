@@ -7,8 +7,8 @@ import socket
 
 import psutil
 import pytest
-import torch
 from safetensors.torch import load_file
+from scenes import same
 
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.runtimes.silo import issuing, keys
@@ -33,12 +33,12 @@ def go_on(run):
 
 def descendants(process):
     """Processes that this one has started, with theirs, by what they are."""
-    found = {}
+    results = {}
     for child in psutil.Process(process.pid).children(recursive=True):
         command = child.cmdline()
         name = f"silo {command[command.index('--rank') + 1]}" if "--rank" in command else "server"
-        found[name] = child
-    return found
+        results[name] = child
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -106,8 +106,8 @@ def test_a_process_that_fails_ends_the_others(sittings):
 
 def test_after_all_that_the_weights_are_those_of_one_process(sittings, sp_weights):
     expected = sp_weights(*SLOW)
-    found = load_file(sittings[0] / "model.safetensors")
-    assert all(torch.equal(value, expected[key]) for key, value in found.items())
+    results = load_file(sittings[0] / "model.safetensors")
+    same(results, expected)
 
 
 def test_a_passphrase_opens_the_keys_of_all_and_is_written_nowhere(sittings, forker, tmp_path):
@@ -134,29 +134,29 @@ def test_a_run_that_is_done_is_not_waited_for_again(sittings, forker, role, tmp_
 
 
 @pytest.fixture
-def told(forker, base_recipe, tmp_path):
+def error_of(forker, base_recipe, tmp_path):
     """What a command ends with, and says; its run would be in ``run``."""
     (tmp_path / "here.yaml").write_text(base_recipe)
 
-    def told(*more):
+    def error_of(*more):
         log = tmp_path / f"{more[0]}.log"
         process = forker.start(["run", "here.yaml", "--run-dir", "run", *more], log, cwd=tmp_path)
         code = process.wait()
         assert not (tmp_path / "run").exists()
         return code, process.text
 
-    return told
+    return error_of
 
 
-def test_a_server_that_cannot_listen_leaves_no_folder(told):
+def test_a_server_that_cannot_listen_leaves_no_folder(error_of):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        line = f"cannot listen at {address}: address already in use; a free port of this machine would be right"
-        assert told("--role", "server", "--server", address) == (2, f"error: {line}\n")
+        line = f"cannot listen at {address}: address already in use; use a free port of this machine"
+        assert error_of("--role", "server", "--server", address) == (2, f"error: {line}\n")
 
 
-def test_a_mistake_is_told_once_before_anything_starts(told):
-    code, text = told("--set", "train_args.epochs=0")
+def test_a_mistake_is_told_once_before_anything_starts(error_of):
+    code, text = error_of("--set", "train_args.epochs=0")
     assert (code, text.count("error:")) == (2, 1)
     line = "error: --rank 4: out of range; allowed: 1 to 3, one a silo\n"
-    assert told("--role", "client", "--rank", "4") == (2, line)
+    assert error_of("--role", "client", "--rank", "4") == (2, line)

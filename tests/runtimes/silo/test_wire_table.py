@@ -30,7 +30,7 @@ def watched(federation, make_proxy):
 
 
 def names(sent, kind):
-    return {name for each, _, _, tensors in sent if each == kind for name in tensors}
+    return {name for other, _, _, tensors in sent if other == kind for name in tensors}
 
 
 WEIGHTS = {f"model/{layer}.{part}" for layer in ("body.1", "classifier") for part in ("weight", "bias")}
@@ -96,8 +96,8 @@ def test_a_silo_may_keep_its_prototypes_and_may_tell_its_measures(watched, feder
     choice = ["--set", "comm_args.send_contributions=false", "--set", "comm_args.send_measures=true"]
     sent, _ = watched("method_args.method=fedmr", "train_args.comm_round=2", silo=choice)
     assert not any(name.startswith("contribution/") for name in names(sent, Kind.UPLOAD))
-    told = [meta for kind, _, meta, _ in sent if kind == Kind.UPLOAD]
-    assert all(meta.keys() == {"loss_terms", "personalised"} for meta in told)
+    measures = [meta for kind, _, meta, _ in sent if kind == Kind.UPLOAD]
+    assert all(meta.keys() == {"loss_terms", "personalised"} for meta in measures)
     assert all(line["personalised_accuracy"] > 0 for line in federation.lines())
 
 

@@ -11,8 +11,9 @@ from matplotlib.text import Text
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.host import start
 from fl_labelskew_plugins.recipe import parse as recipes
+from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Plain
+from fl_labelskew_plugins.runs.progress import Plain, Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.chunks import assemble, cut
@@ -78,6 +79,14 @@ def sound(text, longest=LONGEST):
     assert "\nround 9/9" not in text
 
 
+class Lines(Progress):
+    def __init__(self, lines):
+        self.lines = lines
+
+    def note(self, text, level="INFO"):
+        self.lines.append(text)
+
+
 @pytest.fixture
 def recipe(base_recipe):
     return lambda *overrides: recipes.parse(base_recipe, overrides=[*LOGISTIC, *overrides])
@@ -89,15 +98,15 @@ def test_what_silos_send(recipe, tmp_path, capsys, monkeypatch):
     many = {f"{'t' * 37}{number:03d}": 1e308 for number in range(100)}  # as much as is taken
     uploads = [(meta, ()) for meta in variants({"loss_terms": {"cross_entropy": 1.0}, "personalised": [1, 2]})]
     uploads += [({"loss_terms": terms}, ()) for terms in bad_terms] + [({}, [tensor]) for tensor in names]
-    own = recipe(f"train_args.comm_round={len(uploads)}", "validation_args.frequency_of_the_test=0")
+    here = recipe(f"train_args.comm_round={len(uploads)}", "validation_args.frequency_of_the_test=0")
     drawn, lines = [], []
     save = plots.save
     monkeypatch.setattr(plots, "save", lambda picture, path: drawn.append(picture) or save(picture, path))
     transport = ServerTransport("127.0.0.1:0", silos=3)
     folder = RunFolder(tmp_path / "run")
     folder.hold()
-    args = start.start(own, tmp_path / "fedml.yaml")
-    server = SiloServer(args, transport, own, None, lines.append, "to go on", tmp_path, tell=folder.tell)
+    args = start.start(here, tmp_path / "fedml.yaml")
+    server = SiloServer(args, transport, here, None, Lines(lines), "to go on", folder, status.Silos([""] * 3))
     for meta in variants(FACTS | {"counts": [40] * 10, "classes": "0" * 32}):
         transport.arrived.put(decoded(Kind.HELLO, 3, meta=meta))
     for meta in variants({"reason": "x"}):
@@ -116,8 +125,8 @@ def test_what_silos_send(recipe, tmp_path, capsys, monkeypatch):
             transport.arrived.put(good(Kind.OPENING, rank, tensors={"counts": torch.full((10,), 40)}))
         for round, (meta, tensors) in enumerate(uploads):
             evil = decoded(Kind.UPLOAD, 3, round, meta, tensors or [("model/a", [3])])
-            told = {"loss_terms": many} if round == len(uploads) - 1 else {}
-            answers = [evil, *(good(Kind.UPLOAD, rank, round, told, MODEL) for rank in (1, 2))]
+            measures = {"loss_terms": many} if round == len(uploads) - 1 else {}
+            answers = [evil, *(good(Kind.UPLOAD, rank, round, measures, MODEL) for rank in (1, 2))]
             if evil.get_type() == Kind.REFUSED:  # whose connection is gone
                 answers[1:1] = [good(Kind.UPLOAD, 3, round, {"loss_terms": "x"}, MODEL)]
             for arrived in answers:
@@ -148,15 +157,15 @@ def test_what_silos_send(recipe, tmp_path, capsys, monkeypatch):
 @pytest.fixture
 def client(recipe, tmp_path):
     """Silo 1 of this process, which has no line to any server, and what it was told that was right."""
-    own = recipe()
-    data = facts.load(own, 0)
+    here = recipe()
+    data = facts.load(here, 0)
     lines = []
-    args = start.start(own, tmp_path / "fedml.yaml", rank=1)
-    made = SiloClient(args, SiloTransport("127.0.0.1:1", 1), 1, own, data, tmp_path / "silo", lines.append)
+    args = start.start(here, tmp_path / "fedml.yaml", rank=1)
+    made = SiloClient(args, SiloTransport("127.0.0.1:1", 1), 1, here, data, tmp_path / "silo", Lines(lines))
     samples = data.facts.samples
     numbers = {"num_clients": 3, "clients_per_round": 3, "rounds": 3, "epochs": 1, "num_classes": 10}
     numbers |= {"num_features": 64, "num_samples": 3 * samples, "min_samples": samples, "seed": 0}
-    made.welcome = {"run": "0" * 16, "federation": numbers, "settings": facts.agreed(own)}
+    made.welcome = {"run": "0" * 16, "federation": numbers, "settings": facts.agreed(here)}
     made.lines = lines
     return made
 

@@ -95,8 +95,8 @@ class Loader:
         self.read += 1
         if number in (0, 2):  # Mime's third begins anew
             self.generator = seeds.torch_generator(0, "batches", round + self.first, self.client)
-        own = local.indices[self.client]
-        for index in own[torch.randperm(len(own), generator=self.generator)].split(48):
+        ours = local.indices[self.client]
+        for index in ours[torch.randperm(len(ours), generator=self.generator)].split(48):
             yield local.train.inputs(index), local.train.y[index]
 
     first = 0
@@ -149,7 +149,7 @@ def stock(overrides, folder):
         by("SCAFFOLD", "host", server_lr=0.9),
         by("SCAFFOLD", "host", initialize_all_clients=False),
     ],
-    ids=lambda settings: "-".join(each.partition("=")[2].strip('"') for each in settings),
+    ids=lambda settings: "-".join(part.partition("=")[2].strip('"') for part in settings),
 )
 @pytest.mark.filterwarnings("ignore:This overload of")
 def test_the_host_as_it_is_does_what_its_class_does_in_one_go(settings, weights, tmp_path):
@@ -209,7 +209,7 @@ def test_its_mime_moves_the_model_a_second_time_by_clipped_gradients(go):
     client = read_lines(folder / "metrics.jsonl")[0]["clients"][0]
     trained, moved = fit(two(), client, two().start), load_file(folder / "model.safetensors")
     assert close(moved, {key: trained[key] - gradient[key] for key in trained}, 1e-6)
-    assert torch.cat([each.flatten() for each in gradient.values()]).norm().item() == pytest.approx(1, abs=1e-4)
+    assert torch.cat([part.flatten() for part in gradient.values()]).norm().item() == pytest.approx(1, abs=1e-4)
 
 
 def test_live_weights_of_the_first_round(weights):
@@ -217,7 +217,7 @@ def test_live_weights_of_the_first_round(weights):
     sizes = two().sizes
     chained = [fit(two(), 0, two().start)]
     chained.append(fit(two(), 1, chained[0]))
-    mean = {key: sum(n * each[key] for n, each in zip(sizes, chained, strict=True)) / sum(sizes) for key in live}
+    mean = {key: sum(n * part[key] for n, part in zip(sizes, chained, strict=True)) / sum(sizes) for key in live}
     assert close(live, mean, 1e-6)
 
 
@@ -239,11 +239,11 @@ NAMES = ["FedAvg", "FedProx", "FedNova", "FedOpt", "FedOpt-adam"]
 @pytest.mark.parametrize(("settings", "tolerance"), BOTH, ids=NAMES)
 def test_corrected_equals_our_own(settings, tolerance, how, weights):
     """Up to rounding: the host multiplies and adds an upload in two steps, our mean in one."""
-    own, theirs = (
+    ours, theirs = (
         weights(*settings, f"train_args.optimizer_source={source}", MOMENTUM, DECAY, *how)
         for source in ("own", "corrected")
     )
-    assert close(own, theirs, tolerance)
+    assert close(ours, theirs, tolerance)
 
 
 @pytest.mark.parametrize(
@@ -254,11 +254,11 @@ def test_corrected_equals_our_own_bit_for_bit_where_nothing_is_averaged(settings
         made.trainer.model.body = torch.nn.Sequential(made.trainer.model.body, torch.nn.Dropout(0.3))
         return replace(made, start=snapshot(made.trainer.model))
 
-    own, theirs = (
+    ours, theirs = (
         weights(*settings, f"train_args.optimizer_source={source}", MOMENTUM, DECAY, ONE, change=dropout)
         for source in ("own", "corrected")
     )
-    assert equal(own, theirs)
+    assert equal(ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -283,16 +283,16 @@ def test_corrected_equals_our_own_bit_for_bit_where_nothing_is_averaged(settings
         ([*by("FedNova"), "method_args.method=fedshift", THREE], "uploads are weighed by"),
         ([*by("FedAvg"), "method_args.method=fedshift", ONE], "uploads are weighed by"),
     ],
-    ids=lambda value: "-".join(each.partition("=")[2].strip('"') for each in value) if isinstance(value, list) else "",
+    ids=lambda value: "-".join(part.partition("=")[2].strip('"') for part in value) if isinstance(value, list) else "",
 )
 def test_each_fault_is_there_and_corrected(settings, fault, weights):
-    found = host_faults.faults(parse.parse(BASE, overrides=settings))
-    assert fault in [each.wrong[: len(fault)] for each in found if each.right]
-    own, host, corrected = (
+    faults = host_faults.faults(parse.parse(BASE, overrides=settings))
+    assert fault in [part.wrong[: len(fault)] for part in faults if part.right]
+    ours, host, corrected = (
         weights(*settings, f"train_args.optimizer_source={source}") for source in ("own", "host", "corrected")
     )
-    assert close(own, corrected, 1e-5)
-    assert not close(own, host, 1e-4)
+    assert close(ours, corrected, 1e-5)
+    assert not close(ours, host, 1e-4)
 
 
 def test_other_optimisers_of_the_process_are_left_alone():
@@ -329,25 +329,25 @@ def test_other_optimisers_of_the_process_are_left_alone():
 def test_bytes_and_personalised_accuracy(settings, up, down, go):
     more = ["validation_args.personalised=true", "method_args.method=fedshift", "train_args.comm_round=2"]
     folder = go(*settings, THREE, *more)
-    size = sum(4 * each.numel() for each in load_file(folder / "model.safetensors").values())
+    size = sum(4 * part.numel() for part in load_file(folder / "model.safetensors").values())
     lines, tau = read_lines(folder / "metrics.jsonl"), 4 if "FedNova" in settings[0] else 0
     assert [line["bytes_up"] for line in lines] == [3 * (times * size + tau) for times in up]
     assert [line["bytes_down"] for line in lines] == [3 * (times * size + 10 * 4) for times in down]  # and the prior
-    own = 'train_args.optimizer_source="own"' in settings
-    assert all(bool(line["loss_terms"]) == own for line in lines)
+    ours = 'train_args.optimizer_source="own"' in settings
+    assert all(bool(line["loss_terms"]) == ours for line in lines)
     assert 0.3 < lines[-1]["personalised_accuracy"] <= 1
 
 
 def test_personalised_accuracy_is_that_of_our_own_loop(go):
     more = [*by("FedAvg"), ONE, "validation_args.personalised=true", "validation_args.frequency_of_the_test=1"]
-    own, theirs = (
+    ours, theirs = (
         [
             (line["accuracy"], line["personalised_accuracy"], line["clients"])
             for line in read_lines(go(*more, f"train_args.optimizer_source={source}") / "metrics.jsonl")
         ]
         for source in ("own", "corrected")
     )
-    assert own == theirs
+    assert ours == theirs
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_personalised_accuracy_is_that_of_our_own_loop(go):
         by("Mime", "host", momentum=0.5, server_momentum=0.5),
         by("SCAFFOLD", "host"),
     ],
-    ids=lambda settings: "-".join(each.partition("=")[2].strip('"') for each in settings[:2]),
+    ids=lambda settings: "-".join(part.partition("=")[2].strip('"') for part in settings[:2]),
 )
 def test_a_resumed_run_gives_the_same_bytes(settings, go, tmp_path):
     often = [*settings, THREE, "method_args.method=fedshift", "tracking_args.checkpoint_every=1"]
@@ -408,7 +408,7 @@ def test_the_classes_of_the_record_are_those_that_run():
 
     for kinds in (AS_THEY_ARE, CORRECTED):
         for name, kind in kinds.items():
-            theirs = {f"{each.__module__}.{each.__qualname__}" for each in kind.__mro__}
+            theirs = {f"{part.__module__}.{part.__qualname__}" for part in kind.__mro__}
             assert host_faults.CLASSES[name] in theirs
 
 

@@ -69,9 +69,9 @@ def test_fedavg_equals_a_loop_of_its_own(go, overrides, aggregation):
             model.load_state_dict(weights)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.001)
             generator = seeds.torch_generator(0, "batches", round, client)
-            own = local.indices[client]
+            held = local.indices[client]
             for _ in range(2):
-                for index in own[torch.randperm(len(own), generator=generator)].split(32):
+                for index in held[torch.randperm(len(held), generator=generator)].split(32):
                     loss = cross_entropy(model(local.train.inputs(index)), local.train.y[index])
                     optimizer.zero_grad()
                     loss.backward()
