@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup.done
 WORKERS ?= 3
 
-.PHONY: help setup demo test test-fast lint wheels clean
+.PHONY: help setup demo test coverage test-fast lint wheels clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -25,12 +25,16 @@ demo: setup  ## a first run: several minutes to set up, then a short training on
 	$(BIN)/fedml run recipes/quickstart.yaml
 
 # Files in the order of tests/conftest.py, slow ones first: xdist would sort them by their number of tests.
-test: setup  ## the whole suite with coverage
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		--cov --cov-report=term-missing:skip-covered
+SUITE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test: setup  ## the whole suite
+	$(SUITE)
+
+coverage: setup  ## the whole suite, and which lines it runs: half as long again
+	$(SUITE) --cov --cov-report=term-missing:skip-covered
 
 test-fast: setup  ## all that needs no processes, browser or long training: a minute or so
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 lint: setup  ## ruff, and mypy strict on both packages
 	$(BIN)/ruff check .
