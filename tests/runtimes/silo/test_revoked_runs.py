@@ -269,21 +269,22 @@ def test_a_silo_that_is_revoked_in_a_run_is_left_out_from_then_on(federation, fo
     assert [(line["rank"], line["fingerprint"], line["why"]) for line in refused] == [(3, shown, why)] * 2
     refused = [line for _, _, line in audit.read(federation.folder / "silo-3") if line["event"] == "refused"]
     assert [line["why"] for line in refused] == [f"it refused this silo: {why}"] * 2
-    # the same numbers as if it had just been away from that round on
-    sent = [
-        (line["rank"], line.get("round")) for _, _, line in log if line["event"] == "sent" and line["kind"] == "TRAIN"
-    ]
-    leave_out(monkeypatch, 2, since, poll=(3, since) in sent)
+    # the same numbers as if it had just been away from that round on; whether it was still asked for its part, which
+    # changes the last digits, the log cannot tell where the question was lost with the connection
+    from safetensors.torch import load_file
+
     simulated = "\n".join(
         line for line in federation.recipe.read_text().splitlines() if not line.startswith(("common_args", "comm_args"))
     )
     (tmp_path / "sp.yaml").write_text(simulated)
-    run.start(tmp_path / "sp.yaml", overrides, run_dir=tmp_path / "sp", quiet=True)
-    from safetensors.torch import load_file
-
-    expected, weights = load_file(tmp_path / "sp" / "model.safetensors"), federation.weights()
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(value, expected[name]) for name, value in weights.items())
+    weights, expected = federation.weights(), []
+    for poll in (True, False):
+        with monkeypatch.context() as patch:
+            leave_out(patch, 2, since, poll=poll)
+            run.start(tmp_path / "sp.yaml", overrides, run_dir=tmp_path / f"sp{poll}", quiet=True)
+        expected.append(load_file(tmp_path / f"sp{poll}" / "model.safetensors"))
+    assert weights.keys() == expected[0].keys()
+    assert any(all(torch.equal(value, other[name]) for name, value in weights.items()) for other in expected)
 
 
 def test_a_secret_that_others_can_read_is_warned_of_as_a_key_is(tmp_path, capsys):
