@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fl_labelskew_registry import LabelSkewError, Method, Network, Partitioner, mistake
 
 from fl_labelskew_plugins.front import start
-from fl_labelskew_plugins.front.told import Hear
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import parse, yaml
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.objects import Headed, plugins
 from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import Hear
 from fl_labelskew_plugins.runs.session import loaded
 
 if TYPE_CHECKING:

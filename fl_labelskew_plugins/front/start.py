@@ -15,7 +15,6 @@ from typing import Any
 import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
-from fl_labelskew_plugins.front.told import Hear, Told
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
 from fl_labelskew_plugins.machine.place import launched, mpi_rank
@@ -27,7 +26,7 @@ from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.recipe.objects import SECTIONS, described
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Pause, Progress, clock, progress
+from fl_labelskew_plugins.runs.progress import Hear, Pause, Progress, clock, progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, host_switches, made_up, of_classes
 from fl_labelskew_plugins.runtimes.base import Call, Runtime
@@ -98,26 +97,20 @@ def start(
     _go(recipe, call, folder, progress(quiet, plain=by_hand), dry_run=dry_run)
 
 
-def train(recipe: Recipe, folder: RunFolder, *, quiet: bool = False, hear: Hear | None = None) -> None:
+def train(
+    recipe: Recipe, folder: RunFolder, *, resume: bool = False, quiet: bool = False, hear: Hear | None = None
+) -> None:
     """Run a recipe that is at hand, with objects in place of names or not, in a new folder; raises as :func:`start`.
 
-    ``quiet``: print nothing but warnings; ``hear``: told of every round's line of metrics.
+    ``resume``: go on in an earlier one's; ``quiet``: print nothing but warnings; ``hear``: told of every round.
     """
-    folder.check_new()
-    _from_python(recipe, folder, resume=False, quiet=quiet, hear=hear)
-
-
-def go_on(folder: RunFolder, objects: Mapping[str, Any], *, quiet: bool = False, hear: Hear | None = None) -> None:
-    """Go on with a run until its last round, with the objects that it had; raises what :func:`train` does."""
-    recipe, folder = _resumed(None, (), folder.path, objects)
-    _from_python(recipe, folder, resume=True, quiet=quiet, hear=hear)
-
-
-def _from_python(recipe: Recipe, folder: RunFolder, *, resume: bool, quiet: bool, hear: Hear | None) -> None:
+    if not resume:
+        folder.check_new()
     show = progress(quiet)
     call = Call(None, (), resume, quiet)
     if recipe.comm.in_process:
-        _go(recipe, call, folder, show if hear is None else Told(show, hear))
+        show.hear = hear
+        _go(recipe, call, folder, show)
         return
     if recipe.objects or hear is not None:
         what = "objects" if recipe.objects else "callbacks"
@@ -132,6 +125,12 @@ def _from_python(recipe: Recipe, folder: RunFolder, *, resume: bool, quiet: bool
             raise RunError(
                 f"{folder.path}: the run ended with exit code {end.code}; its processes have said why"
             ) from None
+
+
+def go_on(folder: RunFolder, objects: Mapping[str, Any], *, quiet: bool = False, hear: Hear | None = None) -> None:
+    """Go on with a run until its last round, with the objects that it had; raises what :func:`train` does."""
+    recipe, folder = _resumed(None, (), folder.path, objects)
+    train(recipe, folder, resume=True, quiet=quiet, hear=hear)
 
 
 def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_run: bool = False) -> None:

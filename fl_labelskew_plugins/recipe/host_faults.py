@@ -44,7 +44,7 @@ class Fault:
 
     optimizers: tuple[str, ...]
     wrong: str
-    right: str | None
+    right: str | None = None
     when: Callable[[Recipe], bool] = lambda recipe: True
     cpu: bool = False
 
@@ -66,31 +66,26 @@ FAULTS = (
         ("SCAFFOLD",),
         "this is the host's SCAFFOLD, which is not SCAFFOLD: the server keeps the last client's change alone, its c is "
         "made of the last client's change, and the clients' control variates stay 0",
-        None,
     ),
     Fault(
         ("FedDyn",),
         "the penalties have no gradient, so that local training is FedAvg's; the server's state is measured from the "
         "last client's weights and lacks 1 / alpha",
-        None,
     ),
     Fault(
         ("Mime",),
         "clients' gradients are those at their final weights, summed over batches and clipped to norm 1; the first "
         "local step has no momentum, and the server's optimiser moves the model a second time",
-        None,
     ),
     Fault(
         ("Mime",),
         "server_momentum plays no part in local steps while train_args.momentum is 0",
-        None,
-        lambda recipe: recipe.train.momentum == 0 and _options(recipe).server_momentum > 0,
+        when=lambda recipe: recipe.train.momentum == 0 and _options(recipe).server_momentum > 0,
     ),
     Fault(
         ("FedDyn", "SCAFFOLD"),
         "what a client keeps belongs to its place in the round (initialize_all_clients: false)",
-        None,
-        lambda recipe: not _options(recipe).initialize_all_clients,
+        when=lambda recipe: not _options(recipe).initialize_all_clients,
     ),
     Fault(
         ("FedAvg", "FedProx", "FedDyn"),
@@ -102,14 +97,12 @@ FAULTS = (
     Fault(
         ("SCAFFOLD",),
         "in the first round, the first client's first step moves the server's weights, too",
-        None,
         cpu=True,
     ),
     Fault(
         ("Mime",),
         "in every round, each client starts from the weights that the one before it has trained",
-        None,
-        _several,
+        when=_several,
         cpu=True,
     ),
     Fault(
@@ -128,17 +121,15 @@ FAULTS = (
     Fault(
         ("FedDyn",),
         "momentum, dampening and nesterov are ignored",
-        None,
-        lambda recipe: _sgd(recipe) and recipe.train.momentum > 0,
+        when=lambda recipe: _sgd(recipe) and recipe.train.momentum > 0,
     ),
     Fault(
         ("Mime",),
         "dampening and nesterov are ignored",
-        None,
-        lambda recipe: bool(recipe.train.dampening or recipe.train.nesterov),
+        when=lambda recipe: bool(recipe.train.dampening or recipe.train.nesterov),
     ),
     Fault((*PLAIN_SGD, "FedDyn"), "Adam is AMSGrad", "Adam is Adam, not AMSGrad", lambda recipe: not _sgd(recipe)),
-    Fault(("FedDyn",), "feddyn_alpha is added to weight_decay", None, lambda recipe: not _sgd(recipe)),
+    Fault(("FedDyn",), "feddyn_alpha is added to weight_decay", when=lambda recipe: not _sgd(recipe)),
     Fault(
         ("FedOpt",),
         "server_momentum is ignored",

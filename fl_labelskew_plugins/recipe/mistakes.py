@@ -200,12 +200,8 @@ def _message(detail: ErrorDetails, schema: Schema) -> str:
         return f"{show(value)}: {detail['msg']}"
     if inner and isinstance(inner[0], int):
         problem = f"item {inner[0] + 1}: {problem}"
-    words = allowed(part, defs)
-    return f"{problem.format(value=show(value))}; allowed: {words}{_near(kind, value, part.get('items', part))}"
-
-
-def _near(kind: str, value: object, part: Schema) -> str:
-    return nearest(value, names_in(part)) if kind in ("literal_error", "enum", "string_type") else ""
+    names = names_in(part.get("items", part)) if kind in ("literal_error", "enum", "string_type") else ()
+    return f"{problem.format(value=show(value))}; allowed: {allowed(part, defs)}{nearest(value, names)}"
 
 
 class RecipeError(MistakesError):

@@ -291,18 +291,14 @@ def _laid_over(*layers: Sections) -> Sections:
     return {section: whole[section] for section in SECTIONS if section in whole}
 
 
-def _tolerance(std: float | None) -> float:
-    """Two printed standard deviations, and at least one per cent."""
-    return WITHOUT_STD if std is None else max(1.0, round(2 * std, 2))
-
-
 def _expected(page: Page, cell: Cell) -> Iterator[dict[str, Any]]:
     """The paper's numbers for one recipe."""
     row = cell.row
     value = row.values[cell.number] if row.values else None
     if value is not None:
         mean, std = value if isinstance(value, tuple) else (value, None)
-        measure: dict[str, Any] = {"measure": page.measure, "tolerance": _tolerance(std)}
+        tolerance = WITHOUT_STD if std is None else max(1.0, round(2 * std, 2))  # at least one per cent
+        measure: dict[str, Any] = {"measure": page.measure, "tolerance": tolerance}
         yield {"value": mean, **measure, "paper": page.paper, "table": cell.part.table}
     if (to := row.rounds_to) and (rounds := to.values[cell.number]) is not None:
         measure = {"measure": "rounds_to", "target": to.target, "tolerance": round(rounds / 10)}

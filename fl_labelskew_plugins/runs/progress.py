@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from fl_labelskew_plugins.machine.text import TERMS, counted
 if TYPE_CHECKING:
     from rich.console import Console
 
+Hear = Callable[[dict[str, Any]], None]
+"""Told of a round's line of metrics."""
 PAUSE = "FL_LABELSKEW_PAUSE"
 """Environment variable with a :class:`Pause`, for the processes that a command has started."""
 
@@ -45,6 +48,9 @@ class Pause:
 class Progress:
     """Told of every client and round; as it is, it says nothing."""
 
+    hear: Hear | None = None
+    """Told of every round once it is written and shown; what it raises ends the run."""
+
     def note(self, text: str, level: str = log.INFO) -> None:
         """Say one line."""
 
@@ -65,14 +71,10 @@ def progress(quiet: bool, *, plain: bool = False) -> Progress:
     """The display that fits: none, live, or plain lines; ``plain``: these in any case."""
     if quiet:
         return Progress()
-    if getattr(_shell(), "kernel", None) is not None:
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
         return Notebook()
     return Live() if sys.stdout.isatty() and log.form == log.PLAIN and not plain else Plain()
-
-
-def _shell() -> Any:
-    """IPython's shell, where this process has one."""
-    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
 
 
 class Plain(Progress):

@@ -92,6 +92,8 @@ class Record:
             if self.next_round % every == 0 or self.next_round == last:
                 self._save()
         self.progress.round(line, seconds)
+        if self.progress.hear is not None:
+            self.progress.hear(line)
 
     def abandon(self) -> None:
         """The run stops before its last round: forget a round that broke off, and save what was complete."""

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from fl_labelskew_registry import RunError
@@ -112,13 +114,8 @@ def test_proxies_are_averaged_per_class_and_kept_where_nobody_holds_the_class(re
     ],
 )
 def test_bad_uploads_are_refused_in_one_line(upload, words):
-    with pytest.raises(RunError) as error:
+    with pytest.raises(RunError, match=rf"^round 7: upload of client 3\b.*{re.escape(words)}.*\Z"):
         check_upload(upload, {"w": torch.zeros(2)}, where="round 7: upload of client 3")
-    message = str(error.value)
-    assert words in message
-    assert "client 3" in message
-    assert "round 7" in message
-    assert "\n" not in message
 
 
 def test_large_finite_values_pass():
@@ -140,12 +137,9 @@ def test_large_finite_values_pass():
 )
 def test_what_a_method_has_not_announced_is_refused_in_one_line(tensors, words):
     shapes = {"counts": (2,), "prototypes": (2, 5), "w": (2,)}
-    with pytest.raises(RunError) as error:
+    with pytest.raises(RunError, match=rf"^round 7: upload of client 3\b.*{re.escape(words)}.*\Z") as error:
         check_extra(tensors, shapes, where="round 7: upload of client 3", dtypes={"w": [torch.float32]})
-    message = str(error.value)
-    assert words in message
-    assert message.startswith("round 7: upload of client 3")
-    assert message.isprintable()
+    assert str(error.value).isprintable()
 
 
 def test_a_client_may_send_less_than_announced():

@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from fl_labelskew_plugins.engine.client_state import StateStore, Versions
-from fl_labelskew_plugins.tensors import save_atomic
 
 
 def state(value, size=4):
@@ -73,12 +72,6 @@ def test_stored_tensors_are_copies(tmp_path):
     store.commit()
     mine["hpm.w"].zero_()
     assert store.get(0)["hpm.w"][0] == 1
-
-
-def test_save_atomic_leaves_no_part(tmp_path):
-    save_atomic(state(1), tmp_path / "x.safetensors")
-    save_atomic(state(2), tmp_path / "x.safetensors")
-    assert [f.name for f in tmp_path.iterdir()] == ["x.safetensors"]
 
 
 def test_a_silo_that_had_nothing_to_keep_has_lost_nothing(tmp_path):

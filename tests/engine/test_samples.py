@@ -11,28 +11,17 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError, RunError
-
-from fl_labelskew_plugins.engine.samples import samples
+from fl_labelskew_registry import Images, LabelSkewError, RunError
 
 sys.path.append(str(Path(__file__).parents[1]))  # which processes that decode have, too
 reading = importlib.import_module("reading")
-read, SIZE = reading.read, reading.SIZE
-CPU = torch.device("cpu")
+read, streamed, SIZE = reading.read, reading.streamed, reading.SIZE
 BATCHES = [torch.tensor([5, 0, 2]), torch.tensor([1]), torch.tensor([11, 3, 4, 5])]
-
-
-def streamed(workers, files=None):
-    files = files or [str(number) for number in range(12)]
-    train = Arrays(Images(files, SIZE, read), np.arange(12) % 3)
-    test = Arrays(Images(files[:7], SIZE, read), np.arange(7) % 3)
-    return samples(Data(train, test, ["a", "b", "c"], mean=(0.5, 0.5, 0.5), std=(0.25, 0.5, 1.0)), CPU, workers=workers)
 
 
 def in_memory():
     x = np.repeat(np.arange(12, dtype=np.uint8), 48).reshape(12, *SIZE)
-    train, test = Arrays(x, np.arange(12) % 3), Arrays(x[:7], np.arange(7) % 3)
-    return samples(Data(train, test, ["a", "b", "c"], mean=(0.5, 0.5, 0.5), std=(0.25, 0.5, 1.0)), CPU)
+    return reading.parts(x, x[:7])
 
 
 def flat(stream):
@@ -119,12 +108,7 @@ if sys.argv[2] == "forkserver":
     sys.modules["grpc"] = types.ModuleType("grpc")
 sys.path.append(sys.argv[1])
 import reading, torch
-import numpy as np
-from fl_labelskew_registry import Arrays, Data, Images
-from fl_labelskew_plugins.engine.samples import samples
-part = Arrays(Images([str(k) for k in range(12)], reading.SIZE, reading.read), np.arange(12) % 3)
-train, _ = samples(Data(part, part, ["a", "b", "c"]), torch.device("cpu"), workers=2)
-stream = train.stream([torch.arange(12)] * 50)
+stream = reading.streamed(2)[0].stream([torch.arange(12)] * 50)
 next(stream)
 print("reading", flush=True)
 sys.stdin.read()

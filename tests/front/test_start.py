@@ -203,52 +203,37 @@ def test_a_full_disk_is_a_line_and_the_run_goes_on_afterwards(finish, undisturbe
     assert_same(undisturbed[0], tmp_path / "run")
 
 
-def mistakes(undisturbed, tmp_path):
-    run, _ = undisturbed
+MISTAKES = {
+    "is not empty": "{recipe} --run-dir {run}",
+    "is a file": "{recipe} --run-dir {tmp}/file",
+    "cannot be written": "{recipe} --run-dir /proc/labelskew/run",
+    "no such folder": "--resume {tmp}/nowhere",
+    "no recipe.yaml": "--resume {tmp}/empty",
+    "is no checkpoint": "--resume {tmp}/broken",
+    "belongs to another recipe": "{tmp}/other.yaml --resume {run}",
+    "train_args.epochs": "--resume {run} --set train_args.epochs=3",
+    "use one of them": "{recipe} --resume {run} --run-dir {tmp}/x",
+    "dataset-fashion-mnist": "{recipe} --set data_args.dataset=fashion_mnist --set data_args.data_cache_dir={tmp}/no",
+    "classes_per_client": "{recipe} --set partition_args.classes_per_client=11",
+    "samples": "{recipe} --set partition_args.partition_method=iid --set train_args.client_num_in_total=5000",
+    "no GPU": "{recipe} --set device_args.using_gpu=true --set device_args.gpu_ids=[63]",
+    "no recipe given": "",
+    "use it with --resume": "{recipe} --from-round 3",
+    "there are those of": "--resume {run} --from-round 9",
+    "leave --dry-run away": "--resume {run} --from-round 8 --dry-run",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_one_line_and_exit_code_2(undisturbed, tmp_path, words):
+    run, recipe = undisturbed[0], write(tmp_path)
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
-    broken = tmp_path / "broken"
-    (broken / "checkpoint").mkdir(parents=True)
-    (broken / "recipe.yaml").write_text((run / "recipe.yaml").read_text())
-    (broken / "checkpoint" / "latest.safetensors").write_bytes(b"\x80\x04junk")
-    recipe = write(tmp_path)
-    other = tmp_path / "other.yaml"
-    other.write_text(RECIPE.format(method="fedrs", rounds=8))
-    gone = ["--set", "data_args.dataset=fashion_mnist", "--set", f"data_args.data_cache_dir={tmp_path}/nowhere"]
-    return {
-        "is not empty": [recipe, "--run-dir", run],
-        "is a file": [recipe, "--run-dir", tmp_path / "file"],
-        "cannot be written": [recipe, "--run-dir", "/proc/labelskew/run"],
-        "no such folder": ["--resume", tmp_path / "nowhere"],
-        "no recipe.yaml": ["--resume", tmp_path / "empty"],
-        "is no checkpoint": ["--resume", broken],
-        "belongs to another recipe": [other, "--resume", run],
-        "train_args.epochs": ["--resume", run, "--set", "train_args.epochs=3"],
-        "use one of them": [recipe, "--resume", run, "--run-dir", tmp_path / "x"],
-        "dataset-fashion-mnist": [recipe, *gone],
-        "classes_per_client": [recipe, "--set", "partition_args.classes_per_client=11"],
-        "samples": [
-            recipe, "--set", "partition_args.partition_method=iid", "--set", "train_args.client_num_in_total=5000",
-        ],
-        "no GPU": [recipe, "--set", "device_args.using_gpu=true", "--set", "device_args.gpu_ids=[63]"],
-        "no recipe given": [],
-        "use it with --resume": [recipe, "--from-round", 3],
-        "there are those of": ["--resume", run, "--from-round", 9],
-        "leave --dry-run away": ["--resume", run, "--from-round", 8, "--dry-run"],
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "is not empty", "is a file", "cannot be written", "no such folder", "no recipe.yaml", "is no checkpoint",
-        "belongs to another recipe", "train_args.epochs", "use one of them", "dataset-fashion-mnist",
-        "classes_per_client", "samples", "no GPU", "no recipe given", "use it with --resume", "there are those of",
-        "leave --dry-run away",
-    ],
-)  # fmt: skip
-def test_a_mistake_is_one_line_and_exit_code_2(undisturbed, tmp_path, words):
-    arguments = ["run", *map(str, mistakes(undisturbed, tmp_path)[words]), "--quiet"]
+    (tmp_path / "broken" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "broken" / "recipe.yaml").write_text((run / "recipe.yaml").read_text())
+    (tmp_path / "broken" / "checkpoint" / "latest.safetensors").write_bytes(b"\x80\x04junk")
+    (tmp_path / "other.yaml").write_text(RECIPE.format(method="fedrs", rounds=8))
+    arguments = ["run", *MISTAKES[words].format(recipe=recipe, run=run, tmp=tmp_path).split(), "--quiet"]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2, result.output
     assert result.stdout == ""

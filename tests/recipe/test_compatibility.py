@@ -12,15 +12,15 @@ import pytest
 import torch
 from fl_labelskew_registry import Aggregated, LabelSkewError, catalog
 
-from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.engine.server import Server
-from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.recipe import compatibility, parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import progress
+from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.simulation import Simulation
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 DOCS = Path(__file__).parents[2] / "docs" / "mixing.md"
 OPTIMIZERS = ["FedAvg", "FedProx", "FedOpt", "FedNova", "FedDyn", "Mime", "SCAFFOLD"]
@@ -67,7 +67,7 @@ def test_the_docs_have_the_grid_as_it_is():
 
 @pytest.mark.parametrize("optimizer", names("optimizers"))
 @pytest.mark.parametrize("method", names("methods"))
-def test_two_rounds_of_every_pair(method, optimizer):
+def test_two_rounds_of_every_pair(method, optimizer, tmp_path):
     """Through our own loop, which every runtime has; refused pairs say why in one line."""
     said = cell(method, optimizer)
     if said.startswith("no:"):
@@ -75,41 +75,16 @@ def test_two_rounds_of_every_pair(method, optimizer):
         assert "\n" not in said
         return
     made = session.build(parse.parse(TEXT.format(method=method, optimizer=optimizer)))
-    local = made.trainer
-    server = Server(
-        local.model,
-        method=made.method,
-        federation=made.federation,
-        weights=made.start,
-        optimizer=made.recipe.optimizer,
-    )
-    server.open(made.openings())
-    states, selected = {}, dict.fromkeys(range(3), 0)
-    for round, clients in enumerate([[0, 1], [0, 2]]):
-        results = []
-        for client in clients:
-            selected[client] += 1
-            result = fit(
-                local,
-                client,
-                round,
-                server.weights,
-                shared=server.shared,
-                state=states.get(client, {}),
-                times_selected=selected[client],
-            )
-            server.check(client, round, result)
-            states[client] = result.state
-            results.append((client, result))
-        before = server.weights
-        server.run_round(clients, [made.sizes[k] for k in clients], iter(results))
-        assert server.weights.keys() == before.keys()
-        assert all(value.isfinite().all() for value in server.weights.values())
-        assert any(not torch.equal(server.weights[key], before[key]) for key in before)
-    # the method's private models are whole ones, whatever else a client keeps
-    model = made.method.personalised({k: v for k, v in states[0].items() if not k.startswith("optimizer/")})
-    if model is not None:
-        local.predict(weights={key: value.to(local.device) for key, value in model.items()})
+    record = Record(made, RunFolder(tmp_path), Progress(), resume=False)
+    before = record.weights
+    for line in Simulation(record):  # of three clients two a round, so that one at least comes twice
+        assert len(line["clients"]) == 2
+        assert record.weights.keys() == before.keys()
+        assert all(value.isfinite().all() for value in record.weights.values())
+        assert any(not torch.equal(record.weights[key], before[key]) for key in before)
+        before = record.weights
+    assert record.next_round == 2
+    record.finish()  # the method's private models are whole ones, whatever else a client keeps
 
 
 def test_the_docs_own_optimiser_goes_halfway():
@@ -187,15 +162,12 @@ def test_a_network_with_buffers_is_refused_where_the_host_is_asked_for():
         ("fedshift", "SCAFFOLD", ["optimizer_source=host"], None),  # whose server takes no mean at all
     ],
 )
-def test_whose_weights_of_the_uploads_are_in_force_is_said(method, optimizer, more, line, tmp_path, monkeypatch):
+def test_whose_weights_of_the_uploads_are_in_force_is_said(method, optimizer, more, line, tmp_path):
     """In the first lines of a run, and in its record."""
-    monkeypatch.setattr(plots, "heat_map", lambda *_, **__: None)
     overrides = [f"train_args.{option}" for option in more]
     made = session.build(parse.parse(TEXT.format(method=method, optimizer=optimizer), overrides=overrides))
-    folder = RunFolder(tmp_path / "run")
-    folder.create()
-    Record(made, folder, progress(True), resume=False)
-    recorded = json.loads((folder.path / "environment.json").read_text())["deviations"]
+    Record(made, RunFolder(tmp_path), Progress(), resume=False)
+    recorded = json.loads((tmp_path / "environment.json").read_text())["deviations"]
     for lines in (start.describe(made).splitlines(), recorded):
         expected = [f"uploads are weighed {line}"] if line else []
         assert [found for found in lines if found.startswith("uploads are weighed as ") and "not" in found] == expected

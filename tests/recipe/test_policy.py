@@ -17,6 +17,7 @@ comm_args: {{backend: GRPC{comm}}}
 client_specific_args: {{data_silo_config: [north.yaml, b.yaml, c.yaml]}}
 {more}
 """
+COUNTS, SIGMA = "noise_at_least: {count_noise: 4}", "noise_at_least: {upload_sigma: 0.1}"
 LDP = "dp_args: {enable_dp: true, dp_solution_type: ldp, epsilon: 0.5, sensitivity: 2, "
 
 
@@ -47,20 +48,16 @@ def lines(tmp_path, text, method="method: fedavg", train="", comm="", more="", o
         ("send: [weights]", {"train": ", federated_optimizer: SCAFFOLD"}, "optimizer: what SCAFFOLD sends beside wei"),
         ("send: [counts]", {}, 'send: ["counts"] does not allow weights: every upload;'),
         (f"server_fingerprint: {'ab' * 32}", {}, "does not allow a connection without certificates (comm_args.certs);"),
-        ("noise_at_least: {upload_sigma: 0.1}", {}, "noise_at_least.upload_sigma: 0.1 does not allow noise of 0;"),
+        (SIGMA, {}, "noise_at_least.upload_sigma: 0.1 does not allow noise of 0;"),
         (
-            "noise_at_least: {upload_sigma: 0.1}",
+            SIGMA,
             {"method": "method: fedrs, upload_clip: 1, upload_sigma: 0.05"},
             "noise_at_least.upload_sigma: 0.1 does not allow noise of 0.05; set more noise, or change this policy",
         ),
+        (COUNTS, {"method": "method: fedshift"}, "count_noise: 4 does not allow noise of 0;"),
+        (COUNTS, {"method": "method: fedmr"}, "count_noise: 4 does not allow noise of 0;"),
         (
-            "noise_at_least: {count_noise: 4}",
-            {"method": "method: fedshift"},
-            "count_noise: 4 does not allow noise of 0",
-        ),
-        ("noise_at_least: {count_noise: 4}", {"method": "method: fedmr"}, "count_noise: 4 does not allow noise of 0;"),
-        (
-            "noise_at_least: {count_noise: 4}",
+            COUNTS,
             {"method": "method: fedshift", "own": "method_args: {count_noise: 3}"},
             "count_noise: 4 does not allow noise of 3;",
         ),
@@ -85,7 +82,7 @@ def test_what_a_recipe_asks_for_beyond_the_policy_is_refused_with_its_line(tmp_p
         ("send: [weights, prototypes, counts]", {"method": "method: fedmr"}),
         ("send: [weights, prototypes]", {"method": "method: fd"}),
         (f"server_fingerprint: {'ab' * 32}", {"comm": ", certs: certs"}),
-        ("noise_at_least: {count_noise: 4}", {"method": "method: fedavg"}),  # no counts leave
+        (COUNTS, {"method": "method: fedavg"}),  # no counts leave
         (
             "noise_at_least: {count_noise: 4, upload_sigma: 0.1}",
             {
@@ -103,11 +100,8 @@ def test_what_keeps_to_it_is_taken(tmp_path, text, more):
 
 @pytest.mark.parametrize(("mechanism", "made"), [("gaussian", Gaussian), ("laplace", Laplace)])
 def test_the_hosts_noise_is_what_the_host_computes(tmp_path, mechanism, made):
-    own = parse.parse(
-        RECIPE.format(
-            method="method: fedavg", train="", comm="", more=LDP + f"mechanism_type: {mechanism}, delta: 0.1}}"
-        )
-    )
+    noise = LDP + f"mechanism_type: {mechanism}, delta: 0.1}}"
+    own = parse.parse(RECIPE.format(method="method: fedavg", train="", comm="", more=noise))
     assert policy._host_noise(own) == pytest.approx(made(0.5, 0.1, 2).scale)
 
 
@@ -136,9 +130,8 @@ def test_no_recipe_and_no_set_has_a_word_in_it(tmp_path):
         parse.parse(plain + "policy: {max_rounds: 9}")
     with pytest.raises(RecipeError, match=r"--set policy.max_rounds: unknown section"):
         parse.parse(plain, overrides=["policy.max_rounds=9"])
-    assert lines(tmp_path, "max_rounds: 5", overrides=["train_args.comm_round=6"])[0].startswith(
-        "max_rounds: 5 does no"
-    )
+    (line,) = lines(tmp_path, "max_rounds: 5", overrides=["train_args.comm_round=6"])
+    assert line.startswith("max_rounds: 5 does not allow")
 
 
 def test_a_policy_is_part_of_no_record_and_of_the_silos_own_file(tmp_path):

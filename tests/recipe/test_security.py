@@ -67,41 +67,30 @@ def test_what_the_host_only_pretends_to_do_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    ("section", "keys", "message"),
+    ("keys", "message"),
     [
+        ({"defense_type": "krum", "byzantine_client_num": 4}, "byzantine_client_num: 4 is out of range"),
         (
-            "security_args",
-            {"defense_type": "krum", "byzantine_client_num": 4},
-            "byzantine_client_num: 4 is out of range",
-        ),
-        (
-            "security_args",
             {"defense_type": "slsgd", "trim_param_b": 5, "alpha": 1, "option_type": 2},
             "trim_param_b: 5 is out of range",
         ),
         (
-            "security_args",
             {"defense_type": "geo_median", "batch_num": 11, "byzantine_client_num": 1},
             "batch_num: 11 is out of range; allowed: at most client_num_per_round, 10",
         ),
         (
-            "security_args",
             {"attack_type": "label_flipping", "original_class_list": [1], "target_class_list": []}
             | {"ratio_of_poisoned_client": 0.5},
             "target_class_list: 0 classes for 1 in original_class_list",
         ),
-        (
-            "security_args",
-            {"attack_type": "model_replacement", "attack_training_rounds": [1]},
-            "differs from attack_train",
-        ),
-        ("dp_args", {"epsilon": 2, "delta": 0.1}, "epsilon: 2.0 is out of range"),
-        ("dp_args", {"epsilon": 1, "delta": 0}, "delta: 0 is out of range"),
+        ({"attack_type": "model_replacement", "attack_training_rounds": [1]}, "differs from attack_train"),
+        ({"epsilon": 2, "delta": 0.1}, "epsilon: 2.0 is out of range"),
+        ({"epsilon": 1, "delta": 0}, "delta: 0 is out of range"),
     ],
 )
-def test_values_that_the_host_would_trip_over_in_a_run(section, keys, message):
-    switch = "enable_attack" if "attack_type" in keys else "enable_defense"
-    if section == "dp_args":
-        switch = "enable_dp"
+def test_values_that_the_host_would_trip_over_in_a_run(keys, message):
+    section, switch = "security_args", "enable_attack" if "attack_type" in keys else "enable_defense"
+    if "epsilon" in keys:
+        section, switch = "dp_args", "enable_dp"
         keys = {"dp_solution_type": "cdp", "mechanism_type": "gaussian", "sensitivity": 1} | keys
     assert message in only_line(text_with(**{section: {switch: True} | keys}))

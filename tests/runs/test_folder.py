@@ -169,10 +169,3 @@ def test_environment_names_what_numbers_depend_on():
     assert found["versions"]["torch"] == torch.__version__.split("+")[0]
     assert found["threads"] == torch.get_num_threads()
     json.dumps(found)
-
-
-def test_json_is_written_whole(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.write_json("x.json", {"a": 1})
-    assert json.loads((tmp_path / "x.json").read_text()) == {"a": 1}
-    assert [f.name for f in tmp_path.iterdir()] == ["x.json"]

@@ -37,18 +37,8 @@ class Refuse(importlib.abc.MetaPathFinder):
         if name.partition(".")[0] == "fedml":
             raise ImportError("no host here")
 sys.meta_path.insert(0, Refuse())
-from pathlib import Path
-from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.runs import session
-from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Progress
-from fl_labelskew_plugins.runs.record import Record
-from fl_labelskew_plugins.runs.simulation import simulate
-recipe, folder = parse.load(Path(sys.argv[1])), RunFolder(Path(sys.argv[2]))
-folder.create()
-record = Record(session.build(recipe), folder, Progress(), resume=False)
-print([line["round"] for line in simulate(record)])
-record.finish()
+import fl_labelskew_plugins as fl
+print([line["round"] for line in fl.simulate(sys.argv[1], sys.argv[2])])
 assert not any(name.partition(".")[0] == "fedml" for name in sys.modules)
 """
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 from commands import call
 from fl_labelskew_registry import RunError
+from recipe_texts import text_with
 
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine import locks
@@ -157,9 +158,11 @@ def test_silos_are_called_as_their_files():
     assert status.names([], 2) == ["", ""]
 
 
-def test_runs_of_one_process(base_recipe_of_sp, tmp_path):
-    out = tmp_path / "run"
-    start.start(base_recipe_of_sp, (), run_dir=out, quiet=True, pause=Pause(1, float("inf")))
+def test_runs_of_one_process(tmp_path):
+    out, recipe = tmp_path / "run", tmp_path / "recipe.yaml"
+    few = {"client_num_in_total": 2, "comm_round": 3, "learning_rate": 0.1}
+    recipe.write_text(text_with(partition_args={"classes_per_client": 5}, train_args=few))
+    start.start(recipe, (), run_dir=out, quiet=True, pause=Pause(1, float("inf")))
     known = status.read(out)
     assert (known["state"], known["rounds_done"], known["rounds"]) == ("paused", 1, 3)
     assert known["go_on"].endswith(f"--resume {out} --quiet")
@@ -167,19 +170,8 @@ def test_runs_of_one_process(base_recipe_of_sp, tmp_path):
     known = status.read(out)
     assert (known["state"], known["go_on"], known["silos"]) == ("finished", None, [])
     with pytest.raises(RunError):
-        start.start(base_recipe_of_sp, ["train_args.learning_rate=1e30"], run_dir=tmp_path / "odd", quiet=True)
+        start.start(recipe, ["train_args.learning_rate=1e30"], run_dir=tmp_path / "odd", quiet=True)
     assert status.read(tmp_path / "odd")["state"] == "diverged"
-
-
-@pytest.fixture
-def base_recipe_of_sp(tmp_path):
-    file = tmp_path / "recipe.yaml"
-    file.write_text(
-        "data_args: {dataset: digits}\npartition_args: {partition_method: iid}\nmodel_args: {model: mlp, hidden: [8]}\n"
-        "train_args: {client_num_in_total: 2, comm_round: 3, epochs: 1, batch_size: 64, learning_rate: 0.1}\n"
-        "method_args: {method: fedavg}\n"
-    )
-    return file
 
 
 def test_who_reads_it_waits_for_no_import(folder):
