@@ -778,7 +778,7 @@ def test_nothing_leaves_this_machine_without_tls(make, address):
 
 
 def test_what_is_no_address_is_said():
-    with pytest.raises(LabelSkewError, match="'localhost' is no address; host:port"):
+    with pytest.raises(LabelSkewError, match="'localhost' is no address; use host:port"):
         ServerTransport("localhost", silos=1)
 
 
