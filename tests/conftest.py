@@ -100,19 +100,24 @@ def make_venv(tmp_path_factory):
     return lambda: Venv(tmp_path_factory.mktemp("venv") / "env")
 
 
-def build_wheel(source, out):
-    """Build the wheel of a folder that holds a pyproject.toml, without a network."""
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return max(out.glob("*.whl"), key=lambda wheel: wheel.stat().st_mtime_ns)
+@pytest.fixture(scope="session")
+def build():
+    """Builds the wheel of a folder that holds a pyproject.toml, without a network: ``build(source, out)``."""
+
+    def build(source, out):
+        command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, source]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return max(out.glob("*.whl"), key=lambda wheel: wheel.stat().st_mtime_ns)
+
+    return build
 
 
 @pytest.fixture(scope="session")
-def wheels(tmp_path_factory):
+def wheels(build, tmp_path_factory):
     """Our two wheels, the registry's first."""
     out = tmp_path_factory.mktemp("wheels")
-    return [build_wheel(ROOT / "registry", out), build_wheel(ROOT, out)]
+    return [build(ROOT / "registry", out), build(ROOT, out)]
 
 
 @pytest.fixture(scope="session")
@@ -128,16 +133,8 @@ def fashion_mnist(tmp_path_factory):
 @pytest.fixture
 def no_pictures(monkeypatch):
     """Drawing takes four fifths of a short run in one process; tests of its own look at it."""
-    from fl_labelskew_plugins import plots
-
-    monkeypatch.setattr(plots, "curves", lambda *_, **__: None)
-    monkeypatch.setattr(plots, "heat_map", lambda *_, **__: None)
-
-
-@pytest.fixture(scope="session")
-def build():
-    """Builds the wheel of a folder: ``build(source, out)``."""
-    return build_wheel
+    for name in ("curves", "heat_map"):
+        monkeypatch.setattr(f"fl_labelskew_plugins.plots.{name}", lambda *_, **__: None)
 
 
 NUMBERS = itertools.count()
@@ -203,6 +200,7 @@ class Process:
     def kill(self, number=signal.SIGKILL):
         if self.pid not in self.forker.ended:
             os.kill(self.pid, number)
+        return self
 
 
 class Forker:

@@ -57,3 +57,20 @@ OWN_FILE = {
     "comm_args": {"send_measures": True},
     "device_args": {"using_gpu": True, "gpu_ids": [0]},
 }
+
+SILOS = """\
+common_args: {training_type: cross_silo}
+data_args: {dataset: digits}
+partition_args: {partition_method: pcdd, classes_per_client: 4}
+model_args: {model: mlp, hidden: [16]}
+train_args: {client_num_in_total: 3, comm_round: 3, epochs: 2, batch_size: 32, learning_rate: 0.1}
+method_args: {method: fedavg}
+device_args: {threads: 1}
+comm_args: {backend: GRPC, quorum_timeout_s: 60, reconnect_s: 20}
+"""
+"""A server and three silos."""
+
+
+def simulation(recipe):
+    """The same for one process."""
+    return "\n".join(line for line in recipe.splitlines() if not line.startswith(("common_args", "comm_args")))

@@ -27,10 +27,10 @@ def left_out(federation, key="left_out"):
 
 
 class Echo:
-    """A silo that sends back the weights it is sent; what a test stages is a subclass."""
+    """A silo that sends back ``factor`` times the weights it is sent; what else a test stages is a subclass."""
 
-    def __init__(self, address, rank, *, tls=None, facts=FACTS):
-        self.rank = rank
+    def __init__(self, address, rank, *, tls=None, facts=FACTS, factor=1):
+        self.rank, self.factor = rank, factor
         self.transport = SiloTransport(address, rank, tls=tls)
         self.transport.hello = lambda: message(Kind.HELLO, rank, 0, meta=facts)
         self.transport.limits = dict.fromkeys(self.transport.limits, 2**30)
@@ -39,8 +39,14 @@ class Echo:
         self.thread = threading.Thread(target=self.transport.handle_receive_message, daemon=True)
         self.thread.start()
 
-    def answer(self, arrived, factor=1):
-        tensors = {name: value * factor for name, value in arrived.get("tensors").items()}
+    def receive_message(self, kind, arrived):
+        if kind == Kind.TRAIN:
+            self.answer(arrived)
+        elif kind == Kind.FINISH:
+            self.leave()
+
+    def answer(self, arrived):
+        tensors = {name: value * self.factor for name, value in arrived.get("tensors").items()}
         self.transport.send_message(message(Kind.UPLOAD, self.rank, 0, round=arrived.get("round"), tensors=tensors))
 
     def leave(self):
@@ -73,3 +79,13 @@ class Peer:
 
     def send(self, kind, receiver=0, **content):
         self.transport.send_message(message(kind, getattr(self.transport, "rank", 0), receiver, **content))
+
+
+class Hostile:
+    """What makes a file when its pickle is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")

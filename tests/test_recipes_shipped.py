@@ -108,10 +108,7 @@ def test_pure_missing_classes_need_a_wide_smoothing():
 
 def test_numbers_are_the_paper_s():
     def expected(name):
-        return [
-            (number.value, number.measure, number.target, number.tolerance, number.table)
-            for number in load(name).expected
-        ]
+        return [(n.value, n.measure, n.target, n.tolerance, n.table) for n in load(name).expected]
 
     assert expected("fedmr/table1_fmnist_p10c2") == [(74.97, "accuracy", None, 2.0, "Table 1")]
     assert expected("fedmr/table1_fmnist_p5c2") == [(75.51, "accuracy", None, 2.0, "Table 1")]
@@ -206,12 +203,9 @@ def test_the_ablation_s_means_are_table_6_s():
     """FedMR's table 6 has the means of table 12's columns; FMNIST's differ in its last digits."""
     for data, inter, intra in (("svhn", 87.46, 87.15), ("cifar10", 78.86, 80.89), ("cifar100", 66.62, 67.11)):
         for variant, mean in (("inter", inter), ("intra", intra)):
-            rows = [
-                load(name).expected[0].value
-                for name in ROWS
-                if name.startswith(f"fedmr/table12_{data}_") and name.endswith(variant)
-            ]
-            assert len(rows) == 5
+            names = [name for name in ROWS if name.startswith(f"fedmr/table12_{data}_") and name.endswith(variant)]
+            assert len(names) == 5
+            rows = [load(name).expected[0].value for name in names]
             assert np.mean(rows) == pytest.approx(mean, abs=0.011), (data, variant)
 
 

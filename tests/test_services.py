@@ -75,10 +75,8 @@ def test_units():
         sections = unit(path)
         assert list(sections) == ["Unit", "Service", "Install"]
         service = {name: value for name, (*_, value) in sections["Service"].items()}
-        assert (service["Restart"], service["RestartPreventExitStatus"]) == (
-            "on-failure",
-            str(LabelSkewError.exit_code),
-        )
+        assert service["Restart"] == "on-failure"
+        assert service["RestartPreventExitStatus"] == str(LabelSkewError.exit_code)
         assert service["SuccessExitStatus"].split() == ["130", "143"]
         assert sections["Unit"]["StartLimitBurst"] == ["5"]
         assert service["WorkingDirectory"] == "/etc/labelskew"

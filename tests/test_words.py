@@ -5,22 +5,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from recipe_texts import text_with
 
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine import text as words
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder, summary
-
-TEXT = """\
-data_args: {dataset: digits}
-partition_args: {partition_method: pcdd, classes_per_client: 2}
-model_args: {model: logistic}
-train_args: {client_num_in_total: 5}
-method_args: {method: fedavg}
-device_args: {threads: 1}
-"""
-
 
 ROOT = Path(__file__).parents[1]
 HOLLOW = {"each", "found", "own", "mine", "told", "asked"}
@@ -69,7 +60,8 @@ def test_somebody_elses_words_are_fit_for_a_line():
 
 
 def described(*overrides):
-    return start.describe(session.build(parse.parse(TEXT, overrides=overrides))).splitlines()[1]
+    recipe = parse.parse(text_with(train_args={"client_num_in_total": 5}), overrides=overrides)
+    return start.describe(session.build(recipe)).splitlines()[1]
 
 
 def test_the_opening_lines_count_as_people_do():

@@ -1,6 +1,9 @@
-"""Reads the bytes that a proxy kept as messages of ours, for all tests of what travels."""
+"""A proxy, and the bytes that it kept read as messages of ours, for all tests of what travels."""
 
+import contextlib
+import socket
 import struct
+import threading
 
 from http2 import frames
 
@@ -37,3 +40,66 @@ def payloads(stream, *, client, whole=False):
 def messages(stream, *, client=True):
     """Header, meta and tensors of each of our messages."""
     return [(Kind(header.kind), header, *wire.decode(payload)) for header, payload in payloads(stream, client=client)]
+
+
+class Proxy:
+    """Passes connections on to ``target`` and keeps what each side sent.
+
+    While ``up`` is false nobody gets through; the first ``cuts`` connections break once ``last`` came from the target.
+    """
+
+    def __init__(self, target):
+        self.target = target
+        self.sent, self.received = [], []
+        self.open = []
+        self.up, self.last, self.cuts = True, b"", 0
+        self.door = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.door.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self):
+        while True:
+            inner, _ = self.door.accept()
+            host, port = self.target.split(":")
+            try:
+                if not self.up:
+                    raise OSError("the line is down")
+                outer = socket.create_connection((host, int(port)))
+            except OSError:
+                inner.close()
+                continue
+            self.open += [inner, outer]
+            for source, sink, kept in ((inner, outer, self.sent), (outer, inner, self.received)):
+                kept.append(bytearray())
+                last = self.last if source is outer and self.cuts > 0 else b""
+                threading.Thread(target=self._pass, args=(source, sink, kept[-1], last), daemon=True).start()
+            self.cuts -= 1
+
+    def cut(self):
+        """Break every connection; new ones are passed on again, if ``up``."""
+        for end in self.open:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self.open.clear()
+
+    @staticmethod
+    def _pass(source, sink, kept, last):
+        try:
+            while data := source.recv(65536):
+                kept += data
+                sink.sendall(data)
+                if last and last in kept:
+                    source.shutdown(socket.SHUT_RDWR)
+                    break
+            sink.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+
+def watched(federation):
+    """A federation's server, and the proxy through which silos will connect to it."""
+    server = federation.server()
+    server.says("listening on")
+    proxy = Proxy(federation.address)
+    federation.address = proxy.address
+    return server, proxy

@@ -38,6 +38,19 @@ def comma_separated(head: Sequence[str], rows: Rows) -> str:
     return text.getvalue().rstrip("\n")
 
 
+LATEX = str.maketrans(
+    {
+        **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+        "\\": "\\textbackslash{}",
+        "~": "\\textasciitilde{}",
+        "^": "\\textasciicircum{}",
+        "<": "$<$",
+        ">": "$>$",
+        "±": "$\\pm$",
+    }
+)
+
+
 def latex(head: Sequence[str], rows: Rows, marks: Sequence[Sequence[int]]) -> str:
     """A tabular of the package booktabs; ``marks``: 1 is bold, 2 is underlined."""
 
@@ -46,24 +59,9 @@ def latex(head: Sequence[str], rows: Rows, marks: Sequence[Sequence[int]]) -> st
 
     forms = ("{}", "\\textbf{{{}}}", "\\underline{{{}}}")
     body = [
-        line([forms[mark].format(_escaped(cell)) for cell, mark in zip(row, row_marks, strict=True)])
+        line([forms[mark].format(cell.translate(LATEX)) for cell, mark in zip(row, row_marks, strict=True)])
         for row, row_marks in zip(rows, marks, strict=True)
     ]
     start = f"\\begin{{tabular}}{{{'l' * len(head)}}}"
-    middle = ["\\toprule", line([_escaped(cell) for cell in head]), "\\midrule", *body, "\\bottomrule"]
+    middle = ["\\toprule", line([cell.translate(LATEX) for cell in head]), "\\midrule", *body, "\\bottomrule"]
     return "\n".join(["% \\usepackage{booktabs}", start, *middle, "\\end{tabular}"])
-
-
-LATEX = {
-    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-    "\\": "\\textbackslash{}",
-    "~": "\\textasciitilde{}",
-    "^": "\\textasciicircum{}",
-    "<": "$<$",
-    ">": "$>$",
-    "±": "$\\pm$",
-}
-
-
-def _escaped(cell: str) -> str:
-    return "".join(LATEX.get(letter, letter) for letter in cell)

@@ -1,5 +1,7 @@
 """The hook's own logic, on a click group like the host's."""
 
+import importlib
+import importlib.util
 import signal
 import sys
 import warnings
@@ -147,8 +149,6 @@ def fake_host(tmp_path, monkeypatch):
 
 
 def test_the_finder_patches_the_one_module_once(fake_host):
-    import importlib
-
     fake_host.write_text("import click\nfedml_run = click.Group('run')\nother = 1\n")
     hook.install()
     hook.install()
@@ -164,16 +164,12 @@ def test_the_finder_patches_the_one_module_once(fake_host):
 
 @pytest.mark.parametrize("source", ["", "fedml_run = None", "fedml_run = 3"])
 def test_another_host_imports_as_ever(fake_host, source):
-    import importlib
-
     fake_host.write_text(source)
     hook.install()
     assert importlib.import_module(hook.TARGET).__spec__.name == hook.TARGET
 
 
 def test_an_error_of_the_host_stays_its_own(fake_host):
-    import importlib
-
     fake_host.write_text("raise ValueError('the host')")
     hook.install()
     with pytest.raises(ValueError, match="the host"):
@@ -181,17 +177,12 @@ def test_an_error_of_the_host_stays_its_own(fake_host):
 
 
 def test_a_host_without_the_module_gives_the_ordinary_error(fake_host):
-    import importlib
-
     hook.install()
     with pytest.raises(ModuleNotFoundError, match=r"fedml\.cli\.modules\.run"):
         importlib.import_module(hook.TARGET)
 
 
 def test_a_finder_that_fails_steps_aside(fake_host, monkeypatch):
-    import importlib
-    import importlib.util
-
     fake_host.write_text("fedml_run = 3")
     hook.install()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: 1 / 0)

@@ -91,21 +91,17 @@ def test_left_behind_by_an_uninstall(venv):
 
 
 @pytest.mark.parametrize(
-    "source", ["raise RuntimeError", "def broken(:", "", "import no_such_module", "def install():\n    1 / 0\n"]
+    ("file", "mode", "source"),
+    [
+        ("__init__.py", "w", "raise RuntimeError"),
+        *[("hook/__init__.py", "w", s) for s in ("raise RuntimeError", "def broken(:", "", "import no_such_module")],
+        ("hook/__init__.py", "w", "def install():\n    1 / 0\n"),
+        ("hook/__init__.py", "a", "\n\ndef patch(group):\n    1 / 0\n"),
+    ],
 )
-def test_broken_hook(venv, source):
-    (venv.site / "fl_labelskew_plugins" / "hook" / "__init__.py").write_text(source)
-    untouched(venv)
-
-
-def test_broken_package(venv):
-    (venv.site / "fl_labelskew_plugins" / "__init__.py").write_text("raise RuntimeError")
-    untouched(venv)
-
-
-def test_broken_patch(venv):
-    with (venv.site / "fl_labelskew_plugins" / "hook" / "__init__.py").open("a") as file:
-        file.write("\n\ndef patch(group):\n    1 / 0\n")
+def test_broken_package_hook_or_patch(venv, file, mode, source):
+    with (venv.site / "fl_labelskew_plugins" / file).open(mode) as broken:
+        broken.write(source)
     untouched(venv)
 
 

@@ -1,22 +1,18 @@
 """Federations of real processes on 127.0.0.1."""
 
-import contextlib
 import json
-import socket
-import threading
 
 import pytest
+from recipe_texts import SILOS, simulation
 
-RECIPE = """\
-common_args: {training_type: cross_silo}
-data_args: {dataset: digits}
-partition_args: {partition_method: pcdd, classes_per_client: 4}
-model_args: {model: mlp, hidden: [16]}
-train_args: {client_num_in_total: 3, comm_round: 3, epochs: 2, batch_size: 32, learning_rate: 0.1}
-method_args: {method: fedavg}
-device_args: {threads: 1}
-comm_args: {backend: GRPC, quorum_timeout_s: 60, reconnect_s: 20}
-"""
+
+@pytest.fixture
+def transports():
+    """Those that a test has made; stopped in the end, the last one first."""
+    made = []
+    yield made
+    for transport in reversed(made):
+        transport.stop_receive_message()
 
 
 class Federation:
@@ -27,7 +23,7 @@ class Federation:
         folder: everything of this federation.
     """
 
-    def __init__(self, forker, folder, recipe=RECIPE):
+    def __init__(self, forker, folder, recipe=SILOS):
         self.forker, self.folder = forker, folder
         self.recipe = folder / "recipe.yaml"
         self.recipe.write_text(recipe)
@@ -72,7 +68,7 @@ def federation(forker, tmp_path):
 
 @pytest.fixture
 def make_federation(forker, tmp_path):
-    def make(name, recipe=RECIPE):
+    def make(name, recipe=SILOS):
         folder = tmp_path / name
         folder.mkdir()
         return Federation(forker, folder, recipe)
@@ -81,26 +77,20 @@ def make_federation(forker, tmp_path):
     forker.end_all()
 
 
-def simulation(recipe):
-    """The same for one process."""
-    return "\n".join(line for line in recipe.splitlines() if not line.startswith(("common_args", "comm_args")))
-
-
 @pytest.fixture(scope="session")
 def sp_run(tmp_path_factory):
     """The folder of the base recipe's run in one process, with these overrides; each runs once."""
-    from fl_labelskew_plugins import plots
     from fl_labelskew_plugins.front import start
 
     folder, done = tmp_path_factory.mktemp("sp"), {}
-    (folder / "recipe.yaml").write_text(simulation(RECIPE))
+    (folder / "recipe.yaml").write_text(simulation(SILOS))
 
     def sp(*overrides):
         if overrides not in done:
             out = folder / str(len(done))
             with pytest.MonkeyPatch.context() as patch:  # as no_pictures does, for a whole session
-                patch.setattr(plots, "curves", lambda *_, **__: None)
-                patch.setattr(plots, "heat_map", lambda *_, **__: None)
+                for name in ("curves", "heat_map"):
+                    patch.setattr(f"fl_labelskew_plugins.plots.{name}", lambda *_, **__: None)
                 start.start(folder / "recipe.yaml", overrides, run_dir=out, quiet=True)
             done[overrides] = out
         return done[overrides]
@@ -117,16 +107,6 @@ def sp_weights(sp_run):
 
 
 @pytest.fixture(scope="session")
-def base_recipe():
-    return RECIPE
-
-
-@pytest.fixture(scope="session")
-def base_simulation():
-    return simulation(RECIPE)
-
-
-@pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
     """The folder of a federation's certificates: a server and three silos."""
     from fl_labelskew_plugins.runtimes.silo import issuing
@@ -134,62 +114,3 @@ def certificates(tmp_path_factory):
     folder = tmp_path_factory.mktemp("certs")
     issuing.new(folder, 3)
     return folder
-
-
-class Proxy:
-    """Passes connections on to ``target`` and keeps what each side sent.
-
-    While ``up`` is false nobody gets through; the first ``cuts`` connections break once ``last`` came from the target.
-    """
-
-    def __init__(self, target):
-        self.target = target
-        self.sent, self.received = [], []
-        self.open = []
-        self.up, self.last, self.cuts = True, b"", 0
-        self.door = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.door.getsockname()[1]}"
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def _serve(self):
-        while True:
-            inner, _ = self.door.accept()
-            host, port = self.target.split(":")
-            try:
-                if not self.up:
-                    raise OSError("the line is down")
-                outer = socket.create_connection((host, int(port)))
-            except OSError:
-                inner.close()
-                continue
-            self.open += [inner, outer]
-            for source, sink, kept in ((inner, outer, self.sent), (outer, inner, self.received)):
-                kept.append(bytearray())
-                last = self.last if source is outer and self.cuts > 0 else b""
-                threading.Thread(target=self._pass, args=(source, sink, kept[-1], last), daemon=True).start()
-            self.cuts -= 1
-
-    def cut(self):
-        """Break every connection; new ones are passed on again, if ``up``."""
-        for end in self.open:
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-        self.open.clear()
-
-    @staticmethod
-    def _pass(source, sink, kept, last):
-        try:
-            while data := source.recv(65536):
-                kept += data
-                sink.sendall(data)
-                if last and last in kept:
-                    source.shutdown(socket.SHUT_RDWR)
-                    break
-            sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
-
-
-@pytest.fixture
-def make_proxy():
-    return Proxy

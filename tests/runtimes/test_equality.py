@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from recipe_texts import SILOS, simulation
 from safetensors.torch import load_file
 from scenes import same
 
@@ -16,10 +17,7 @@ OPTIMIZERS = {"fedrs": ["train_args.federated_optimizer=FedDC"], "fedlc": ["trai
 SETTINGS = [
     [f"method_args.method={method}", *more]
     for method in METHODS
-    for more in (
-        [],
-        [*OPTIMIZERS.get(method, ()), PARTIAL],
-    )  # two of them with an optimiser that sends more than weights
+    for more in ([], [*OPTIMIZERS.get(method, ()), PARTIAL])
 ]
 SETTINGS += [
     ["train_args.proxy_aggregation=class", "train_args.proxy_smoothing=1", PARTIAL],
@@ -73,10 +71,10 @@ def settled(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def mpi(forker, tmp_path_factory, base_simulation, settled):
+def mpi(forker, tmp_path_factory, settled):
     """Every setting in one mpirun, two workers for two or three clients; the folder of each run."""
     folder = tmp_path_factory.mktemp("mpi")
-    (folder / "recipe.yaml").write_text(base_simulation)
+    (folder / "recipe.yaml").write_text(simulation(SILOS))
     (folder / "driver.py").write_text(DRIVER)
     jobs = [
         ([*settled(setting), "comm_args.backend=MPI"], str(folder / name))
@@ -102,9 +100,7 @@ def test_all_runtimes_give_the_same_weights(name, setting, mpi, make_federation,
     assert not [silo.text for silo in silos if "warning" in silo.text]  # such as of a state that is not there
     same(expected, across.weights())
     for row, theirs in zip(across.lines(), lines, strict=True):
-        assert row["clients"] == theirs["clients"]
-        assert row["accuracy"] == theirs["accuracy"]
-        assert row["bytes_up"] == theirs["bytes_up"]
+        assert all(row[key] == theirs[key] for key in ("clients", "accuracy", "bytes_up"))
         assert row["loss_terms"] == {}  # a silo keeps its measures to itself
 
 

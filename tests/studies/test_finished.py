@@ -1,7 +1,7 @@
 """Runs read from folders made by hand."""
 
 import pytest
-from fl_labelskew_registry import LabelSkewError
+from mistakes import message
 from run_folders import folder, resolved
 
 from fl_labelskew_plugins.studies import finished
@@ -24,58 +24,25 @@ def test_a_line_cut_in_half_ends_the_metrics(tmp_path):
     assert len(finished.read(path).metrics) == 2
 
 
-def no_metrics(path):
-    (path / "metrics.jsonl").unlink()
-
-
-def no_tests(path):
-    (path / "metrics.jsonl").write_text('{"round": 0}\n')
-
-
-def no_recipe(path):
-    (path / "recipe.yaml").unlink()
-
-
-def list_as_recipe(path):
-    (path / "recipe.yaml").write_text("[1]")
-
-
-def broken_recipe(path):
-    (path / "recipe.yaml").write_text("a: [")
-
-
-def odd_test(path):
-    (path / "metrics.jsonl").write_text('{"round": "<b>", "accuracy": 1}\n')
-
-
-def no_number(path):
-    (path / "metrics.jsonl").write_text('{"round": 0, "accuracy": NaN}\n')
-
-
-def junk_metrics(path):
-    (path / "metrics.jsonl").write_bytes(b"\xff\xfe\x00")
-
-
 @pytest.mark.parametrize(
-    ("spoil", "message"),
+    ("name", "content", "says"),
     [
-        (no_metrics, "no run: metrics.jsonl is missing"),
-        (no_tests, "no results yet: metrics.jsonl has no test"),
-        (odd_test, "no run: metrics.jsonl has a test without round and accuracy"),
-        (no_number, "no run: metrics.jsonl has a test without round and accuracy"),
-        (no_recipe, "no run: recipe.yaml is missing"),
-        (list_as_recipe, "no run: recipe.yaml holds no recipe"),
-        (broken_recipe, "cannot be read: line 1, column 5"),
-        (junk_metrics, "no results yet: metrics.jsonl has no test"),
+        ("metrics.jsonl", None, "no run: metrics.jsonl is missing"),
+        ("metrics.jsonl", b'{"round": 0}\n', "no results yet: metrics.jsonl has no test"),
+        *[
+            ("metrics.jsonl", line, "no run: metrics.jsonl has a test without round and accuracy")
+            for line in (b'{"round": "<b>", "accuracy": 1}\n', b'{"round": 0, "accuracy": NaN}\n')
+        ],
+        ("metrics.jsonl", b"\xff\xfe\x00", "no results yet: metrics.jsonl has no test"),
+        ("recipe.yaml", None, "no run: recipe.yaml is missing"),
+        ("recipe.yaml", b"[1]", "no run: recipe.yaml holds no recipe"),
+        ("recipe.yaml", b"a: [", "cannot be read: line 1, column 5"),
     ],
 )
-def test_a_folder_without_results_is_one_line(tmp_path, spoil, message):
+def test_a_folder_without_results_is_one_line(tmp_path, name, content, says):
     path = folder(tmp_path / "a", resolved(), [0.5])
-    spoil(path)
-    with pytest.raises(LabelSkewError) as error:
-        finished.read(path)
-    assert str(error.value).startswith(f"{path}: {message}")
-    assert "\n" not in str(error.value)
+    (path / name).unlink() if content is None else (path / name).write_bytes(content)
+    assert message(lambda: finished.read(path)).startswith(f"{path}: {says}")
 
 
 def test_no_such_folder(tmp_path):

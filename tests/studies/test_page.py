@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from chromium import CHROMIUM, Browser
 from PIL import Image
+from run_folders import resolved
 
 from fl_labelskew_plugins.studies import page, report
 from fl_labelskew_plugins.studies.finished import Run, grouped
@@ -19,19 +20,12 @@ VOID = ("meta", "line", "br")
 
 
 def run(method, seed, accuracies, partition="pcdd", optimizer="FedAvg", recall=(1.0, 0.5, None), seconds=1.0):
-    recipe = {
-        "common_args": {"random_seed": seed},
-        "data_args": {"dataset": "digits"},
-        "partition_args": {"partition_method": partition},
-        "train_args": {"federated_optimizer": optimizer},
-        "method_args": {"method": method},
-    }
     metrics = [
         {"round": r, "accuracy": a, "bytes_up": 2e6, "bytes_down": 1e6, "recall": list(recall)}
         for r, a in enumerate(accuracies)
     ]
     timings = [{"round": r, "seconds": seconds, "peak_mb": 500} for r in range(len(accuracies))]
-    return Run("x", recipe, metrics, timings)
+    return Run("x", resolved(seed, method, partition, optimizer), metrics, timings)
 
 
 def rendered(runs, last=1):
@@ -169,6 +163,23 @@ def test_the_browser_would_see_both(opened):
     browser.open(path)
 
 
+@pytest.fixture
+def shown(browser, tmp_path):
+    """The browser with the page of these runs open."""
+
+    def show(runs):
+        path = tmp_path / "page.html"
+        path.write_text(rendered(runs))
+        browser.open(path)
+        return browser
+
+    return show
+
+
+TIP = "document.querySelector('.chart .tip').innerText"
+PRESS = "document.querySelector('.chart svg').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}))"
+
+
 def column(browser, number):
     script = f"[...document.querySelectorAll('.summary tbody tr')].map(row => row.cells[{number}].innerText)"
     return browser.evaluate(script)
@@ -196,26 +207,22 @@ def test_a_head_sorts(opened):
 
 def test_names_take_lines_out_and_arrow_keys_read_values(opened):
     browser, _ = opened
-    press = "document.querySelector('.chart svg').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}))"
-    tip = "document.querySelector('.chart .tip').innerText"
-    browser.evaluate(press)
-    browser.evaluate(press)
-    assert browser.evaluate(tip).splitlines() == [
+    browser.evaluate(PRESS)
+    browser.evaluate(PRESS)
+    assert browser.evaluate(TIP).splitlines() == [
         "round 2", "70.00 fedlc", "50.00 fedavg (40.0 to 60.0)", "40.00 fedavg, FedProx",
     ]  # fmt: skip
     browser.evaluate("document.querySelector('.legend button').click()")
-    browser.evaluate(press)
-    assert browser.evaluate(tip).splitlines() == ["round 3", "90.00 fedlc", "45.00 fedavg, FedProx"]
+    browser.evaluate(PRESS)
+    assert browser.evaluate(TIP).splitlines() == ["round 3", "90.00 fedlc", "45.00 fedavg, FedProx"]
     gone = "[...document.querySelectorAll('.series')].map(line => getComputedStyle(line).display === 'none')"
     assert browser.evaluate(gone) == [True, False, False, True, False]
     browser.evaluate("document.querySelector('.legend button').click()")
     assert browser.evaluate(gone) == [False] * 5
 
 
-def test_many_lines_go_out_at_once(browser, tmp_path):
-    path = tmp_path / "many.html"
-    path.write_text(rendered([run(f"method{number}", 0, [0.5, 0.6]) for number in range(12)]))
-    browser.open(path)
+def test_many_lines_go_out_at_once(shown):
+    browser = shown([run(f"method{number}", 0, [0.5, 0.6]) for number in range(12)])
     seen = "[...document.querySelectorAll('.series')].filter(line => getComputedStyle(line).display !== 'none').length"
     dashed = "document.querySelectorAll('.series path[stroke-dasharray]').length"
     assert (browser.evaluate(seen), browser.evaluate(dashed)) == (12, 2)
@@ -227,28 +234,23 @@ def test_many_lines_go_out_at_once(browser, tmp_path):
     assert browser.complaints() == []
 
 
-def test_of_many_lines_only_the_one_pointed_at_has_its_band(browser, tmp_path):
-    path = tmp_path / "bands.html"
-    path.write_text(rendered([run(f"m{n}", seed, [0.5 + seed / 10, 0.6]) for n in range(12) for seed in (0, 1)]))
-    browser.open(path)
+def test_of_many_lines_only_the_one_pointed_at_has_its_band(shown):
+    browser = shown([run(f"m{n}", seed, [0.5 + seed / 10, 0.6]) for n in range(12) for seed in (0, 1)])
     seen = (
         "[...document.querySelectorAll('.series polygon')].filter(b => getComputedStyle(b).display !== 'none').length"
     )
     assert browser.evaluate(seen) == 0
     browser.evaluate("document.querySelector('[data-series=\"3\"]').focus()")
     assert browser.evaluate(seen) == 1
-    path.write_text(rendered([run("m", seed, [0.5 + seed / 10, 0.6]) for seed in (0, 1)]))
-    browser.open(path)
+    shown([run("m", seed, [0.5 + seed / 10, 0.6]) for seed in (0, 1)])
     assert browser.evaluate(seen) == 1
 
 
 LONG = "server_optimizer=adam,_server_lr=0.01,_server_momentum=0.0,_and_so_on"
 
 
-def test_long_names_leave_room_for_what_they_name(browser, tmp_path):
-    path = tmp_path / "long.html"
-    path.write_text(rendered([run(f"{LONG}_{number}", 0, [0.1 + number / 20, 0.5]) for number in range(12)]))
-    browser.open(path)
+def test_long_names_leave_room_for_what_they_name(shown):
+    browser = shown([run(f"{LONG}_{number}", 0, [0.1 + number / 20, 0.5]) for number in range(12)])
     for width in (1280, 380):
         browser.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         shares = """[...document.querySelectorAll('table.heat')].map(table =>
@@ -266,14 +268,10 @@ def test_long_names_leave_room_for_what_they_name(browser, tmp_path):
     browser.ask("Emulation.clearDeviceMetricsOverride")
 
 
-def test_of_many_lines_a_chart_reads_off_the_nearest(browser, tmp_path):
-    path = tmp_path / "many.html"
-    path.write_text(rendered([run(f"m{number}", 0, [0.1 + number / 20, 0.5]) for number in range(12)]))
-    browser.open(path)
-    tip = "document.querySelector('.chart .tip').innerText.split('\\n').map(line => line.split(' ').pop())"
-    browser.evaluate(
-        "document.querySelector('.chart svg').dispatchEvent(new KeyboardEvent('keydown', {key: 'ArrowRight'}))"
-    )
+def test_of_many_lines_a_chart_reads_off_the_nearest(shown):
+    browser = shown([run(f"m{number}", 0, [0.1 + number / 20, 0.5]) for number in range(12)])
+    tip = TIP + ".split('\\n').map(line => line.split(' ').pop())"
+    browser.evaluate(PRESS)
     assert browser.evaluate(tip) == ["1", *(f"m{number}" for number in range(11, 3, -1)), "more"]
     # the pointer on the lowest line's first point
     browser.evaluate("""(() => {
@@ -282,8 +280,7 @@ def test_of_many_lines_a_chart_reads_off_the_nearest(browser, tmp_path):
         svg.dispatchEvent(new PointerEvent('pointermove', {clientX: at.x, clientY: at.y}));
     })()""")
     assert browser.evaluate(tip) == ["1", *(f"m{number}" for number in range(7, -1, -1)), "more"]
-    last = "document.querySelector('.chart .tip').innerText.split('\\n').pop()"
-    assert browser.evaluate(last) == "... and 4 more"
+    assert browser.evaluate(TIP).splitlines()[-1] == "... and 4 more"
     assert browser.complaints() == []
 
 

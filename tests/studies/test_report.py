@@ -20,6 +20,11 @@ def numbers(found, *names):
     return [[None if math.isnan(value) else value for value in line] for line in found[list(names)].to_numpy()]
 
 
+def lines_of(found):
+    """Setting to the labels of its curves."""
+    return {setting: list(lines) for setting, lines in report.curves(found).items()}
+
+
 def test_seeds_share_a_row_with_mean_and_std(tmp_path):
     found = rows_of(
         folder(tmp_path / "a", resolved(0), [0.1, 0.5, 0.7], personal=0.9, seconds=[1.0, 2.0, 3.0], bytes_up=3e6),
@@ -90,9 +95,7 @@ def test_a_method_has_the_same_name_and_place_in_every_setting(tmp_path):
     found = rows_of(*(folder(tmp_path / str(n), recipe, [0.5]) for n, recipe in enumerate(recipes)))
     names = found["label"].tolist()
     assert names == ["fedlc, tau=1.0", "fedlc, tau=3.0", "fedavg", "fedlc, tau=1.0", "fedavg"]
-    assert {setting: list(lines) for setting, lines in report.curves(found).items()} == {
-        "pcdd": names[:3], "iid": names[3:],
-    }  # fmt: skip
+    assert lines_of(found) == {"pcdd": names[:3], "iid": names[3:]}
 
 
 def asking(rounds, recipe):
@@ -101,15 +104,13 @@ def asking(rounds, recipe):
 
 
 def test_a_run_without_all_its_rounds_is_not_counted(tmp_path):
-    found = [
-        read(path)
-        for path in (
-            folder(tmp_path / "a", asking(3, resolved(0)), [0.1, 0.5, 0.7]),
-            folder(tmp_path / "b", asking(3, resolved(1)), [0.9, 0.9]),  # would be the baseline's best
-            folder(tmp_path / "c", asking(3, resolved(0, "fedrs")), [0.7]),  # under way
-            folder(tmp_path / "d", asking(3, resolved(0, "fedlc")), [0.1, 0.2, 0.3]),
-        )
+    runs = [
+        folder(tmp_path / "a", asking(3, resolved(0)), [0.1, 0.5, 0.7]),
+        folder(tmp_path / "b", asking(3, resolved(1)), [0.9, 0.9]),  # would be the baseline's best
+        folder(tmp_path / "c", asking(3, resolved(0, "fedrs")), [0.7]),  # under way
+        folder(tmp_path / "d", asking(3, resolved(0, "fedlc")), [0.1, 0.2, 0.3]),
     ]
+    found = list(map(read, runs))
     rows = report.rows(grouped(found), 2)
     assert rows["accuracy"].tolist() == pytest.approx([60, 70, 25])
     assert numbers(rows, "rank", "rounds to baseline") == [[1, 3], [None, 1], [2, None]]
@@ -212,9 +213,7 @@ def test_partitions_of_one_name_are_settings_of_their_own(tmp_path):
     # The setting says it, the label need not; the column does.
     assert found["label"].tolist() == ["fedavg", "fedavg"]
     assert report.texts(found)["differs in"].tolist() == ["beta=0.1", "beta=0.5"]
-    assert {setting: list(lines) for setting, lines in report.curves(found).items()} == {
-        "dirichlet, beta=0.1": ["fedavg"], "dirichlet, beta=0.5": ["fedavg"],
-    }  # fmt: skip
+    assert lines_of(found) == {"dirichlet, beta=0.1": ["fedavg"], "dirichlet, beta=0.5": ["fedavg"]}
 
 
 def test_curves_gather_seeds_and_name_what_differs(tmp_path):
@@ -241,14 +240,8 @@ def of_data(path, recipe, place, data=None, partition=None, accuracies=(0.5,)):
 
 def test_two_data_sets_are_two_experiments_and_settings_of_their_own(tmp_path):
     runs = [
-        of_data(
-            tmp_path / f"{name}-{method}-{seed}",
-            resolved(seed, method),
-            f"/data/{name}",
-            name * 32,
-            accuracies=[accuracy],
-        )
-        for name, method, accuracy in (("a", "fedavg", 0.5), ("b", "fedavg", 0.9), ("a", "fedrs", 0.6))
+        of_data(tmp_path / f"{name}{method}{seed}", resolved(seed, method), f"/data/{name}", name * 32, None, [value])
+        for name, method, value in (("a", "fedavg", 0.5), ("b", "fedavg", 0.9), ("a", "fedrs", 0.6))
         for seed in (0, 1)
     ]
     whole = [read(run) for run in runs]
@@ -258,7 +251,7 @@ def test_two_data_sets_are_two_experiments_and_settings_of_their_own(tmp_path):
         [2, "fedavg", 1, "iid, data_cache_dir=/data/b"],
         [2, "fedrs", 1, "iid, data_cache_dir=/data/a"],
     ]
-    assert {setting: list(curves) for setting, curves in report.curves(found).items()} == {
+    assert lines_of(found) == {
         "iid, data_cache_dir=/data/a": ["fedavg", "fedrs"], "iid, data_cache_dir=/data/b": ["fedavg"]
     }  # fmt: skip
     assert report.notes(found, whole) == []

@@ -6,13 +6,12 @@ import socket
 
 import numpy as np
 import pytest
+from scenes import FACTS, Echo, finished
 from wire_table import FIELDS, PAGE, Wire
-from wiretap import grpc_messages
+from wiretap import grpc_messages, watched
 
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runtimes.silo import facts as silos
-from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
-from fl_labelskew_plugins.runtimes.transport import Kind, message
 
 SIZES = {"C": 10, "d": 16}
 NETWORK = {
@@ -28,31 +27,22 @@ PRIVATE = ("ward-7", "lindqvist")
 
 
 @pytest.fixture
-def watched(make_federation, make_proxy):
+def ward(make_federation):
     """A server whose silos connect through a proxy; the folder's name, and with it every path, is a marker."""
 
     def start(*overrides):
         federation = make_federation(PRIVATE[0])
         federation.overrides = list(overrides)
         federation.environment = {"USER": PRIVATE[1], "LOGNAME": PRIVATE[1], "HOSTNAME": f"{PRIVATE[1]}.example.org"}
-        server = federation.server()
-        server.says("listening on")
-        proxy = make_proxy(federation.address)
-        federation.address = proxy.address
-        return federation, server, proxy
+        return federation, *watched(federation)
 
     return start
 
 
-def finished(*processes):
-    for process in processes:
-        assert process.wait() == 0, process.text
-
-
 @pytest.mark.parametrize("method", WHOLE)
-def test_every_byte_of_a_whole_run_is_listed_and_all_that_is_listed_comes(method, watched):
+def test_every_byte_of_a_whole_run_is_listed_and_all_that_is_listed_comes(method, ward):
     name, more, silo, overrides = WHOLE[method]
-    federation, server, proxy = watched("train_args.comm_round=2", f"method_args.method={method}", *overrides)
+    federation, server, proxy = ward("train_args.comm_round=2", f"method_args.method={method}", *overrides)
     finished(server, *(federation.silo(rank, *silo) for rank in (1, 2, 3)))
     assert [line["clients"] for line in federation.lines()] == [[0, 1, 2]] * 2
     wire = Wire(proxy, SIZES, NETWORK)
@@ -93,26 +83,12 @@ def secrets(folder, data):
         yield json.dumps(y.tolist())[1:-1].encode()
 
 
-def test_what_a_silo_says_that_cannot_go_on_and_what_it_hears_whose_upload_is_refused(watched):
-    federation, server, proxy = watched("train_args.comm_round=1", "comm_args.min_clients=1")
+def test_what_a_silo_says_that_cannot_go_on_and_what_it_hears_whose_upload_is_refused(ward):
+    federation, server, proxy = ward("train_args.comm_round=1", "comm_args.min_clients=1")
     failing, good = federation.silo(1, "--set", "train_args.epochs=3"), federation.silo(3)
-    poor = SiloTransport(proxy.address, 2)
-    facts = {"samples": 400, "input_shape": [1, 8, 8], "num_classes": 10, "process": "0" * 16, "round": -1}
-    poor.hello = lambda: message(Kind.HELLO, 2, 0, meta=facts)
-
-    class Observer:
-        def receive_message(self, kind, arrived):
-            if kind == Kind.TRAIN:
-                broken = {name: tensor * float("nan") for name, tensor in arrived.get("tensors").items()}
-                poor.send_message(message(Kind.UPLOAD, 2, 0, round=arrived.get("round"), tensors=broken))
-            elif kind == Kind.FINISH:
-                poor.send_message(message(Kind.FINISH, 2, 0))
-                poor.stop_receive_message()
-
-    poor.add_observer(Observer())
-    poor.start()
-    poor.handle_receive_message()
+    poor = Echo(proxy.address, 2, facts=FACTS | {"process": "0" * 16}, factor=float("nan"))
     finished(server, good)
+    poor.thread.join(20)
     assert failing.wait() == 2
     Wire(proxy, SIZES, NETWORK).check("failed", "upload refused")
     says_nothing_of(proxy, federation)

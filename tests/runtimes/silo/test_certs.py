@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from fl_labelskew_registry import LabelSkewError
+from mistakes import message
 
 from fl_labelskew_plugins.runtimes.silo import certs, issuing
 
@@ -26,15 +27,17 @@ def folder(tmp_path):
     return tmp_path / "certs"
 
 
-def aged(monkeypatch, **ago):
-    """Let certificates be made in the past, or in the future."""
+def aged(folder, silos, hosts=(), *, ago, **options):
+    """Certificates that were made so many days ago, or, below 0, in the future."""
 
     class Clock(datetime):
         @classmethod
         def now(cls, tz=None):
-            return datetime.now(timezone.utc) - timedelta(**ago)
+            return datetime.now(timezone.utc) - timedelta(days=ago)
 
-    monkeypatch.setattr(issuing, "datetime", Clock)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(issuing, "datetime", Clock)
+        issuing.new(folder, silos, hosts, **options)
 
 
 def context(folder, name, *, server):
@@ -135,10 +138,8 @@ def test_what_was_given_away_is_not_made_again(folder):
     assert issuing.new(folder, 2, add=True) == []
 
 
-def test_certificates_are_renewed_with_new_keys_and_the_old_ones_kept(tmp_path, monkeypatch):
-    aged(monkeypatch, days=9)
-    issuing.new(tmp_path, 2, ["fl.example.org"], days=10)
-    monkeypatch.undo()
+def test_certificates_are_renewed_with_new_keys_and_the_old_ones_kept(tmp_path):
+    aged(tmp_path, 2, ["fl.example.org"], ago=9, days=10)
     before = {name: certs.read(tmp_path, name) for name in ("server", "silo-1", "silo-2")}
     assert issuing.renew(tmp_path, ["server", "silo-2", "server"]) == ["server", "silo-2"]
     after = {name: certs.read(tmp_path, name) for name in before}
@@ -155,10 +156,8 @@ def test_certificates_are_renewed_with_new_keys_and_the_old_ones_kept(tmp_path, 
     assert len(list((tmp_path / "old").iterdir())) == 5
 
 
-def test_an_expired_certificate_can_be_renewed(tmp_path, monkeypatch):
-    aged(monkeypatch, days=11)
-    issuing.new(tmp_path, 1, days=10)
-    monkeypatch.undo()
+def test_an_expired_certificate_can_be_renewed(tmp_path):
+    aged(tmp_path, 1, ago=11, days=10)
     issuing.renew(tmp_path, ["silo-1"])
     assert certs.read(tmp_path, "silo-1").warnings == ()
 
@@ -174,9 +173,7 @@ def test_an_expired_certificate_can_be_renewed(tmp_path, monkeypatch):
     ],
 )
 def test_what_is_wrong_with_renewing_is_said(made, names, hosts, said):
-    with pytest.raises(LabelSkewError) as error:
-        issuing.renew(made, names, hosts)
-    assert str(error.value).startswith(said.format(made))
+    assert message(lambda: issuing.renew(made, names, hosts)).startswith(said.format(made))
 
 
 def test_an_added_certificate_lasts_no_longer_than_its_authority(folder):
@@ -202,9 +199,7 @@ def test_an_added_certificate_lasts_no_longer_than_its_authority(folder):
 )
 def test_what_is_wrong_with_adding_is_said(folder, spoil, arguments, said):
     spoil(folder)
-    with pytest.raises(LabelSkewError) as error:
-        issuing.new(folder, 3, add=True, **arguments)
-    assert said.format(folder) in str(error.value)
+    assert said.format(folder) in message(lambda: issuing.new(folder, 3, add=True, **arguments))
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
@@ -257,16 +252,11 @@ def of_another_authority(folder):
 )
 def test_what_is_wrong_with_files_is_said(folder, spoil, said):
     spoil(folder)
-    with pytest.raises(LabelSkewError) as error:
-        certs.read(folder, "silo-1")
-    assert str(error.value).startswith(f"{folder}/{said}")
-    assert "\n" not in str(error.value)
+    assert message(lambda: certs.read(folder, "silo-1")).startswith(f"{folder}/{said}")
 
 
-def test_an_expired_certificate_is_refused(tmp_path, monkeypatch):
-    aged(monkeypatch, days=11)
-    issuing.new(tmp_path, 1, days=10)
-    monkeypatch.undo()
+def test_an_expired_certificate_is_refused(tmp_path):
+    aged(tmp_path, 1, ago=11, days=10)
     with pytest.raises(LabelSkewError, match=r"silo-1\.pem: expired on 20\d\d-\d\d-\d\d; use `labelskew certs renew`"):
         certs.read(tmp_path, "silo-1")
     assert [warning.split("/")[-1][:18] for warning in certs.show(tmp_path)[1]] == [
@@ -275,10 +265,8 @@ def test_an_expired_certificate_is_refused(tmp_path, monkeypatch):
     ]
 
 
-def test_a_certificate_of_tomorrow_is_refused(tmp_path, monkeypatch):
-    aged(monkeypatch, days=-1)
-    issuing.new(tmp_path, 1)
-    monkeypatch.undo()
+def test_a_certificate_of_tomorrow_is_refused(tmp_path):
+    aged(tmp_path, 1, ago=-1)
     with pytest.raises(LabelSkewError, match=r"ca\.pem: holds from .* UTC only; is this machine's clock right\?"):
         certs.read(tmp_path, "silo-1")
 

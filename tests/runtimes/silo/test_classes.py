@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from PIL import Image
+from scenes import finished
 from wire_table import Wire
-from wiretap import messages
+from wiretap import messages, watched
 
 from fl_labelskew_plugins.runtimes.transport import Kind
 
@@ -54,12 +55,9 @@ def last_line(process):
     return process.text.strip().splitlines()[-1]
 
 
-def test_a_silo_whose_classes_are_in_another_order_is_told_which_and_tells_no_name(of_pictures, make_proxy):
+def test_a_silo_whose_classes_are_in_another_order_is_told_which_and_tells_no_name(of_pictures):
     federation = of_pictures([None, NAMES, NAMES[::-1]])
-    server = federation.server()
-    server.says("listening on")
-    proxy = make_proxy(federation.address)
-    federation.address = proxy.address
+    server, proxy = watched(federation)
     odd = federation.silo(3)
     assert last_line(odd) == (
         "error: class 0 is 'carcinoma' here and 'angioma' at the server (and 1 more differ); use the same "
@@ -70,9 +68,7 @@ def test_a_silo_whose_classes_are_in_another_order_is_told_which_and_tells_no_na
     (federation.folder / "silo3.yaml").write_text(
         (federation.folder / "silo2.yaml").read_text().replace("silo2", "silo3")
     )
-    good = federation.silos(1, 2, 3)
-    for process in (server, *good):
-        assert process.wait() == 0, process.text
+    finished(server, *federation.silos())
     sent = [message for stream in proxy.sent for message in messages(stream)]
     hellos = [meta for kind, _, meta, _ in sent if kind == Kind.HELLO]
     assert len(hellos) == 4

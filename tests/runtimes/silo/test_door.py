@@ -20,24 +20,21 @@ from fl_labelskew_plugins.runtimes.transport import Kind
 
 
 @pytest.fixture
-def start(certificates):
-    """Makes servers and silos; stops them in the end."""
-    made = []
+def start(certificates, transports):
+    """Makes servers and silos."""
 
     def server(silos=3):
-        made.append(ServerTransport("127.0.0.1:0", silos=silos, tls=certs.read(certificates, "server")))
-        return made[-1]
+        transports.append(ServerTransport("127.0.0.1:0", silos=silos, tls=certs.read(certificates, "server")))
+        return transports[-1]
 
     def silo(address, rank):
-        made.append(SiloTransport(address, rank, tls=certs.read(certificates, f"silo-{rank}")))
-        made[-1].start()
-        assert made[-1]._next(20).get_type() == Kind.JOINED
-        return made[-1]
+        transports.append(SiloTransport(address, rank, tls=certs.read(certificates, f"silo-{rank}")))
+        transports[-1].start()
+        assert transports[-1]._next(20).get_type() == Kind.JOINED
+        return transports[-1]
 
     server.silo = silo
-    yield server
-    for transport in reversed(made):
-        transport.stop_receive_message()
+    return server
 
 
 class Crowd:

@@ -4,8 +4,6 @@ import json
 
 from scenes import Echo, finished
 
-from fl_labelskew_plugins.runtimes.transport import Kind
-
 TWO = ["train_args.comm_round=2"]
 
 
@@ -42,13 +40,10 @@ class Absent(Echo):
 
     ends = 0
 
-    def receive_message(self, kind, arrived):
-        if kind == Kind.TRAIN:
-            self.answer(arrived)
-        elif kind == Kind.FINISH:
-            self.ends += 1
-            if self.ends == 2:
-                self.leave()
+    def leave(self):
+        self.ends += 1
+        if self.ends == 2:
+            super().leave()
 
 
 def test_who_has_not_heard_of_the_end_hears_of_it_from_the_server_that_is_gone_on_with(federation):
@@ -56,8 +51,7 @@ def test_who_has_not_heard_of_the_end_hears_of_it_from_the_server_that_is_gone_o
     server, silos = federation.server(), federation.silos(1, 2)
     absent = Absent(federation.address, 3)
     finished(*silos)
-    server.kill()
-    server.wait()
+    server.kill().wait()
     again = federation.server(resume=True)
     finished(again)
     absent.thread.join(20)

@@ -2,29 +2,23 @@
 
 import json
 
-from click.testing import CliRunner
+from commands import call
+from recipe_texts import SILOS
 from scenes import finished
 
-from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.runtimes.silo import excluded
-
-
-def typed(*words, verb="silo"):
-    result = CliRunner().invoke(main, [verb, *map(str, words)])
-    assert result.exit_code == 0, result.stderr
-    return result.stdout
 
 
 def test_a_silo_is_left_out_of_a_running_federation_and_comes_back(federation):
     federation.overrides = ["train_args.epochs=40", "train_args.comm_round=12", "method_args.method=fedshift"]
     server, silos = federation.server(), federation.silos()
     silos[1].says("round 1: trained")
-    out = typed("exclude", federation.run_dir, 2, "--why", "sends \x1b[31mnonsense")
+    out = call("silo", "exclude", federation.run_dir, 2, "--why", "sends \x1b[31mnonsense").stdout
     assert out == "silo 2 is left out from the next round on; excluded now: 2\n"
     server.says("silo 2 is excluded: sends ?[31mnonsense")
     server.says("left out")
-    assert "connected, excluded" in typed(federation.run_dir, verb="status")
-    assert typed("include", federation.run_dir, 2).endswith("; excluded now: none\n")
+    assert "connected, excluded" in call("status", federation.run_dir).stdout
+    assert call("silo", "include", federation.run_dir, 2).stdout.endswith("; excluded now: none\n")
     server.says("silo 2 is included")
     finished(server, *silos)
     for key in ("left_out", "opening_left_out"):
@@ -52,8 +46,7 @@ def test_a_silo_excluded_before_a_run_is_resumed_is_missing_from_its_first_round
     ]
     server, silos = federation.server(), federation.silos()
     server.says("round 2/5")
-    server.kill()
-    server.wait()
+    server.kill().wait()
     excluded.exclude(federation.run_dir, 2, "")
     server = federation.server(resume=True)
     finished(server, *silos)
@@ -112,14 +105,14 @@ def test_others_are_drawn_in_the_place_of_who_is_excluded(tmp_path):
     assert all(type(k) is int for k in drawn[0])
 
 
-def test_mistakes_are_a_line(tmp_path, sp_run, base_recipe):
+def test_mistakes_are_a_line(tmp_path, sp_run):
     (tmp_path / "empty").mkdir()
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "recipe.yaml").write_text(base_recipe)
+    (tmp_path / "run" / "recipe.yaml").write_text(SILOS)
 
     def mistake(*words):
-        result = CliRunner().invoke(main, ["silo", *map(str, words)])
-        assert (result.exit_code, result.stdout) == (2, "")
+        result = call("silo", *words, code=2)
+        assert result.stdout == ""
         (line,) = result.stderr.splitlines()
         return line.removeprefix("error: ").replace(str(tmp_path), "")
 
@@ -128,7 +121,7 @@ def test_mistakes_are_a_line(tmp_path, sp_run, base_recipe):
     assert "is no run across silos; " in mistake("exclude", sp_run(), 1)
     assert mistake("exclude", tmp_path / "run", 4) == "/run: no silo 4 in it; allowed: 1 to 3"
     assert mistake("include", tmp_path / "run", 2) == "/run: silo 2 is not excluded; no silo of this run is"
-    typed("exclude", tmp_path / "run", 3)
+    call("silo", "exclude", tmp_path / "run", 3)
     assert mistake("exclude", tmp_path / "run", 3).startswith("/run: silo 3 is excluded already; ")
     assert mistake("include", tmp_path / "run", 2) == "/run: silo 2 is not excluded; excluded: 3"
     put(tmp_path / "run", "nonsense")

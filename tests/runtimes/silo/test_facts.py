@@ -2,6 +2,7 @@
 
 import json
 import stat
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runtimes.silo import facts as silos
+from fl_labelskew_plugins.runtimes.silo.client import about, noise_seed, secret, without_paths
 
 RECIPE = """\
 common_args: {training_type: cross_silo}
@@ -151,8 +153,6 @@ def test_agreement_covers_what_moves_the_result_and_leaves_a_silo_its_choices():
 
 
 def test_a_silo_keeps_its_secret(tmp_path):
-    from fl_labelskew_plugins.runtimes.silo.client import secret
-
     first = secret(tmp_path)
     assert secret(tmp_path) == first
     assert secret(tmp_path / "other") != first
@@ -164,8 +164,6 @@ def test_a_silo_keeps_its_secret(tmp_path):
 
 
 def test_a_silo_s_last_words_name_no_folder_of_its_machine():
-    from fl_labelskew_plugins.runtimes.silo.client import without_paths
-
     for said, answer in (
         ("run directory /home/ann/x cannot be written: No space left", "run directory (path) cannot be written: No sp"),
         ("'runs/a/secret' is no secret of a silo", "'(path)' is no secret of a silo"),
@@ -176,8 +174,6 @@ def test_a_silo_s_last_words_name_no_folder_of_its_machine():
 
 
 def test_noise_repeats_with_a_round_and_changes_with_what_the_server_asks():
-    from fl_labelskew_plugins.runtimes.silo.client import noise_seed
-
     weights = {"w": torch.ones(3), "steps": torch.tensor(4)}
     assert noise_seed(5, b"a", weights) == noise_seed(5, b"a", {k: v.clone() for k, v in weights.items()})
     assert noise_seed(5, b"a", weights) != noise_seed(6, b"a", weights)
@@ -187,18 +183,14 @@ def test_noise_repeats_with_a_round_and_changes_with_what_the_server_asks():
 
 def test_no_two_answers_of_a_silo_share_their_noise():
     """Counts with noise of strength 20 and of 40, and of one sample less: neither gives the true ones away."""
-    from dataclasses import replace
-
-    from fl_labelskew_plugins.runs.session import assemble
-    from fl_labelskew_plugins.runtimes.silo.client import about, noise_seed
 
     def counts(noise, without=0):
-        silo_recipe = parsed("method_args.method=fedshift", f"method_args.count_noise={noise}")
-        silo = silos.load(silo_recipe, 0)
+        recipe = parsed("method_args.method=fedshift", f"method_args.count_noise={noise}")
+        silo = silos.load(recipe, 0)
         train = silo.data.train
         silo = replace(silo, data=replace(silo.data, train=replace(train, x=train.x[without:], y=train.y[without:])))
-        seed = noise_seed(2**100, about(silo_recipe, silo), {})
-        made = assemble(silo_recipe, silo.data, {0: silo.train}, {0: silo.test}, [silo.facts.samples], secret=seed)
+        seed = noise_seed(2**100, about(recipe, silo), {})
+        made = session.assemble(recipe, silo.data, {0: silo.train}, {0: silo.test}, [silo.facts.samples], secret=seed)
         return made.opening(0).tensors["counts"], Turn(made.trainer, 0).view.counts
 
     one, true = counts(20.0)
@@ -212,8 +204,6 @@ def test_no_two_answers_of_a_silo_share_their_noise():
 
 
 def test_every_setting_that_an_answer_rests_on_changes_the_noise():
-    from fl_labelskew_plugins.runtimes.silo.client import about
-
     def digest(*overrides):
         silo_recipe = parsed("method_args.method=fedrs", "method_args.upload_clip=1", *overrides)
         return about(silo_recipe, silos.load(silo_recipe, 0))

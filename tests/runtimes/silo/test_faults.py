@@ -10,6 +10,7 @@ import time
 
 import pytest
 from scenes import finished, left_out, same
+from wiretap import watched
 
 SLOW = "train_args.epochs=40"
 FOUR = "train_args.comm_round=4"
@@ -48,8 +49,7 @@ def test_a_server_killed_and_resumed_ends_with_the_weights_of_an_undisturbed_run
     federation.overrides = [*numbers, "tracking_args.checkpoint_every=2"]
     server, silos = federation.server(), federation.silos()
     silos[0].says("round 3: trained")  # after the checkpoint of two rounds
-    server.kill()
-    server.wait()
+    server.kill().wait()
     again = federation.server(resume=True)
     finished(again, *silos)
     assert left_out(federation) == [[]] * 4
@@ -60,8 +60,7 @@ def test_a_server_killed_before_its_first_checkpoint_begins_again(federation, sp
     federation.overrides = [SLOW, STATEFUL]
     server, silos = federation.server(), federation.silos()
     silos[0].says("round 1: trained")
-    server.kill()
-    server.wait()
+    server.kill().wait()
     finished(federation.server(resume=True), *silos)
     same(federation.weights(), sp_weights(*federation.overrides))
 
@@ -101,12 +100,9 @@ def test_a_server_that_pauses_lets_its_silos_end_and_goes_on_with_them(federatio
     same(federation.weights(), sp_weights(STATEFUL))
 
 
-def test_a_connection_that_breaks_is_taken_up_again_by_the_same_process(federation, make_proxy, sp_weights):
+def test_a_connection_that_breaks_is_taken_up_again_by_the_same_process(federation, sp_weights):
     federation.overrides = [SLOW, FOUR, "method_args.method=fedshift"]
-    server = federation.server()
-    server.says("listening on")
-    proxy = make_proxy(federation.address)
-    federation.address = proxy.address
+    server, proxy = watched(federation)
     silos = federation.silos()
     for round in range(4):
         silos[round % 3].says(f"round {round + 1}: trained")  # an upload may be on its way, or training be under way

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from fl_labelskew_plugins.runtimes.silo.runtime import free_port
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "hospitals"
 NAMES = ("north", "south", "coast")
@@ -42,9 +43,7 @@ def test_no_sample_is_in_two_files_and_each_hospital_lacks_classes(made):
 @pytest.fixture
 def start(made, forker, tmp_path):
     """Start a process on a machine of its own: a folder with what the manual's table gives to it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"localhost:{probe.getsockname()[1]}"
+    address = f"localhost:{free_port()}"
 
     def begin(who, name, *role):
         folder = tmp_path / name

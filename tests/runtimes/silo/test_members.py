@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from fl_labelskew_registry import RunError
+from recipe_texts import SILOS
 
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import status
@@ -21,9 +22,9 @@ class Silent(Transport):
 
 
 @pytest.fixture
-def members(base_recipe, tmp_path):
+def members(tmp_path):
     """Three silos of which two are enough; ``lines``: what was said."""
-    recipe = recipes.parse(base_recipe, overrides=[*SHORT, "comm_args.min_clients=2"])
+    recipe = recipes.parse(SILOS, overrides=[*SHORT, "comm_args.min_clients=2"])
     lines = []
     excluded = Excluded(tmp_path, 3, lines.append, lambda event, **facts: None)
     seen = status.Silos([""] * 3)

@@ -5,6 +5,7 @@ import threading
 from pathlib import Path
 
 import psutil
+from scenes import finished
 
 BIG = [
     "model_args.hidden=[7000,7000]",
@@ -57,8 +58,7 @@ def test_a_large_model_is_held_twice(federation):
     server = federation.server()
     server.says("listening on")
     second = Watch([server])
-    for process in (server, *silos):
-        assert process.wait() == 0, process.text
+    finished(server, *silos)
     # the network with its gradients or its upload; the round's model and the sum of the uploads; and what does not
     # grow with the model: buffers of gRPC's, activations, libraries; it was 6.6 and 4.4 when each step kept a copy
     models = {"silo": max(first.end()), "server": max(second.end())}

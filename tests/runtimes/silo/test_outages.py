@@ -8,6 +8,7 @@ import time
 
 import pytest
 from scenes import Echo, finished, left_out, same
+from wiretap import watched
 
 from fl_labelskew_plugins.runtimes.transport import Kind
 
@@ -17,16 +18,13 @@ WELCOME = b"federation"  # in no other message
 
 
 @pytest.fixture
-def line(federation, make_proxy):
-    """The server's process, started through this, and the line that silos have to it."""
+def line(federation):
+    """The server's process, started through this, the line that silos have to it, and the address without it."""
 
     def start(*overrides):
         federation.overrides = list(overrides)
-        server = federation.server()
-        server.says("listening on")
-        direct, proxy = federation.address, make_proxy(federation.address)
-        federation.address = proxy.address
-        return server, proxy, direct
+        direct = federation.address
+        return *watched(federation), direct
 
     return start
 
@@ -36,31 +34,26 @@ class Quick(Echo):
 
     def __init__(self, address, rank, leaves_at=None, factor=1):
         self.leaves_at, self.waits, self.may = leaves_at, [], threading.Semaphore(0)
-        self.factor = factor
-        super().__init__(address, rank)
+        super().__init__(address, rank, factor=factor)
 
     def receive_message(self, kind, arrived):
         if kind == self.leaves_at:
             self.transport.stop_receive_message()
-        elif kind == Kind.TRAIN:
+            return
+        if kind == Kind.TRAIN:
             self.waits.append(arrived.get("round"))
             assert self.may.acquire(timeout=60)
-            self.answer(arrived, self.factor)
-        elif kind == Kind.FINISH:
-            self.leave()
+        super().receive_message(kind, arrived)
 
 
 @pytest.fixture
-def quick():
-    made = []
-
+def quick(transports):
     def make(*args, **options):
-        made.append(Quick(*args, **options))
-        return made[-1]
+        silo = Quick(*args, **options)
+        transports.append(silo.transport)
+        return silo
 
-    yield make
-    for silo in made:
-        silo.transport.stop_receive_message()
+    return make
 
 
 @pytest.mark.parametrize(("method", "cuts"), [("fedshift", 1), ("reweighting", 3)])
@@ -98,8 +91,7 @@ def test_an_opening_exchange_that_breaks_off_can_be_gone_on_with(federation, lin
     federation.address = through
     silos = federation.silos()
     killed.says("has left")
-    killed.kill()
-    killed.wait()
+    killed.kill().wait()
     federation.address = direct
     finished(federation.server(resume=True), *silos)
     assert left_out(federation, "opening_left_out") == [[], []]
@@ -118,8 +110,7 @@ def test_who_is_missing_from_the_opening_exchange_is_told_until_it_is_back(feder
     silos = federation.silos(1, 2)
     server.says("opening exchange: silo 3 did not come back within 1 s; left out until it speaks again")
     server.says("round 1/4")
-    server.kill()
-    server.wait()
+    server.kill().wait()
     proxy.up = True
     again = federation.server(resume=True)
     finished(again, away, *silos)

@@ -60,10 +60,9 @@ class FakeServer:
 
 
 @pytest.fixture
-def scene(federation):
+def scene(federation, transports):
     """A silo of this policy meets a server; the server, the silo's process and its exit code."""
     federation.recipe.write_text(federation.recipe.read_text() + OWN)
-    servers = []
 
     def play(policy, questions=(), **options):
         (federation.folder / "one.yaml").write_text(f"policy: {json.dumps(policy)}")
@@ -71,15 +70,13 @@ def scene(federation):
         data = facts.load(silo_recipe, 0)
         made = session.assemble(silo_recipe, data.data, {0: data.train}, {0: data.test}, [data.facts.samples] * 3)
         server = FakeServer(federation.address, made, questions, **options)
-        servers.append(server)
+        transports.append(server.transport)
         process = federation.silo(1)
         code = process.wait()
         server.transport.stop_receive_message()
         return server, process, code
 
-    yield play
-    for server in servers:
-        server.transport.stop_receive_message()
+    return play
 
 
 def refusal(federation, key, text):
@@ -124,21 +121,16 @@ def test_a_server_gets_no_more_answers_than_the_policy_allows_however_it_asks(sc
 
 
 @pytest.mark.parametrize(
-    ("policy", "options", "key", "line"),
+    ("quorum", "line"),
     [
-        ({"min_clients": 2}, {"quorum": 1}, "min_clients", "2 does not allow rounds of 1 uploads"),
-        (
-            {"min_clients": 2},
-            {"quorum": None},
-            "min_clients",
-            "2 does not allow a server that does not say how many uploads a round needs",
-        ),
+        (1, "2 does not allow rounds of 1 uploads"),
+        (None, "2 does not allow a server that does not say how many uploads a round needs"),
     ],
 )
-def test_a_run_beyond_the_policy_is_not_joined(policy, options, key, line, scene, federation):
-    server, process, code = scene(policy, [(0, 1.0)], **options)
+def test_a_run_beyond_the_policy_is_not_joined(quorum, line, scene, federation):
+    server, process, code = scene({"min_clients": 2}, [(0, 1.0)], quorum=quorum)
     assert code == 1
-    assert process.text.endswith(refusal(federation, key, line))
+    assert process.text.endswith(refusal(federation, "min_clients", line))
     assert "UPLOAD" not in server.kinds
 
 

@@ -4,8 +4,9 @@ import shutil
 import signal
 
 import pytest
-import torch
 from fl_labelskew_registry import LabelSkewError
+from recipe_texts import SILOS, simulation
+from safetensors.torch import load_file
 from scenes import Peer, finished
 
 from fl_labelskew_plugins.front import start as run
@@ -20,16 +21,11 @@ from fl_labelskew_plugins.runtimes.sp import runtime
 from fl_labelskew_plugins.runtimes.transport import Kind
 
 
-class Member(Peer):
-    """A silo that may be sent away."""
-
-    def refused(self):
-        """Why the server sends this silo away for good."""
-        while True:
-            try:
-                assert self.transport.receive(30)
-            except LabelSkewError as error:
-                return str(error)
+def refused(silo):
+    """Why the server sends this silo away for good."""
+    with pytest.raises(LabelSkewError) as error:
+        silo.wait(Kind.FINISH)  # which never comes
+    return str(error.value)
 
 
 @pytest.fixture
@@ -55,29 +51,26 @@ def at(folder, tmp_path):
 
 
 @pytest.fixture
-def start(at):
-    """Makes servers and silos; stops them in the end."""
-    made = []
+def start(at, transports):
+    """Makes servers and silos."""
 
     def server(address="127.0.0.1:0", machine="server", **options):
         kept = at(machine, "server")
         tls = certs.read(kept, "server")
-        made.append(ServerTransport(address, silos=3, tls=tls, revoked=Revocations(kept, tls), **options))
-        return Peer(made[-1])
+        transports.append(ServerTransport(address, silos=3, tls=tls, revoked=Revocations(kept, tls), **options))
+        return Peer(transports[-1])
 
     def silo(address, rank=1, thief=None, **options):
         name = f"silo-{rank}"
         kept = thief or at(name, name)
         tls = certs.read(kept, name)
         revoked = None if thief else Revocations(kept, tls)
-        made.append(SiloTransport(address, rank, tls=tls, revoked=revoked, **options))
-        made[-1].start()
-        return Member(made[-1])
+        transports.append(SiloTransport(address, rank, tls=tls, revoked=revoked, **options))
+        transports[-1].start()
+        return Peer(transports[-1])
 
     server.silo = silo
-    yield server
-    for transport in reversed(made):
-        transport.stop_receive_message()
+    return server
 
 
 def fingerprint(folder, name):
@@ -99,8 +92,8 @@ def test_a_revoked_silo_is_turned_out_and_comes_back_with_another_certificate_al
     left = [(m.get_sender_id(), m.get("meta")) for m in (server.wait(Kind.LEFT), server.wait(Kind.LEFT, 2))]
     assert left == [(2, {}), (2, {"revoked": True})]
     line = f"the server at {address}: it refused this silo: {why}"
-    assert two.refused() == line
-    assert start.silo(address, 2, thief).refused() == line
+    assert refused(two) == line
+    assert refused(start.silo(address, 2, thief)) == line
     assert server.wait(Kind.REFUSED, 2).get_sender_id() == 2
     noted = [facts for facts in log._waiting if facts["event"] == "refused"]
     assert [(facts["rank"], facts["fingerprint"], facts["why"]) for facts in noted] == [(2, old, why)] * 2
@@ -108,7 +101,7 @@ def test_a_revoked_silo_is_turned_out_and_comes_back_with_another_certificate_al
     issuing.renew(folder, ["silo-2"])
     again = start.silo(address, 2)
     server.wait(Kind.HELLO, 3)
-    assert start.silo(address, 2, thief).refused() == line
+    assert refused(start.silo(address, 2, thief)) == line
     revoke(folder, ["silo-3"])
     at("server", "server")
     for silo in (one, again):
@@ -204,8 +197,8 @@ def test_a_rank_may_be_made_while_the_server_waits_for_it(start, folder, tmp_pat
     issuing.new(folder, 4, add=True)
     start.silo(server.transport.address, 3)
     assert server.wait(Kind.HELLO, 2).get_sender_id() == 3
-    refused = start.silo(server.transport.address, 4).refused()
-    assert refused.endswith("it refused this silo: its certificate is not one of silo-1 to silo-3")
+    said = refused(start.silo(server.transport.address, 4))
+    assert said.endswith("it refused this silo: its certificate is not one of silo-1 to silo-3")
 
 
 def leave_out(monkeypatch, client, since, *, poll):
@@ -271,12 +264,7 @@ def test_a_silo_that_is_revoked_in_a_run_is_left_out_from_then_on(federation, fo
     assert [line["why"] for line in refused] == [f"it refused this silo: {why}"] * 2
     # the same numbers as if it had just been away from that round on; whether it was still asked for its part, which
     # changes the last digits, the log cannot tell where the question was lost with the connection
-    from safetensors.torch import load_file
-
-    simulated = "\n".join(
-        line for line in federation.recipe.read_text().splitlines() if not line.startswith(("common_args", "comm_args"))
-    )
-    (tmp_path / "sp.yaml").write_text(simulated)
+    (tmp_path / "sp.yaml").write_text(simulation(SILOS))
     weights, expected = federation.weights(), []
     for poll in (True, False):
         with monkeypatch.context() as patch:

@@ -7,6 +7,7 @@ import socket
 
 import psutil
 import pytest
+from recipe_texts import SILOS
 from safetensors.torch import load_file
 from scenes import same
 
@@ -42,11 +43,11 @@ def descendants(process):
 
 
 @pytest.fixture(scope="module")
-def sittings(forker, base_recipe, tmp_path_factory):
+def sittings(forker, tmp_path_factory):
     """One run, told to end and broken off in turn, that ends well: its folder, and of each sitting code and text."""
     folder = tmp_path_factory.mktemp("here")
     recipe, run, ends = folder / "here.yaml", folder / "run", {}
-    recipe.write_text(base_recipe.replace("backend: GRPC", "backend: GRPC, certs: certs"))
+    recipe.write_text(SILOS.replace("backend: GRPC", "backend: GRPC, certs: certs"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(keys.VARIABLE, PASSPHRASE)
         issuing.new(folder / "certs", 2, encrypt=True)
@@ -105,9 +106,7 @@ def test_a_process_that_fails_ends_the_others(sittings):
 
 
 def test_after_all_that_the_weights_are_those_of_one_process(sittings, sp_weights):
-    expected = sp_weights(*SLOW)
-    results = load_file(sittings[0] / "model.safetensors")
-    same(results, expected)
+    same(load_file(sittings[0] / "model.safetensors"), sp_weights(*SLOW))
 
 
 def test_a_passphrase_opens_the_keys_of_all_and_is_written_nowhere(sittings, forker, tmp_path):
@@ -134,9 +133,9 @@ def test_a_run_that_is_done_is_not_waited_for_again(sittings, forker, role, tmp_
 
 
 @pytest.fixture
-def error_of(forker, base_recipe, tmp_path):
+def error_of(forker, tmp_path):
     """What a command ends with, and says; its run would be in ``run``."""
-    (tmp_path / "here.yaml").write_text(base_recipe)
+    (tmp_path / "here.yaml").write_text(SILOS)
 
     def error_of(*more):
         log = tmp_path / f"{more[0]}.log"

@@ -4,9 +4,9 @@ import json
 import signal
 import time
 
-from click.testing import CliRunner
+from commands import call
+from scenes import finished
 
-from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.runs import audit, status
 
 SLOW = "train_args.epochs=40"
@@ -67,18 +67,16 @@ def test_from_the_first_silo_to_the_last_round(federation):
     assert first["bytes_in"] == sum(line["bytes"] for line in logged if line["event"] == "received")
     assert first["bytes_out"] == sum(line["bytes"] for line in logged if line["event"] == "sent")
     assert first["since"] in {line["time"] for line in logged if line["event"] == "connected"}
-    shown = CliRunner().invoke(main, ["status", str(federation.run_dir)]).output
+    shown = call("status", federation.run_dir).output
     assert f"{federation.run_dir}: running, process {server.pid} since " in shown
     assert "\nwaiting for silos 3 (uploads)\n" in shown
     assert first["peer"] in shown
-    server.kill()
-    server.wait()
+    server.kill().wait()
     known = status.read(federation.run_dir)
     assert (known["state"], known["why"]) == ("stopped", f"process {server.pid} ended without a word")
     assert f"--resume {federation.run_dir}" in known["go_on"]
     silos[2].kill(signal.SIGCONT)
     server = federation.server(resume=True)
-    for process in (server, *silos):
-        assert process.wait() == 0, process.text
+    finished(server, *silos)
     known = status.read(federation.run_dir)
     assert (known["state"], known["rounds_done"], known["process"]) == ("finished", 3, server.pid)

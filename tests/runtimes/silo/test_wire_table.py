@@ -2,7 +2,8 @@
 
 import pytest
 from safetensors.torch import load_file
-from wiretap import messages
+from scenes import finished
+from wiretap import messages, watched
 
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runtimes.silo import facts
@@ -10,18 +11,13 @@ from fl_labelskew_plugins.runtimes.transport import Kind
 
 
 @pytest.fixture
-def watched(federation, make_proxy):
-    """Run a federation through the proxy; all that silos sent, and the proxy."""
+def travelled(federation):
+    """Run a federation through a proxy; all that silos sent, and the proxy."""
 
     def run(*overrides, silo=()):
         federation.overrides = list(overrides)
-        proxy = make_proxy(federation.address)
-        server = federation.server()
-        server.says("listening on")
-        federation.address = proxy.address
-        parts = [federation.silo(rank, *silo) for rank in (1, 2, 3)]
-        for process in (server, *parts):
-            assert process.wait() == 0, process.text
+        server, proxy = watched(federation)
+        finished(server, *(federation.silo(rank, *silo) for rank in (1, 2, 3)))
         sent = [message for stream in proxy.sent for message in messages(stream)]
         assert {header.sender for _, header, _, _ in sent} == {1, 2, 3}
         return sent, proxy
@@ -53,10 +49,10 @@ EXTRA = {
 
 
 @pytest.mark.parametrize("mixture", EXTRA)
-def test_only_weights_and_what_the_method_announces_leave_a_silo(mixture, watched, federation):
+def test_only_weights_and_what_the_method_announces_leave_a_silo(mixture, travelled, federation):
     method, _, optimizer = mixture.partition(" with ")
     mixed = [f"method_args.method={method}", f"train_args.federated_optimizer={optimizer or 'FedAvg'}"]
-    sent, proxy = watched("train_args.comm_round=2", *mixed)
+    sent, proxy = travelled("train_args.comm_round=2", *mixed)
     contribution, opening = EXTRA[mixture]
     weights = names(sent, Kind.UPLOAD) - contribution
     assert {name.partition("/")[0] for name in weights} == {"model"}
@@ -92,18 +88,18 @@ def test_only_weights_and_what_the_method_announces_leave_a_silo(mixture, watche
                 assert tensor.numpy().tobytes() not in bytes_sent, name
 
 
-def test_a_silo_may_keep_its_prototypes_and_may_tell_its_measures(watched, federation):
+def test_a_silo_may_keep_its_prototypes_and_may_tell_its_measures(travelled, federation):
     choice = ["--set", "comm_args.send_contributions=false", "--set", "comm_args.send_measures=true"]
-    sent, _ = watched("method_args.method=fedmr", "train_args.comm_round=2", silo=choice)
+    sent, _ = travelled("method_args.method=fedmr", "train_args.comm_round=2", silo=choice)
     assert not any(name.startswith("contribution/") for name in names(sent, Kind.UPLOAD))
     measures = [meta for kind, _, meta, _ in sent if kind == Kind.UPLOAD]
     assert all(meta.keys() == {"loss_terms", "personalised"} for meta in measures)
     assert all(line["personalised_accuracy"] > 0 for line in federation.lines())
 
 
-def test_counts_leave_a_silo_with_the_noise_it_wants(watched, federation):
+def test_counts_leave_a_silo_with_the_noise_it_wants(travelled, federation):
     noise = ["--set", "method_args.count_noise=20"]
-    sent, _ = watched("method_args.method=fedshift", "train_args.comm_round=1", silo=noise)
+    sent, _ = travelled("method_args.method=fedshift", "train_args.comm_round=1", silo=noise)
     recipe = recipes.load(federation.recipe, federation.overrides)
     true = [facts.load(recipe, client) for client in range(3)]
     for kind, header, _, tensors in sent:
@@ -112,8 +108,8 @@ def test_counts_leave_a_silo_with_the_noise_it_wants(watched, federation):
             assert tensors["counts"].tolist() != [int((labels == c).sum()) for c in range(10)]
 
 
-def test_a_silo_gets_what_everybody_gets(watched, federation):
-    _, proxy = watched("method_args.method=map", "train_args.comm_round=2")
+def test_a_silo_gets_what_everybody_gets(travelled, federation):
+    _, proxy = travelled("method_args.method=map", "train_args.comm_round=2")
     got = [message for stream in proxy.received for message in messages(stream, client=False)]
     assert {kind for kind, *_ in got} == {Kind.WELCOME, Kind.TRAIN, Kind.VERDICT, Kind.FINISH}
     for kind, _, meta, tensors in got:

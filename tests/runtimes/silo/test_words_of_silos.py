@@ -7,6 +7,8 @@ from dataclasses import asdict
 import pytest
 import torch
 from matplotlib.text import Text
+from recipe_texts import SILOS
+from scenes import FACTS
 
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.host import start
@@ -30,7 +32,7 @@ from fl_labelskew_plugins.runtimes.wire import Header, WireError
 LOGISTIC = ["model_args.model=logistic", "method_args.method=fedshift", "train_args.epochs=1"]
 EVIL = ["a\nround 9/9  accuracy 99.99 %", "a\x1b[2J", "\u202eb\u2066", "c\u2028d\x85\r", "x" * 300_000]
 LONGEST = 1000
-FACTS = {"samples": 400, "input_shape": [1, 8, 8], "num_classes": 10, "process": "x", "round": -1}
+TRAIN = {"times_selected": 1, "state_round": -1, "kept_rounds": [], "personalised": False}
 MODEL = {"model/classifier.weight": torch.zeros(10, 64), "model/classifier.bias": torch.zeros(10)}
 DIMENSIONS = [10**18, 0, *[1] * 14]
 
@@ -87,12 +89,11 @@ class Lines(Progress):
         self.lines.append(text)
 
 
-@pytest.fixture
-def recipe(base_recipe):
-    return lambda *overrides: recipes.parse(base_recipe, overrides=[*LOGISTIC, *overrides])
+def recipe(*overrides):
+    return recipes.parse(SILOS, overrides=[*LOGISTIC, *overrides])
 
 
-def test_what_silos_send(recipe, tmp_path, capsys, monkeypatch):
+def test_what_silos_send(tmp_path, capsys, monkeypatch):
     names = [(f"model/{evil}", [1]) for evil in EVIL] + [("model/" + "n" * 249, [1]), ("model/n", DIMENSIONS)]
     bad_terms = [{evil: 1.0} for evil in EVIL] + [{"$\\frac{$": 1.0}, {"ö": 1.0}, {"": 1.0}, {"a" * 41: 1.0}]
     many = {f"{'t' * 37}{number:03d}": 1e308 for number in range(100)}  # as much as is taken
@@ -155,7 +156,7 @@ def test_what_silos_send(recipe, tmp_path, capsys, monkeypatch):
 
 
 @pytest.fixture
-def client(recipe, tmp_path):
+def client(tmp_path):
     """Silo 1 of this process, which has no line to any server, and what it was told that was right."""
     here = recipe()
     data = facts.load(here, 0)
@@ -181,10 +182,9 @@ def test_what_the_server_sends(client):
     said = [failure(client, decoded(Kind.WELCOME, 0, meta=meta)) for meta in variants(client.welcome)]
     assert said.count(None) == len(EVIL)  # a further name, which nobody reads
     assert failure(client, decoded(Kind.WELCOME, 0, meta=client.welcome)) is None
-    train = {"times_selected": 1, "state_round": -1, "kept_rounds": [], "personalised": False}
-    said += [failure(client, decoded(Kind.TRAIN, 0, 0, meta=meta)) for meta in variants(train)]
-    said += [failure(client, decoded(Kind.TRAIN, 0, 0, train, [(f"model/{evil}", [1])])) for evil in EVIL]
-    said += [failure(client, decoded(Kind.TRAIN, 0, 0, train, [("model/classifier.bias", DIMENSIONS)]))]
+    said += [failure(client, decoded(Kind.TRAIN, 0, 0, meta=meta)) for meta in variants(TRAIN)]
+    said += [failure(client, decoded(Kind.TRAIN, 0, 0, TRAIN, [(f"model/{evil}", [1])])) for evil in EVIL]
+    said += [failure(client, decoded(Kind.TRAIN, 0, 0, TRAIN, [("model/classifier.bias", DIMENSIONS)]))]
     for meta in variants({"taken": False, "reason": "late"}):
         failure(client, decoded(Kind.VERDICT, 0, 0, meta=meta))
     turned = {"done": False, "reason": "late", "class_names": ["a"] * 10}
@@ -199,49 +199,41 @@ def test_what_the_server_sends(client):
 
 def test_hello_names_a_round_as_long_as_its_answer_is_owed(client):
     """A resumed server asks for what an earlier one has had; if that is lost on its way, it has to ask once more."""
-    train = {"times_selected": 1, "state_round": -1, "kept_rounds": [], "personalised": False}
     weights = MODEL | {"shared/prior": torch.full((10,), 0.1)}
     assert failure(client, good(Kind.WELCOME, 0, meta=client.welcome)) is None
     for taken in (True, False):
         assert client.transport.hello().get("meta")["round"] == -1
-        assert failure(client, good(Kind.TRAIN, 0, 1, train, weights)) is None
+        assert failure(client, good(Kind.TRAIN, 0, 1, TRAIN, weights)) is None
         assert client.transport.hello().get("meta")["round"] == 1
         assert failure(client, good(Kind.VERDICT, 0, 1, {"taken": taken})) is None
     assert client.transport.hello().get("meta")["round"] == -1
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "says", "expected"),
     [
-        ({"num_clients": 4}, "num_clients is 4 at the server; expected here: 3"),
-        ({"clients_per_round": 1}, "clients_per_round is 1 at the server; expected here: 3"),
-        ({"rounds": None}, "rounds is null at the server; expected here: 3"),
-        ({"rounds": 3.0}, "rounds is 3.0 at the server; expected here: 3"),
-        ({"epochs": True}, "epochs is true at the server; expected here: 1"),
-        ({"num_classes": 10**9}, "num_classes is 1000000000 at the server; expected here: 10"),
-        ({"num_features": 63}, "num_features is 63 at the server; expected here: 64"),
-        (
-            {"num_features": "64"},
-            "num_features is '64' at the server; expected here: a whole number from 1 to 100000000",
-        ),
-        (
-            {"num_samples": 10**15},
-            "num_samples is 1000000000000000 at the server; expected here: a whole number from ",
-        ),
-        ({"num_samples": 1}, "num_samples is 1 at the server; expected here: a whole number from "),
-        ({"min_samples": 0}, "min_samples is 0 at the server; expected here: a whole number from 1 to "),
-        ({"seed": -1}, "seed is -1 at the server; expected here: 0"),
-        ({"more": 3}, "more is unknown; expected here: num_clients, clients_per_round, rounds, epochs, num_classes, "),
+        ({"num_clients": 4}, "num_clients is 4 at the server", "3"),
+        ({"clients_per_round": 1}, "clients_per_round is 1 at the server", "3"),
+        ({"rounds": None}, "rounds is null at the server", "3"),
+        ({"rounds": 3.0}, "rounds is 3.0 at the server", "3"),
+        ({"epochs": True}, "epochs is true at the server", "1"),
+        ({"num_classes": 10**9}, "num_classes is 1000000000 at the server", "10"),
+        ({"num_features": 63}, "num_features is 63 at the server", "64"),
+        ({"num_features": "64"}, "num_features is '64' at the server", "a whole number from 1 to 100000000"),
+        ({"num_samples": 10**15}, "num_samples is 1000000000000000 at the server", "a whole number from "),
+        ({"num_samples": 1}, "num_samples is 1 at the server", "a whole number from "),
+        ({"min_samples": 0}, "min_samples is 0 at the server", "a whole number from 1 to "),
+        ({"seed": -1}, "seed is -1 at the server", "0"),
+        ({"more": 3}, "more is unknown", "num_clients, clients_per_round, rounds, epochs, num_classes, "),
     ],
 )
-def test_a_silo_takes_no_federation_but_that_of_its_recipe(changed, says, client):
+def test_a_silo_takes_no_federation_but_that_of_its_recipe(changed, says, expected, client):
     meta = client.welcome | {"federation": client.welcome["federation"] | changed}
-    said = failure(client, decoded(Kind.WELCOME, 0, meta=meta))
-    assert said is not None
-    assert said.startswith(f"the server's federation: {says}")
-    assert (
-        failure(client, decoded(Kind.TRAIN, 0, 0)) == "the server asks for training before it has said what the run is"
-    )
+    line = failure(client, decoded(Kind.WELCOME, 0, meta=meta))
+    assert line is not None
+    assert line.startswith(f"the server's federation: {says}; expected here: {expected}")
+    line = failure(client, decoded(Kind.TRAIN, 0, 0))
+    assert line == "the server asks for training before it has said what the run is"
 
 
 def test_a_silo_takes_no_welcome_with_a_field_less_or_of_another_type(client):
@@ -265,23 +257,14 @@ def test_a_silo_takes_no_welcome_with_a_field_less_or_of_another_type(client):
 @pytest.mark.parametrize(
     ("round", "changed", "says"),
     [
-        (3, {}, "TRAIN: round is 3 at the server; expected here: a whole number from 0 to 2"),
-        (-5, {}, "TRAIN: round is -5 at the server"),
-        (
-            0,
-            {"times_selected": 0},
-            "TRAIN: times_selected is 0 at the server; expected here: a whole number from 1 to 3",
-        ),
-        (
-            0,
-            {"state_round": "0"},
-            "TRAIN: state_round is '0' at the server; expected here: a whole number from -1 to 2",
-        ),
-        (0, {"kept_rounds": [0, 7]}, "TRAIN: kept_rounds is 7 at the server"),
-        (0, {"kept_rounds": None}, "TRAIN: kept_rounds is null at the server"),
+        (3, {}, "round is 3 at the server; expected here: a whole number from 0 to 2"),
+        (-5, {}, "round is -5 at the server"),
+        (0, {"times_selected": 0}, "times_selected is 0 at the server; expected here: a whole number from 1 to 3"),
+        (0, {"state_round": "0"}, "state_round is '0' at the server; expected here: a whole number from -1 to 2"),
+        (0, {"kept_rounds": [0, 7]}, "kept_rounds is 7 at the server"),
+        (0, {"kept_rounds": None}, "kept_rounds is null at the server"),
     ],
 )
 def test_a_silo_trains_in_no_round_that_its_recipe_has_not(round, changed, says, client):
     assert failure(client, decoded(Kind.WELCOME, 0, meta=client.welcome)) is None
-    meta = {"times_selected": 1, "state_round": -1, "kept_rounds": [], "personalised": False} | changed
-    assert failure(client, decoded(Kind.TRAIN, 0, round, meta)).startswith(says)
+    assert failure(client, decoded(Kind.TRAIN, 0, round, TRAIN | changed)).startswith(f"TRAIN: {says}")
