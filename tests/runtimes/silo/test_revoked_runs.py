@@ -4,6 +4,7 @@ import shutil
 import signal
 
 import pytest
+import torch
 from fl_labelskew_registry import LabelSkewError
 from recipe_texts import SILOS, simulation
 from safetensors.torch import load_file
