@@ -90,6 +90,7 @@ def test_the_short_name_of_isic2019_is_its_row():
     assert content_of("fedmr_isic2019") == content_of("fedmr/isic2019")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FILES if name != "fedmr_isic2019"])  # its row runs on a small copy
 def test_it_runs_up_to_training(name, fashion_mnist, capsys):
     start(FILES[name], [fashion_mnist] if "fmnist" in name else [], dry_run=True)
@@ -259,12 +260,14 @@ def fitted(small):
     return overrides
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", kinds("data_args", "model_args"))
 def test_every_network_is_built_for_its_data(name, fitted, capsys):
     start(name, fitted(name), dry_run=True)
     assert "nothing was trained" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_every_partition_is_dealt(fitted):
     from fl_labelskew_plugins.data.clients import divide
 
