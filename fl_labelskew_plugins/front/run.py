@@ -52,9 +52,10 @@ def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | No
     Raises:
         LabelSkewError: with every mistake, a line each.
     """
-    overrides = [f"{place}={json.dumps(value)}" for place, value in (changes or {}).items()]
+    overrides = [f"{place}={json.dumps(value, default=str)}" for place, value in (changes or {}).items()]
     if isinstance(recipe, Mapping):
-        return parse.parse(yaml.write(recipe), source="recipe.yaml", overrides=overrides)
+        plain = json.loads(json.dumps(recipe, default=str))
+        return parse.parse(yaml.write(plain), source="recipe.yaml", overrides=overrides)
     return parse.load(recipe, overrides)
 
 
@@ -117,8 +118,9 @@ def open(folder: str | Path, **objects: Any) -> Run:
 
 def _hear(callbacks: Sequence[Callback], folder: Path, objects: Mapping[str, Any]) -> Hear | None:
     def hear(line: dict[str, Any]) -> None:
+        run = Run(folder, objects)
         for callback in callbacks:
-            callback.on_round(Run(folder, objects), line)
+            callback.on_round(run, line)
 
     return hear if callbacks else None
 

@@ -48,6 +48,8 @@ def plugins(
     if dataset is not None and not isinstance(dataset, Dataset):
         dataset = GivenData(data(dataset))
     if partition is not None and not isinstance(partition, Partitioner):
+        if not isinstance(partition, Sequence | np.ndarray) or isinstance(partition, str):
+            raise LabelSkewError(f"partition: {clean(partition)!r} is no list; give a list of indices for each client")
         partition = GivenPartition(partition)
     given = {"model": model, "dataset": dataset, "method": method, "partition": partition}
     kinds = {"model": Network, "dataset": Dataset, "method": Method, "partition": Partitioner}
@@ -110,7 +112,7 @@ class ModuleNetwork(Network):
         if not fitting:
             raise LabelSkewError(self._outputs(*linear[-1], num_classes))
         whole = Headed(module, fitting[-1])
-        self._check(whole, torch.zeros(2, *input_shape))
+        self._check(whole, input_shape)
         return whole
 
     def _outputs(self, path: str, layer: nn.Linear, num_classes: int) -> str:
@@ -119,20 +121,17 @@ class ModuleNetwork(Network):
             f"{num_classes} classes; use nn.Linear({layer.in_features}, {num_classes}) there"
         )
 
-    def _check(self, whole: Headed, samples: torch.Tensor) -> None:
-        """That the classifier's logits are what the module as it was given returns."""
-        training = self.module.training
+    def _check(self, whole: Headed, shape: tuple[int, ...]) -> None:
+        """That the classifier's logits are what the module as it was given returns; by copies, as both have a mode."""
+        samples = torch.randn(16, *shape, generator=torch.Generator().manual_seed(0))
         try:
             with torch.no_grad():
-                ours, theirs = whole.eval()(samples), self.module.eval()(samples)
+                ours, theirs = (copy.deepcopy(module).eval()(samples) for module in (whole, self.module))
         except Exception as error:  # of a module of anybody's
             first = clean(next(iter(str(error).splitlines()), type(error).__name__))
             raise LabelSkewError(
-                f"model: {self.name} does not take samples of shape {tuple(samples.shape[1:])}: {first}"
+                f"model: {self.name} does not take samples of shape {tuple(shape)}: {first}"
             ) from error
-        finally:
-            self.module.train(training)
-            whole.train()
         if ours.shape != theirs.shape or not torch.allclose(ours, theirs, equal_nan=True):
             raise LabelSkewError(
                 f"model: what {self.name} returns is not what its last Linear layer of the classes, {whole.path}, "
@@ -235,12 +234,19 @@ def _part(which: str, part: Any) -> Arrays:
     form = "give (x, y), or a torch Dataset with targets"
     if isinstance(part, Arrays):
         return part
-    if isinstance(part, tuple | list) and len(part) == 2:
-        x, y = (_array(array) for array in part)
-    elif hasattr(part, "targets") and hasattr(part, "__getitem__"):
-        x, y = np.stack([_array(part[k][0]) for k in range(len(part))]), _array(part.targets)
+    if hasattr(part, "targets") and hasattr(part, "__getitem__"):
+        x, y = _stacked(which, [part[k][0] for k in range(len(part))]), _array(part.targets)
+    elif isinstance(part, tuple | list) and len(part) == 2:
+        try:
+            x, y = (_array(array) for array in part)
+        except ValueError as error:  # rows of several lengths
+            raise LabelSkewError(f"dataset: the {which} part's rows are of several lengths; {form}") from error
     else:
         raise LabelSkewError(f"dataset: the {which} part is a {type(part).__name__}; {form}")
+    if not len(y.reshape(-1)):
+        raise LabelSkewError(f"dataset: the {which} part has no samples; {form}")
+    if x.dtype.kind not in "buif":
+        raise LabelSkewError(f"dataset: the {which} part's samples are {x.dtype}, no numbers; give arrays of one shape")
     if x.ndim < 2 or y.shape != (len(x),):
         raise LabelSkewError(
             f"dataset: the {which} part has samples of shape {x.shape} and labels of shape {y.shape}; give (N, ...) "
@@ -251,6 +257,18 @@ def _part(which: str, part: Any) -> Arrays:
     if x.dtype != np.uint8:
         x = x.astype(np.float32)
     return Arrays(np.ascontiguousarray(x), y.astype(np.int64))
+
+
+def _stacked(which: str, samples: Sequence[Any]) -> NDArray[Any]:
+    """Samples of a torch ``Dataset`` as one array."""
+    if others := {type(sample).__name__ for sample in samples if not isinstance(sample, torch.Tensor | np.ndarray)}:
+        raise LabelSkewError(
+            f"dataset: the {which} part's samples are of type {min(others)}; give the Dataset a transform to tensors, "
+            "such as torchvision.transforms.ToTensor()"
+        )
+    if len(shapes := {tuple(sample.shape) for sample in samples}) > 1:
+        raise LabelSkewError(f"dataset: the {which} part's samples are of {len(shapes)} shapes; resize them to one")
+    return np.stack([_array(sample) for sample in samples]) if samples else np.zeros(0)
 
 
 def _array(values: Any) -> NDArray[Any]:

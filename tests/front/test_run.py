@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,7 +41,10 @@ def test_importing_imports_nothing_else():
 
 
 def test_a_recipe_from_a_mapping_with_changes():
-    recipe = fl.load(RECIPE, {"train_args.comm_round": 7, "model_args.hidden": [4, 4]})
+    recipe = fl.load(
+        RECIPE | {"tracking_args": {"run_dir": Path("there")}},
+        {"train_args.comm_round": 7, "model_args.hidden": [4, 4], "data_args.data_cache_dir": Path("data")},
+    )
     assert (recipe.train.comm_round, recipe.network.params.hidden) == (7, [4, 4])
     with pytest.raises(LabelSkewError, match=r"train_args.comm_rounds"):
         fl.load(RECIPE, {"train_args.comm_rounds": 7})

@@ -39,6 +39,15 @@ class TorchData(torch.utils.data.Dataset):
         return torch.from_numpy(self.x[k]), self.targets[k]
 
 
+class Items(list):
+    """A data set of two samples, which is a list itself."""
+
+    targets = (0, 1)
+
+    def __getitem__(self, k):
+        return super().__getitem__(k), self.targets[k]
+
+
 def test_a_module_gets_features_and_a_classifier_and_comes_back_as_it_was():
     net = Net()
     network = objects.ModuleNetwork(net)
@@ -54,6 +63,18 @@ def test_a_module_gets_features_and_a_classifier_and_comes_back_as_it_was():
     assert whole.head.weight.count_nonzero() == 0
     assert net.head.weight.count_nonzero() == 15
     assert net.training
+
+
+def test_a_look_at_a_module_leaves_its_modes_alone():
+    net = Net(after=nn.Dropout())
+    net.after.eval()
+    built = objects.ModuleNetwork(net).build((1, 4, 4), 3)
+    assert [net.training, net.after.training, built.training, built.body.after.training] == [True, False, True, False]
+
+
+def test_a_relu_behind_the_head_is_seen():
+    with pytest.raises(LabelSkewError, match="what Net returns is not what its last Linear layer"):
+        objects.ModuleNetwork(Net(after=nn.ReLU())).build((1, 4, 4), 3)
 
 
 def test_a_module_of_our_form_is_taken_as_it_is():
@@ -124,6 +145,17 @@ def test_bytes_stay_bytes_and_a_data_object_is_taken_as_it_is():
             r"dataset: the training part has samples of shape \(30, 1, 4, 4\) and labels of shape \(5,\)",
         ),
         (((X, Y / 2), (X, Y)), "dataset: the training part's labels are not numbers of classes; use integers from 0"),
+        (((X[:0], Y[:0]), (X, Y)), "dataset: the training part has no samples; give"),
+        ((([[1.0], [1.0, 2.0]], [0, 1]), (X, Y)), "dataset: the training part's rows are of several lengths; give"),
+        (((X.astype(str), Y), (X, Y)), "dataset: the training part's samples are <U.*, no numbers; give arrays"),
+        (
+            (Items([object()] * 2), (X, Y)),
+            "dataset: the training part's samples are of type object; give the Dataset a",
+        ),
+        (
+            (Items([torch.ones(1, 4, 4), torch.ones(1, 5, 5)]), (X, Y)),
+            "dataset: the training part's samples are of 2 shapes; resize them to one",
+        ),
         (((X, Y), (X[:, 0], Y)), r"dataset: samples are of shape \(1, 4, 4\) in training and \(4, 4\) in test"),
     ],
 )
@@ -136,6 +168,7 @@ def test_data_that_are_none_are_a_line(given, line):
     ("given", "line"),
     [
         ({"model": "resnet18"}, "model: 'resnet18' is a str; give an nn.Module"),
+        ({"partition": "iid"}, "partition: 'iid' is no list; give a list of indices for each client"),
         ({"method": dict}, "method: .* is a type; give an object of fl_labelskew_registry.Method"),
     ],
 )

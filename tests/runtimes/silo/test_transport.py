@@ -396,17 +396,24 @@ def test_a_silo_that_sends_without_end_is_not_read_any_more(start):
     assert [arrived.get("round") for arrived in server.got[1:]] == list(range(QUEUED - 2))
 
 
-@pytest.mark.slow
-def test_a_process_that_fails_ends():
-    source = """
+UP = """
         server = ServerTransport("127.0.0.1:0", silos=1)
         silo = SiloTransport(server.address, 1)
         silo.start()
         server.receive(60)
         silo.receive(60)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_fails_ends():
+    source = (
+        UP
+        + """
         print("up", flush=True)
         raise SystemExit(3)
     """
+    )
     process = script(source)
     assert process.communicate(timeout=120)[0] == "up\n"
     assert process.returncode == 3
@@ -414,13 +421,10 @@ def test_a_process_that_fails_ends():
 
 @pytest.mark.slow
 def test_an_idle_server_rests():
-    source = """
+    source = (
+        UP
+        + """
         import time
-        server = ServerTransport("127.0.0.1:0", silos=1)
-        silo = SiloTransport(server.address, 1)
-        silo.start()
-        server.receive(60)
-        silo.receive(60)
         server.receive(0.5)
         before = time.process_time()
         server.receive(2.0)
@@ -428,6 +432,7 @@ def test_an_idle_server_rests():
         silo.stop_receive_message()
         server.stop_receive_message()
     """
+    )
     process = script(source)
     assert float(process.communicate(timeout=120)[0]) < 0.02
     assert process.returncode == 0
