@@ -17,9 +17,18 @@ from fl_labelskew_plugins.machine.text import TERMS, clean
 
 
 def heat_map(
-    counts: np.ndarray[Any, np.dtype[np.int64]], class_names: Sequence[str], path: Path, *, title: str
+    counts: np.ndarray[Any, np.dtype[np.int64]],
+    class_names: Sequence[str],
+    path: Path,
+    *,
+    title: str,
+    clients: Sequence[str] | None = None,
 ) -> None:
-    """Heat map of ``(K, C)`` samples, as PNG: classes down, clients across; a missing class stays white."""
+    """Heat map of ``(K, C)`` samples, as PNG: classes down, clients across; a missing class stays white.
+
+    ``clients``: their names; default: their numbers.
+    """
+    names = clients or [str(k) for k in range(len(counts))]
     picture, axes = figure(min(16, 2.6 + 0.5 * len(counts)), min(12, 1.6 + 0.38 * len(class_names)))
     table = np.where(counts.T == 0, np.nan, counts.T)
     image = axes.imshow(table, aspect="auto", cmap="viridis_r", vmin=0)
@@ -27,7 +36,8 @@ def heat_map(
     if len(class_names) <= 40:
         axes.set_yticks(range(len(class_names)), class_names)
     if len(counts) <= 40:
-        axes.set_xticks(range(len(counts)))
+        upright = max(map(len, names)) <= 3
+        axes.set_xticks(range(len(counts)), names, rotation=0 if upright else 30, ha="center" if upright else "right")
     if counts.shape[0] <= 20 and counts.shape[1] <= 20:
         middle = counts.max() / 2
         for (client, label), value in np.ndenumerate(counts):

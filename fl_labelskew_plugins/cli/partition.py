@@ -32,7 +32,8 @@ def partition_command(recipe: Path, overrides: tuple[str, ...], out: Path) -> No
     checked = load(recipe, overrides)
     data, clients = divided(checked)
     head = ["client", *data.class_names, "all"]
-    rows = [[str(k), *map(str, counts), str(sum(counts))] for k, counts in enumerate(clients.counts.tolist())]
+    counts = zip(clients.names, clients.counts.tolist(), strict=True)
+    rows = [[name, *map(str, samples), str(sum(samples))] for name, samples in counts]
     click.echo(table.plain(head, rows))
     from fl_labelskew_plugins.plots import heat_map
 
@@ -40,5 +41,6 @@ def partition_command(recipe: Path, overrides: tuple[str, ...], out: Path) -> No
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / f"{checked.name}-partition.csv", table.comma_separated(head, rows) + "\n")
-        heat_map(clients.counts, data.class_names, out / f"{checked.name}-partition.png", title=title)
+        picture = out / f"{checked.name}-partition.png"
+        heat_map(clients.counts, data.class_names, picture, title=title, clients=clients.names)
     click.echo(f"written: {out / checked.name}-partition.png and .csv")

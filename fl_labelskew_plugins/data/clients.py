@@ -22,6 +22,8 @@ class Clients:
         counts: ``(K, C)`` int64 training samples by class.
         test_counts: ``(K, C)`` int64 test samples by class.
         digest: SHA-256 of the index arrays, see :func:`digest`.
+        names: one for each client: of its group, where every client is one whole group that has a name, else its
+            number.
     """
 
     train: list[NDArray[np.int64]]
@@ -29,6 +31,7 @@ class Clients:
     counts: NDArray[np.int64]
     test_counts: NDArray[np.int64]
     digest: str
+    names: list[str]
 
     def record(self) -> dict[str, Any]:
         """What a run keeps of its partition, in JSON's types."""
@@ -148,8 +151,11 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
     train = check_parts(f"{plugin.__module__}:{plugin.__qualname__}", parts, clients, len(data.train.y))
     counts = class_counts(data.train.y, train, classes)
     of_train, of_test = data.train.groups, data.test.groups
-    if of_train is not None and of_test is not None and (groups := client_groups(of_train, train)) is not None:
+    groups = None if of_train is None else client_groups(of_train, train)
+    if groups is not None and of_test is not None:
         test = [np.flatnonzero(of_test == group).astype(np.int64) for group in groups]
     else:
         test = proportional_test(data.test.y, counts, seeds.numpy_generator(seed, "test partition"))
-    return Clients(train, test, counts, class_counts(data.test.y, test, classes), digest(train, test))
+    named = groups is not None and len(data.group_names) > max(groups)
+    names = [data.group_names[group] for group in groups or ()] if named else [str(k) for k in range(clients)]
+    return Clients(train, test, counts, class_counts(data.test.y, test, classes), digest(train, test), names)

@@ -187,7 +187,8 @@ class Record:
         if session.clients is not None and not file.exists():
             title = f"{session.recipe.data.dataset}, {session.recipe.partition.partition_method}"
             with plots.forgiving(file):
-                plots.heat_map(session.clients.counts, session.class_names, file, title=title)
+                counts, names = session.clients.counts, session.clients.names
+                plots.heat_map(counts, session.class_names, file, title=title, clients=names)
 
     def _compare(self, now: dict[str, Any]) -> None:
         """Refuse to go on with other data; say where another machine may give other numbers."""

@@ -97,6 +97,7 @@ class Data:
             samples that are no measurements, such as numbers of characters: the network gets them as they are.
         std: per channel, like ``mean``.
         notes: text files that a run keeps beside its results, by name, such as a split that was drawn.
+        group_names: one for each number in ``groups``, such as hospitals; empty: groups have no names.
         fingerprint: what tells these samples from others of a data set of this name, whatever the seed; empty: it is
             taken from the two parts as they are. A data set that draws its parts with the seed has to give one.
     """
@@ -108,6 +109,7 @@ class Data:
     std: tuple[float, ...] = (1.0,)
     notes: Mapping[str, str] = field(default_factory=dict)
     fingerprint: str = ""
+    group_names: Sequence[str] = ()
 
 
 class Dataset(Plugin):
