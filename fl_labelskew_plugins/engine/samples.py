@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -204,16 +205,36 @@ class Reader:
             collate_fn=collate,
             pin_memory=self._pin,
             persistent_workers=self._workers > 0,
-            worker_init_fn=_end_with_reader,
+            worker_init_fn=_begin,
             multiprocessing_context=context,
             generator=torch.Generator(),  # else it would draw from the global one
         )
 
 
-def _end_with_reader(_: int) -> None:
-    """Torch looks at the process that forked this one, which under a fork server is another one, and would stay."""
+GRACE_S = 30
+"""How long a process that decodes outlives a termination signal of anybody but its reader."""
+
+
+def _begin(_: int) -> None:
+    """A process that decodes ends with its reader, and lets that one save a checkpoint where both are to end.
+
+    A batch system or a service manager sends its signal to all processes, and torch raises an error in the middle of
+    whatever the reader does as soon as one of these is gone. Torch itself looks at the process that forked this one,
+    which under a fork server is another one, and would stay.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_at_last, daemon=True).start()
     if (parent := multiprocessing.parent_process()) is not None:
         end_with_parent(parent.sentinel, signal.SIGKILL)  # there is nothing to save
+
+
+def _end_at_last() -> None:
+    reader = getattr(multiprocessing.parent_process(), "pid", 0)
+    signalled: signal.struct_siginfo | None = signal.sigwaitinfo({signal.SIGTERM})
+    while signalled is not None and signalled.si_pid != reader:
+        signalled = signal.sigtimedwait({signal.SIGTERM}, GRACE_S)
+    os._exit(0)  # any other code is an error to torch
 
 
 def collate(batch: list[Tensor | LabelSkewError]) -> Tensor | LabelSkewError:

@@ -1,7 +1,10 @@
 """Samples that are streamed from files: in order, the same with any number of processes, and to a clean end."""
 
+import contextlib
 import dataclasses
 import importlib
+import os
+import signal
 import subprocess
 import sys
 import types
@@ -102,28 +105,53 @@ def test_a_process_that_is_killed_is_a_line():
         flat(train.stream(BATCHES))
 
 
-KILLED = """
-import sys, types
+READING = """
+import sys, time, types
+from fl_labelskew_plugins.machine.signals import interrupting
 if sys.argv[2] == "forkserver":
     sys.modules["grpc"] = types.ModuleType("grpc")
 sys.path.append(sys.argv[1])
 import reading, torch
 stream = reading.streamed(2)[0].stream([torch.arange(12)] * 50)
 next(stream)
-print("reading", flush=True)
-sys.stdin.read()
+try:
+    with interrupting():
+        print("reading", flush=True)
+        sys.stdin.read()
+except KeyboardInterrupt:
+    time.sleep(1)  # as one does who saves a checkpoint
+    print("saved", flush=True)
 """
+
+
+@contextlib.contextmanager
+def reader(method):
+    """A process of its own session that reads with two others; and these."""
+    command = [sys.executable, "-c", READING, str(Path(__file__).parents[1]), method]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+        assert process.stdout.readline() == "reading\n"
+        yield process, psutil.Process(process.pid).children(recursive=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_process_that_is_killed_leaves_none_that_decode(method):
-    command = [sys.executable, "-c", KILLED, str(Path(__file__).parents[1]), method]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "reading\n"
-        family = psutil.Process(process.pid).children(recursive=True)
+    with reader(method) as (process, family):
         assert len(family) == (2 if method == "fork" else 4)  # with the server itself, and what tracks its resources
         process.kill()
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_signal_to_all_processes_lets_the_reader_save(method):
+    with reader(method) as (process, family):
+        os.killpg(process.pid, signal.SIGTERM)
+        said, errors = process.communicate(timeout=60)
+        assert (said, "RuntimeError" in errors) == ("saved\n", False)
+    assert process.returncode == 0
     _, alive = psutil.wait_procs(family, timeout=30)
     assert alive == []
 
