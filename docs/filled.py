@@ -145,7 +145,7 @@ def _number(row: tables.Row, i: int, digits: tuple[int, int]) -> str:
     mean, std = value if isinstance(value, tuple) else (value, None)
     text = "" if mean is None else f"{mean:.{digits[0]}f}" + ("" if std is None else f" ± {std:.{digits[1]}f}")
     to = row.rounds_to
-    return f"{text}, {to.values[i]} rounds to {to.target}" if to and to.values[i] else text
+    return f"{text}, {to.values[i]} rounds to {to.target:.{digits[0]}f}" if to and to.values[i] else text
 
 
 def _digits(part: tables.Part) -> tuple[int, int]:

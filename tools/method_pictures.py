@@ -133,9 +133,9 @@ def fedmr(left: Axes, right: Axes) -> None:
     right.quiver(*samples.detach().T, *arrows.T, color=COLOURS[1], angles="xy", width=0.004)
     right.scatter(*prototypes.T, marker="*", s=120, color="black", label="prototypes")
     for name, place in zip(("held: 0", "missing: 1", "missing: 2"), prototypes.tolist(), strict=True):
-        right.annotate(name, place, textcoords="offset points", xytext=(6, 6))
+        right.annotate(name, place, textcoords="offset points", xytext=(0, -12), ha="center", weight="bold")
     right.set_title("inter-class loss: where it pushes")
-    right.legend(frameon=False, loc="lower right")
+    right.legend(frameon=False, loc="upper left")
     right.margins(0.15)
     right.set_aspect("equal", "datalim")
 
