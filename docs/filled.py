@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 from docutils import nodes
 from fl_labelskew_registry import catalog
 from matplotlib.font_manager import FontProperties
@@ -20,6 +21,7 @@ from matplotlib.textpath import TextPath
 from matplotlib.transforms import Affine2D
 
 from fl_labelskew_plugins.cli import plugins, table
+from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.recipe import tables
 from fl_labelskew_plugins.recipe.model import EXPECTED, PLUGGED, POLICY, SECTIONS
 from fl_labelskew_plugins.recipe.sections import Expected, Policy
@@ -89,6 +91,14 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
         return cell.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
     return table.markdown(head, [[kept_together(cell) for cell in row] for row in rows]) + "\n"
+
+
+def commands(command: click.Command = main, path: str = "labelskew") -> Iterator[str]:
+    """What ``--help`` says of a command, and of those below it."""
+    context = click.Context(command, info_name=path, terminal_width=80, **main.context_settings)
+    yield f"## {path}\n\n```text\n{command.get_help(context)}\n```\n"
+    for name, verb in sorted(command.commands.items() if isinstance(command, click.Group) else ()):
+        yield from commands(verb, f"{path} {name}")
 
 
 def ours(name: str) -> Iterator[str]:
@@ -162,11 +172,15 @@ def _called(sections: tables.Sections) -> str:
     return ", ".join(word.removeprefix("method ").removeprefix("federated_optimizer ") for word in words)
 
 
+MAKERS = {f.__name__: f for f in (parameters, keys, commands, ours, theirs)}
+"""What a page may ask for."""
+
+
 def read(page: Path, text: str) -> str:
     """A page's Markdown with its tables and its links."""
 
     def filled(place: re.Match[str]) -> str:
-        maker = {"parameters": parameters, "keys": keys, "ours": ours, "theirs": theirs}[place[1]]
+        maker = MAKERS[place[1]]
         made = maker(*place[2].split())
         return made if isinstance(made, str) else "\n".join(made)
 

@@ -10,6 +10,7 @@ import pytest
 from chromium import CHROMIUM, Browser
 from fl_labelskew_registry import catalog
 
+from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.recipe.model import PLUGGED, SECTIONS
 
 ROOT = Path(__file__).parents[1]
@@ -50,7 +51,7 @@ def test_pages_ask_for_nothing_elsewhere(site, tmp_path):
         browser.close()
 
 
-def test_every_method_has_a_page_and_every_key_a_line(site):
+def test_every_method_key_and_command_is_there(site):
     text = (site / "keys.html").read_text()
     for section, model in SECTIONS.items():
         keys = {*model.model_fields}
@@ -59,6 +60,8 @@ def test_every_method_has_a_page_and_every_key_a_line(site):
             plugins = [catalog.load(kind, entry.name) for entry in catalog.entries(kind)]
             keys |= {key for plugin in plugins for key in plugin.Params.model_fields}
         assert [key for key in keys if f">{key}</span>" not in text] == [], section
+    commands = (site / "commands.html").read_text()
+    assert [name for name in main.commands if f"Usage: labelskew {name} " not in commands] == []
     for entry in catalog.entries("methods"):
         if entry.distribution == "fl-labelskew-plugins":
             page = (site / f"methods/{entry.name}.html").read_text()
