@@ -87,10 +87,8 @@ def _keys(model: Any) -> str:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    def kept_together(cell: str) -> str:
-        return cell.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
-
-    return table.markdown(head, [[kept_together(cell) for cell in row] for row in rows]) + "\n"
+    whole = [[cell.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}") for cell in row] for row in rows]
+    return table.markdown(head, whole) + "\n"
 
 
 def commands(command: click.Command = main, path: str = "labelskew") -> Iterator[str]:
@@ -180,8 +178,7 @@ def read(page: Path, text: str) -> str:
     """A page's Markdown with its tables and its links."""
 
     def filled(place: re.Match[str]) -> str:
-        maker = MAKERS[place[1]]
-        made = maker(*place[2].split())
+        made = MAKERS[place[1]](*place[2].split())
         return made if isinstance(made, str) else "\n".join(made)
 
     return PLACE.sub(filled, relinked(text, page, page))
