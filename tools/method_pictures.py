@@ -2,7 +2,7 @@
 
     python tools/method_pictures.py
 
-writes ``docs/pictures/method_<name>.svg``. Nothing is trained, and nothing drawn that the functions did not compute.
+writes ``docs/pictures/method_<name>.png``. Nothing is trained, and nothing drawn that the functions did not compute.
 """
 
 from __future__ import annotations
@@ -306,12 +306,11 @@ PICTURES = {
 
 def main() -> None:
     """Write them all."""
-    mpl.rcParams.update({"svg.hashsalt": "labelskew", "font.size": 9})
-    mpl.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
+    mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     for name, draw in PICTURES.items():
         figure = Figure(figsize=(9, 3.2), layout="constrained")
         draw(*figure.subplots(1, 2))
-        figure.savefig(OUT / f"method_{name}.svg", metadata={"Date": None})
+        figure.savefig(OUT / f"method_{name}.png", dpi=110, pil_kwargs={"optimize": True})
 
 
 if __name__ == "__main__":
