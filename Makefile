@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup.done
 WORKERS ?= 3
 
-.PHONY: help setup demo test coverage test-fast lint wheels clean
+.PHONY: help setup demo test coverage test-fast lint docs wheels clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -41,9 +41,12 @@ lint: setup  ## ruff, and mypy strict on both packages
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: setup  ## the documentation as a site, docs/_build/html; whatever it warns of is an error
+	$(BIN)/python -m sphinx -b html -E -W --keep-going -q docs docs/_build/html
+
 wheels: setup  ## both wheels, into dist/
 	$(BIN)/python -m build --wheel --outdir dist registry
 	$(BIN)/python -m build --wheel --outdir dist .
 
 clean:  ## everything that make made
-	rm -rf $(VENV) dist .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist docs/_build .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -18,8 +18,8 @@ from fl_labelskew_plugins.studies.sweep import plan
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-DOCS += [*sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DOCS += [*sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
+BLOCK = re.compile(r"^```([^`\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:labelskew|fedml|python|make) [^`]+)`")
 PROGRAMS = ("labelskew", "fedml", "python", "make")
 # Programs become functions that tell their arguments; all that is called but is no function or builtin is not found.

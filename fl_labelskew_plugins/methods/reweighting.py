@@ -55,7 +55,7 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, *, m
     r"""Cross-entropy with a weight for each class.
 
     .. math:: \text{samples: } \frac1B \sum_n w_{y_n} \ell_n \qquad
-        \text{weights: } \sum_n w_{y_n} \ell_n \Bigm/ \sum_n w_{y_n}
+        \text{weights: } \sum_n w_{y_n} \ell_n / \sum_n w_{y_n}
 
     Args:
         logits: ``(B, C)``.

@@ -1,0 +1,317 @@
+"""The pictures of docs/methods: what each method does to logits, gradients, features or models, by its own functions.
+
+    python tools/method_pictures.py
+
+writes ``docs/pictures/method_<name>.png``. Nothing is trained, and nothing drawn that the functions did not compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib as mpl
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fl_labelskew_plugins.methods.fd import distillation
+from fl_labelskew_plugins.methods.fedaws import spread, spreadout
+from fl_labelskew_plugins.methods.fedlc import calibrated_logits
+from fl_labelskew_plugins.methods.fedmmd import two_stream_loss
+from fl_labelskew_plugins.methods.fedmr import inter_class_loss, intra_class_loss
+from fl_labelskew_plugins.methods.fedproc import contrast_share, prototype_contrast
+from fl_labelskew_plugins.methods.fedrod import balanced_logits
+from fl_labelskew_plugins.methods.fedshift import global_prior, shifted_logits
+from fl_labelskew_plugins.methods.flda import mixed
+from fl_labelskew_plugins.methods.map import hpm_momentum
+from fl_labelskew_plugins.methods.moon import model_contrast
+from fl_labelskew_plugins.methods.reweighting import importance_weights, weighted_cross_entropy
+from fl_labelskew_plugins.ops import restricted_logits
+
+OUT = Path(__file__).parents[1] / "docs" / "pictures"
+COUNTS = torch.tensor([300, 100, 30, 10, 0, 0])
+"""Training samples of the client in the pictures, by class; it lacks the last two."""
+LABELS = [f"{c}\nn={n}" for c, n in enumerate(COUNTS.tolist())]
+COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44")
+
+
+def bars(axes: Axes, rows: dict[str, Tensor]) -> None:
+    """A group of bars for each class of the client, one for each row."""
+    width = 0.8 / len(rows)
+    for i, (label, values) in enumerate(rows.items()):
+        places = [c + (i - (len(rows) - 1) / 2) * width for c in range(len(values))]
+        axes.bar(places, values.tolist(), width, label=label, color=COLOURS[i])
+    axes.set_xticks(range(len(COUNTS)), LABELS)
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.legend(frameon=False)
+
+
+def pushes(calibrate: Callable[[Tensor], Tensor], loss: Callable[..., Tensor] = cross_entropy) -> Tensor:
+    """What a loss over the client's data does to each logit, where all are equal at first."""
+    labels = torch.repeat_interleave(torch.arange(len(COUNTS)), COUNTS)
+    logits = torch.ones(len(labels), len(COUNTS), requires_grad=True)
+    loss(calibrate(logits), labels).backward()
+    return -logits.grad.sum(dim=0)
+
+
+def arrows(axes: Axes, points: Tensor, loss: Callable[[Tensor], Tensor], label: str) -> None:
+    """Points in the plane, and where minus the gradient of their mean loss moves each."""
+    points = points.clone().requires_grad_()
+    loss(points).backward()
+    axes.scatter(*points.detach().T, s=8, color=COLOURS[0], label=label)
+    axes.quiver(*points.detach().T, *(-points.grad * len(points)).T, color=COLOURS[1], angles="xy", width=0.004)
+    axes.margins(0.15)
+    axes.set_aspect("equal", "datalim")
+
+
+def stars(axes: Axes, places: dict[str, tuple[float, float]]) -> None:
+    """Prototypes and the like, with their names below them."""
+    for name, place in places.items():
+        axes.scatter(*place, marker="*", s=120, color="black")
+        axes.annotate(name, place, textcoords="offset points", xytext=(0, -14), ha="center", weight="bold")
+
+
+def fedrs(left: Axes, right: Axes) -> None:
+    """How far missing classes are pushed down."""
+    left.set_title("logits in the loss (all 1 before)")
+    bars(left, {f"alpha {a:g}": restricted_logits(torch.ones(1, 6), COUNTS, alpha=a)[0] for a in (1.0, 0.5, 0.0)})
+    left.set_ylim(0, 1.5)
+    right.set_title("push on each logit in the first step")
+    bars(right, {f"alpha {a:g}": pushes(lambda z, a=a: restricted_logits(z, COUNTS, alpha=a)) for a in (1.0, 0.5, 0.0)})
+    right.set_ylim(-0.35, 0.6)
+
+
+def hpm(left: Axes, right: Axes) -> None:
+    """What an inherited private model is made of."""
+    times = range(1, 101)
+    for fraction, colour in zip((1.0, 0.5), COLOURS, strict=False):
+        momentum = [hpm_momentum(z, rounds=100, fraction=fraction) for z in times]
+        left.plot(times, momentum, color=colour, label=f"Q {fraction:g}")
+    left.set_title("momentum mu of the private model, T 100")
+    left.set_xlabel("rounds that have selected the client")
+    left.legend(frameon=False)
+    share = [1.0]
+    for z in range(2, 101):
+        mu = hpm_momentum(z, rounds=100, fraction=1.0)
+        share = [mu * old for old in share] + [1 - mu]
+        if z in (10, 40, 70, 100):
+            right.plot(range(z - len(share) + 1, z + 1), share, label=f"after round {z}")
+    right.set_title("share of each round's model in it, Q 1")
+    right.set_xlabel("round")
+    right.legend(frameon=False)
+
+
+def fedlc(left: Axes, right: Axes) -> None:
+    """Margins, and what they do in training."""
+    n = torch.arange(1, 401)
+    for tau, colour in zip((1.0, 3.0, 5.0), COLOURS, strict=False):
+        margin = -calibrated_logits(torch.zeros(1, len(n)), n, tau=tau)[0]
+        left.plot(n, margin, color=colour, label=f"tau {tau:g}")
+    left.set_title("margin: what a class's logit loses")
+    left.set_xlabel("samples of the class")
+    left.legend(frameon=False)
+    right.set_title("push on each logit in the first step")
+    bars(right, {f"tau {t:g}": pushes(lambda z, t=t: calibrated_logits(z, COUNTS, tau=t)) for t in (0.0, 1.0, 5.0)})
+
+
+def fedshift(left: Axes, right: Axes) -> None:
+    """The shift of one of three clients, by its smoothing."""
+    federation = torch.stack([COUNTS, COUNTS.flip(0), torch.full((6,), 70)])
+    smoothings = {"a = 1": torch.ones(3, 1), "a = 0.1 N": federation.sum(dim=1, keepdim=True) * 0.1}
+    shifts = {}
+    for label, a in smoothings.items():
+        prior = global_prior(federation, smoothing=a)
+        shifts[label] = lambda z, a=a[0], prior=prior: shifted_logits(z, COUNTS, prior, smoothing=a)
+    left.set_title("shift ln P_k(c) / P(c)")
+    bars(left, {label: shift(torch.zeros(1, 6))[0] for label, shift in shifts.items()})
+    right.set_title("push on each logit in the first step")
+    bars(right, {"no shift": pushes(lambda z: z), **{label: pushes(shift) for label, shift in shifts.items()}})
+
+
+def fedmr(left: Axes, right: Axes) -> None:
+    """One class's features spread by the one loss, samples held back from other classes by the other."""
+    generator = torch.Generator().manual_seed(0)
+    line = torch.randn(100, 1, generator=generator) * torch.tensor([[1.0, 0.8]])
+    features = (line + 0.15 * torch.randn(100, 2, generator=generator)).requires_grad_()
+    labels = torch.zeros(100, dtype=torch.int64)
+    before, optimizer = features.detach().clone(), torch.optim.SGD([features], lr=0.5)
+    for _ in range(60):
+        optimizer.zero_grad()
+        intra_class_loss(features, labels).backward()
+        optimizer.step()
+    for points, colour, when in ((before, COLOURS[0], "before"), (features.detach(), COLOURS[1], "after 60 steps")):
+        share = torch.linalg.eigvalsh(torch.corrcoef(points.T)) / 2
+        label = f"{when}: eigenvalues {share[1]:.0%}, {share[0]:.0%}"
+        left.scatter(*points.T, s=6, color=colour, label=label)
+    left.set_title("intra-class loss: features of one class")
+    left.legend(frameon=False, loc="upper left")
+    left.set_aspect("equal", "datalim")
+    prototypes = torch.tensor([[0.0, 0.0], [3.0, 0.0], [1.5, 2.4]])
+    samples = torch.randn(40, 2, generator=generator) * 0.9 + torch.tensor([1.2, 0.7])
+    labels, known = torch.zeros(40, dtype=torch.int64), torch.ones(3, dtype=torch.bool)
+    arrows(right, samples, lambda z: inter_class_loss(z, labels, prototypes, known), "samples of class 0")
+    stars(right, dict(zip(("held: 0", "missing: 1", "missing: 2"), prototypes.tolist(), strict=True)))
+    right.set_title("inter-class loss: where it pushes")
+    right.legend(frameon=False, loc="upper left")
+
+
+def reweighting(left: Axes, right: Axes) -> None:
+    """Weights of samples, and what they do in training."""
+    federation = torch.stack([COUNTS, COUNTS.flip(0), torch.full((6,), 70)])
+    weights = importance_weights(COUNTS, global_prior(federation, smoothing=1.0), smoothing=1.0)
+    left.set_title("weight of a sample, P(c) / P_k(c)")
+    bars(left, {"weight": weights})
+    right.set_title("push on each logit in the first step")
+    weighted = pushes(lambda z: z, lambda z, y: weighted_cross_entropy(z, y, weights))
+    bars(right, {"FedAvg": pushes(lambda z: z), "reweighting": weighted})
+
+
+def fedrod(left: Axes, right: Axes) -> None:
+    """What balanced softmax adds, and what it does in training."""
+    left.set_title("added to each logit, gamma ln n")
+    bars(left, {"gamma 1": balanced_logits(torch.zeros(1, 6), COUNTS)[0]})
+    right.set_title("push on each logit in the first step")
+    bars(right, {f"gamma {g:g}": pushes(lambda z, g=g: balanced_logits(z, COUNTS, gamma=g)) for g in (0.0, 0.5, 1.0)})
+
+
+def fedaws(left: Axes, right: Axes) -> None:
+    """Embeddings of classes that are too close, and the regulariser over the steps."""
+    angles = torch.tensor([0.2, 0.5, 0.8, 2.0, 2.3])
+    before = torch.stack([angles.cos(), angles.sin()], dim=1)
+    after = spread(before, rate=0.1, steps=20)
+    for start, end, colour in zip(before, after, ("C0", "C1", "C2", "C3", "C4"), strict=True):
+        left.plot([0, start[0]], [0, start[1]], color=colour, linestyle=":")
+        left.plot([0, end[0]], [0, end[1]], color=colour)
+    left.set_title("class embeddings: dotted before, solid after 20 steps")
+    left.set_aspect("equal", "datalim")
+    values = [spreadout(spread(before, rate=0.1, steps=steps)).item() for steps in range(1, 31)]
+    right.plot([0, *range(1, 31)], [spreadout(before).item(), *values], color=COLOURS[0])
+    right.set_title("how close they are (eq. 7), rate 0.1")
+    right.set_xlabel("steps")
+
+
+def fedproc(left: Axes, right: Axes) -> None:
+    """The contrast's share over the rounds, and where it moves samples."""
+    for mu, colour in zip((1.0, 0.5), COLOURS, strict=False):
+        shares = [contrast_share(t, 100, mu=mu) for t in range(100)]
+        left.plot(shares, color=colour, label=f"mu {mu:g}")
+    left.set_title("share of the contrast in the loss, T 100")
+    left.set_xlabel("round")
+    left.legend(frameon=False)
+    prototypes = torch.tensor([[0.0, 1.5], [1.5, 0.0], [-1.3, -0.6]])
+    angles = torch.linspace(0, 2 * torch.pi, 25)[:-1]
+    samples, known = torch.stack([angles.cos(), angles.sin()], dim=1), torch.ones(3, dtype=torch.bool)
+    labels = torch.zeros(len(samples), dtype=torch.int64)
+    arrows(right, samples, lambda z: prototype_contrast(z, labels, prototypes, known).mean(), "samples of class 0")
+    stars(right, {f"prototype {c}": place for c, place in enumerate(prototypes.tolist())})
+    right.set_title("where the contrast moves samples")
+
+
+def moon(left: Axes, right: Axes) -> None:
+    """The loss by direction, and where it moves features."""
+    angles = torch.linspace(0, 2 * torch.pi, 73)
+    features = torch.stack([angles.cos(), angles.sin()], dim=1)
+    server, last = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
+    for temperature, colour in zip((0.5, 1.0), COLOURS, strict=False):
+        losses = [model_contrast(z[None], server, last, temperature=temperature).item() for z in features]
+        left.plot(angles.rad2deg(), losses, color=colour, label=f"temperature {temperature:g}")
+    left.set_title("loss by direction: server at 90, last model at 0")
+    left.set_xlabel("degrees")
+    left.legend(frameon=False)
+    some = features[:-1:3]
+    towards, away = server.expand(len(some), 2), last.expand(len(some), 2)
+    arrows(right, some, lambda z: model_contrast(z, towards, away), "features")
+    stars(right, {"server's model": (0.0, 1.5), "last model": (1.5, 0.0)})
+    right.set_title("where it moves features")
+
+
+def fedmmd(left: Axes, right: Axes) -> None:
+    """The discrepancy of two sets of features, and where it moves them."""
+    generator = torch.Generator().manual_seed(0)
+    frozen, local = (torch.randn(60, 2, generator=generator) for _ in range(2))
+    shifts = torch.linspace(0, 6, 31)
+    for bandwidths, colour in zip(("mean", "fixed"), COLOURS, strict=False):
+        values = [two_stream_loss(local + torch.tensor([x, 0.0]), frozen, bandwidths=bandwidths) for x in shifts]
+        left.plot(shifts, values, color=colour, label=f"bandwidths: {bandwidths}")
+    left.set_title("discrepancy of two sets of features")
+    left.set_xlabel("distance of their means")
+    left.legend(frameon=False)
+    right.scatter(*frozen.T, s=8, color="0.6", label="server's model")
+    arrows(right, local + torch.tensor([3.0, 0.0]), lambda z: two_stream_loss(z, frozen), "local model")
+    right.legend(frameon=False, loc="upper left")
+    right.set_title("where it moves features")
+
+
+def fd(left: Axes, right: Axes) -> None:
+    """A teacher's output, and what it does to a sample's logits."""
+    teacher = torch.diag(torch.full((6,), 3.0))
+    teacher[0, 3] = 2.0
+    left.set_title("teacher's mean output for label 0, as probabilities")
+    left.bar(range(6), teacher[0].softmax(dim=0).tolist(), color=COLOURS[0])
+    left.set_xlabel("class")
+    label, known, rows = torch.tensor([0]), torch.ones(6, dtype=torch.bool), []
+    for gamma in (0.0, 1.0):
+        logits = torch.zeros(1, 6, requires_grad=True)
+        (cross_entropy(logits, label) + gamma * distillation(logits, label, teacher, known)).backward()
+        rows.append(-logits.grad[0])
+    for i, (gamma, row) in enumerate(zip((0, 1), rows, strict=True)):
+        places = [c + 0.4 * i - 0.2 for c in range(6)]
+        right.bar(places, row.tolist(), 0.4, color=COLOURS[i], label=f"gamma {gamma}")
+    right.axhline(0, color="black", linewidth=0.8)
+    right.set_title("push on each logit of a sample of label 0")
+    right.set_xlabel("class")
+    right.legend(frameon=False)
+
+
+def flda(left: Axes, right: Axes) -> None:
+    """The mixture by its gate, and whose logits a step moves."""
+    general, private, scores = torch.tensor([[0.0, 2.0]]), torch.tensor([[3.0, 0.0]]), torch.linspace(-5, 5, 51)
+    for mixture, colour in zip(("logits", "probabilities"), COLOURS, strict=False):
+        chance = [mixed(general, private, s[None], mixture=mixture).softmax(dim=1)[0, 1].item() for s in scores]
+        left.plot(scores.sigmoid(), chance, color=colour, label=f"mixture: {mixture}")
+    left.set_title("probability of class 1: private says 0, general 1")
+    left.set_xlabel("gate a, the general model's share")
+    left.legend(frameon=False)
+    sizes = []
+    for score in scores:
+        both = [general.clone().requires_grad_(), private.clone().requires_grad_()]
+        cross_entropy(mixed(*both, score[None]), torch.tensor([0])).backward()
+        sizes.append([logits.grad.norm().item() for logits in both])
+    for label, size, colour in zip(("general", "private"), zip(*sizes, strict=True), COLOURS, strict=False):
+        right.plot(scores.sigmoid(), size, color=colour, label=label)
+    right.set_title("size of the gradient of each, label 0")
+    right.set_xlabel("gate a")
+    right.legend(frameon=False)
+
+
+PICTURES = {
+    "fedrs": fedrs,
+    "map": hpm,
+    "fedlc": fedlc,
+    "fedshift": fedshift,
+    "fedmr": fedmr,
+    "fedproc": fedproc,
+    "moon": moon,
+    "fedmmd": fedmmd,
+    "reweighting": reweighting,
+    "fedrod": fedrod,
+    "fedaws": fedaws,
+    "fd": fd,
+    "flda": flda,
+}
+
+
+def main() -> None:
+    """Write them all."""
+    mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    for name, draw in PICTURES.items():
+        figure = Figure(figsize=(9, 3.2), layout="constrained")
+        draw(*figure.subplots(1, 2))
+        figure.savefig(OUT / f"method_{name}.png", dpi=110, pil_kwargs={"optimize": True})
+
+
+if __name__ == "__main__":
+    main()
