@@ -17,6 +17,7 @@ from pydantic import Field
 
 from fl_labelskew_plugins.data.cifar import CLASSES_10
 from fl_labelskew_plugins.data.image_folder import ImageFolder, ImageParams, Samples, images_in, list_images
+from fl_labelskew_plugins.data.stats import IMAGENET
 
 
 class ImageSet(ImageFolder):
@@ -149,7 +150,7 @@ class ImageNetSubset(ImageSet):
     )
     needed = ("train",)
     needed_to_test = ()
-    moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # ImageNet's, as in torchvision
+    moments = IMAGENET
     real: ClassVar[dict[str, str]] = {"classes": "12"}
     fake_classes = tuple(f"n{1440764 + 104729 * c:08d}" for c in range(12))
     fake_size = (72, 96)
