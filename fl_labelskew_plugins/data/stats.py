@@ -54,12 +54,12 @@ def normalised(data: Data, mean: Statistics, std: Statistics) -> Data:
         raise mistake("data_args.mean", "these samples are no measurements and stay as they are", "null")
     if mean == "data" and isinstance(x, Images):
         raise mistake("data_args.mean", "data: these pictures stay in files", "imagenet, or a list of numbers")
-    if mean == "data":
-        first, second = moments(x)
-    elif mean == "imagenet":
-        first, second = IMAGENET
+    if isinstance(mean, str):
+        first, second = moments(x) if mean == "data" else IMAGENET
     else:
-        first, second = tuple(mean), tuple(std or ())
+        assert std is not None  # or the recipe would have been refused
+        assert not isinstance(std, str)
+        first, second = tuple(mean), tuple(std)
     if len(first) != x.shape[1]:
         numbers, channels = counted(len(first), "number"), counted(x.shape[1], "channel")
         raise mistake("data_args.mean", f"{mean}: {numbers} for samples of {channels}", "one for each, or data")
