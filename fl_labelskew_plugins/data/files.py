@@ -34,6 +34,14 @@ def readable(where: str, verbs: str = "read") -> Iterator[None]:
         raise LabelSkewError(f"{where}: cannot be {verbs} ({error})") from error
 
 
+def fits(need: int, where: str, what: str, use: str) -> None:
+    """Raise LabelSkewError unless so many bytes, of ``what``, fit this machine's memory; ``use`` takes less."""
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if need > have:
+        need_have = f"need {need / 1e9:.1f} GB, and this machine has {have / 1e9:.1f}"
+        raise mistake(where, f"{what} {need_have}", use)
+
+
 def only_file(data_dir: Path | None, file: str | None, endings: Sequence[str], name: str) -> Path:
     """The file that ``data_dir`` is, or the one of that folder that is called ``file`` or ends as one of ``endings``.
 

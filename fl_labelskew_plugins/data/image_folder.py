@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.files import readable
+from fl_labelskew_plugins.data.files import fits, readable
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.pictures import OnBadSample, faults, opened, settle
 from fl_labelskew_plugins.data.split import drawn, joined, picked, stratified
@@ -357,16 +357,6 @@ class ImageFolder(Dataset):
             )
         return names
 
-    def fits(self, images: int) -> None:
-        """Raise LabelSkewError unless so many images fit this machine's memory."""
-        need = images * self.params.channels * self.params.image_size**2
-        have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if need > have:
-            raise LabelSkewError(
-                f"data set {self.name}: {images} images of {self.params.image_size} pixels need {need / 1e9:.1f} GB, "
-                f"and this machine has {have / 1e9:.1f}; use a smaller data_args.image_size"
-            )
-
     def decode_all(
         self, parts: Sequence[Samples], names: list[str], root: Path, groups: Sequence[Path]
     ) -> tuple[list[tuple[Samples, Arrays]], str]:
@@ -376,7 +366,9 @@ class ImageFolder(Dataset):
             MistakesError: there are broken images, in whichever part, and ``on_bad_sample`` is ``stop``.
             LabelSkewError: none of a part's images is sound, or they do not fit into memory.
         """
-        self.fits(sum(map(len, parts)))
+        images, size = sum(map(len, parts)), self.params.image_size
+        what = f"{images} images of {size} pixels"
+        fits(images * self.params.channels * size**2, f"data set {self.name}", what, "a smaller data_args.image_size")
         number = {name: c for c, name in enumerate(names)}
         group = {folder.name: g for g, folder in enumerate(groups)}
         bad: list[str] = []
