@@ -381,3 +381,24 @@ def test_a_small_copy_of_groups(tmp_path):
     result = CliRunner().invoke(main, [*call[:4], str(tmp_path / "b"), "--set", "groups=[../x]"])
     assert result.exit_code == 2
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16", "I", "F"])
+def test_pictures_of_all_modes(tmp_path, mode):
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8) * 2
+    wide = {"I;16": np.uint16, "I": np.int32, "F": np.float32}
+    whole = Image.fromarray(grey.astype(wide[mode])) if mode in wide else Image.fromarray(grey).convert(mode)
+    assert whole.mode == mode
+    (tmp_path / "a").mkdir()
+    for i in range(2):
+        whole.save(tmp_path / "a" / f"{i}.tif")
+    data = load(tmp_path, image_size=8, test_fraction=0.5)
+    expected = 255 * (grey > 127) if mode == "1" else grey
+    np.testing.assert_allclose(data.train.x[0], np.broadcast_to(expected, (3, 8, 8)), atol=255 if mode == "1" else 1)
+    assert checked(tmp_path, "--deep").exit_code == 0
+    if mode in wide:
+        Image.fromarray(grey.astype(wide[mode]) * 500).save(tmp_path / "a" / "x.tif")
+        line = "x.tif: is not a sound image of 8 bits (its values go up to 63000); scale it to 0..255"
+        assert line in message(lambda: load(tmp_path))
+        result = checked(tmp_path, "--deep")
+        assert (result.exit_code, line in result.stdout) == (1, True)
