@@ -53,7 +53,8 @@ def only_file(data_dir: Path | None, file: str | None, endings: Sequence[str], n
         raise LabelSkewError(f"data set {name}: data_args.data_cache_dir is not set; set it to a {kinds} file")
     path = data_dir
     if os.path.isdir(data_dir):  # unlike Path's, False where a folder above may not be entered
-        there = (path.name for path in data_dir.iterdir() if path.name[0] != ".")
+        with readable(f"data set {name}"):
+            there = [path.name for path in data_dir.iterdir() if path.name[0] != "."]
         names = sorted(name for name in there if name.lower().endswith(tuple(endings)))
         if file is None and len(names) != 1:
             raise LabelSkewError(

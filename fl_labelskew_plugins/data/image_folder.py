@@ -105,7 +105,8 @@ def _nested(folder: Path, samples: Samples) -> str | None:
 
 def _held(folder: Path, train: Samples, test: Samples) -> str:
     """What a group has, in words."""
-    has, tests = ([sample for sample in part if folder in sample[0].parents] for part in (train, test))
+    at = len(folder.parts) - 1
+    has, tests = ([sample for sample in part if sample[0].parts[at] == folder.name] for part in (train, test))
     classes = sorted({name for _, name in has})
     split = f"{len(has)} training, {len(tests)} test" if tests else f"{len(has)}, of which a part is split off"
     return f"{split}; {few(classes)}"
@@ -379,7 +380,7 @@ class ImageFolder(Dataset):
             bad += lines.values()
             kept = [i for i in range(len(samples)) if i not in lines]
             y = np.array([number[samples[i][1]] for i in kept], np.int64)
-            of = [group[samples[i][0].relative_to(root).parts[0]] for i in kept] if groups else None
+            of = [group[samples[i][0].parts[len(root.parts)]] for i in kept] if groups else None
             numbers = None if of is None else np.array(of, np.int64)
             decoded.append(([samples[i] for i in kept], Arrays(x[kept] if lines else x, y, numbers)))
             files.append(Arrays(contents[kept], y, numbers))

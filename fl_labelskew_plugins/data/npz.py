@@ -17,7 +17,7 @@ from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fl_labelskew_plugins.data.files import only_file, readable
+from fl_labelskew_plugins.data.files import only_file
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.split import picked, stratified
 from fl_labelskew_plugins.data.stats import moments
@@ -152,8 +152,7 @@ class Npz(Dataset):
         Raises:
             LabelSkewError: there is none, or it is not clear which.
         """
-        with readable("data set npz"):
-            return only_file(data_dir, self.params.file, [".npz"], "npz")
+        return only_file(data_dir, self.params.file, [".npz"], "npz")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError if the file is missing; it cannot be downloaded."""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
@@ -25,7 +25,7 @@ from pydantic import Field
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.files import fits, one_line, only_file, readable, size_text
+from fl_labelskew_plugins.data.files import fits, one_line, only_file, size_text
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.split import picked, stratified
 from fl_labelskew_plugins.data.stats import moments
@@ -133,9 +133,9 @@ def _parquet(path: Path) -> Any:
 def texts(column: pd.Series[Any]) -> NDArray[np.object_]:
     """A column's values as texts, whole numbers as such; None where there is none. ``(N,)``."""
 
-    def text(value: Any) -> str | None:
+    def text(value: Any) -> str:
         whole = isinstance(value, float) and value.is_integer()
-        return clean(int(value) if whole else value, 40).strip()
+        return clean(int(value) if whole else value).strip()
 
     known = column.notna().to_numpy()
     values = [text(value) if there else None for value, there in zip(column.tolist(), known, strict=True)]
@@ -237,7 +237,7 @@ class Table(Dataset):
             None, min_length=1, description="Columns that the network gets, in order; default: all the others."
         )
         group: str | None = Field(None, description="Column of the groups, such as hospitals; default: no groups.")
-        categorical: Literal["refuse", "one_hot"] | dict[str, list[str]] = Field(
+        categorical: Literal["refuse", "one_hot"] | dict[str, Annotated[list[str], Field(min_length=1)]] = Field(
             "refuse",
             description="What a feature that is no number leads to; one_hot: a feature for each of its categories in "
             "training. A mapping of columns to lists says which categories there are, as silos have to.",
@@ -258,10 +258,9 @@ class Table(Dataset):
             LabelSkewError: one is not there, or it is not clear which it is.
         """
         options, endings = self.params, [*TEXT, *PARQUET]
-        with readable("data set table"):
-            paths = [only_file(data_dir, options.file, endings, "table")]
-            if options.test_file is not None:
-                paths.append(only_file(paths[0].parent, options.test_file, endings, "table"))
+        paths = [only_file(data_dir, options.file, endings, "table")]
+        if options.test_file is not None:
+            paths.append(only_file(paths[0].parent, options.test_file, endings, "table"))
         for path in paths:
             if path.suffix.lower() not in endings:
                 raise mistake("data set table", f"{path} is none", f"a file that ends in {few(endings)}")
@@ -313,8 +312,7 @@ class Table(Dataset):
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read and check the rows; ``seed`` chooses the test part where there is none."""
-        paths = self.paths(data_dir)
-        return self._read(paths, seed)
+        return self._read(self.paths(data_dir), seed)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """The test part; a file of it that is alone is normalised by its own moments."""
@@ -398,7 +396,7 @@ class Table(Dataset):
             elif measured(frame[name], where) is None:
                 if categorical != "one_hot":
                     use = "data_args.categorical: one_hot, or data_args.features without it"
-                    raise mistake(where, f"holds {_no_numbers(frame[name])}, no numbers", use)
+                    raise mistake(where, f"holds {_no_numbers(frame[name])}, which are no numbers", use)
                 categories = tuple(ordered(texts(frame[name])))
             if len(categories) > MOST_CATEGORIES:
                 raise mistake(where, f"has {len(categories)} categories", "data_args.features without it")
@@ -443,11 +441,12 @@ class Table(Dataset):
         """Files, columns, rows, classes and groups; what features hold is not looked at."""
         try:
             paths = self.paths(data_dir)
-            columns, parts = self.columns(paths[0]), dict(zip(("training", "test"), paths, strict=False))
+            columns, *_ = (self.columns(path) for path in paths)
             special = columns[: 1 if self.params.group is None else 2]
             frames = [rows(path, special) for path in paths]
         except LabelSkewError as error:
             return [("table", "missing", str(error))]
+        parts = dict(zip(("training", "test"), paths, strict=False))
         facts = {f"{part} file": f"{path.name}, {size_text(path.stat().st_size)}" for part, path in parts.items()}
         facts["features"] = f"{len(columns) - len(special)}: {few(columns[len(special) :])}"
         facts |= {f"{part} rows": str(len(frame)) for part, frame in zip(parts, frames, strict=False)}

@@ -116,6 +116,9 @@ def test_classes_are_names_or_whole_numbers_in_their_order(tmp_path):
     assert load(tmp_path).class_names == ["1", "2", "9", "10"]
     write(tmp_path / "t.csv", label=[i % 2 == 0 for i in range(40)], hospital=None)
     assert load(tmp_path).class_names == ["False", "True"]
+    long = [f"{'malign' * 10} {i % 2}" for i in range(40)]
+    write(tmp_path / "t.csv", hospital=None, label=long)
+    assert load(tmp_path).class_names == long[:2]
     write(tmp_path / "t.csv", hospital=None, label=["malign"] * 40)
     data = load(tmp_path, class_names=("malign", "unsure", "benign"))  # a silo that lacks two
     assert (data.class_names, set(data.train.y)) == (["malign", "unsure", "benign"], {0})
@@ -180,8 +183,8 @@ def test_a_missing_class_is_no_mean(tmp_path):
         ({}, {"categorical": {"sex": ["f"]}}, "data_args.categorical: {file} has no column sex; use one of age"),
         ({}, {"features": ("age", "label")}, "data_args: column label is named twice; use each as label, as group or"),
         ({"age": None, "pressure": None, "hospital": None}, {}, "has no column beside label; use a column for each"),
-        ({}, {}, "column hospital: holds coast, north, south, no numbers; use data_args.categorical: one_hot, or"),
-        ({"age": cells(1, at2="?", at3="n/k")}, {}, "column age: holds ?, n/k, no numbers; use"),
+        ({}, {}, "column hospital: holds coast, north, south, which are no numbers; use data_args.categorical"),
+        ({"age": cells(1, at2="?", at3="n/k")}, {}, "column age: holds ?, n/k, which are no numbers; use"),
         ({"age": cells(1.0, at2=np.inf)}, {}, "column age: row 3 is not finite in float32; use finite numbers"),
         ({"age": cells(1.0, at2=1e300)}, {}, "column age: row 3 is not finite in float32; use finite numbers"),
         ({"age": [np.nan] * 40}, {"missing": "drop"}, "has no row with all values, and most are missing in age; use"),
@@ -281,5 +284,5 @@ def test_the_command_checks_and_fakes_tables(tmp_path):
     result = call("check", "table", tmp_path / "own.csv", "--set", "group=hospital")
     assert (result.exit_code, "group south" in result.stdout) == (0, True)
     result = call("check", "table", tmp_path / "own.csv", "--set", "group=hospital", "--deep")
-    assert (result.exit_code, "column age: holds ?, no numbers" in result.stdout) == (1, True)
+    assert (result.exit_code, "column age: holds ?, which are no numbers" in result.stdout) == (1, True)
     assert call("fake", "table", "--out", tmp_path / "u", "--samples", "59").exit_code == 2
