@@ -130,8 +130,8 @@ class LocalTrainer:
         return self.federation.seed if self.secret is None else self.secret
 
     def name(self, client: int) -> str:
-        """What people call a client: its name, or ``client 3``."""
-        return self.names.get(client, f"client {client}")
+        """What people call a client: ``client north``, or ``client 3`` where it has no name."""
+        return f"client {self.names.get(client, client)}"
 
     def spares(self) -> Iterator[nn.Module]:
         """Copies of the network, made when they are first needed; good until the next turn asks for its own."""

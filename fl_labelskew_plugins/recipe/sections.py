@@ -22,7 +22,7 @@ from fl_labelskew_plugins.recipe.mistakes import show
 
 Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
-Positive32 = Annotated[float, Field(ge=1 / LARGEST, le=LARGEST)]
+AboveZero = Annotated[float, Field(ge=1 / LARGEST, le=LARGEST)]
 Statistics = Literal["imagenet", "data"]
 IS_PATH = "path"
 """Marks keys that hold paths relative to the file that names them."""
@@ -88,7 +88,7 @@ class DataArgs(PluginArgs):
         description="mean of each channel, in units of 0..1 for pictures; imagenet: ImageNet's, with its std; data: "
         "of the training part, with its std; default: the data set's own",
     )
-    std: list[Positive32] | Statistics | None = Field(
+    std: list[AboveZero] | Statistics | None = Field(
         None,
         min_length=1,
         validate_default=True,

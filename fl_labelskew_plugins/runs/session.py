@@ -82,7 +82,7 @@ class Session:
         return Contribution(client, tensors)
 
     def client_name(self, client: int) -> str:
-        """What people call a client: the name of its group, or ``client 3``."""
+        """What people call a client: ``client north`` by its group, or ``client 3`` where that has no name."""
         return self.trainer.name(client)
 
     def admit(self, client: int, samples: int, counts: Sequence[int] | None) -> None:

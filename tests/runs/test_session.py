@@ -81,13 +81,13 @@ def grouped(folder, *overrides):
 
 def test_clients_that_are_groups_are_called_by_their_names(tmp_path):
     made = grouped(tmp_path)
-    assert [made.client_name(k) for k in range(3)] == ["coast", "north", "south"]
+    assert [made.client_name(k) for k in range(3)] == ["client coast", "client north", "client south"]
     assert built().client_name(3) == "client 3"
     assert "3 clients of 15 to 17 samples and 3 classes (natural: coast, north, south)" in describe(made)
     broken = LocalResult({"no": torch.zeros(1)}, {}, {}, {})
     RunFolder(tmp_path / "run").create()
     rounds = Rounds(Record(made, RunFolder(tmp_path / "run"), Progress(), resume=False))
-    with pytest.raises(RunError, match=r"^round 1: upload of north "):
+    with pytest.raises(RunError, match=r"^round 1: upload of client north "):
         rounds.server.check(1, 0, broken)
     assert json.loads((tmp_path / "run" / "partition.json").read_text())["clients"] == ["coast", "north", "south"]
 
