@@ -64,7 +64,7 @@ def ours(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
             self.marks: list[tuple[float, float]] = []
             self.first = 0.0
 
-        def client(self, round: int, number: int, clients: int) -> None:
+        def client(self, round: int, number: int, clients: int, name: str = "") -> None:
             self.first = self.first or time.perf_counter()
 
         def round(self, line: dict[str, object], seconds: float) -> None:

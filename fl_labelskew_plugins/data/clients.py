@@ -10,6 +10,7 @@ from fl_labelskew_registry import Data, LabelSkewError, Partitioner, mistake
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins.machine.text import clean
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Clients:
         counts: ``(K, C)`` int64 training samples by class.
         test_counts: ``(K, C)`` int64 test samples by class.
         digest: SHA-256 of the index arrays, see :func:`digest`.
-        names: one for each client: of its group, where every client is one whole group that has a name, else its
-            number.
+        names: one for each client: of its group, where every client is one whole group that has a name of its own,
+            else its number.
     """
 
     train: list[NDArray[np.int64]]
@@ -35,7 +36,14 @@ class Clients:
 
     def record(self) -> dict[str, Any]:
         """What a run keeps of its partition, in JSON's types."""
-        return {"digest": self.digest, "counts": self.counts.tolist(), "test_counts": self.test_counts.tolist()}
+        counts = {"counts": self.counts.tolist(), "test_counts": self.test_counts.tolist()}
+        return {"digest": self.digest, "clients": self.names, **counts}
+
+    @property
+    def groups(self) -> dict[int, str]:
+        """The clients' names, by their numbers, where they are those of groups; else none."""
+        names = dict(enumerate(self.names))
+        return {} if all(name == str(k) for k, name in names.items()) else names
 
 
 def digest(train: Sequence[NDArray[np.int64]], test: Sequence[NDArray[np.int64]]) -> str:
@@ -157,5 +165,7 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
     else:
         test = proportional_test(data.test.y, counts, seeds.numpy_generator(seed, "test partition"))
     named = groups is not None and len(data.group_names) > max(groups)
-    names = [data.group_names[group] for group in groups or ()] if named else [str(k) for k in range(clients)]
+    names = [clean(data.group_names[group], 40) for group in groups or ()] if named else []
+    if len(set(names)) < clients:
+        names = [str(k) for k in range(clients)]
     return Clients(train, test, counts, class_counts(data.test.y, test, classes), digest(train, test), names)

@@ -2,12 +2,12 @@
 
 import csv
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError
+from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
 
 from fl_labelskew_plugins import params
 
@@ -32,6 +32,39 @@ def readable(where: str, verbs: str = "read") -> Iterator[None]:
         yield
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise LabelSkewError(f"{where}: cannot be {verbs} ({error})") from error
+
+
+def fits(need: int, where: str, what: str, use: str) -> None:
+    """Raise LabelSkewError unless so many bytes, of ``what``, fit this machine's memory; ``use`` takes less."""
+    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if need > have:
+        need_have = f"need {need / 1e9:.1f} GB, and this machine has {have / 1e9:.1f}"
+        raise mistake(where, f"{what} {need_have}", use)
+
+
+def only_file(data_dir: Path | None, file: str | None, endings: Sequence[str], name: str) -> Path:
+    """The file that ``data_dir`` is, or the one of that folder that is called ``file`` or ends as one of ``endings``.
+
+    Raises:
+        LabelSkewError: there is none, or it is not clear which; ``name`` is the data set's.
+    """
+    kinds = " or ".join(endings)
+    if data_dir is None:
+        raise LabelSkewError(f"data set {name}: data_args.data_cache_dir is not set; set it to a {kinds} file")
+    path = data_dir
+    if os.path.isdir(data_dir):  # unlike Path's, False where a folder above may not be entered
+        with readable(f"data set {name}"):
+            there = [path.name for path in data_dir.iterdir() if path.name[0] != "."]
+        names = sorted(name for name in there if name.lower().endswith(tuple(endings)))
+        if file is None and len(names) != 1:
+            raise LabelSkewError(
+                f"data set {name}: {data_dir} has {len(names)} {kinds} files; name one of them in data_args.file"
+            )
+        path = data_dir / (file or names[0])
+    if not os.path.isfile(path):
+        what = "is a folder" if os.path.isdir(path) else "does not exist"
+        raise mistake(f"data set {name}", f"{path} {what}", f"a {kinds} file")
+    return path
 
 
 class Files(Dataset):

@@ -2,16 +2,17 @@
 
 CINIC-10, ImageNet subsets, HyperKvasir and the like. Without ``train/``, the folder itself holds the classes; without a
 test part, one is split off. Classes are the folders in training, unless ``class_names`` lists them: a silo's own data
-often lack some. Folders of folders, such as ``<hospital>/<class>/*``, are refused unless ``class_names`` says that the
-upper ones are the classes. A server that only tests needs ``test/`` or ``val/`` alone. Tiny-ImageNet's
-``train/<class>/images/*`` and ``val/val_annotations.txt`` are read too.
+often lack some. A tree ``<group>/train/<class>/*``, such as one of hospitals, is read as groups, with each group's
+``test/`` or ``val/`` where it has one; other folders of folders, such as ``<hospital>/<class>/*``, are refused unless
+``class_names`` says that the upper ones are the classes. A server that only tests needs ``test/`` or ``val/`` alone,
+its own or each group's. Tiny-ImageNet's ``train/<class>/images/*`` and ``val/val_annotations.txt`` are read too.
 """
 
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
@@ -19,12 +20,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.files import readable
+from fl_labelskew_plugins.data.files import fits, readable
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.pictures import OnBadSample, faults, opened, settle
-from fl_labelskew_plugins.data.split import stratified
+from fl_labelskew_plugins.data.split import drawn, joined, picked, stratified
 from fl_labelskew_plugins.data.stats import moments
-from fl_labelskew_plugins.machine.text import few
+from fl_labelskew_plugins.machine.text import clean, few
 from fl_labelskew_plugins.params import Params
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -39,6 +40,11 @@ def images_in(folder: Path) -> list[Path]:
     return sorted(images)
 
 
+def _sorted(paths: Iterable[Path]) -> list[Path]:
+    """The folders among some paths, by name, but hidden ones."""
+    return sorted((path for path in paths if path.is_dir() and path.name[0] != "."), key=lambda path: path.name)
+
+
 def list_images(folders: Iterable[Path], where: str) -> Samples:
     """All images below each class's folder, with its name for their class, sorted by it.
 
@@ -46,7 +52,7 @@ def list_images(folders: Iterable[Path], where: str) -> Samples:
         LabelSkewError: there is none, or a class has none; ``where`` is for messages.
     """
     samples: Samples = []
-    for folder in sorted((p for p in folders if p.is_dir() and p.name[0] != "."), key=lambda p: p.name):
+    for folder in _sorted(folders):
         images = images_in(folder)
         if not images:
             raise LabelSkewError(
@@ -97,6 +103,30 @@ def _nested(folder: Path, samples: Samples) -> str | None:
     return next((name for name, inner in below.items() if "" not in inner and inner != {"images"}), None)
 
 
+def _held(folder: Path, train: Samples, test: Samples) -> str:
+    """What a group has, in words."""
+    at = len(folder.parts) - 1
+    has, tests = ([sample for sample in part if sample[0].parts[at] == folder.name] for part in (train, test))
+    classes = sorted({name for _, name in has})
+    split = f"{len(has)} training, {len(tests)} test" if tests else f"{len(has)}, of which a part is split off"
+    return f"{split}; {few(classes)}"
+
+
+class ImageParams(Params):
+    """Parameters of all data sets of image folders."""
+
+    image_size: int = Field(32, ge=1, le=1024, description="Pixels of each side.")
+    channels: Literal[1, 3] = Field(3, description="1 for grey, 3 for colour.")
+    class_names: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Folders of all classes, in order; default: those of training, sorted. Of a data set whose "
+        "classes are known: those that are used; default: all.",
+    )
+    test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test where there is none.")
+    on_bad_sample: OnBadSample = Field("stop", description="What broken pictures lead to.")
+
+
 class ImageFolder(Dataset):
     """Image folders, decoded into memory once; samples are ``(channels, image_size, image_size)`` uint8."""
 
@@ -108,19 +138,14 @@ class ImageFolder(Dataset):
     fake_size: ClassVar[tuple[int, int]] = (36, 32)  # height and width
     fake_parts: ClassVar[tuple[str, ...]] = ("train", "test")
 
-    class Params(Params):
+    class Params(ImageParams):
         """Parameters of image_folder."""
 
-        image_size: int = Field(32, ge=1, le=1024, description="Pixels of each side.")
-        channels: Literal[1, 3] = Field(3, description="1 for grey, 3 for colour.")
-        class_names: tuple[str, ...] | None = Field(
+        groups: tuple[Annotated[str, Field(pattern=r"^[^./\x00][^/\x00]*$")], ...] | None = Field(
             None,
             min_length=1,
-            description="Folders of all classes, in order; default: those of training, sorted. Of a data set whose "
-            "classes are known: those that are used; default: all.",
+            description="Folders of the groups that are read of a tree <group>/train/<class>/*; default: all.",
         )
-        test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test where there is none.")
-        on_bad_sample: OnBadSample = Field("stop", description="What broken pictures lead to.")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError if there is no such folder; it cannot be downloaded."""
@@ -137,8 +162,36 @@ class ImageFolder(Dataset):
         """The folder that has the parts."""
         return Path() if data_dir is None else data_dir
 
+    def groups(self, root: Path, parts: Sequence[str] = ("train",)) -> list[Path]:
+        """The groups' folders, by name, each with one of ``parts`` in it; none where the tree has no groups.
+
+        Raises:
+            LabelSkewError: some folders have such a part and others have not, or there is no group that is asked for.
+        """
+        chosen, folders = self.params.groups, _sorted(root.iterdir())
+        groups = [folder for folder in folders if any((folder / part).is_dir() for part in parts)]
+        names, tree = [folder.name for folder in groups], "<group>/train/<class>/<image>"
+        if chosen is not None:
+            if absent := [name for name in chosen if name not in names]:
+                there = f"one of {few(names)}" if names else tree
+                raise mistake(f"data_args.groups: {clean(absent[0], 40)}", f"is no group in {root}", there)
+            return [folder for folder in groups if folder.name in chosen]
+        classes = {folder.name for folder in folders} <= set(self.params.class_names or ())
+        if not groups or classes or any((root / part).is_dir() for part in parts):
+            return []
+        if other := [folder.name for folder in folders if folder not in groups]:
+            lacks = f"{clean(other[0], 40)} has no {parts[0]}/, but {clean(names[0], 40)} has"
+            raise mistake(f"data set {self.name}: {root}", lacks, f"{tree} in every folder, or data_args.groups")
+        return groups
+
     def find(self, data_dir: Path) -> tuple[Samples, Samples | None]:
-        """The images of the training part and of the test part, or None where that is to be split off."""
+        """The images of the training part and of the test part, or None where that is to be split off.
+
+        Both are those of all groups together, where there are groups.
+        """
+        if groups := self.groups(data_dir):
+            train = [sample for group in groups for sample in self.listed(group / "train")]
+            return train, self.find_tests(groups)
         if not (data_dir / "train").is_dir():
             self._refuse_test_alone(data_dir)
             return self.listed(data_dir), None
@@ -154,6 +207,10 @@ class ImageFolder(Dataset):
                 return self.listed(data_dir / name)
         return None
 
+    def find_tests(self, groups: Sequence[Path]) -> Samples | None:
+        """The images of the groups' test parts, or None where no group has one."""
+        return [sample for group in groups for sample in self.find_test(group) or ()] or None
+
     def listed(self, folder: Path) -> Samples:
         """The images of a folder of classes.
 
@@ -167,7 +224,8 @@ class ImageFolder(Dataset):
         raise LabelSkewError(
             f"data set {self.name}: {folder / nested} has no image but the folders {deeper}; read like this, the "
             f"classes would be {few(sorted({name for _, name in samples}))}. Use train/<class>/<image> and "
-            "test/<class>/<image>, or list data_args.class_names if these are the classes"
+            "test/<class>/<image>, <group>/train/<class>/<image> for groups such as hospitals, or list "
+            "data_args.class_names if these are the classes"
         )
 
     @property
@@ -187,45 +245,77 @@ class ImageFolder(Dataset):
                     f"{read}. Use train/<class>/<image> beside {part}/<class>/<image>; a server alone needs no train/"
                 )
 
-    def _parts(self, data_dir: Path | None) -> tuple[Path, Samples, Samples | None]:
-        """The folder that has the parts, and what :meth:`find` finds there."""
+    def _parts(self, data_dir: Path | None) -> tuple[Path, list[Path], Samples, Samples | None]:
+        """The folder that has the parts, its groups, and what :meth:`find` finds there."""
         self.check(data_dir, download=False)
         root = self.root(data_dir)
         with readable(f"data set {self.name}: {root}"):
-            return root, *self.find(root)
+            return root, self.groups(root), *self.find(root)
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode all images."""
-        root, train_samples, test_samples = self._parts(data_dir)
+        """Decode all images; of groups without a test part, it is split off as if each were alone."""
+        root, groups, train_samples, test_samples = self._parts(data_dir)
         train_samples, test_samples = self.used(train_samples), test_samples and self.used(test_samples)
         names = self.names(train_samples, test_samples or [])
         parts = [train_samples] if test_samples is None else [train_samples, test_samples]
-        ((kept, train), *others), fingerprint = self.decode_all(parts, names, root)
-        if others:
+        ((kept, train), *others), fingerprint = self.decode_all(parts, names, root, groups)
+        if groups:
+            train, test = self._split_groups(groups, train, others[0][1] if others else None, seed=seed)
+        elif others:
             test = others[0][1]
         else:
             rows = self.split(kept, train.y, seed=seed, where=str(root))
-            train, test = (Arrays(train.x[r], train.y[r]) for r in rows)
-        mean, std = self.moments or moments(train.x)
-        return Data(train, test, names, mean=mean, std=std, fingerprint=fingerprint)
+            train, test = (picked(train, r) for r in rows)
+        return self._data(train, test, names, groups, fingerprint)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode the test part alone, normalised by its own moments where there are no known ones.
+        """Decode the test part alone, or all groups' test parts; normalised by their own moments or by known ones.
 
         Where there is none, the split-off part.
         """
         self.check_test(data_dir, download=download)
-        root = self.root(data_dir)
+        root, groups = self.root(data_dir), []
         with readable(f"data set {self.name}: {root}"):
             known = self.moments is not None and self.known_classes is not None  # all that is taken from training
-            samples = None if (root / "train").is_dir() and not known else self.find_test(root)
+            trains = (root / "train").is_dir() or bool(self.groups(root))
+            samples = None if trains and not known else self.find_test(root)
+            if samples is None and not trains:
+                groups = self.groups(root, ("test", "val"))
+                samples = self.find_tests(groups)
         if samples is None:
             return super().load_test(data_dir, download=download, seed=seed)
         samples = self.used(samples)
         names = self.names(samples, [])
-        ((_, test),), fingerprint = self.decode_all([samples], names, root)
-        mean, std = self.moments or moments(test.x)
-        return Data(Arrays(test.x[:0], test.y[:0]), test, names, mean=mean, std=std, fingerprint=fingerprint)
+        ((_, test),), fingerprint = self.decode_all([samples], names, root, groups)
+        return self._data(Arrays(test.x[:0], test.y[:0]), test, names, groups, fingerprint)
+
+    def _data(self, train: Arrays, test: Arrays, names: list[str], groups: Sequence[Path], fingerprint: str) -> Data:
+        mean, std = self.moments or moments((train if len(train.y) else test).x)
+        of_groups = [clean(folder.name, 40) for folder in groups]
+        return Data(train, test, names, mean=mean, std=std, fingerprint=fingerprint, group_names=of_groups)
+
+    def _split_groups(
+        self, groups: Sequence[Path], train: Arrays, test: Arrays | None, *, seed: int
+    ) -> tuple[Arrays, Arrays]:
+        """The parts; of groups that have no test sample, some of their training samples go there.
+
+        Raises:
+            LabelSkewError: a group has no training sample, or no group has a test sample.
+        """
+        fraction, of_train = self.params.test_fraction, np.asarray(train.groups)
+        if empty := [folder for g, folder in enumerate(groups) if g not in np.unique(of_train)]:
+            use = "sound ones, or list the other folders in data_args.groups"
+            raise mistake(f"data set {self.name}", f"{empty[0] / 'train'} has no sound image", use)
+        if test is None:
+            where = f"data set {self.name}: {groups[0].parent}"
+            rest, chosen = stratified(train.y, of_train, test_fraction=fraction, seed=seed, where=where)
+            return picked(train, rest), picked(train, chosen)
+        alone = np.flatnonzero(~np.isin(of_train, np.asarray(test.groups)))
+        chosen = alone[drawn(train.y[alone], of_train[alone], test_fraction=fraction, seed=seed)]
+        if not len(chosen):
+            return train, test
+        rest = np.setdiff1d(np.arange(len(train.y)), chosen)
+        return picked(train, rest), joined(test, picked(train, chosen))
 
     def split(
         self, samples: Samples, labels: NDArray[np.int64], *, seed: int, where: str
@@ -268,27 +358,20 @@ class ImageFolder(Dataset):
             )
         return names
 
-    def fits(self, images: int) -> None:
-        """Raise LabelSkewError unless so many images fit this machine's memory."""
-        need = images * self.params.channels * self.params.image_size**2
-        have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if need > have:
-            raise LabelSkewError(
-                f"data set {self.name}: {images} images of {self.params.image_size} pixels need {need / 1e9:.1f} GB, "
-                f"and this machine has {have / 1e9:.1f}; use a smaller data_args.image_size"
-            )
-
     def decode_all(
-        self, parts: Sequence[Samples], names: list[str], root: Path
+        self, parts: Sequence[Samples], names: list[str], root: Path, groups: Sequence[Path]
     ) -> tuple[list[tuple[Samples, Arrays]], str]:
-        """Of each part the samples that are sound, and their images and labels; and a fingerprint of the files.
+        """Of each part the samples that are sound, and their images, labels and groups; and a fingerprint of the files.
 
         Raises:
             MistakesError: there are broken images, in whichever part, and ``on_bad_sample`` is ``stop``.
             LabelSkewError: none of a part's images is sound, or they do not fit into memory.
         """
-        self.fits(sum(map(len, parts)))
+        images, size = sum(map(len, parts)), self.params.image_size
+        what = f"{images} images of {size} pixels"
+        fits(images * self.params.channels * size**2, f"data set {self.name}", what, "a smaller data_args.image_size")
         number = {name: c for c, name in enumerate(names)}
+        group = {folder.name: g for g, folder in enumerate(groups)}
         bad: list[str] = []
         decoded: list[tuple[Samples, Arrays]] = []
         files: list[Arrays] = []
@@ -297,8 +380,10 @@ class ImageFolder(Dataset):
             bad += lines.values()
             kept = [i for i in range(len(samples)) if i not in lines]
             y = np.array([number[samples[i][1]] for i in kept], np.int64)
-            decoded.append(([samples[i] for i in kept], Arrays(x[kept] if lines else x, y)))
-            files.append(Arrays(contents[kept], y))
+            of = [group[samples[i][0].parts[len(root.parts)]] for i in kept] if groups else None
+            numbers = None if of is None else np.array(of, np.int64)
+            decoded.append(([samples[i] for i in kept], Arrays(x[kept] if lines else x, y, numbers)))
+            files.append(Arrays(contents[kept], y, numbers))
         settle(bad, self.params.on_bad_sample)
         if any(samples and not kept for samples, (kept, _) in zip(parts, decoded, strict=True)):
             raise LabelSkewError(f"data set {self.name}: {root} has a part without any sound image")
@@ -319,7 +404,7 @@ class ImageFolder(Dataset):
 
     def broken(self, data_dir: Path | None) -> list[str]:
         """A line for each broken image of all parts that are read."""
-        root, train, test = self._parts(data_dir)
+        root, _, train, test = self._parts(data_dir)
         files = [path for path, _ in [*self.used(train), *self.used(test or [])]]
         what = f"opening {len(files)} pictures of {root}"
         return [line for _, line in faults(lambda file: opened(file, draft=1), files, what)]  # quick for JPEGs
@@ -327,7 +412,7 @@ class ImageFolder(Dataset):
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
         """Images of each part, and classes; no image is opened."""
         try:
-            _, train, test = self._parts(data_dir)
+            _, groups, train, test = self._parts(data_dir)
         except LabelSkewError as error:
             return [("layout", "missing", str(error))]  # no row of a small copy, whose numbers would hide why
         parts = {"images": train} if test is None else {"training images": train, "test images": test}
@@ -336,17 +421,22 @@ class ImageFolder(Dataset):
         facts["classes"] = str(len(names))
         if self.known_classes is None:
             facts["names"] = few(names)
+        for folder in groups:
+            facts[f"group {clean(folder.name, 40)}"] = _held(folder, train, test or [])
         rows = [(what, text, self.real.get(what, "any")) for what, text in facts.items()]
         return rows + [(f"class {name}", "missing", "images") for name in self.known_classes or () if name not in names]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write images of every class; 300 by default, or 4 a class."""
+        """Write images of every class; 300 by default, or 4 a class, or 20 a group."""
         from PIL import Image
 
+        least = 20 * len(getattr(self.params, "groups", None) or ())
+        if samples is not None and samples < least:
+            raise mistake(f"--samples {samples}", f"too few for {least // 20} groups", f"at least {least}")
         fakes.fresh_folder(out)
         names = self.known_classes or self.fake_classes
-        shape = (3, *self.fake_size)
-        made = fakes.parts(samples, classes=len(names), shape=shape, seed=seed, names=self.fake_parts)
+        shape, number = (3, *self.fake_size), samples or (least if least > 300 else None)
+        made = fakes.parts(number, classes=len(names), shape=shape, seed=seed, names=self.fake_parts)
         written: list[tuple[str, str, str]] = []
         for part, arrays in made.items():
             for x, label in zip(arrays.x, arrays.y.tolist(), strict=True):
@@ -357,8 +447,13 @@ class ImageFolder(Dataset):
         self.fake_notes(out, written)
 
     def fake_path(self, part: str, name: str, i: int) -> str:
-        """Where image ``i`` of a made-up data set goes; ``part`` is one of ``fake_parts``."""
-        return f"{part}/{name}/{i}.png"
+        """Where image ``i`` of a made-up data set goes; ``part`` is one of ``fake_parts``.
+
+        Three of four images of a class go to one group, where there are groups.
+        """
+        groups = self.params.groups or ("",)
+        group = groups[(self.fake_classes.index(name) if i % 4 else i // 4) % len(groups)]
+        return str(Path(group, part, name, f"{i}.png"))
 
     def fake_notes(self, out: Path, written: Sequence[tuple[str, str, str]]) -> None:
         """Files beside the images of a made-up data set: ``written`` has each one's part, file name and class."""

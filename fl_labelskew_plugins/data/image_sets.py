@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.data.cifar import CLASSES_10
-from fl_labelskew_plugins.data.image_folder import ImageFolder, Samples, images_in, list_images
+from fl_labelskew_plugins.data.image_folder import ImageFolder, ImageParams, Samples, images_in, list_images
+from fl_labelskew_plugins.data.stats import IMAGENET
 
 
 class ImageSet(ImageFolder):
@@ -25,6 +26,10 @@ class ImageSet(ImageFolder):
     needed: ClassVar[tuple[str, ...]]
     needed_to_test: ClassVar[tuple[str, ...]]
     inside: ClassVar[tuple[str, ...]] = ()
+
+    def groups(self, root: Path, parts: Sequence[str] = ("train",)) -> list[Path]:
+        """None: their layout is known."""
+        return []
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError if folders are missing; torchvision does not download them."""
@@ -73,7 +78,7 @@ class CINIC10(ImageSet):
     fake_size = (32, 32)
     fake_parts = ("train", "valid", "test")
 
-    class Params(ImageFolder.Params):
+    class Params(ImageParams):
         """Parameters of cinic10."""
 
         valid: Literal["unused", "train"] = Field("unused", description="train: the part valid is trained on as well.")
@@ -118,7 +123,7 @@ class TinyImageNet(ImageSet):
     fake_size = (64, 64)
     fake_parts = ("train", "val")
 
-    class Params(ImageFolder.Params):
+    class Params(ImageParams):
         """Parameters of tiny_imagenet."""
 
         image_size: int = Field(64, ge=1, le=1024, description="Pixels of each side.")
@@ -145,13 +150,13 @@ class ImageNetSubset(ImageSet):
     )
     needed = ("train",)
     needed_to_test = ()
-    moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # ImageNet's, as in torchvision
+    moments = IMAGENET
     real: ClassVar[dict[str, str]] = {"classes": "12"}
     fake_classes = tuple(f"n{1440764 + 104729 * c:08d}" for c in range(12))
     fake_size = (72, 96)
     fake_parts = ("train", "val")
 
-    class Params(ImageFolder.Params):
+    class Params(ImageParams):
         """Parameters of imagenet_subset."""
 
         image_size: int = Field(64, ge=1, le=1024, description="Pixels of each side.")
@@ -193,7 +198,7 @@ class HyperKvasir(ImageSet):
     fake_size = (96, 120)
     fake_parts = ("labeled-images",)
 
-    class Params(ImageFolder.Params):
+    class Params(ImageParams):
         """Parameters of hyperkvasir."""
 
         image_size: int = Field(128, ge=1, le=1024, description="Pixels of each side.")
@@ -245,7 +250,7 @@ class ODIR(ImageSet):
     fake_size = (128, 128)
     fake_parts = ("preprocessed_images",)
 
-    class Params(ImageFolder.Params):
+    class Params(ImageParams):
         """Parameters of odir."""
 
         image_size: int = Field(128, ge=1, le=1024, description="Pixels of each side.")

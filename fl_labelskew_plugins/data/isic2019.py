@@ -34,7 +34,7 @@ CHECKED = ".labelskew-checked.json"
 
 
 class ISIC2019(Dataset):
-    """ISIC 2019 by centre; samples are ``(3, crop, crop)`` uint8, decoded when needed; groups are centres 0 to 5."""
+    """ISIC 2019 by centre; samples are ``(3, crop, crop)`` uint8, decoded when needed; groups are the six centres."""
 
     source: ClassVar[str] = (
         "the scripts of https://github.com/owkin/FLamby (flamby/datasets/fed_isic2019) or "
@@ -199,7 +199,8 @@ class ISIC2019(Dataset):
             return Arrays(files, labels, centres)
 
         drawn = digest([], [f"{row.image} {row.target} {row.centre}" for row in rows]) if notes else ""
-        return Data(part("train"), part("test"), list(isic.CLASSES), lesions.MEAN, lesions.STD, notes, drawn)
+        parts = part("train"), part("test")
+        return Data(*parts, list(isic.CLASSES), lesions.MEAN, lesions.STD, notes, drawn, group_names=isic.CENTRES)
 
     def _chosen(self, row: isic.Row) -> bool:
         return self.params.centres is None or row.centre in self.params.centres

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins.data.pictures import opened
+from fl_labelskew_plugins.data.stats import IMAGENET
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 SHORT_SIDE = 224
 POWER = 6.0
 HOLE, HOLES = 16, 8
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, which FLamby normalises with
+MEAN, STD = IMAGENET  # which FLamby normalises with
 
 
 def colour_constancy(pixels: NDArray[np.uint8], power: float = POWER) -> NDArray[np.uint8]:

@@ -1,11 +1,11 @@
 """Any NumPy archive: ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test``; optionally ``groups`` too.
 
-``y`` are integers ``0 .. C-1``, all of which occur unless ``classes`` says how many there are: a silo's own data often
-lack some. A server that only tests needs ``x_test`` and ``y_test`` alone. ``groups`` (``groups_train``,
-``groups_test``) are integers or strings, one a sample, for the partition natural. Pickled objects are never read.
+``y`` are integers ``0 .. C-1``, all of which occur unless ``classes`` says how many there are, or strings, the names of
+the classes; ``class_names`` (strings) has all of them in order: a silo's own data often lack some. A server that only
+tests needs ``x_test`` and ``y_test`` alone. ``groups`` (``groups_train``, ``groups_test``) are integers or names, one a
+sample, for the partition natural. Pickled objects are never read.
 """
 
-import os
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -17,9 +17,11 @@ from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fl_labelskew_plugins.data.files import only_file
 from fl_labelskew_plugins.data.fingerprint import digest
-from fl_labelskew_plugins.data.split import stratified
+from fl_labelskew_plugins.data.split import picked, stratified
 from fl_labelskew_plugins.data.stats import moments
+from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.params import Params
 
 Layout = Literal["auto", "nchw", "nhwc", "flat"]
@@ -42,6 +44,44 @@ def read_archive(path: Path) -> dict[str, NDArray[Any]]:
         raise mistake(path, broken, "one written by numpy.savez, without objects") from error
     except OSError as error:
         raise LabelSkewError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str]]:
+    """The arrays of an ``.npz`` file, and the names of its classes and groups, clean, where it has any.
+
+    Labels and groups that are names are numbers then: in the order of ``class_names``, else of the names.
+
+    Raises:
+        LabelSkewError: the file cannot be read, or its names are none.
+    """
+    arrays = {name: _text(array) for name, array in read_archive(path).items()}
+    given = arrays.pop("class_names", np.array([], str))
+    if given.dtype.kind != "U" or given.ndim != 1:
+        raise mistake(path, f"class_names is {given.dtype} of shape {given.shape}", "strings in one dimension")
+    classes = _to_numbers(arrays, "y", f"{path}: y", given)
+    if "" in classes or len(set(classes)) < len(classes):
+        raise mistake(path, f"{few(classes)} as names of classes", "names that differ, and none that is empty")
+    groups = _to_numbers(arrays, "groups", f"{path}: groups", np.array([], str))
+    return arrays, classes, groups if len(set(groups)) == len(groups) else []
+
+
+def _text(array: NDArray[Any]) -> NDArray[Any]:
+    return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
+
+
+def _to_numbers(arrays: dict[str, NDArray[Any]], start: str, where: str, order: NDArray[np.str_]) -> list[str]:
+    """Put numbers in the place of names in the arrays of all parts; returns the names in ``order``, or sorted."""
+    keys = [key for key in (start, f"{start}_train", f"{start}_test") if key in arrays]
+    texts = {key: arrays[key] for key in keys if arrays[key].dtype.kind == "U"}
+    if not order.size:
+        order = np.unique(np.concatenate([order, *(names.reshape(-1) for names in texts.values())]))
+    shown, places = [clean(name, 40) for name in order.tolist()], np.argsort(order)
+    for key, names in texts.items():
+        numbers = places[np.searchsorted(order, names, sorter=places).clip(max=len(order) - 1)]
+        if (wrong := names[order[numbers] != names]).size:
+            raise mistake(where, f"{clean(wrong[0], 40)} is none of class_names", f"one of {few(shown)}")
+        arrays[key] = numbers
+    return shown
 
 
 def to_inputs(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
@@ -87,7 +127,7 @@ def to_labels(y: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
         LabelSkewError: not ``samples`` integers from 0.
     """
     if y.dtype.kind not in "iu" or y.ndim != 1:
-        raise mistake(where, f"is {y.dtype} of shape {y.shape}", "integers in one dimension")
+        raise mistake(where, f"is {y.dtype} of shape {y.shape}", "integers or names in one dimension")
     if len(y) != samples:
         raise LabelSkewError(f"{where}: has {len(y)} labels for {samples} samples; give one label for each sample")
     if y.min() < 0:
@@ -112,20 +152,7 @@ class Npz(Dataset):
         Raises:
             LabelSkewError: there is none, or it is not clear which.
         """
-        if data_dir is None:
-            raise LabelSkewError("data set npz: data_args.data_cache_dir is not set; set it to an .npz file")
-        path = data_dir
-        if os.path.isdir(data_dir):  # unlike Path's, False where a folder above may not be entered
-            names = sorted(p.name for p in data_dir.glob("*.npz"))
-            if self.params.file is None and len(names) != 1:
-                raise LabelSkewError(
-                    f"data set npz: {data_dir} has {len(names)} .npz files; name one of them in data_args.file"
-                )
-            path = data_dir / (self.params.file or names[0])
-        if not os.path.isfile(path):
-            what = "is a folder" if os.path.isdir(path) else "does not exist"
-            raise mistake("data set npz", f"{path} {what}", "an .npz file")
-        return path
+        return only_file(data_dir, self.params.file, [".npz"], "npz")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError if the file is missing; it cannot be downloaded."""
@@ -134,40 +161,49 @@ class Npz(Dataset):
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read and check the arrays; ``seed`` chooses the test part where there is none."""
         path = self.path(data_dir)
-        arrays = read_archive(path)
+        arrays, classes, groups = read_named(path)
         keys = ("_train", "_test") if "x_train" in arrays else ("",)
         read = parts = self.parts(path, arrays, keys)
         if len(parts) == 1:
             whole = parts[0]
             rows = stratified(whole.y, test_fraction=self.params.test_fraction, seed=seed, where=str(path))
-            parts = [Arrays(whole.x[r], whole.y[r], None if whole.groups is None else whole.groups[r]) for r in rows]
+            parts = [picked(whole, r) for r in rows]
         train, test = parts
         if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
             raise LabelSkewError(
                 f"{path}: x_train has {train.x.dtype} samples of shape {train.x.shape[1:]} and x_test {test.x.dtype} "
                 f"of shape {test.x.shape[1:]}; use the same for both"
             )
-        names = self.class_names(path, np.concatenate([train.y, test.y]))
+        names = self.class_names(path, np.concatenate([train.y, test.y]), classes)
         mean, std = moments(train.x)
-        return Data(train, test, names, mean=mean, std=std, fingerprint=digest(read, names))
+        return Data(train, test, names, mean=mean, std=std, fingerprint=digest(read, names), group_names=groups)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read ``x_test`` and ``y_test`` alone, normalised by their own moments; without them, the split-off part."""
         path = self.path(data_dir)
-        arrays = read_archive(path)
+        arrays, classes, groups = read_named(path)
         if "x_test" not in arrays or "x_train" in arrays:
             return super().load_test(data_dir, download=download, seed=seed)
         (test,) = self.parts(path, arrays, ("_test",))
         mean, std = moments(test.x)
-        return Data(Arrays(test.x[:0], test.y[:0]), test, self.class_names(path, test.y), mean=mean, std=std)
+        names = self.class_names(path, test.y, classes)
+        return Data(Arrays(test.x[:0], test.y[:0]), test, names, mean=mean, std=std, group_names=groups)
 
-    def class_names(self, path: Path, labels: NDArray[np.int64]) -> list[str]:
-        """The names of ``C`` classes, from all labels ``(N,)``.
+    def class_names(self, path: Path, labels: NDArray[np.int64], named: list[str]) -> list[str]:
+        """The names of ``C`` classes: those that the archive names, or the numbers of all labels ``(N,)``.
 
         Raises:
-            LabelSkewError: a class does not occur, or there are more than ``classes``.
+            LabelSkewError: a class does not occur and has no name, or there are more than names, or than ``classes``.
         """
         seen, classes = np.unique(labels), self.params.classes
+        if named:
+            if classes not in (None, len(named)):
+                differ = f"names {counted(len(named), 'class', 'classes')}, data_args.classes is {classes}"
+                raise mistake(path, differ, "an array class_names of them all")
+            if seen[-1] >= len(named):
+                last = len(named) - 1
+                raise mistake(path, f"has label {seen[-1]}", f"labels from 0 to {last} with {len(named)} class_names")
+            return named
         if classes is not None and seen[-1] >= classes:
             allowed = f"labels from 0 to {classes - 1} with data_args.classes {classes}"
             raise mistake(path, f"has label {seen[-1]}", allowed)
@@ -198,10 +234,7 @@ class Npz(Dataset):
         groups = arrays.get(f"groups{key}")
         if groups is None:
             return Arrays(x, y)
-        if groups.dtype.kind not in "iuUS" or groups.shape != y.shape:
+        if groups.dtype.kind not in "iu" or groups.shape != y.shape:
             got = f"groups{key} is {groups.dtype} of shape {groups.shape}"
             raise mistake(path, got, f"{len(y)} integers or strings, one for each sample")
-        if groups.dtype.kind in "US":  # numbers by sorted name, the same in both parts
-            names = np.unique(np.concatenate([v for k, v in arrays.items() if k.startswith("groups")]))
-            groups = np.searchsorted(names, groups)
         return Arrays(x, y, groups.astype(np.int64))

@@ -38,6 +38,12 @@ def opened(file: str | Path, mode: Literal["L", "RGB"] = "RGB", *, draft: int | 
         with Image.open(file) as image:
             if draft is not None:
                 image.draft(mode, (draft, draft))
+            if image.mode[0] in "IF":  # of more than 8 bits, which a conversion cuts at 255
+                high = image.getextrema()[1]
+                if high > 255 or (image.mode == "F" and high <= 1):
+                    raise LabelSkewError(
+                        f"{file}: is not a sound image of 8 bits (its values go up to {high:g}); scale it to 0..255"
+                    )
             converted: Image.Image = image.convert(mode)
             return converted
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:

@@ -1,29 +1,54 @@
 """A seeded, stratified split, for data sets that come without a test part."""
 
 import numpy as np
-from fl_labelskew_registry import mistake
+from fl_labelskew_registry import Arrays, mistake
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
 
 
 def stratified(
-    labels: NDArray[np.int64], *, test_fraction: float, seed: int, where: str
+    labels: NDArray[np.int64],
+    groups: NDArray[np.int64] | None = None,
+    *,
+    test_fraction: float,
+    seed: int,
+    where: str,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sorted indices of the training and of the test samples, by their ``labels`` ``(N,)``, ``N > 0``.
 
-    Of each class, ``round(n_c * test_fraction)`` samples go to test, but at least one stays in training.
+    Of each class, ``round(n_c * test_fraction)`` samples go to test, but at least one stays in training. With
+    ``groups`` ``(N,)``, each group is split as if it were alone.
 
     Raises:
         LabelSkewError: the test part would be empty.
     """
-    rng = seeds.numpy_generator(seed, "test split")
-    test = []
-    for c in np.unique(labels):
-        samples = rng.permutation(np.flatnonzero(labels == c))
-        test.append(samples[: min(round(len(samples) * test_fraction), len(samples) - 1)])
-    chosen = np.sort(np.concatenate(test)).astype(np.int64)
+    chosen = drawn(labels, groups, test_fraction=test_fraction, seed=seed)
     if not len(chosen):
         empty = f"test_fraction={test_fraction:g} of {len(labels)} samples leaves no test sample"
         raise mistake(where, empty, "more samples of a class, a larger test_fraction or a separate test part")
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen
+
+
+def drawn(
+    labels: NDArray[np.int64], groups: NDArray[np.int64] | None = None, *, test_fraction: float, seed: int
+) -> NDArray[np.int64]:
+    """The test samples of :func:`stratified`; there may be none."""
+    chosen = [np.zeros(0, np.int64)]
+    for group in (None,) if groups is None else np.unique(groups):
+        members = np.arange(len(labels)) if groups is None else np.flatnonzero(groups == group)
+        rng = seeds.numpy_generator(seed, "test split")
+        for c in np.unique(labels[members]):
+            samples = rng.permutation(members[labels[members] == c])
+            chosen.append(samples[: min(round(len(samples) * test_fraction), len(samples) - 1)])
+    return np.sort(np.concatenate(chosen))
+
+
+def picked(part: Arrays, rows: NDArray[np.int64]) -> Arrays:
+    """Some samples of a part, by their indices."""
+    return Arrays(part.x[rows], part.y[rows], None if part.groups is None else part.groups[rows])
+
+
+def joined(*parts: Arrays) -> Arrays:
+    """Parts with groups, one after the other."""
+    return Arrays(*(np.concatenate(columns) for columns in zip(*((p.x, p.y, p.groups) for p in parts), strict=True)))

@@ -24,6 +24,7 @@ from pydantic import Field
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.data.fingerprint import NO_FILES
+from fl_labelskew_plugins.data.split import joined
 from fl_labelskew_plugins.params import Params
 
 FEATURES, CLASSES = 60, 10
@@ -75,10 +76,5 @@ class Synthetic(Dataset):
             cut = min(max(round(size * options.test_fraction), 1), size - 1)
             for part, rows in zip(parts, (slice(cut, None), slice(cut)), strict=True):
                 part.append(Arrays(x[rows], y[rows], np.full(len(y[rows]), k, np.int64)))
-        train, test = (_join(part) for part in parts)
+        train, test = (joined(*part) for part in parts)
         return Data(train, test, [str(c) for c in range(CLASSES)], fingerprint=NO_FILES)
-
-
-def _join(parts: list[Arrays]) -> Arrays:
-    columns = ([p.x for p in parts], [p.y for p in parts], [p.groups for p in parts if p.groups is not None])
-    return Arrays(*(np.concatenate(column) for column in columns))

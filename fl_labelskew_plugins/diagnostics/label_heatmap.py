@@ -19,4 +19,5 @@ class LabelHeatmap(Diagnostic):
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
         """Classes down, clients across."""
-        plots.heat_map(self.scene.counts.cpu().numpy(), self.scene.class_names, self.picture, title=self.scene.title)
+        counts, names = self.scene.counts.cpu().numpy(), list(self.scene.trainer.names.values())
+        plots.heat_map(counts, self.scene.class_names, self.picture, title=self.scene.title, clients=names)

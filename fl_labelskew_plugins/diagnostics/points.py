@@ -70,9 +70,10 @@ class Points(Diagnostic):
             return
         kept = load_file(self.tensors)
         client, labels = int(kept["client"]), kept["labels"]
+        name = self.scene.trainer.name(client)
         titles = {
-            "start": f"client {client}, before its training",
-            "local": f"client {client}, after its training",
+            "start": f"{name}, before its training",
+            "local": f"{name}, after its training",
             "global": "global model",
         }
         held = self.scene.held(client)
@@ -87,7 +88,7 @@ class Points(Diagnostic):
         if names:
             figure.legend(handles, names, loc="outside right center", title="class", markerscale=1.5)
         classes = ", ".join(self.scene.class_names[c] for c in held)
-        figure.suptitle(f"{self.scene.title}: {len(labels)} test samples; client {client} holds {classes}"[:160])
+        figure.suptitle(f"{self.scene.title}: {len(labels)} test samples; {name} holds {classes}"[:160])
         plots.save(figure, self.picture)
 
     def _labels(self) -> Tensor:

@@ -93,6 +93,7 @@ class LocalTrainer:
         secret: seed of a silo's privacy noise, up to 128 bits that nobody else knows; None: the recipe's seed.
         optimizer: how the federation optimises; its local part.
         fresh: state dict of another network, freshly initialised: the same one at each call and in each process.
+        names: clients' names for people, by their numbers; none: clients have only numbers.
     """
 
     model: nn.Module
@@ -106,6 +107,7 @@ class LocalTrainer:
     secret: int | None = None
     optimizer: Optimizer = field(default_factory=FedAvg)
     fresh: Callable[[], Weights] | None = None
+    names: Mapping[int, str] = field(default_factory=dict)
     _spares: list[nn.Module] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -126,6 +128,10 @@ class LocalTrainer:
     def noise_seed(self) -> int:
         """Seed of all privacy noise; not the recipe's where that would let the server subtract the noise."""
         return self.federation.seed if self.secret is None else self.secret
+
+    def name(self, client: int) -> str:
+        """What people call a client: ``client north``, or ``client 3`` where it has no name."""
+        return f"client {self.names.get(client, client)}"
 
     def spares(self) -> Iterator[nn.Module]:
         """Copies of the network, made when they are first needed; good until the next turn asks for its own."""

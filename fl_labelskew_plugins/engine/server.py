@@ -38,6 +38,7 @@ class Server:
         weights: the state dict to begin with.
         hooks: the host's attacks, defences and noise, where a switch of them is on.
         proxy_smoothing: lambda of per-class weights for the classifier's rows; None: as the model's.
+        name: what people call a client.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Server:
         optimizer: Optimizer | None = None,
         hooks: Hooks | None = None,
         proxy_smoothing: float | None = None,
+        name: Callable[[int], str] = "client {}".format,
     ) -> None:
         self.method, self.federation = method, federation
         self.optimizer = FedAvg() if optimizer is None else optimizer
@@ -58,7 +60,7 @@ class Server:
         self.shared: Mapping[str, Tensor] = {}
         self.memory: Mapping[str, Tensor] = {}
         self.opened: list[int] = []
-        self.hooks, self.proxy_smoothing = hooks, proxy_smoothing
+        self.hooks, self.proxy_smoothing, self.name = hooks, proxy_smoothing, name
 
     def open(self, openings: Sequence[Contribution]) -> None:
         """Before round 0: the first shared tensors, from every client's opening; later ones, when a client joins."""
@@ -72,7 +74,7 @@ class Server:
         Raises:
             RunError: one line that names the client, the round and the tensor.
         """
-        where = f"round {round + 1}: upload of client {client}"
+        where = f"round {round + 1}: upload of {self.name(client)}"
         check_upload(result.upload, self.weights, where=where, keys=numbers(self.optimizer))
         needed = self.optimizer_shapes()
         dtypes = {name: self._dtypes(name) for name in needed}

@@ -92,7 +92,7 @@ class Turn:
             if observer is not None:
                 observer.before(view)
             upload, terms = self._train(work, observer)
-            check_terms(terms, upload, method, where=f"round {view.round + 1}: client {view.id}")
+            check_terms(terms, upload, method, where=f"round {view.round + 1}: {trainer.name(view.id)}")
             sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
             contributions = {k: v.detach() for k, v in {**method.contribute(view), **sent}.items()}
             method.after_round(view)

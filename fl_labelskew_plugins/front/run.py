@@ -14,7 +14,7 @@ from fl_labelskew_registry import LabelSkewError, Method, Network, Partitioner, 
 
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine.files import read_lines
-from fl_labelskew_plugins.machine.text import clean, counted
+from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.recipe import parse, yaml
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.objects import Headed, plugins
@@ -174,15 +174,25 @@ class Run:
 
     @property
     def partition(self) -> pd.DataFrame | None:
-        """Training samples of each client (rows) and class (columns); None where no single process knows them."""
+        """Training samples of each client (rows) and class (columns); None where no single process knows them.
+
+        Rows are numbers from 0, or the names of clients that are groups.
+        """
         import pandas as pd
 
-        file = self.folder / "partition.json"
-        if not file.exists():
+        if (counts := self._partition.get("counts")) is None:
             return None
-        counts = json.loads(file.read_text("utf-8"))["counts"]
         frame = pd.DataFrame(counts, columns=pd.Index(self._environment["class_names"], name="class"))
+        names = self._partition.get("clients", [])
+        if names != [str(k) for k in range(len(names))]:
+            frame.index = pd.Index(names)
         return frame.rename_axis("client")
+
+    @property
+    def _partition(self) -> dict[str, Any]:
+        """What ``partition.json`` holds; nothing where there is none."""
+        file = self.folder / "partition.json"
+        return json.loads(file.read_text("utf-8")) if file.exists() else {}
 
     @property
     def model(self) -> nn.Module:
@@ -193,15 +203,20 @@ class Run:
         """
         return self._network(self.folder / "model.safetensors", "it is written after the last round")
 
-    def personalised(self, client: int) -> nn.Module:
+    def personalised(self, client: int | str) -> nn.Module:
         """A client's own model, in eval mode.
 
         Args:
-            client: from 0.
+            client: its number, from 0, or the name of its group, as in :attr:`partition`.
 
         Raises:
             LabelSkewError: there is none.
         """
+        if isinstance(client, str):
+            names = self._partition.get("clients", [])
+            if client not in names:
+                raise mistake(f"client {clean(client, 40)}", "is not in this run", f"one of {few(names)}, or a number")
+            client = names.index(client)
         name = self.recipe.method_name
         reason = f"client {client} has none here; a method such as map or fedphp keeps one for each client that trained"
         return self._network(self.folder / "clients" / f"client{client:06d}.safetensors", f"{name}: {reason}")

@@ -19,7 +19,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
 from fl_labelskew_plugins.machine.place import launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import interrupting
-from fl_labelskew_plugins.machine.text import clean, counted, ranged
+from fl_labelskew_plugins.machine.text import clean, counted, few, ranged
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.model import Recipe, different
@@ -221,7 +221,8 @@ def describe(session: Session) -> str:
     if counts is not None and len(counts):
         held += f" and {ranged((counts > 0).sum(1).tolist(), 'class', 'classes')}"
     if session.clients is not None:
-        held += f" ({recipe.partition.partition_method})"
+        of_groups = list(session.clients.groups.values())
+        held += f" ({recipe.partition.partition_method}{f': {few(of_groups)}' if of_groups else ''})"
     numbers = sum(p.numel() for p in session.trainer.model.parameters())
     size = num_bytes(session.start.values()) / 1e6
     optimizer, source = recipe.train.federated_optimizer, compatibility.source(recipe, session.trainer.model)
@@ -257,7 +258,9 @@ def table(record: Record) -> str:
             rows.append((label, f"{100 * result[key]:.2f} %"))
     for key, label in (("client_accuracy", "accuracy"), ("client_balanced_accuracy", "balanced accuracy")):
         if key in result:
-            rows.append((f"{label}, each client's tests", " ".join(map(_percent, result[key]))))
+            names = record.session.trainer.names
+            shares = [f"{names[k]} {share}" if names else share for k, share in enumerate(map(_percent, result[key]))]
+            rows.append((f"{label}, each client's tests", (", " if names else " ").join(shares)))
     if "opening_left_out" in result:
         silos = " ".join(str(client + 1) for client in result["opening_left_out"])
         rows.append(("left out of the opening", f"silo {silos}"))

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from fl_labelskew_registry import catalog
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.params import LARGEST, Params
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.recipe.diagnostics import Name
 from fl_labelskew_plugins.recipe.mistakes import show
 
 Positive = Annotated[int, Field(ge=1)]
+Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+AboveZero = Annotated[float, Field(ge=1 / LARGEST, le=LARGEST)]
+Statistics = Literal["imagenet", "data"]
 IS_PATH = "path"
 """Marks keys that hold paths relative to the file that names them."""
 
@@ -78,6 +81,31 @@ class DataArgs(PluginArgs):
     classes: int | None = Field(
         None, ge=1, le=MOST_CLASSES, description="number of classes, to be checked; server_test_data: false needs it"
     )
+
+    mean: list[Finite] | Statistics | None = Field(
+        None,
+        min_length=1,
+        description="mean of each channel, in units of 0..1 for pictures; imagenet: ImageNet's, with its std; data: "
+        "of the training part, with its std; default: the data set's own",
+    )
+    std: list[AboveZero] | Statistics | None = Field(
+        None,
+        min_length=1,
+        validate_default=True,
+        description="standard deviation of each channel, where mean is a list",
+    )
+
+    @field_validator("std")
+    @classmethod
+    def _goes_with_mean(cls, std: list[float] | str | None, info: ValidationInfo) -> list[float] | str | None:
+        if "mean" not in info.data:
+            return std  # that one is wrong already
+        mean = info.data["mean"]
+        if isinstance(mean, list) and not (isinstance(std, list) and len(std) == len(mean)):
+            raise ValueError(f"{show(std)} does not go with mean {show(mean)}; use a list as long")
+        if not isinstance(mean, list) and std not in (None, mean):
+            raise ValueError(f"{show(std)} does not go with mean {show(mean)}; use lists for both, or mean alone")
+        return std
 
     @field_validator("input_shape")
     @classmethod

@@ -57,8 +57,8 @@ class Progress:
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
         """Begin: rounds done already, rounds in all, clients of a round, and when it stops early."""
 
-    def client(self, round: int, number: int, clients: int) -> None:
-        """A round's client is about to train; ``number`` counts from 1."""
+    def client(self, round: int, number: int, clients: int, name: str = "") -> None:
+        """A round's client is about to train; ``number`` counts from 1, ``name`` is empty where it has none."""
 
     def round(self, line: dict[str, Any], seconds: float) -> None:
         """A round has ended, with its line of metrics."""
@@ -109,11 +109,11 @@ class Notebook(Plain):
         text = {"text/plain": f"{title}: {self._how}"}
         self._line = display(text, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
-    def client(self, round: int, number: int, clients: int) -> None:
+    def client(self, round: int, number: int, clients: int, name: str = "") -> None:
         """Say which client trains."""
         if time.monotonic() - self._shown > 0.5:
             left = clock(self._left(round + (number - 1) / clients))
-            self._update(f"{self._how}, client {number}/{clients}, left {left}")
+            self._update(f"{self._how}, {turn(number, clients, name)}, left {left}")
 
     def round(self, line: dict[str, Any], seconds: float) -> None:
         """Say how the round went."""
@@ -156,10 +156,10 @@ class Live(Progress):
         self._task = self._bar.add_task(title, total=rounds, completed=done, turn="", told="", left="?")
         self._bar.start()
 
-    def client(self, round: int, number: int, clients: int) -> None:
+    def client(self, round: int, number: int, clients: int, name: str = "") -> None:
         """Move the bar within the round."""
         done = round + (number - 1) / clients
-        self._bar.update(self._task, turn=f"client {number}/{clients}", left=clock(self._left(done)))
+        self._bar.update(self._task, turn=turn(number, clients, name), left=clock(self._left(done)))
 
     def round(self, line: dict[str, Any], seconds: float) -> None:
         """Move the bar to the next round."""
@@ -187,6 +187,11 @@ class Left:
             return None
         now = time.monotonic()
         return max(0.0, min((now - self._begun) / (done - self._first) * (self._last - done), self._until - now))
+
+
+def turn(number: int, clients: int, name: str) -> str:
+    """Whose turn it is: ``client 3/10``, and its name if it has one."""
+    return f"client {number}/{clients} {name}".rstrip()
 
 
 def in_words(line: dict[str, Any]) -> str:

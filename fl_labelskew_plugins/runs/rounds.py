@@ -62,6 +62,7 @@ class Rounds:
             optimizer=recipe.optimizer,
             hooks=hooks,
             proxy_smoothing=recipe.train.proxy_smoothing if recipe.train.proxy_aggregation == "class" else None,
+            name=trainer.name,
         )
         self.server.shared, self.server.memory, self.server.opened = record.shared, record.memory, record.opened
 

@@ -18,6 +18,7 @@ from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.clients import Clients, divide
 from fl_labelskew_plugins.data.fingerprint import fingerprint
+from fl_labelskew_plugins.data.stats import normalised
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.engine.aggregate import check_extra
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
@@ -75,8 +76,14 @@ class Session:
     def opening(self, client: int) -> Contribution:
         """One client's part of the opening exchange."""
         tensors = self.method.opening(Turn(self.trainer, client).view)
-        check_extra(tensors, self.method.opening_shapes(self.federation), where=f"opening of client {client}")
+        check_extra(
+            tensors, self.method.opening_shapes(self.federation), where=f"opening of {self.client_name(client)}"
+        )
         return Contribution(client, tensors)
+
+    def client_name(self, client: int) -> str:
+        """What people call a client: ``client north`` by its group, or ``client 3`` where that has no name."""
+        return self.trainer.name(client)
 
     def admit(self, client: int, samples: int, counts: Sequence[int] | None) -> None:
         """A client that nobody had heard of is here, with so many training samples, and of each class where told."""
@@ -117,7 +124,7 @@ def loaded(recipe: Recipe) -> Data:
     recipe.dataset.check(path, download=recipe.data.download)
     data = recipe.dataset.load(path, download=recipe.data.download, seed=recipe.common.random_seed)
     check_form(recipe, data)
-    return data
+    return normalised(data, recipe.data.mean, recipe.data.std)
 
 
 def check_form(recipe: Recipe, data: Data) -> None:
@@ -158,7 +165,8 @@ def build(recipe: Recipe) -> Session:
     refuse_host_switches(recipe)
     data, clients = divided(recipe)
     sizes = [int(n) for n in clients.counts.sum(1)]
-    session = assemble(recipe, data, dict(enumerate(clients.train)), dict(enumerate(clients.test)), sizes)
+    train, test = dict(enumerate(clients.train)), dict(enumerate(clients.test))
+    session = assemble(recipe, data, train, test, sizes, names=clients.groups)
     counts = torch.from_numpy(clients.counts).to(session.trainer.device)
     session = replace(session, clients=clients, counts=counts, data=fingerprint(data))
     watch(session, Path())  # what cannot be watched is told before anything is written
@@ -192,6 +200,7 @@ def assemble(
     *,
     federation: Federation | None = None,
     secret: int | None = None,
+    names: Mapping[int, str] | None = None,
 ) -> Session:
     """Network and trainer for some or all of a federation's clients.
 
@@ -203,6 +212,7 @@ def assemble(
         sizes: training samples of all clients, 0 for one that nobody has heard of.
         federation: the run as a whole, where it does not follow from what is known here.
         secret: seed of this silo's privacy noise, which nobody else knows.
+        names: clients' names for people, where they have any.
     """
     device = devices.device(recipe)
     # torch's own default honours OMP_NUM_THREADS, but not the cores that a batch system has given to this process
@@ -241,6 +251,7 @@ def assemble(
         secret=secret,
         optimizer=recipe.optimizer,
         fresh=lambda: snapshot(network("another model")),
+        names=names or {},
     )
     start = snapshot(trainer.model) if train else trainer.hand_back()
     return Session(

@@ -50,7 +50,7 @@ class Simulation:
         """Train the clients one after the other."""
         record, server, states = self.record, self.server, self.record.states
         for number, client in enumerate(clients, 1):
-            record.progress.client(round, number, len(clients))
+            record.progress.client(round, number, len(clients), self.session.trainer.names.get(client, ""))
             result = self.take(
                 client,
                 round,

@@ -1,6 +1,7 @@
 """Dealing samples to clients: the local test split, the digest, and what a wrong partitioner is told."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -139,3 +140,23 @@ def test_labels_beyond_the_class_names():
     assert "training labels are 0 to 2; use labels from 0 to 1 with 2 class names" in message(
         lambda: divide(whole, IID(), clients=2, seed=0)
     )
+
+
+GROUPS = np.repeat([0, 2, 1], 30)
+
+
+def test_clients_that_are_whole_groups_have_their_names():
+    whole = replace(data(groups=GROUPS), group_names=["coast", "north", "so\x1buth"])
+    clients = divide(whole, Natural(), clients=3, seed=0)
+    assert clients.names == clients.record()["clients"] == ["coast", "north", "so?uth"]
+    assert clients.groups == {0: "coast", 1: "north", 2: "so?uth"}
+    parts = [np.flatnonzero(GROUPS == 2), np.flatnonzero(GROUPS == 0)]
+    assert divide(whole, Fixed(parts), clients=2, seed=0).names == ["so?uth", "coast"]
+    numbers = {}
+    for clients in (
+        divide(whole, IID(), clients=3, seed=0),  # no whole groups
+        divide(data(groups=GROUPS), Natural(), clients=3, seed=0),  # no names
+        divide(replace(whole, group_names=["a", "b", "a"]), Natural(), clients=3, seed=0),
+        divide(replace(whole, group_names=["a", "b"]), Natural(), clients=3, seed=0),
+    ):
+        assert (clients.names, clients.groups) == (["0", "1", "2"], numbers)

@@ -251,3 +251,154 @@ def test_a_silo_that_lacks_classes(tmp_path):
     assert set(data.train.y) == {1}
     line = message(lambda: load(tmp_path, class_names=("a", "c")))
     assert "class 'b' is not one of the 2 of data_args.class_names" in line
+
+
+def tree(root, **places):
+    """Pictures of each place's parts and classes, ``place={"train": {"a": 3}}``; each of a colour of its own."""
+    for place, parts in places.items():
+        for part, classes in parts.items():
+            for name, count in classes.items():
+                for i in range(count):
+                    colour = (len(place) * 20 + i, 90 if part == "train" else 180, ord(name[0]))
+                    image(root / place / part / name / f"{i}.png", colour)
+
+
+def test_a_tree_of_hospitals_is_read_as_groups(tmp_path):
+    tree(
+        tmp_path,
+        south={"train": {"malign": 4, "benign": 2}, "val": {"benign": 1}},
+        north={"train": {"benign": 3}, "test": {"benign": 2, "malign": 1}},
+    )
+    data = load(tmp_path, image_size=8)
+    assert data.class_names == ["benign", "malign"]  # of all of them together
+    assert data.group_names == ["north", "south"]
+    assert data.train.groups.tolist() == [0] * 3 + [1] * 6
+    assert data.train.y.tolist() == [0] * 3 + [0] * 2 + [1] * 4
+    assert (data.test.groups.tolist(), data.test.y.tolist()) == ([0, 0, 0, 1], [0, 0, 1, 0])
+    assert set(data.train.x[:, 1].ravel()) == {90}
+    assert set(data.test.x[:, 1].ravel()) == {180}
+    one = load(tmp_path, image_size=8, groups=("south",))
+    assert (one.group_names, len(one.train.y), set(one.train.groups)) == (["south"], 6, {0})
+    alone = load(tmp_path / "south", image_size=8)  # as in a federation
+    np.testing.assert_array_equal(alone.train.x, data.train.x[3:])
+    assert alone.train.groups is None
+    assert not alone.group_names
+
+
+def test_a_group_without_a_test_part_is_split_as_if_it_were_alone(tmp_path):
+    tree(
+        tmp_path,
+        coast={"train": {"a": 10, "b": 5}},
+        north={"train": {"a": 6}, "test": {"a": 2}},
+        tiny={"train": {"b": 1}},
+    )
+    data = load(tmp_path, image_size=8, seed=3)
+    assert np.bincount(data.train.groups).tolist() == [12, 6, 1]
+    assert np.bincount(data.test.groups, minlength=3).tolist() == [3, 2, 0]
+    alone = load(tmp_path / "coast", image_size=8, seed=3)
+    for part, whole in ((alone.train, data.train), (alone.test, data.test)):
+        np.testing.assert_array_equal(part.x, whole.x[whole.groups == 0])
+    for path in (tmp_path / "north" / "test" / "a").iterdir():
+        path.unlink()
+    (tmp_path / "north" / "test" / "a").rmdir()
+    (tmp_path / "north" / "test").rmdir()
+    assert np.bincount(load(tmp_path, image_size=8).test.groups, minlength=3).tolist() == [3, 1, 0]
+    line = message(lambda: load(tmp_path, image_size=8, groups=("tiny",)))
+    assert "leaves no test sample; use more samples of a class" in line
+
+
+def test_what_tells_trees_of_groups_apart(tmp_path):
+    tree(tmp_path, north={"train": {"a": 3, "b": 2}}, south={"train": {"a": 2}})
+    first = load(tmp_path)
+    assert load(tmp_path, seed=1).fingerprint == first.fingerprint
+    assert load(tmp_path, groups=("north",)).fingerprint != first.fingerprint
+    (tmp_path / "north" / "train" / "a" / "2.png").rename(tmp_path / "south" / "train" / "a" / "00.png")
+    moved = load(tmp_path)
+    assert moved.train.y.tolist().count(0) == first.train.y.tolist().count(0)
+    assert moved.fingerprint != first.fingerprint
+
+
+def test_broken_pictures_of_groups(tmp_path, capsys):
+    tree(tmp_path, north={"train": {"a": 3}, "test": {"a": 1}}, south={"train": {"a": 2}, "test": {"a": 1}})
+    for i in range(2):
+        (tmp_path / "south" / "train" / "a" / f"{i}.png").write_bytes(b"")
+    result = checked(tmp_path, "--deep")
+    assert result.exit_code == 1
+    assert result.stderr.endswith(": 2 broken files\n")
+    assert "group north 3 training, 1 test; a" in " ".join(result.stdout.split())
+    line = message(lambda: load(tmp_path, on_bad_sample="skip"))
+    assert line.endswith(
+        f"{tmp_path / 'south' / 'train'} has no sound image; use sound ones, or list the other folders in "
+        "data_args.groups"
+    )
+    assert len(load(tmp_path, groups=("north",)).train.y) == 3
+    assert capsys.readouterr().err.count("left out") == 2
+
+
+def test_unfit_trees_of_groups(tmp_path):
+    tree(tmp_path, north={"train": {"a": 3}}, south={"train": {"a": 3}})
+    tree(tmp_path, **{"docs\x1b[31m": {"x": {"a": 1}}})
+    line = message(lambda: load(tmp_path))
+    assert line.endswith(
+        f"{tmp_path}: docs?[31m has no train/, but north has; use <group>/train/<class>/<image> in every folder, or "
+        "data_args.groups"
+    )
+    assert len(load(tmp_path, groups=("north", "south")).group_names) == 2
+    line = message(lambda: load(tmp_path, groups=("north", "nord")))
+    assert line == f"data_args.groups: nord: is no group in {tmp_path}; use one of north, south"
+    line = message(lambda: load(tmp_path / "north", groups=("south",)))
+    assert line.endswith(f"is no group in {tmp_path / 'north'}; use <group>/train/<class>/<image>")
+    tree(tmp_path / "more", **{"odd\x1b": {"train": {"a": 3}}})
+    assert load(tmp_path / "more").group_names == ["odd?"]
+
+
+def test_a_server_reads_the_test_parts_of_all_groups(tmp_path):
+    tree(tmp_path / "whole", north={"train": {"a": 3}, "test": {"a": 1}}, south={"train": {"b": 3}, "test": {"b": 2}})
+    whole, data = load(tmp_path / "whole"), load_test(tmp_path / "whole")
+    datasets.assert_alone(data, whole)
+    tree(tmp_path / "alone", north={"test": {"a": 1}}, south={"val": {"b": 2}})
+    data = load_test(tmp_path / "alone")
+    np.testing.assert_array_equal(data.test.x, whole.test.x)
+    assert (data.test.groups.tolist(), data.group_names, data.class_names) == (
+        [0, 1, 1],
+        ["north", "south"],
+        ["a", "b"],
+    )
+
+
+def test_a_small_copy_of_groups(tmp_path):
+    call = ["data", "fake", "image_folder", "--out", str(tmp_path / "a"), "--set", "groups=[north,south,coast]"]
+    assert CliRunner().invoke(main, call).exit_code == 0
+    data = load(tmp_path / "a")
+    assert data.group_names == ["coast", "north", "south"]
+    assert len(data.train.y) + len(data.test.y) == 300
+    for part in (data.train, data.test):
+        counts = np.array([np.bincount(part.y[part.groups == g], minlength=4) for g in range(3)])
+        assert (counts.sum(1) > 0).all()
+        assert (counts.max(0) > counts.sum(0) / 2).all()  # skewed
+    result = CliRunner().invoke(main, [*call[:4], str(tmp_path / "b"), "--samples", "59", *call[5:]])
+    assert result.output == "error: --samples 59: too few for 3 groups; use at least 60\n"
+    result = CliRunner().invoke(main, [*call[:4], str(tmp_path / "b"), "--set", "groups=[../x]"])
+    assert result.exit_code == 2
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16", "I", "F"])
+def test_pictures_of_all_modes(tmp_path, mode):
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8) * 2
+    wide = {"I;16": np.uint16, "I": np.int32, "F": np.float32}
+    whole = Image.fromarray(grey.astype(wide[mode])) if mode in wide else Image.fromarray(grey).convert(mode)
+    assert whole.mode == mode
+    (tmp_path / "a").mkdir()
+    for i in range(2):
+        whole.save(tmp_path / "a" / f"{i}.tif")
+    data = load(tmp_path, image_size=8, test_fraction=0.5)
+    expected = 255 * (grey > 127) if mode == "1" else grey
+    np.testing.assert_allclose(data.train.x[0], np.broadcast_to(expected, (3, 8, 8)), atol=255 if mode == "1" else 1)
+    assert checked(tmp_path, "--deep").exit_code == 0
+    if mode in wide:
+        Image.fromarray(grey.astype(wide[mode]) * 500).save(tmp_path / "a" / "x.tif")
+        line = "x.tif: is not a sound image of 8 bits (its values go up to 63000); scale it to 0..255"
+        assert line in message(lambda: load(tmp_path))
+        result = checked(tmp_path, "--deep")
+        assert (result.exit_code, line in result.stdout) == (1, True)

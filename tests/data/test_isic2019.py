@@ -89,6 +89,7 @@ def test_six_centres_are_six_clients_with_tests_of_their_own(made):
         assert set(data.test.groups[clients.test[centre]]) == {centre}
     table = np.array(isic.TABLE["train"])
     assert ((clients.counts > 0) == (table > 0)).all()  # the same classes are missing
+    assert clients.names == list(isic.CENTRES)
 
 
 def test_classes_can_be_told_apart(made):
@@ -379,7 +380,7 @@ def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):
     result = CliRunner().invoke(main, argv)
     assert result.exit_code == 0, result.output
     assert result.stderr.count("warning: model") == result.stderr.count("training from scratch") == 1
-    assert re.search(r"accuracy, each client's tests +(\d+\.\d ?){6}\n", result.stdout)
+    assert re.search(r"accuracy, each client's tests +(\w+ \d+\.\d(, )?){6}\n", result.stdout)
     (line,) = read_lines(tmp_path / "run" / "metrics.jsonl")
     sizes = np.bincount(load(made / "prepared").test.groups)
     assert np.dot(line["client_accuracy"], sizes) / sizes.sum() == pytest.approx(line["accuracy"])

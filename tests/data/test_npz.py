@@ -171,3 +171,37 @@ def test_a_silo_that_lacks_classes(tmp_path):
     assert set(data.train.y) == {0, 2, 4, 6}
     line = message(lambda: load(path, classes=6))
     assert "has label 6; use labels from 0 to 5 with data_args.classes 6" in line
+
+
+def test_names_of_classes_and_groups_are_kept(tmp_path):
+    kinds, places = np.array(["malign", "benign"] * 10), np.array(["north", "coast", "north", "so\x1buth"] * 5)
+    data = load(write(tmp_path, x=X, y=kinds, groups=places))
+    assert (data.class_names, data.group_names) == (["benign", "malign"], ["coast", "north", "so?uth"])
+    numbers = load(write(tmp_path, x=X, y=(kinds == "malign").astype(int), groups=places))
+    for part, other in ((data.train, numbers.train), (data.test, numbers.test)):
+        assert part.y.tolist() == other.y.tolist()
+        assert part.groups.tolist() == other.groups.tolist()
+    assert (numbers.class_names, numbers.group_names) == (["0", "1"], ["coast", "north", "so?uth"])
+    in_order = {"class_names": np.array(["malign", "unsure", "benign"])}
+    data = load(write(tmp_path, x=X, y=kinds.astype("S"), **in_order))  # a silo's own, which lacks one
+    assert (data.class_names, data.group_names) == (["malign", "unsure", "benign"], [])
+    assert sorted(set(data.train.y)) == [0, 2]
+    assert load(write(tmp_path, x=X, y=Y % 2, **in_order), classes=3).class_names == data.class_names
+    alone = load_test(write(tmp_path, x_test=X, y_test=kinds, **in_order))
+    assert (alone.class_names, alone.test.y[:2].tolist()) == (data.class_names, [0, 2])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "params", "text"),
+    [
+        ({"class_names": np.arange(4)}, {}, "class_names is int64 of shape (4,); use strings in one dimension"),
+        ({"class_names": np.array(["a", "b", "a"])}, {}, "a, b, a as names of classes; use names that differ"),
+        ({"class_names": np.array(["a", "b"])}, {}, "has label 3; use labels from 0 to 1 with 2 class_names"),
+        ({"class_names": np.array(list("abcd"))}, {"classes": 5}, "names 4 classes, data_args.classes is 5; use"),
+        ({"y": np.array(["a\x1b", "b"] * 10), "class_names": np.array(["b", "c"])}, {}, "a? is none of class_names"),
+        ({"y": np.array([["a", "b"]] * 10)}, {}, "y: is int64 of shape (10, 2); use integers or names in one"),
+        ({"y": np.array(["a", ""] * 10)}, {}, ", a as names of classes; use names that differ, and none that is empty"),
+    ],
+)  # fmt: skip
+def test_names_that_are_none(tmp_path, arrays, params, text):
+    assert text in message(lambda: load(write(tmp_path, **{"x": X, "y": Y} | arrays), **params))

@@ -1,6 +1,7 @@
 """Runs from Python: started, interrupted, gone on with and looked at; with names and with objects."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError, Method
+from fl_labelskew_registry import Arrays, Data, LabelSkewError, Method
 from torch import nn
 
 import fl_labelskew_plugins as fl
@@ -239,3 +240,22 @@ def test_runs_side_by_side(finished, tmp_path):
         fl.report([tmp_path / "nope"])
     with pytest.raises(LabelSkewError, match="no runs to report on; give one or more runs"):
         fl.report([])
+
+
+def test_clients_that_are_groups_are_found_by_name(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    parts = [Arrays(rng.random((n, 64), np.float32), np.arange(n) % 10, np.arange(n) // 10 % 3) for n in (60, 30)]
+    data = Data(*parts, [str(c) for c in range(10)], group_names=["coast", "north", "so\x1buth"])
+    changes = {"train_args.client_num_in_total": 3, "validation_args.per_client": True}
+    recipe = fl.load(RECIPE | {"partition_args": {"partition_method": "natural"}}, changes)
+    run = fl.run(recipe, tmp_path / "out", dataset=data)
+    assert run.partition.index.tolist() == ["coast", "north", "so?uth"]
+    assert run.partition.loc["north"].tolist() == [2] * 10
+    by_name, by_number = run.personalised("north"), run.personalised(1)
+    assert torch.equal(by_name.classifier.weight, by_number.classifier.weight)
+    line = "client nord: is not in this run; use one of coast, north, so?uth, or a number"
+    with pytest.raises(LabelSkewError, match=re.escape(line)):
+        run.personalised("nord")
+    told = capsys.readouterr().out
+    assert "(natural: coast, north, so?uth)" in told
+    assert re.search(r"accuracy, each client's tests +coast [\d.]+, north [\d.]+, so\?uth [\d.]+\n", told)

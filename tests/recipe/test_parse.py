@@ -570,3 +570,30 @@ def test_another_plugin_by_set_starts_from_its_own_defaults():
     assert same.partitioner.params.classes_per_client == 2
     wrong = lines_of(text, dirichlet[0], "partition_args.classes_per_client=3")
     assert any("--set partition_args.classes_per_client: unknown key" in line for line in wrong)
+
+
+NO_NUMBER = "allowed: a list, each a number of at least"
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"mean": "imagenet"}, None),
+        ({"mean": "data", "std": "data"}, None),
+        ({"mean": [0.5, 1], "std": [0.1, 2]}, None),
+        ({"mean": [0.5]}, "std: null does not go with mean [0.5]; use a list as long"),
+        ({"mean": [1.0], "std": [1.0, 2.0]}, "std: [1.0, 2.0] does not go with mean [1.0]; use a list as long"),
+        ({"std": [0.5]}, "std: [0.5] does not go with mean null; use lists for both, or mean alone"),
+        ({"mean": "data", "std": "imagenet"}, "std: 'imagenet' does not go with mean 'data'; use lists for both, or"),
+        ({"mean": [0.1], "std": [0]}, f"std: 0 is out of range; {NO_NUMBER} 1e-30 and at most 1e+30"),
+        ({"mean": "imagnet"}, f"mean: 'imagnet' is of the wrong type; {NO_NUMBER} -1e+30"),
+        ({"mean": []}, f"mean: [] has the wrong length; {NO_NUMBER} -1e+30"),
+    ],
+)  # fmt: skip
+def test_mean_and_std_go_together(values, line):
+    overrides = [f"data_args.{key}={value}" for key, value in values.items()]
+    if line is None:
+        made = parse.parse(text_with(), overrides=overrides)
+        assert parse.parse(made.dump()).data == made.data
+    else:
+        assert f"data_args.{line}" in only_line(text_with(), *overrides)

@@ -57,6 +57,15 @@ def test_live_shows_round_client_accuracy_and_time_left():
         assert word in text
 
 
+def test_a_client_with_a_name_is_called_by_it():
+    screen = io.StringIO()
+    shown = Live(Console(file=screen, force_terminal=True, width=200))
+    shown.start("fedmr", 0, 4, 2)
+    shown.client(0, 2, 2, "north")
+    shown.stop()
+    assert "client 2/2 north" in screen.getvalue()
+
+
 def test_quiet_is_silent_and_pipes_get_lines(capsys):
     assert type(progress(True)) is Progress
     assert type(progress(False)) is Plain

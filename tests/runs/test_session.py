@@ -3,13 +3,16 @@ import json
 import numpy as np
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, RunError
 
+from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.front.start import describe
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.rounds import Rounds
 
 TEXT = """\
 data_args: {dataset: digits}
@@ -66,3 +69,37 @@ def test_a_run_is_not_gone_on_with_on_other_samples(tmp_path):
     np.savez(tmp_path / "d.npz", x=x + 0.5, y=y)  # the same partition
     with pytest.raises(LabelSkewError, match=r"the samples are no longer those of the run; use the data set as it was"):
         record(resume=True)
+
+
+def grouped(folder, *overrides):
+    x, y = np.random.default_rng(0).random((60, 4)), np.arange(60) % 3
+    np.savez(folder / "d.npz", x=x, y=y, groups=np.array(["north", "south", "coast"]).repeat(20))
+    text = TEXT.replace("pcdd, classes_per_client: 2", "natural")
+    changes = ["data_args.dataset=npz", "train_args.client_num_in_total=3", *overrides]
+    return session.build(parse.parse(text, overrides=[f"data_args.data_cache_dir={folder}", *changes]))
+
+
+def test_clients_that_are_groups_are_called_by_their_names(tmp_path):
+    made = grouped(tmp_path)
+    assert [made.client_name(k) for k in range(3)] == ["client coast", "client north", "client south"]
+    assert built().client_name(3) == "client 3"
+    assert "3 clients of 15 to 17 samples and 3 classes (natural: coast, north, south)" in describe(made)
+    broken = LocalResult({"no": torch.zeros(1)}, {}, {}, {})
+    RunFolder(tmp_path / "run").create()
+    rounds = Rounds(Record(made, RunFolder(tmp_path / "run"), Progress(), resume=False))
+    with pytest.raises(RunError, match=r"^round 1: upload of client north "):
+        rounds.server.check(1, 0, broken)
+    assert json.loads((tmp_path / "run" / "partition.json").read_text())["clients"] == ["coast", "north", "south"]
+
+
+def test_a_recipe_says_mean_and_std(tmp_path):
+    plain, given = grouped(tmp_path), grouped(tmp_path, "data_args.mean=[1, 2, 3, 4]", "data_args.std=[2, 2, 2, 2]")
+    assert given.data == plain.data  # the samples are the same
+    index = torch.arange(5)
+    x = plain.trainer.train.x[index]
+    expected = (x - torch.tensor([1.0, 2.0, 3.0, 4.0])) / 2
+    torch.testing.assert_close(given.trainer.train.inputs(index), expected)
+    own = grouped(tmp_path, "data_args.mean=data")
+    torch.testing.assert_close(own.trainer.train.inputs(index), plain.trainer.train.inputs(index))
+    with pytest.raises(LabelSkewError, match=r"^data_args.mean: imagenet: 3 numbers for samples of 4 channels; use "):
+        grouped(tmp_path, "data_args.mean=imagenet")

@@ -115,7 +115,7 @@ class Server(Manager):
         for number, client in enumerate(clients, 1):
             while client not in self._arrived:
                 self.transport.receive()
-            self.record.progress.client(round, number, len(clients))
+            self.record.progress.client(round, number, len(clients), self.session.trainer.names.get(client, ""))
             result = self._arrived.pop(client)
             device = self.session.trainer.device
             result.upload = {k: v.to(device) for k, v in result.upload.items()}

@@ -81,7 +81,7 @@ class HostedFederation(Simulation):
     def play(self, client: int, train: Callable[[], Any], network: nn.Module) -> Any:
         """A client's turn: the host's local training of this network; what the host's client sends."""
         local, record, round = self.session.trainer, self.record, self.round_number
-        record.progress.client(round, len(self.results) + 1, len(self.host.clients))
+        record.progress.client(round, len(self.results) + 1, len(self.host.clients), local.names.get(client, ""))
         shared = rest(self.server.shared, OPTIMIZER)
         turn = Turn(local, client, round, shared=shared, times_selected=record.states.select(client))
         self.turn = HostedTurn(turn, network, self.settings.epochs)

@@ -1,0 +1,501 @@
+"""Tables: a CSV or Parquet file with a row for each sample, a column of classes, and the other columns as features.
+
+A column of groups, such as hospitals, is for the partition natural. What is no number, and what is missing, is refused
+in a line or encoded as ``data_args`` say. A CSV file is UTF-8 and begins with the columns' names; its separator and its
+decimal sign are told from its beginning. Parquet needs pyarrow.
+"""
+
+from __future__ import annotations
+
+import csv
+import numbers
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins.data import fakes
+from fl_labelskew_plugins.data.files import fits, one_line, only_file, size_text
+from fl_labelskew_plugins.data.fingerprint import digest
+from fl_labelskew_plugins.data.split import picked, stratified
+from fl_labelskew_plugins.data.stats import moments
+from fl_labelskew_plugins.machine.log import warn
+from fl_labelskew_plugins.machine.text import clean, counted, few
+from fl_labelskew_plugins.params import Params
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
+HEAD = 2**16
+"""Letters of a text file that tell its separator and its decimal sign."""
+MOST_CATEGORIES = 1000
+FAKE_CLASSES, FAKE_GROUPS, FAKE_FEATURES = ("benign", "malign", "unsure"), ("coast", "north", "south"), 8
+
+
+@contextmanager
+def _sound(path: Path) -> Iterator[None]:
+    """Turn what goes wrong in reading a file into a LabelSkewError."""
+    try:
+        yield
+    except LabelSkewError:
+        raise
+    except UnicodeDecodeError as error:
+        raise mistake(path, "is not text in UTF-8", "UTF-8, which spreadsheets call CSV UTF-8") from error
+    except OSError as error:
+        raise LabelSkewError(f"{path}: cannot be read ({error.strerror or one_line(error)})") from error
+    except Exception as error:  # pandas and pyarrow raise a dozen types
+        use = "a file whose rows are all as long as its first line"
+        raise mistake(path, f"is not a sound table ({clean(one_line(error))})", use) from error
+
+
+def header(path: Path) -> list[str]:
+    """The names of a file's columns, in order; of Parquet, without an index that pandas wrote.
+
+    Raises:
+        LabelSkewError: the file cannot be read, or a column has no name, or that of another one.
+    """
+    with _sound(path):
+        if path.suffix.lower() in PARQUET:
+            names = [name for name in _parquet(path).schema_arrow.names if not name.startswith("__index_level_")]
+        else:
+            with path.open(encoding="utf-8-sig", newline="") as stream:
+                names = next(csv.reader(stream, delimiter=_signs(path)[0], skipinitialspace=True), [])
+            names = [name.strip() for name in names]
+    if not names:
+        raise mistake(path, "is empty", "a line with the names of the columns, and a row for each sample")
+    if "" in names:
+        raise mistake(path, f"column {names.index('') + 1} has no name", "a first line with a name for each column")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise mistake(path, f"column {clean(twice[0], 40)} is there twice", "a name of its own for each column")
+    return names
+
+
+def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """These columns of a file, in their order.
+
+    Raises:
+        LabelSkewError: the file cannot be read, or is too large.
+    """
+    with _sound(path):
+        fits(path.stat().st_size, f"data set table: {path}", "its rows", "a smaller table")
+        if path.suffix.lower() in PARQUET:
+            # without what pandas has noted there: a column may be an index to it
+            frame: pd.DataFrame = _parquet(path).read(columns=list(columns)).to_pandas(ignore_metadata=True)
+        else:
+            import pandas as pd
+
+            separator, decimal = _signs(path)
+            with warnings.catch_warnings():
+                # it would cut rows that are too long; with usecols, without a word
+                warnings.simplefilter("error", pd.errors.ParserWarning)
+                frame = pd.read_csv(
+                    path,
+                    sep=separator,
+                    decimal=decimal,
+                    encoding="utf-8-sig",
+                    header=0,
+                    names=header(path),
+                    index_col=False,
+                    skipinitialspace=True,
+                    low_memory=False,
+                )
+        return frame[list(columns)]
+
+
+def _signs(path: Path) -> tuple[str, str]:
+    """Separator and decimal sign of a text file; numbers such as ``1,5`` may be where commas do not separate."""
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        head = stream.read(HEAD)
+    separator = max(",;\t|", key=head.partition("\n")[0].count)
+    return separator, "," if separator != "," and re.search(r"\d,\d", head) else "."
+
+
+def _parquet(path: Path) -> Any:
+    try:
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        install = "pip install 'fl-labelskew-plugins[parquet]'"
+        raise mistake(path, "Parquet needs pyarrow, which is not installed", f"{install}, or a CSV file") from None
+    return ParquetFile(path)
+
+
+def texts(column: pd.Series[Any]) -> NDArray[np.object_]:
+    """A column's values as texts, whole numbers as such; None where there is none. ``(N,)``."""
+
+    def text(value: Any) -> str:
+        whole = isinstance(value, float) and value.is_integer()
+        return clean(int(value) if whole else value).strip()
+
+    known = column.notna().to_numpy()
+    values = [text(value) if there else None for value, there in zip(column.tolist(), known, strict=True)]
+    return np.array(values, object)
+
+
+def ordered(names: NDArray[np.object_]) -> list[str]:
+    """The different texts: numbers by their size, else as texts are sorted."""
+    different = {name for name in names if name is not None}
+    whole = all(re.fullmatch(r"-?\d{1,18}", name) for name in different)
+    return sorted(different, key=int) if whole else sorted(different)
+
+
+def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
+    """A column's numbers ``(N,)``, NaN where there is none; None where some of it is no number but text.
+
+    Raises:
+        LabelSkewError: it holds dates, lists and the like.
+    """
+    import pandas as pd
+
+    kinds = pd.api.types
+    if kinds.is_numeric_dtype(column) and not kinds.is_complex_dtype(column):
+        return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
+    odd = [value for value in column.dropna().tolist() if not isinstance(value, str | numbers.Real | Decimal)]
+    if odd:
+        use = "data_args.features without it, or a number made of it"
+        raise mistake(where, f"holds {clean(odd[0], 40)}, of type {type(odd[0]).__name__}", use)
+    values = pd.to_numeric(column.astype(object), errors="coerce")
+    if (column.notna() & values.isna()).any():
+        return None
+    return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan))
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A column of features, as the training file decides.
+
+    Args:
+        categories: of one that is no number; empty: it is one.
+    """
+
+    name: str
+    categories: tuple[str, ...] = ()
+
+    @property
+    def shown(self) -> list[str]:
+        """What its features are called."""
+        name = clean(self.name, 40)
+        return [f"{name}={category}" for category in self.categories] or [name]
+
+    def encoded(self, column: pd.Series[Any], where: str) -> NDArray[np.float64]:
+        """Its features ``(N, 1)``, or ``(N, categories)``, NaN where a row has no value.
+
+        Raises:
+            LabelSkewError: a number is none.
+        """
+        where = f"{where}: column {clean(self.name, 40)}"
+        if not self.categories:
+            values = measured(column, where)
+            if values is None:
+                raise mistake(where, f"holds {_no_numbers(column)}, but numbers in training", "numbers")
+            if len(bad := np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)):
+                raise mistake(where, f"row {bad[0] + 1} is not finite in float32", "finite numbers")
+            return values[:, None]
+        words, known = texts(column), column.notna().to_numpy()
+        encoded: NDArray[np.float64] = (words[:, None] == np.array(self.categories, object)).astype(np.float64)
+        encoded[~known] = np.nan
+        if others := ordered(words[~encoded.any(axis=1)]):
+            warn(
+                f"{where}: {few(others)} {'is' if len(others) == 1 else 'are'} not in training; encoded as none of all"
+            )
+        return encoded
+
+
+def _no_numbers(column: pd.Series[Any]) -> str:
+    """The values of a column that are no numbers, in words."""
+    import pandas as pd
+
+    values = column[column.notna() & pd.to_numeric(column.astype(object), errors="coerce").isna()]
+    return few(ordered(texts(values)), 4)
+
+
+class Table(Dataset):
+    """A user's own table; samples are ``(F,)`` float32, normalised feature by feature."""
+
+    class Params(Params):
+        """Parameters of table."""
+
+        file: str | None = Field(None, description="Name of the file in data_cache_dir; default: the only one there.")
+        test_file: str | None = Field(
+            None, description="Name of a file of the test part beside it; default: the test part is split off."
+        )
+        label: str = Field("label", description="Column of the classes: names, or whole numbers.")
+        class_names: tuple[str, ...] | None = Field(
+            None, min_length=1, description="All classes in order; default: those of the training file, sorted."
+        )
+        features: tuple[str, ...] | None = Field(
+            None, min_length=1, description="Columns that the network gets, in order; default: all the others."
+        )
+        group: str | None = Field(None, description="Column of the groups, such as hospitals; default: no groups.")
+        categorical: Literal["refuse", "one_hot"] | dict[str, Annotated[list[str], Field(min_length=1)]] = Field(
+            "refuse",
+            description="What a feature that is no number leads to; one_hot: a feature for each of its categories in "
+            "training. A mapping of columns to lists says which categories there are, as silos have to.",
+        )
+        missing: Literal["refuse", "drop", "mean"] = Field(
+            "refuse",
+            description="What a missing value leads to: drop leaves its row out, mean puts the feature's mean in "
+            "training there.",
+        )
+        test_fraction: float = Field(
+            0.2, gt=0, lt=1, description="Share of each class, of each group, in test where there is no test_file."
+        )
+
+    def paths(self, data_dir: Path | None) -> list[Path]:
+        """The file of the training part, and that of the test part where it has one.
+
+        Raises:
+            LabelSkewError: one is not there, or it is not clear which it is.
+        """
+        options, endings = self.params, [*TEXT, *PARQUET]
+        paths = [only_file(data_dir, options.file, endings, "table")]
+        if options.test_file is not None:
+            paths.append(only_file(paths[0].parent, options.test_file, endings, "table"))
+        for path in paths:
+            if path.suffix.lower() not in endings:
+                raise mistake("data set table", f"{path} is none", f"a file that ends in {few(endings)}")
+        if len(paths) == 2 and paths[0] == paths[1]:
+            raise mistake("data_args.test_file", f"{paths[1]} is the training part as well", "another data_args.file")
+        return paths
+
+    def check(self, data_dir: Path | None, *, download: bool) -> None:
+        """Raise LabelSkewError if a file is missing; it cannot be downloaded."""
+        self.paths(data_dir)
+
+    def check_test(self, data_dir: Path | None, *, download: bool) -> None:
+        """As :meth:`check`, for the test part alone where it is a file of its own."""
+        if self._test_alone(data_dir) is None:
+            self.paths(data_dir)
+
+    def _test_alone(self, data_dir: Path | None) -> Path | None:
+        """The file of the test part, where there is none of the training part."""
+        if self.params.test_file is not None:
+            try:
+                self.paths(data_dir)
+            except LabelSkewError:
+                return only_file(data_dir, self.params.test_file, [*TEXT, *PARQUET], "table")
+        return None
+
+    def columns(self, path: Path) -> list[str]:
+        """Label, group and features of a file, in this order.
+
+        Raises:
+            LabelSkewError: the file has no such columns, or one is to be two things.
+        """
+        options, there = self.params, header(path)
+        special = [options.label] if options.group is None else [options.label, options.group]
+        features = [name for name in there if name not in special] if options.features is None else options.features
+        named = {"label": special[:1], "group": special[1:], "features": features}
+        if isinstance(options.categorical, dict):
+            named["categorical"] = list(options.categorical)
+        for key, names in named.items():
+            if absent := [name for name in names if name not in there]:
+                lacks = f"{path} has no column {clean(absent[0], 40)}"
+                raise mistake(f"data_args.{key}", lacks, f"one of {few(there, 20)}")
+        if not features:
+            raise mistake(path, f"has no column beside {few(special)}", "a column for each feature")
+        columns = [*special, *features]
+        if twice := [name for name in columns if columns.count(name) > 1]:
+            use = "each as label, as group or as a feature"
+            raise mistake("data_args", f"column {clean(twice[0], 40)} is named twice", use)
+        return columns
+
+    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Read and check the rows; ``seed`` chooses the test part where there is none."""
+        return self._read(self.paths(data_dir), seed)
+
+    def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """The test part; a file of it that is alone is normalised by its own moments."""
+        path = self._test_alone(data_dir)
+        if path is None:
+            return super().load_test(data_dir, download=download, seed=seed)
+        return self._read([path], None)
+
+    def _read(self, paths: Sequence[Path], seed: int | None) -> Data:
+        """The files' data; ``seed``: of the test part that is split off from one file, None: it is the test part."""
+        columns = self.columns(paths[0])
+        for path in paths[1:]:
+            if absent := [name for name in columns if name not in header(path)]:
+                lacks = f"has no column {clean(absent[0], 40)}, as {paths[0].name} has"
+                raise mistake(path, lacks, "the same columns in both files")
+        frames = [self._complete(rows(path, columns), path) for path in paths]
+        features = self._features(frames[0], paths[0])
+        names, labels = self._classes(frames, paths)
+        groups, of_groups = self._groups(frames)
+        parts = [
+            Arrays(np.hstack([f.encoded(frame[f.name], str(path)) for f in features]).astype(np.float32), y, group)
+            for frame, path, y, group in zip(frames, paths, labels, of_groups, strict=True)
+        ]
+        fingerprint, train, test = digest(parts, names), parts[0], parts[-1]
+        if len(parts) == 1 and seed is not None:
+            fraction = self.params.test_fraction
+            drawn = stratified(train.y, train.groups, test_fraction=fraction, seed=seed, where=str(paths[0]))
+            train, test = (picked(train, part) for part in drawn)
+        shown = [name for feature in features for name in feature.shown]
+        if self.params.missing == "mean":
+            _fill(train.x, [train.x, test.x], shown, paths[0])
+        mean, std = moments(train.x)
+        if seed is None:
+            train = picked(train, np.zeros(0, np.int64))
+        notes = {"features.txt": "".join(f"{name}\n" for name in shown)}
+        return Data(train, test, names, mean, std, notes, fingerprint, groups)
+
+    def _complete(self, frame: pd.DataFrame, path: Path) -> pd.DataFrame:
+        """The rows that have all values, or all that cannot be replaced by a mean.
+
+        Raises:
+            LabelSkewError: there are others, or there is no row.
+        """
+        options = self.params
+        needed = [name for name in (options.label, options.group) if name is not None]
+        lacking = (frame[needed] if options.missing == "mean" else frame).isna()
+        without = lacking.any(axis=1)
+        if len(frame) and not without.any():
+            return frame
+        if without.all():
+            emptiest = clean(lacking.sum().idxmax(), 40) if len(frame) else ""
+            what = f"has no row with all values, and most are missing in {emptiest}" if emptiest else "has no row"
+            raise mistake(
+                path, what, "data_args.missing: mean, or data_args.features without it" if emptiest else "one"
+            )
+        if options.missing == "drop":
+            warn(f"{path}: {counted(int(without.sum()), 'row')} of {len(frame)} without all values; left out")
+            return frame[~without]
+        first, *others = [name for name in lacking if lacking[name].any()]
+        count, row = counted(int(lacking[first].sum()), "row"), int(lacking[first].to_numpy().argmax()) + 1
+        more = f"; and so have {few(others)}" if others else ""
+        use = "data_args.missing: drop" + ("" if first in needed else " or mean")
+        what = f"has no value in {count} of {len(frame)}, first in row {row}{more}"
+        raise mistake(f"{path}: column {clean(first, 40)}", what, use)
+
+    def _features(self, frame: pd.DataFrame, path: Path) -> list[Feature]:
+        """The features of the training part's columns.
+
+        Raises:
+            LabelSkewError: one is no number, and nothing says what becomes of it.
+        """
+        categorical, features = self.params.categorical, []
+        for name in frame.columns[1 if self.params.group is None else 2 :]:
+            where, categories = f"{path}: column {clean(name, 40)}", tuple[str, ...]()
+            if isinstance(categorical, dict) and name in categorical:
+                categories = tuple(categorical[name])
+                if unknown := [text for text in ordered(texts(frame[name])) if text not in categories]:
+                    raise mistake(
+                        where, f"{unknown[0]} is none of data_args.categorical", f"it there: {few(categories)}"
+                    )
+            elif measured(frame[name], where) is None:
+                if categorical != "one_hot":
+                    use = "data_args.categorical: one_hot, or data_args.features without it"
+                    raise mistake(where, f"holds {_no_numbers(frame[name])}, which are no numbers", use)
+                categories = tuple(ordered(texts(frame[name])))
+            if len(categories) > MOST_CATEGORIES:
+                raise mistake(where, f"has {len(categories)} categories", "data_args.features without it")
+            features.append(Feature(name, categories))
+        return features
+
+    def _classes(
+        self, frames: Sequence[pd.DataFrame], paths: Sequence[Path]
+    ) -> tuple[list[str], list[NDArray[np.int64]]]:
+        """The names of all classes, and each file's labels ``(N,)``.
+
+        Raises:
+            LabelSkewError: the column holds no classes, or one that is not known.
+        """
+        label, given, labels = self.params.label, self.params.class_names, []
+        names = list(given or ordered(texts(frames[0][label])))
+        if given is None and not 1 < len(names) <= MOST_CATEGORIES:
+            held = f"has the one class {names[0]}" if len(names) == 1 else f"has {len(names)} different values"
+            use = "data_args.class_names of all" if len(names) == 1 else "a column of classes"
+            raise mistake(f"{paths[0]}: column {clean(label, 40)}", held, use)
+        for frame, path in zip(frames, paths, strict=True):
+            where = f"{path}: column {clean(label, 40)}"
+            values = measured(frame[label], where)
+            if values is not None and len(parts := values[values % 1 != 0]):
+                raise mistake(where, f"holds {parts[0]:g}, which is no class", "names or whole numbers")
+            of_rows = texts(frame[label])
+            if unknown := [name for name in ordered(of_rows) if name not in names]:
+                use = "it in data_args.class_names" if given else "classes of the training part alone"
+                raise mistake(where, f"{unknown[0]} is none of {few(names)}", use)
+            labels.append(_numbered(of_rows, names))
+        return names, labels
+
+    def _groups(self, frames: Sequence[pd.DataFrame]) -> tuple[list[str], list[NDArray[np.int64] | None]]:
+        """The names of all groups, and each file's groups ``(N,)``; none where no column says."""
+        if self.params.group is None:
+            return [], [None] * len(frames)
+        columns = [texts(frame[self.params.group]) for frame in frames]
+        names = ordered(np.concatenate(columns))
+        return names, [_numbered(column, names) for column in columns]
+
+    def survey(self, data_dir: Path | None) -> fakes.Rows:
+        """Files, columns, rows, classes and groups; what features hold is not looked at."""
+        try:
+            paths = self.paths(data_dir)
+            columns, *_ = (self.columns(path) for path in paths)
+            special = columns[: 1 if self.params.group is None else 2]
+            frames = [rows(path, special) for path in paths]
+        except LabelSkewError as error:
+            return [("table", "missing", str(error))]
+        parts = dict(zip(("training", "test"), paths, strict=False))
+        facts = {f"{part} file": f"{path.name}, {size_text(path.stat().st_size)}" for part, path in parts.items()}
+        facts["features"] = f"{len(columns) - len(special)}: {few(columns[len(special) :])}"
+        facts |= {f"{part} rows": str(len(frame)) for part, frame in zip(parts, frames, strict=False)}
+        names = ordered(texts(frames[0][special[0]]))
+        facts |= {"classes": str(len(names)), "names": few(names)}
+        if len(special) == 2:
+            groups = texts(frames[0][special[1]])
+            for name in ordered(groups):
+                held = ordered(texts(frames[0][special[0]][groups == name]))
+                facts[f"group {name}"] = f"{int((groups == name).sum())} training; {few(held)}"
+        return [(what, text, "any") for what, text in facts.items()]
+
+    def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
+        """Write ``table.csv``: 300 rows by default, three classes, and three groups where ``group`` is a column."""
+        options, rng = self.params, seeds.numpy_generator(seed, "fake table")
+        names = options.class_names or FAKE_CLASSES
+        features = options.features or [f"feature {i}" for i in range(1, FAKE_FEATURES + 1)]
+        number, least = samples or 300, 20 * len(names)
+        if number < least:
+            raise mistake(f"--samples {number}", f"too few for {len(names)} classes", f"at least {least}")
+        centres = rng.normal(0, 1.5, (len(names), len(features)))
+        fakes.fresh_folder(out)
+        with (out / "table.csv").open("w", encoding="utf-8", newline="") as file:
+            lines = csv.writer(file)
+            lines.writerow([*features, *([] if options.group is None else [options.group]), options.label])
+            for i in range(number):
+                label = int(rng.integers(len(names)))
+                group = [] if options.group is None else [FAKE_GROUPS[(label if i % 4 else i // 4) % len(FAKE_GROUPS)]]
+                values = (centres[label] + rng.normal(0, 1, len(features))).round(3)
+                lines.writerow([*values.tolist(), *group, names[label]])
+
+
+def _numbered(names: NDArray[np.object_], order: Sequence[str]) -> NDArray[np.int64]:
+    """The places of texts ``(N,)`` in their order."""
+    number = {name: i for i, name in enumerate(order)}
+    return np.array([number[name] for name in names], np.int64)
+
+
+def _fill(train: NDArray[np.float32], parts: Sequence[NDArray[np.float32]], names: Sequence[str], path: Path) -> None:
+    """Put the features' means ``(F,)`` of the training samples ``(N, F)`` where the parts have NaN.
+
+    Raises:
+        LabelSkewError: a feature has no value in training.
+    """
+    known = ~np.isnan(train)
+    if len(empty := np.flatnonzero(~known.any(axis=0))):
+        use = "data_args.features without it"
+        raise mistake(f"{path}: column {names[empty[0]]}", "has no value in the training part", use)
+    means = np.where(known, train, 0).sum(axis=0, dtype=np.float64) / known.sum(axis=0)
+    for part in parts:
+        at = np.isnan(part)
+        part[at] = np.broadcast_to(means, part.shape)[at]
