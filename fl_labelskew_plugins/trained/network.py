@@ -106,7 +106,7 @@ def load(file: Path, network: Network | None = None) -> Trained:
     kind = catalog.load("models", known("models", about.network, where))
     network = made(kind, about.network_params | dict(kind.trained_params), f"{where}: model {about.network}: ")
     # by shapes alone first: what a stranger says may be of any size
-    with suppress(NotImplementedError, RuntimeError), torch.device("meta"):
+    with suppress(NotImplementedError, RuntimeError, TypeError), torch.device("meta"):
         check(network.build(tuple(about.input_shape), len(about.class_names)), weights, where)
     return Trained(file, about, build(network, about.input_shape, len(about.class_names), weights, where))
 
