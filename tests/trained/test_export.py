@@ -33,7 +33,8 @@ def test_every_network_gives_the_same_logits(pictures, tmp_path, name):
     about = load(pictures[1].folder / "model.safetensors").about.model_copy(
         update={
             "network": name, "network_params": params, "input_shape": shape, "class_names": list("abcdefghij"),
-            "mean": [] if text else [0.4], "std": [] if text else [0.3], "dtype": "float32" if name == "mlp" else "uint8",
+            "mean": [] if text else [0.4], "std": [] if text else [0.3],
+            "dtype": "float32" if name == "mlp" else "uint8",
         }
     )  # fmt: skip
     trained = Trained(tmp_path / "x.safetensors", about, network)

@@ -111,7 +111,7 @@ def test_arrays_by_number_and_what_python_gets(arrays, tmp_path):
     assert run.predict(x[0]).shape == (1, 2)
     assert run.predict(x[:0]).shape == (0, 2)
     (tmp_path / "bad.npz").write_bytes(b"x")
-    with pytest.raises(LabelSkewError, match="is not a sound .npz archive"):
+    with pytest.raises(LabelSkewError, match=r"is not a sound \.npz archive"):
         run.predict([tmp_path / "new.npz", tmp_path / "bad.npz"])
 
 
