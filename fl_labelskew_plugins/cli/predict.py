@@ -56,7 +56,7 @@ def predict_command(
     unreadable: list[str] = []
     console = Console(stderr=True)
     with (
-        writing(out or "stdout"),
+        nullcontext() if out is None else writing(out),
         nullcontext(shown.extend) if out is None else predict.writer(out, head) as write,
         Progress(console=console, disable=not console.is_terminal, transient=True) as progress,
     ):

@@ -45,10 +45,11 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
         files.append(f"- `best.safetensors`: the global model after round {result['rounds_to_best']}, the best one")
     if session.method.personalises() and "private_models_accuracy" in result:
         files.append("- `clients/`: each client's personalised model")
+    dealt = f"{code(recipe.partition.partition_method)}, {_params(recipe.partitioner.params.model_dump())}"
     how = [
         ("method", f"{code(recipe.method_name)}, {_params(recipe.resolved()['method_args'], 'method')}"),
         ("optimiser", f"{code(settings.federated_optimizer)}, {_params(recipe.optimizer.params.model_dump())}"),
-        ("partition", f"{code(recipe.partition.partition_method)}, {_params(recipe.partitioner.params.model_dump())}"),
+        ("partition", "none: each silo has data of its own" if recipe.own_data else dealt),
         ("federation", f"{counted(settings.client_num_in_total, 'client')}, {settings.clients_per_round} in a round, "
                        f"{counted(rounds, 'round')} of {counted(settings.epochs, 'epoch')}"),
         ("local training", f"{settings.client_optimizer}, batches of {settings.batch_size}, learning rate "

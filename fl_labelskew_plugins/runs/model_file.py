@@ -53,7 +53,7 @@ class About(Params):
         client_name: of that client.
     """
 
-    format: int = FORMAT
+    format: int = Field(FORMAT, ge=1)
     network: Name | None
     network_params: dict[str, Any]
     module: Name | None = None
@@ -90,7 +90,7 @@ def about(session: Session, *, round: int, client: int | None = None, client_nam
     recipe = session.recipe
     network, given = recipe.network, recipe.objects.get("model_args")
     params = {} if given else network.params.model_dump(mode="json", by_alias=True) | dict(network.trained_params)
-    keys = () if "data_args" in recipe.objects else recipe.dataset.picture_keys
+    reading = recipe.dataset.params.model_dump(mode="json", by_alias=True)
     mean, std = session.normalisation or (None, None)
     return About.model_construct(
         format=FORMAT,
@@ -103,7 +103,7 @@ def about(session: Session, *, round: int, client: int | None = None, client_nam
         mean=None if mean is None else [float(value) for value in mean],
         std=None if std is None else [float(value) for value in std],
         dataset=recipe.data.dataset,
-        picture={key: getattr(recipe.dataset.params, key) for key in keys} or None,
+        picture={key: reading[key] for key in recipe.dataset.picture_keys} or None,
         method=recipe.method_name,
         recipe=recipe_hash(recipe),
         round=round,

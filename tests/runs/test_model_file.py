@@ -67,6 +67,7 @@ def test_the_hash_is_of_what_decides_about_the_numbers():
     ("change", "says"),
     [
         ({"format": 2}, "is of format 2, and this version knows 1 at most; use a newer fl-labelskew-plugins"),
+        ({"format": 0}, "says what cannot be: format: 0 is out of range"),
         ({"format": True}, "what it says of its network is damaged; use the file as the run has written it"),
         ({"format": "1"}, "is damaged"),
         ({"more": 1}, "says what cannot be: more: unknown key; allowed: format, network"),
