@@ -48,6 +48,25 @@ def heat_map(
     save(picture, path)
 
 
+def confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path, *, title: str) -> None:
+    """Confusion matrix ``(C, C)`` as PNG: classes down, predictions across; coloured by the share of each class."""
+    table, side = np.asarray(counts), len(class_names)
+    shares = table / np.maximum(table.sum(1, keepdims=True), 1)
+    picture, axes = figure(min(16, 3.2 + 0.5 * side), min(14, 2.2 + 0.42 * side))
+    image = axes.imshow(np.where(table == 0, np.nan, 100 * shares), cmap="viridis_r", vmin=0, vmax=100)
+    axes.set(xlabel="predicted", ylabel="class", title=title)
+    if side <= 40:
+        axes.set_yticks(range(side), class_names)
+        axes.set_xticks(range(side), class_names, rotation=30, ha="right")
+    if side <= 20:
+        for (label, prediction), value in np.ndenumerate(table):
+            if value:
+                color = "white" if shares[label, prediction] > 0.5 else "black"
+                axes.text(prediction, label, int(value), ha="center", va="center", fontsize=7, color=color)
+    picture.colorbar(image, label="% of the class")
+    save(picture, path)
+
+
 def curves(lines: Sequence[dict[str, Any]], path: Path, *, title: str, own_models: str) -> None:
     """Accuracy and loss over the rounds, from a run's metrics; ``own_models``: those of the clients' own tests."""
     tests = [line for line in lines if "accuracy" in line]

@@ -19,6 +19,7 @@ FLOORS = (
     {"runs"},
     {"host"},
     {"runtimes"},
+    {"trained"},
     {"front"},
     {"studies"},
     {"cli"},

@@ -25,6 +25,18 @@ def test_heat_map_of_few_and_many_clients(tmp_path):
     assert {f.name for f in tmp_path.iterdir()} == {"a.png", "b.png"}
 
 
+def test_a_confusion_matrix_is_coloured_by_the_share_of_each_class(tmp_path, monkeypatch):
+    plots.confusion([[3, 1], [0, 0]], ["<a>", "$b$"], tmp_path / "a.png", title="t")
+    picture(tmp_path / "a.png")
+    plots.confusion(np.eye(60, dtype=int).tolist(), [str(c) for c in range(60)], tmp_path / "b.png", title="t")
+    picture(tmp_path / "b.png")
+    pictures = drawn(monkeypatch)
+    plots.confusion([[3, 1], [0, 0]], ["a", "b"], tmp_path / "c.png", title="t")
+    axes = pictures[0].axes[0]
+    assert np.ma.filled(axes.images[0].get_array(), -1).tolist() == [[75, 25], [-1, -1]]
+    assert [text.get_text() for text in axes.texts] == ["3", "1"]
+
+
 def test_curves_with_gaps_and_without_tests(tmp_path):
     line = {"loss_terms": {"cross_entropy": 1.0}}
     lines = [{"round": 0, "accuracy": 0.3, "loss": 2.0, "personalised_accuracy": None, **line}, {"round": 1, **line}]

@@ -8,9 +8,12 @@ from fl_labelskew_plugins import __version__
 from fl_labelskew_plugins.cli.audit import audit_group
 from fl_labelskew_plugins.cli.certs import certs_group
 from fl_labelskew_plugins.cli.data import data_group
+from fl_labelskew_plugins.cli.evaluate import evaluate_command
 from fl_labelskew_plugins.cli.exits import CONTEXT
+from fl_labelskew_plugins.cli.export import export_command
 from fl_labelskew_plugins.cli.partition import partition_command
 from fl_labelskew_plugins.cli.plugins import PLUGIN_COMMANDS
+from fl_labelskew_plugins.cli.predict import predict_command
 from fl_labelskew_plugins.cli.recipes import recipes_group
 from fl_labelskew_plugins.cli.report import report_command
 from fl_labelskew_plugins.cli.reproduce import reproduce_command
@@ -37,6 +40,9 @@ for _command in (
     report_command,
     reproduce_command,
     sweep_command,
+    predict_command,
+    evaluate_command,
+    export_command,
     data_group,
     certs_group,
     audit_group,

@@ -17,6 +17,12 @@ RUN = click.argument("folder", metavar="RUN", type=FOLDER)
 """The folder of a run."""
 
 
+MODEL = click.argument("place", metavar="RUN", type=PATH)
+"""A trained model: the folder of a run, or a file."""
+BEST = click.option("--best", is_flag=True, help="The best round's model, by the global test, not the last one's.")
+CLIENT = click.option("--client", metavar="NAME", help="A client's own model, by the client's name or number, from 0.")
+
+
 def overrides(what: str = "Change a value", metavar: str = "SECTION.KEY=VALUE") -> Callable[..., Any]:
     """The option ``--set`` of a verb, which gets ``overrides``; ``what``: the first words of its help."""
     return click.option("--set", "overrides", multiple=True, metavar=metavar, help=f"{what}; repeatable.")

@@ -132,6 +132,7 @@ class ImageFolder(Dataset):
 
     name: ClassVar[str] = "image_folder"
     known_classes: ClassVar[tuple[str, ...] | None] = None
+    picture_keys = ("image_size", "channels")
     moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]] | None] = None
     real: ClassVar[dict[str, str]] = {}  # what a survey of the real data set finds
     fake_classes: ClassVar[tuple[str, ...]] = ("circle", "cross", "square", "star")
@@ -401,6 +402,10 @@ class ImageFolder(Dataset):
             contents[i] = np.frombuffer(hashlib.blake2b(path.read_bytes(), digest_size=16).digest(), np.uint8)
 
         return x, contents, dict(faults(one, range(len(samples)), what))
+
+    def picture(self, file: Path) -> NDArray[np.uint8]:
+        """A picture as :func:`decode` makes it."""
+        return decode(file, size=self.params.image_size, channels=self.params.channels)
 
     def broken(self, data_dir: Path | None) -> list[str]:
         """A line for each broken image of all parts that are read."""

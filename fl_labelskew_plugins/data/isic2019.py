@@ -20,6 +20,7 @@ from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset, Images, LabelSkewError, mistake
+from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.data import fakes, isic2019_fake, lesions, pictures
@@ -40,6 +41,7 @@ class ISIC2019(Dataset):
         "the scripts of https://github.com/owkin/FLamby (flamby/datasets/fed_isic2019) or "
         "https://challenge.isic-archive.com/data/#2019, 9 GB, CC-BY-NC; docs/isic2019.md goes through it"
     )
+    picture_keys = ("crop",)
 
     class Params(Params):
         """Parameters of isic2019."""
@@ -76,6 +78,10 @@ class ISIC2019(Dataset):
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """The test part alone; pictures of the training part need not be there."""
         return self._load(data_dir, seed, download=download, folds=("test",))
+
+    def picture(self, file: Path) -> NDArray[np.uint8]:
+        """The centre of a picture, which is prepared first where its shorter side is not that of prepared ones."""
+        return lesions.sample(file, self.params.crop)
 
     def survey(self, data_dir: Path | None) -> fakes.Rows:
         """Files, pictures, and samples of each centre beside FLamby's table."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from fl_labelskew_plugins.data.pictures import opened
 from fl_labelskew_plugins.data.stats import IMAGENET
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
 
 SHORT_SIDE = 224
@@ -45,18 +47,38 @@ def prepare(source: Path, target: Path) -> None:
         LabelSkewError: the source is no sound picture.
         OSError: the target cannot be written.
     """
-    from PIL import Image
-
-    picture = opened(source)
-    ratio = SHORT_SIDE / min(picture.size)
-    width, height = (max(SHORT_SIDE, int(side * ratio)) for side in picture.size)
-    small = picture.resize((width, height), Image.Resampling.BILINEAR)
+    picture = prepared(opened(source))
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
-        Image.fromarray(colour_constancy(np.asarray(small))).save(part, format="JPEG")
+        picture.save(part, format="JPEG")
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def prepared(picture: Image) -> Image:
+    """A picture as it came, small and of constant colour, as :func:`prepare` keeps it."""
+    from PIL import Image
+
+    ratio = SHORT_SIDE / min(picture.size)
+    width, height = (max(SHORT_SIDE, int(side * ratio)) for side in picture.size)
+    return Image.fromarray(colour_constancy(np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))))
+
+
+def sample(file: Path, crop: int) -> NDArray[np.uint8]:
+    """A picture as ``(3, crop, crop)`` uint8, made as the data set's are: prepared, kept as a JPEG, and its centre.
+
+    One whose shorter side is that of prepared pictures is taken for one.
+
+    Raises:
+        LabelSkewError: the file is no sound picture.
+    """
+    picture = opened(file)
+    if min(picture.size) != SHORT_SIDE:
+        kept = io.BytesIO()
+        prepared(picture).save(kept, format="JPEG")
+        picture = opened(kept)
+    return np.asarray(_centre(crop)(picture)).transpose(2, 0, 1)
 
 
 @dataclass(frozen=True)

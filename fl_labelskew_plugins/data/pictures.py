@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Literal, TypeVar
 
 from fl_labelskew_registry import LabelSkewError, MistakesError
 
@@ -21,7 +21,7 @@ MOST = 20
 """Broken samples that are told one by one; of more, their number."""
 
 
-def opened(file: str | Path, mode: Literal["L", "RGB"] = "RGB", *, draft: int | None = None) -> Image:
+def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, draft: int | None = None) -> Image:
     """A file's picture, decoded to its end.
 
     Args:

@@ -17,7 +17,7 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.recipe import parse, yaml
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.objects import Headed, plugins
+from fl_labelskew_plugins.recipe.objects import plugins
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Hear
 from fl_labelskew_plugins.runs.session import loaded
@@ -203,6 +203,42 @@ class Run:
         """
         return self._network(self.folder / "model.safetensors", "it is written after the last round")
 
+    @property
+    def best(self) -> nn.Module:
+        """The network with the weights of the round that was best in the global test so far, in eval mode.
+
+        Raises:
+            LabelSkewError: there is none.
+        """
+        return self._network(self._folder.best, "it is kept with tracking_args.keep_best, where there is a global test")
+
+    def predict(
+        self, x: Any, *, top: int = 1, best: bool = False, client: int | str | None = None, batch_size: int = 64
+    ) -> pd.DataFrame:
+        """What the model says of samples.
+
+        Args:
+            x: samples ``(N, ...)`` as an array or tensor, as the data set gives them (not normalised), or one of them;
+                or the path of a picture, a folder of pictures or an ``.npz`` file with ``x``, or a list of paths.
+            top: how many classes there are in a row.
+            best: the best round's model in place of the last one's.
+            client: the own model of a client, by its name or its number from 0.
+            batch_size: samples at a time.
+
+        Returns:
+            A row for each sample: ``class`` and ``probability`` between 0 and 1; with ``top`` also ``class_2``,
+            ``probability_2`` and so on. The index is the sample's number, or of paths its ``file``.
+
+        Raises:
+            LabelSkewError: there is no such model, or it does not take these samples; with a line for each file that
+                cannot be read.
+        """
+        from fl_labelskew_plugins.trained import network
+        from fl_labelskew_plugins.trained.predict import frame
+
+        file = network.file_of(self.folder, best=best, client=None if client is None else str(client))
+        return frame(network.load(file, self._objects.get("model_args")), x, top=top, batch_size=batch_size)
+
     def personalised(self, client: int | str) -> nn.Module:
         """A client's own model, in eval mode.
 
@@ -244,17 +280,15 @@ class Run:
     def _network(self, file: Path, otherwise: str) -> nn.Module:
         """The network with the weights in a file."""
         from safetensors.torch import load_file
-        from torch.random import fork_rng
+
+        from fl_labelskew_plugins.trained.network import build
 
         if not file.exists():
             raise LabelSkewError(f"{file}: no such file; {otherwise}")
         environment = self._environment
         # versions before 0.2 have not written the shape of a sample
         shape = environment.get("input_shape") or loaded(self.recipe).test.x.shape[1:]
-        with fork_rng([]):  # what the caller draws next does not depend on this
-            network = self.recipe.network.build(tuple(shape), len(environment["class_names"]))
-        network.load_state_dict(load_file(file))
-        return (network.whole() if isinstance(network, Headed) else network).eval()
+        return build(self.recipe.network, shape, len(environment["class_names"]), load_file(file), clean(file, 4096))
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}): {self._title()}"

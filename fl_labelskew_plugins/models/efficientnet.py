@@ -1,5 +1,8 @@
 """EfficientNet-b0: Tan and Le, "EfficientNet: Rethinking Model Scaling for CNNs", ICML 2019."""
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from fl_labelskew_registry import LabelSkewError
 from pydantic import Field
 from torch import nn
@@ -18,6 +21,7 @@ class EfficientNetB0(ImageNetwork):
     """
 
     name, smallest = "efficientnet_b0", 32
+    trained_params: ClassVar[Mapping[str, Any]] = {"weights": NONE}
 
     class Params(params.Params):
         """Parameters of efficientnet_b0."""

@@ -332,6 +332,9 @@ class TrackingArgs(Params):
     keep_checkpoints: Positive = Field(
         2, description="checkpoints that are kept, the last one included; --from-round goes back to one"
     )
+    keep_best: bool = Field(
+        True, description="also keep the model of the best round, by the global test, as best.safetensors"
+    )
     state_memory_mb: int = Field(256, ge=0, description="clients' private state held in memory; the rest is on disk")
     diagnostics: list[Name] = Field(
         [], description="what the papers plot beside accuracy, into the run's folder diagnostics/"

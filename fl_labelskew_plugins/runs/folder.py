@@ -10,7 +10,7 @@ import platform
 import resource
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,7 +29,7 @@ from fl_labelskew_plugins.tensors import State, Weights, group, save_atomic
 CPU = torch.device("cpu")
 ABANDONED = "abandoned"
 """What folders are called, with a number, that hold what was written of rounds that a run has gone back behind."""
-RESULTS = ("summary.json", "model.safetensors", "curves.png", "clients")
+RESULTS = ("summary.json", "model.safetensors", "curves.png", "clients", "MODEL_CARD.md")
 """What a run leaves behind at its end alone."""
 Norms = dict[int, dict[int, dict[str, float]]]
 """Client, round, and norms by what they are of."""
@@ -50,6 +50,8 @@ class RunFolder:
         self.diagnostics = path / "diagnostics"
         self.checkpoint = path / "checkpoint" / "latest.safetensors"
         self.states = path / "checkpoint" / "clients"
+        self.best = path / "best.safetensors"
+        self._bests = path / "checkpoint" / "best"
         self._lock, self._held = contextlib.ExitStack(), False
         self._status = status.Status(path)
 
@@ -170,6 +172,43 @@ class RunFolder:
         rounds = [at for at in self.earlier() if at < round]
         for at in self.earlier().keys() - set(rounds[max(0, len(rounds) - keep + 1) :]):
             self._earlier(at).unlink()
+        self._forget_bests([*self.earlier(), round])
+
+    def keep_best(self, round: int, write: Callable[[Path], None]) -> None:
+        """Have ``write`` write the model of ``round``, from 1, which is the best one so far; going back finds it again.
+
+        To be called before the round's checkpoint is saved.
+        """
+        self._bests.mkdir(parents=True, exist_ok=True)
+        write(self._best_of(round))
+        copied(self._best_of(round), self.best)
+
+    def restore_best(self) -> float:
+        """Have ``best.safetensors`` be of the best of the rounds that there are, or not be there.
+
+        Returns:
+            That round's accuracy, whether its model was kept or not; -1 where no round was tested.
+        """
+        line = best_test(read_lines(self.metrics))
+        file = None if line is None else self._best_of(line["round"] + 1)
+        if file is not None and file.exists():
+            copied(file, self.best)
+        else:
+            self.best.unlink(missing_ok=True)
+        return -1.0 if line is None else float(line["accuracy"])
+
+    def _best_of(self, round: int) -> Path:
+        return self._bests / f"round{round:06d}.safetensors"
+
+    def _forget_bests(self, ends: Sequence[int]) -> None:
+        """Remove models that were the best at none of these numbers of complete rounds."""
+        files = set(self._bests.glob("round*.safetensors"))
+        lines = read_lines(self.metrics) if files else []
+        for end in ends:
+            if (line := best_test([line for line in lines if line["round"] < end])) is not None:
+                files.discard(self._best_of(line["round"] + 1))
+        for file in files:
+            file.unlink()
 
     def earlier(self) -> dict[int, Path]:
         """Checkpoints that are kept beside the last one, by the number of rounds that were complete, ascending."""
@@ -213,7 +252,9 @@ class RunFolder:
             lines = [line for line in read_lines(file) if line["round"] >= round]
             if lines:
                 self._write_lines(aside / file.name, lines)
-        for name in RESULTS:
+        best = best_test(read_lines(self.metrics))
+        of_later = best is not None and best["round"] >= round and self.best.exists()
+        for name in (*RESULTS, *([self.best.name] if of_later else ())):
             if (self.path / name).exists():
                 (self.path / name).rename(aside / name)
         files[round].replace(self.checkpoint)
@@ -221,7 +262,12 @@ class RunFolder:
             if at > round:
                 files[at].unlink()
         self.truncate(round)
-        return f"back at the end of round {round}; what was written of later rounds is in {aside}"
+        self.restore_best()
+        line = f"back at the end of round {round}; what was written of later rounds is in {aside}"
+        earlier = best_test(read_lines(self.metrics))
+        if of_later and earlier is not None and self.best.exists():
+            line += f"; {self.best.name} is of round {earlier['round'] + 1} again"
+        return line
 
     def load_checkpoint(self, device: torch.device = CPU, *, tensors: bool = True) -> Checkpoint | None:
         """The last checkpoint, on request without its tensors; None where the run was killed before its first.
@@ -315,6 +361,11 @@ def peak_memory(device: torch.device) -> dict[str, float]:
     return peaks
 
 
+def best_test(lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The line of the best test of the global model, of equal ones the first; None where there is no test."""
+    return max((line for line in lines if "accuracy" in line), key=lambda line: line["accuracy"], default=None)
+
+
 def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
     """Summary of a run's metrics: final, best, and mean and std of the last tests.
 
@@ -324,8 +375,7 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
     tests = [line for line in lines if "accuracy" in line]
     result: dict[str, Any] = {"rounds": len(lines)}
     tail = tests[-last:]
-    if tests:
-        best = max(tests, key=lambda line: line["accuracy"])
+    if (best := best_test(tests)) is not None:
         result |= {
             "final_accuracy": tests[-1]["accuracy"],
             "best_accuracy": best["accuracy"],

@@ -21,10 +21,12 @@ from fl_labelskew_plugins.machine import log, signals
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.objects import described
+from fl_labelskew_plugins.runs import card, model_file
 from fl_labelskew_plugins.runs.folder import Checkpoint, RunFolder, environment, peak_memory, summary
+from fl_labelskew_plugins.runs.model_file import about
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.session import Session, made_up, watch
-from fl_labelskew_plugins.tensors import OPTIMIZER, joined, rest, save_atomic
+from fl_labelskew_plugins.tensors import OPTIMIZER, joined, rest
 
 
 class Record:
@@ -58,6 +60,9 @@ class Record:
         self._begun = time.perf_counter()
         self._saved = self.next_round
         self._describe(resume)
+        self._best = folder.restore_best() if resume else -1.0
+        if self._best >= 0 and recipe.tracking.keep_best and not folder.best.exists():
+            log.warn(f"{folder.best.name}: the model of the best round so far was not kept; it comes with a better one")
         self.watch = watch(session, folder.diagnostics)
 
     @property
@@ -87,6 +92,7 @@ class Record:
             self.states.commit()
             self.next_round, self.weights = line["round"] + 1, server.weights
             self.shared, self.memory, self.opened = server.shared, server.memory, server.opened
+            self._keep_best(line.get("accuracy", -1.0))
             # after the last one too: clients go home before results are written
             every, last = self.session.recipe.tracking.checkpoint_every, self.session.federation.rounds
             if self.next_round % every == 0 or self.next_round == last:
@@ -105,7 +111,7 @@ class Record:
     def finish(self) -> None:
         """All rounds are done, and every client knows: write models, pictures and summary."""
         folder, session = self.folder, self.session
-        save_atomic(self.weights, folder.path / "model.safetensors")
+        model_file.save(self.weights, folder.path / "model.safetensors", about(session, round=self.next_round))
         lines, file = read_lines(folder.metrics), folder.path / "curves.png"
         result = summary(lines, session.recipe.validation.last_rounds) | self._personalised_models()
         result["seconds"] = round(self.seconds, 2)
@@ -115,7 +121,18 @@ class Record:
         self._draw_partition()
         if self.watch is not None:
             self.watch.draw()
+        folder.write_text("MODEL_CARD.md", card.text(session, lines, result, best=folder.best.exists()))
         folder.write_json("summary.json", result)
+
+    def _keep_best(self, accuracy: float) -> None:
+        """Keep the model of a round that is better than all before it; a file of an earlier one is the best no more."""
+        if accuracy > self._best:
+            self._best, at = accuracy, self.next_round
+            if self.session.recipe.tracking.keep_best:
+                said = about(self.session, round=at)
+                self.folder.keep_best(at, lambda file: model_file.save(self.weights, file, said))
+            else:
+                self.folder.best.unlink(missing_ok=True)
 
     def _save(self) -> None:
         tensors = joined(model=self.weights, shared=self.shared, memory=self.memory)
@@ -141,7 +158,10 @@ class Record:
                 break
             check_upload(model, self.weights, where=f"what {type(method).__name__}.personalised returned")
             (self.folder.path / "clients").mkdir(exist_ok=True)
-            save_atomic(model, self.folder.path / "clients" / f"client{client:06d}.safetensors")
+            clients, at = self.session.clients, self.states.committed[client] + 1
+            name = str(client) if clients is None else clients.names[client]
+            said = about(self.session, round=at, client=client, client_name=name)
+            model_file.save(model, self.folder.path / "clients" / f"client{client:06d}.safetensors", said)
             if len(local.test_indices[client]):
                 logits, labels = local.predict(local.test_indices[client], model)
                 accuracies.append(float((logits.argmax(1) == labels).float().mean()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Contribution, Data, Federation, LabelSkewError, Method, mistake
+from fl_labelskew_registry import Contribution, Data, Federation, Images, LabelSkewError, Method, mistake
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -49,6 +49,10 @@ class Session:
         notes: text files of the data set that belong beside the results, by name.
         data: what tells these data from others, see :func:`fl_labelskew_plugins.data.fingerprint.fingerprint`; None
             where no single process knows them.
+        input_shape: of one sample.
+        dtype: of samples as they are stored.
+        normalisation: mean and standard deviation, as in :class:`fl_labelskew_registry.Data`; None where no sample is
+            known here.
     """
 
     recipe: Recipe
@@ -62,6 +66,8 @@ class Session:
     notes: Mapping[str, str]
     data: str | None = None
     input_shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+    normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     def openings(self) -> list[Contribution]:
         """Every client's part of the opening exchange; none where the method has no such exchange.
@@ -255,7 +261,18 @@ def assemble(
     )
     start = snapshot(trainer.model) if train else trainer.hand_back()
     return Session(
-        recipe, None, data.class_names, federation, trainer, start, list(sizes), None, data.notes, input_shape=shape
+        recipe,
+        None,
+        data.class_names,
+        federation,
+        trainer,
+        start,
+        list(sizes),
+        None,
+        data.notes,
+        input_shape=shape,
+        dtype="uint8" if isinstance(data.train.x, Images) or data.train.x.dtype == np.uint8 else "float32",
+        normalisation=(data.mean, data.std),
     )
 
 

@@ -165,6 +165,15 @@ def test_raw_pictures_are_prepared_once(made, tmp_path):
     assert [file.name for file in (root / isic.PREPARED).iterdir() if file.suffix != ".jpg"] == [isic2019.CHECKED]
 
 
+@pytest.mark.parametrize(("name", "folder"), [("raw", isic.RAW), ("prepared", isic.PREPARED)])
+def test_a_new_picture_becomes_a_sample_as_those_of_training_did(made, tmp_path, name, folder):
+    root = shutil.copytree(made / name, tmp_path / name)
+    images = load(root, crop=64).test.x
+    for file in images.files[:5]:
+        sample = dataset(crop=64).picture(root / folder / Path(file).name)
+        np.testing.assert_array_equal(sample, images.read(file, False).numpy())
+
+
 def test_a_broken_raw_picture_is_not_prepared(made, tmp_path):
     root = shutil.copytree(made / "raw", tmp_path / "raw")
     victim = sorted((root / isic.RAW).glob("*.jpg"))[3]

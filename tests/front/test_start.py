@@ -77,6 +77,7 @@ def assert_same(run, other):
     assert (run / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
     a, b = load_file(run / "model.safetensors"), load_file(other / "model.safetensors")
     assert all(a[key].equal(b[key]) for key in a)
+    assert (run / "best.safetensors").read_bytes() == (other / "best.safetensors").read_bytes()
     clients = sorted(f.name for f in (run / "clients").iterdir())
     assert clients == sorted(f.name for f in (other / "clients").iterdir())
     for name in clients:
@@ -90,6 +91,7 @@ def test_a_run_leaves_everything_behind(undisturbed):
     assert names >= {
         "recipe.yaml", "environment.json", "partition.json", "partition.png", "metrics.jsonl", "timings.jsonl",
         "summary.json", "curves.png", "model.safetensors", "clients", "checkpoint", "fedml.yaml",
+        "best.safetensors", "MODEL_CARD.md",
     }  # fmt: skip
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == list(range(8))
@@ -159,7 +161,7 @@ def test_an_interruption_leaves_a_checkpoint_and_a_line(start, finish, undisturb
     wait_for_rounds(tmp_path / "run", 4, process)
     process.kill(number)
     code, _, err = ended(process)
-    assert code == 130
+    assert code == 130, err
     lines = err.splitlines()
     assert len(lines) == 1
     done, typed = re.fullmatch(r"interrupted after (\d) of 8 rounds; to go on: labelskew run (.*)", lines[0]).groups()

@@ -27,6 +27,7 @@ from fl_labelskew_plugins.host.trainer import LabelSkewTrainer
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.runs import model_file
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
@@ -37,7 +38,7 @@ from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.facts import SiloData
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, question
 from fl_labelskew_plugins.runtimes.transport import Kind, message, reason
-from fl_labelskew_plugins.tensors import OPTIMIZER, State, group, joined, num_bytes, rest, save_atomic, trim
+from fl_labelskew_plugins.tensors import OPTIMIZER, State, group, joined, num_bytes, rest, trim
 
 
 class SiloClient(Manager):
@@ -235,12 +236,15 @@ class SiloClient(Manager):
         if self.session is not None:
             weights = group(message.get("tensors"), "model")
             check_upload(weights, self.session.start, where="the server's final model")
-            save_atomic(weights, self.run_folder.path / "model.safetensors")
+            said = model_file.about(self.session, round=self.session.federation.rounds)
+            model_file.save(weights, self.run_folder.path / "model.safetensors", said)
             last = facts.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")
             state = rest(self.states.get(last), OPTIMIZER)
             personalised = self.session.method.personalised(state)
             if personalised is not None:
-                save_atomic(personalised, self.run_folder.path / "personalised.safetensors")
+                name = f"silo {self.client + 1}"
+                said = model_file.about(self.session, round=last + 1, client=self.client, client_name=name)
+                model_file.save(personalised, self.run_folder.path / "personalised.safetensors", said)
             self.show.note(f"the run is over; results: {self.run_folder.path}")
         self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()

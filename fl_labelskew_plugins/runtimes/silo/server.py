@@ -253,4 +253,5 @@ def server_session(recipe: Recipe, test: Data | None, sizes: list[int]) -> Sessi
         return replace(assemble(recipe, test, {}, {}, sizes), data=fingerprint(test))
     shape, classes = facts.form(recipe, None)
     empty = Arrays(np.zeros((0, *shape), np.float32), np.zeros(0, np.int64))
-    return assemble(recipe, Data(empty, empty, [str(c) for c in range(classes)]), {}, {}, sizes)
+    data = Data(empty, empty, [str(c) for c in range(classes)])
+    return replace(assemble(recipe, data, {}, {}, sizes), normalisation=None)

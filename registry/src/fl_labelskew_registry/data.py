@@ -116,11 +116,13 @@ class Dataset(Plugin):
     """Reads a data set from disk, or makes it.
 
     ``default_dir`` is the folder where it lies unless a recipe says otherwise; ``source`` says where its files come
-    from and how large they are.
+    from and how large they are. ``picture_keys``: the parameters that :meth:`picture` depends on, which go into the
+    files of models, so that they can be used on new pictures; none: samples are not made of picture files.
     """
 
     default_dir: ClassVar[str | None] = None
     source: ClassVar[str] = ""
+    picture_keys: ClassVar[tuple[str, ...]] = ()
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError, naming the missing files, where they come from and their size; reads no data."""
@@ -149,6 +151,16 @@ class Dataset(Plugin):
         # copies: a slice would keep the whole training part in memory
         train = Arrays(data.train.x[:0].copy(), data.train.y[:0].copy())
         return replace(data, train=train)
+
+    def picture(self, file: Path) -> NDArray[Any]:
+        """A picture file as a sample ``(C, H, W)`` uint8, made as those of :meth:`load` are, not augmented.
+
+        Override it where ``picture_keys`` has any; called in several threads.
+
+        Raises:
+            LabelSkewError: the file is no sound picture.
+        """
+        raise NotImplementedError
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
         """Rows ``(what, found, expected)``, such as ``("training images", "49999", "50000")``; nothing is decoded.
@@ -187,8 +199,11 @@ class Dataset(Plugin):
 class Network(Plugin):
     """Builds a network whose module has ``features(x) -> (B, d)`` and a ``classifier`` (``nn.Linear(d, C)``).
 
-    The module's ``forward(x)`` returns logits, ``classifier(features(x))``.
+    The module's ``forward(x)`` returns logits, ``classifier(features(x))``. ``trained_params`` stand in for parameters
+    that choose the weights to begin with, such as a file of them, where a trained network is built again.
     """
+
+    trained_params: ClassVar[Mapping[str, Any]] = {}
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """A freshly initialised module; randomness comes from torch's generator, which the caller has seeded.

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
+from fl_labelskew_plugins.runs import model_file
 from fl_labelskew_plugins.runtimes.silo.runtime import free_port
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "hospitals"
@@ -73,10 +75,13 @@ def test_the_federation_runs_and_everybody_keeps_their_own(start):
     lines = [json.loads(line) for line in (server / "run" / "metrics.jsonl").read_text().splitlines()]
     assert all(line["clients"] == [0, 1, 2] for line in lines)
     assert all(line["personalised_accuracy"] > 0 for line in lines)  # the north's, which tells it
-    final = (server / "run" / "model.safetensors").read_bytes()
+    final = load_file(server / "run" / "model.safetensors")
     for folder, _ in silos:
         assert stat.S_IMODE((folder / "run" / "secret").stat().st_mode) == 0o600
         (run_folder,) = (path for path in (folder / "run").iterdir() if path.is_dir())
-        assert (run_folder / "model.safetensors").read_bytes() == final
+        weights = load_file(run_folder / "model.safetensors")
+        assert all(weights[name].equal(value) for name, value in final.items())
+        about = model_file.said(run_folder / "model.safetensors")
+        assert (about.round, about.client, len(about.mean)) == (10, None, 1)
         assert len((run_folder / "metrics.jsonl").read_text().splitlines()) == 10
     assert "joined: 414 training samples of 1152, 10 rounds" in said["north"]

@@ -1,0 +1,81 @@
+"""``labelskew evaluate``: how good a trained model is on further data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.options import BEST, CLIENT, FOLDER, MODEL, PATH
+from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.text import counted
+
+SHOWN = 20
+"""Classes of a confusion matrix that fits a screen."""
+
+
+@click.command("evaluate")
+@MODEL
+@click.argument("data", metavar="DATA", type=PATH)
+@click.option("--out", type=FOLDER, metavar="DIR", help="Also write confusion.png and evaluation.json there.")
+@click.option("--json", "as_json", is_flag=True, help="Print all measures as JSON; shares between 0 and 1.")
+@BEST
+@CLIENT
+@guarded
+def evaluate_command(
+    place: Path, data: Path, out: Path | None, *, as_json: bool, best: bool, client: str | None
+) -> None:
+    """Test a trained model on the test part of DATA, which lies as the training's data did.
+
+    RUN is the folder of a run, or a model's .safetensors file; DATA is what data_args.data_cache_dir would be. Shown
+    are accuracy, balanced accuracy and macro F1 in per cent, recall and precision of each class, the confusion matrix
+    and, where samples belong to groups such as hospitals, the measures of each group.
+    """
+    from fl_labelskew_plugins.trained.evaluate import evaluate
+    from fl_labelskew_plugins.trained.network import file_of, load
+
+    result = evaluate(load(file_of(place, best=best, client=client)), data)
+    click.echo(json.dumps(result, indent=2) if as_json else "\n\n".join(_parts(result)))
+    if out is not None:
+        from fl_labelskew_plugins.plots import confusion
+
+        with writing(out):
+            out.mkdir(parents=True, exist_ok=True)
+            write_text(out / "evaluation.json", json.dumps(result, indent=2) + "\n")
+            names = [row["class"] for row in result["classes"]]
+            title = f"accuracy {_percent(result['accuracy'])} %, {counted(result['samples'], 'test sample')}"
+            confusion(result["confusion"], names, out / "confusion.png", title=title)
+        if not as_json:
+            click.echo(f"written: {out / 'confusion.png'} and {out / 'evaluation.json'}")
+
+
+def _parts(result: dict[str, Any]) -> list[str]:
+    """What a person reads, in parts."""
+    measures = ("accuracy", "balanced_accuracy", "macro_f1")
+    heads = ["accuracy", "balanced", "macro F1"]
+    whose = "global model" if result["client"] is None else f"model of client {result['client']}"
+    first = f"{whose} after round {result['round']}, {counted(result['samples'], 'test sample')} of {result['data']}"
+    parts = [first + "\n" + table.plain(heads, [[_percent(result[key]) for key in measures]])]
+    rows = [
+        [row["class"], str(row["samples"]), _percent(row["recall"]), _percent(row["precision"])]
+        for row in result["classes"]
+    ]
+    parts.append(table.plain(["class", "samples", "recall", "precision"], rows))
+    if result["groups"]:
+        rows = [
+            [row["group"], str(row["samples"]), *(_percent(row[key]) for key in measures)] for row in result["groups"]
+        ]
+        parts.append(table.plain(["group", "samples", *heads], rows))
+    if len(result["classes"]) <= SHOWN:
+        names = [row["class"] for row in result["classes"]]
+        cells = [[name, *map(str, counts)] for name, counts in zip(names, result["confusion"], strict=True)]
+        parts.append("rows: classes; columns: what they were predicted as\n" + table.plain(["", *names], cells))
+    return parts
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f}"

@@ -1,0 +1,38 @@
+"""``labelskew export``: a trained model for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.options import BEST, CLIENT, FILE, MODEL
+
+
+@click.command("export")
+@MODEL
+@click.option(
+    "--format", "form", required=True, type=click.Choice(["onnx", "pt2"]), help="ONNX, or torch.export's own format."
+)
+@click.option("--out", required=True, type=FILE, metavar="FILE", help="The file to write.")
+@BEST
+@CLIENT
+@guarded
+def export_command(place: Path, form: str, out: Path, *, best: bool, client: str | None) -> None:
+    """Write a trained model for other programs, with its normalisation inside the graph.
+
+    RUN is the folder of a run, or a model's .safetensors file. The graph takes any number of samples as the data set
+    gives them, such as uint8 pixels of 0 to 255, and returns logits. What was written is checked against the network:
+    logits may differ by 0.0001 of the largest one.
+    """
+    from fl_labelskew_plugins.trained.export import export
+    from fl_labelskew_plugins.trained.network import file_of, load
+
+    trained = load(file_of(place, best=best, client=client))
+    with writing(out):
+        worst = export(trained, out, form)
+    about = trained.about
+    click.echo(f"written: {out}; logits differ by {worst:.1g} of the largest one at most")
+    click.echo(f"input: samples {about.dtype} (batch, {', '.join(map(str, about.input_shape))}), not normalised")
+    click.echo(f"output: logits float32 (batch, {len(about.class_names)})")

@@ -1,0 +1,173 @@
+"""Files of models: weights, and what is needed to use them where no run's folder is, in safetensors' own metadata."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fl_labelskew_registry import LabelSkewError, mistake
+from pydantic import AfterValidator, Field, field_validator, model_validator
+from safetensors import SafetensorError, safe_open
+
+from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.recipe import mistakes
+from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.recipe.objects import described
+from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, MOST_NUMBERS, Positive
+from fl_labelskew_plugins.runs.session import Session
+from fl_labelskew_plugins.tensors import Weights, save_atomic
+
+KEY = "labelskew_model"
+"""Of the metadata: one text of JSON, see :class:`About`."""
+FORMAT = 1
+MOST_BYTES = 2**24
+"""Of that text."""
+Name = Annotated[str, AfterValidator(clean)]
+
+
+class About(Params):
+    """What a file of a model says beside its weights.
+
+    Args:
+        format: version of this list.
+        network: registered name of what builds the network.
+        network_params: with which parameters.
+        module: instead of these two, what the network was where it was an object from Python.
+        input_shape: of one sample.
+        dtype: of samples, as the data set gives them.
+        class_names: one for each of the ``C`` classes.
+        mean: of each channel, or one for all, see :class:`fl_labelskew_registry.Data`; None where the writer had no
+            sample.
+        std: like ``mean``.
+        dataset: registered name of the data set.
+        picture: its parameters by which a picture becomes a sample; None where samples are not made of pictures.
+        method: that it was trained with.
+        recipe: digest of all that was run, see :func:`recipe_hash`.
+        round: after which it was so, from 1.
+        client: whose own model it is, from 0; None: the global one.
+        client_name: of that client.
+    """
+
+    format: int = Field(FORMAT, ge=1)
+    network: Name | None
+    network_params: dict[str, Any]
+    module: Name | None = None
+    input_shape: list[Positive] = Field(min_length=1, max_length=5)
+    dtype: Literal["uint8", "float32"]
+    class_names: list[Name] = Field(min_length=1, max_length=MOST_CLASSES)
+    mean: list[float] | None
+    std: list[Annotated[float, Field(gt=0)]] | None
+    dataset: Name
+    picture: dict[str, Any] | None = None
+    method: Name
+    recipe: str = Field(pattern="^[0-9a-f]{64}$")
+    round: Positive
+    client: int | None = Field(None, ge=0)
+    client_name: Name | None = None
+
+    @field_validator("input_shape")
+    @classmethod
+    def _is_no_giant(cls, shape: list[int]) -> list[int]:
+        if math.prod(shape) > MOST_NUMBERS:
+            raise ValueError(f"{mistakes.show(shape)} are too many numbers; allowed: {MOST_NUMBERS} at most")
+        return shape
+
+    @model_validator(mode="after")
+    def _fits(self) -> About:
+        lengths = {len(numbers or ()) for numbers in (self.mean, self.std)}
+        if len(lengths) > 1 or not lengths <= {0, 1, self.input_shape[0]}:
+            raise ValueError(f"mean and std are not of one length; allowed: {self.input_shape[0]} numbers, 1 or none")
+        return self
+
+
+def about(session: Session, *, round: int, client: int | None = None, client_name: str | None = None) -> About:
+    """What a file of a run's model says; ``round`` from 1, ``client`` from 0. The same run says the same."""
+    recipe = session.recipe
+    network, given = recipe.network, recipe.objects.get("model_args")
+    params = {} if given else network.params.model_dump(mode="json", by_alias=True) | dict(network.trained_params)
+    reading = recipe.dataset.params.model_dump(mode="json", by_alias=True)
+    mean, std = session.normalisation or (None, None)
+    return About.model_construct(
+        format=FORMAT,
+        network=None if given else recipe.model.model,
+        network_params=params,
+        module=described(given) if given else None,
+        input_shape=list(session.input_shape),
+        dtype="uint8" if session.dtype == "uint8" else "float32",
+        class_names=list(session.class_names),
+        mean=None if mean is None else [float(value) for value in mean],
+        std=None if std is None else [float(value) for value in std],
+        dataset=recipe.data.dataset,
+        picture={key: reading[key] for key in recipe.dataset.picture_keys} or None,
+        method=recipe.method_name,
+        recipe=recipe_hash(recipe),
+        round=round,
+        client=client,
+        client_name=client_name,
+    )
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """SHA-256 of what decides about a run's numbers: not where its files lie, who talks to whom, and what is kept."""
+    sections = {
+        name: {key: value for key, value in keys.items() if key not in ("data_cache_dir", "download")}
+        for name, keys in recipe.resolved().items()
+        if name not in ("comm_args", "client_specific_args", "tracking_args")
+    }
+    objects = {section: described(plugin) for section, plugin in recipe.objects.items()}
+    return hashlib.sha256(json.dumps([sections, objects], sort_keys=True).encode()).hexdigest()
+
+
+def save(weights: Weights, file: Path, said: About) -> None:
+    """Write a model as a whole or not at all."""
+    save_atomic(weights, file, {KEY: said.model_dump_json()})
+
+
+def read(file: Path) -> tuple[About, Weights]:
+    """A model's file, which may come from anybody.
+
+    Raises:
+        LabelSkewError: it is not there, broken, no model's, of a newer version, or says what cannot be.
+    """
+    where = clean(file, 4096)
+    try:
+        with safe_open(file, "pt") as opened:
+            text = (opened.metadata() or {}).get(KEY)
+            weights = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # no mapping
+    except FileNotFoundError:
+        raise mistake(where, "no such file", "a model.safetensors of a run") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        first = clean(next(iter(str(error).splitlines()), type(error).__name__))
+        raise mistake(where, f"is no sound .safetensors file ({first})", "a model.safetensors of a run") from None
+    if text is None:
+        use = "one of a run of this version, or fl.open(RUN).model in Python for an older one's"
+        raise mistake(where, "does not say of which network it is", use)
+    return _said(text, where), weights
+
+
+def said(file: Path) -> About | None:
+    """What a model's file says, without its weights; None where it says nothing that is to be believed."""
+    with suppress(SafetensorError, OSError, LabelSkewError), safe_open(file, "pt") as opened:
+        return _said((opened.metadata() or {})[KEY], "") if KEY in (opened.metadata() or {}) else None
+    return None
+
+
+def _said(text: str, where: str) -> About:
+    raw: Any = None
+    if len(text) <= MOST_BYTES:
+        with suppress(ValueError, RecursionError):
+            raw = json.loads(text)
+    if not isinstance(raw, dict) or type(raw.get("format")) is not int:
+        raise mistake(where, "what it says of its network is damaged", "the file as the run has written it")
+    if raw["format"] > FORMAT:
+        newer = f"is of format {raw['format']}, and this version knows {FORMAT} at most"
+        raise mistake(where, newer, "a newer fl-labelskew-plugins")
+    made, lines = mistakes.checked(About, raw)
+    if made is None:
+        raise LabelSkewError(f"{where}: says what cannot be: {lines[0]}")
+    return made

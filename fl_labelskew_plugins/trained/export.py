@@ -1,0 +1,139 @@
+"""Trained models for other programs: ONNX, or torch's own pt2; the normalisation is part of the graph."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from fl_labelskew_registry import RunError, mistake
+from torch import Tensor
+
+from fl_labelskew_plugins.machine.files import replacing
+from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.recipe.mistakes import failure
+from fl_labelskew_plugins.runs.model_file import KEY, About
+from fl_labelskew_plugins.trained.network import Trained
+
+FORMATS = ("onnx", "pt2")
+TOLERANCE = 1e-4
+"""How far a file's logits may be from the network's: as a share of the largest one, or of 1 where that is larger."""
+INPUT, OUTPUT = "samples", "logits"
+
+
+def export(trained: Trained, out: Path, form: str) -> float:
+    """Write a model with the normalisation in its graph, and check what was written.
+
+    The graph has one input, ``samples`` ``(batch, ...)``, of any number and as the data set gives them: uint8 of 0 to
+    255 where that has uint8, else float32; and one output, ``logits`` ``(batch, C)`` float32.
+
+    Args:
+        trained: the model.
+        out: the file; it is there once it is whole, and checked.
+        form: one of :data:`FORMATS`.
+
+    Returns:
+        The largest difference of a logit, as :data:`TOLERANCE` measures it.
+
+    Raises:
+        LabelSkewError: a package is missing.
+        RunError: the network cannot be exported, or gives other logits in the file.
+    """
+    if form == "onnx":
+        _require(clean(out, 4096))
+    whole, example = trained.whole(), samples(trained.about, 2)
+    said = trained.about.model_dump_json()
+    with replacing(out) as part, _quiet():
+        try:
+            batch = {INPUT: {0: torch.export.Dim("batch", min=1)}}
+            program = torch.export.export(whole, (example,), dynamic_shapes=batch)
+            for node in program.graph.nodes:
+                node.meta.pop("stack_trace", None)  # which names files of this machine
+            if form == "onnx":
+                texts = {KEY: said, "class_names": json.dumps(trained.about.class_names)}
+                _write_onnx(program, example, batch, part, texts)
+            else:
+                with part.open("wb") as stream:
+                    torch.export.save(program, stream, extra_files={KEY: said})
+        except OSError:
+            raise
+        except Exception as error:  # a graph of anybody's network, in a compiler's words
+            why = clean(failure(error), 300)
+            raise RunError(f"{clean(trained.file, 4096)}: cannot be exported as {form}: {why}") from error
+        run = _onnx(part) if form == "onnx" else _pt2(part)
+        worst = 0.0
+        for number in (1, 3):
+            x = samples(trained.about, number)
+            with torch.inference_mode():
+                expected = whole(x)
+            worst = max(worst, float((run(x) - expected).abs().max() / expected.abs().max().clamp_min(1)))
+        if not worst <= TOLERANCE:
+            raise RunError(
+                f"{clean(out, 4096)}: its logits differ by {worst:.2g}, more than {TOLERANCE:g}; not written"
+            )
+    return worst
+
+
+def samples(about: About, number: int) -> Tensor:
+    """Some samples of the scale that was trained on, made up, the same each time."""
+    generator = torch.Generator().manual_seed(number)
+    shape = (number, *about.input_shape)
+    if about.dtype == "uint8":
+        text = not about.mean  # characters by number
+        values = int(about.network_params.get("vocabulary") or len(about.class_names)) if text else 256
+        return torch.randint(0, values, shape, dtype=torch.uint8, generator=generator)
+    noise = torch.randn(shape, generator=generator)
+    mean, std = (torch.tensor(numbers or [least]) for numbers, least in ((about.mean, 0.0), (about.std, 1.0)))
+    form = (-1, *[1] * (len(shape) - 2))
+    return noise * std.reshape(form) + mean.reshape(form)
+
+
+def _require(where: str) -> None:
+    for module in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            install = "pip install 'fl-labelskew-plugins[onnx]', or --format pt2"
+            raise mistake(where, f"ONNX needs {module}, which is not installed", install) from None
+
+
+def _write_onnx(program: Any, example: Tensor, batch: dict[str, Any], file: Path, texts: dict[str, str]) -> None:
+    names: dict[str, Any] = {"input_names": [INPUT], "output_names": [OUTPUT], "dynamic_shapes": batch}
+    made = torch.onnx.export(program, (example,), dynamo=True, verbose=False, **names)
+    assert made is not None  # as it writes no file itself
+    model = made.model_proto
+    for key, text in texts.items():
+        model.metadata_props.add(key=key, value=text)
+    file.write_bytes(model.SerializeToString())
+
+
+def _onnx(file: Path) -> Callable[[Tensor], Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(file.read_bytes(), providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run([OUTPUT], {INPUT: x.numpy()})[0])
+
+
+def _pt2(file: Path) -> Callable[[Tensor], Tensor]:
+    with file.open("rb") as stream:
+        run: Callable[[Tensor], Tensor] = torch.export.load(io.BytesIO(stream.read())).module()
+    return run
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep to itself what the exporter says of its own steps."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)

@@ -1,0 +1,218 @@
+"""A model's file as a network that takes samples as their data set gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from fl_labelskew_registry import LabelSkewError, Network, catalog, mistake
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_labelskew_plugins.engine.samples import Normalise
+from fl_labelskew_plugins.machine.text import clean, few
+from fl_labelskew_plugins.recipe import mistakes
+from fl_labelskew_plugins.recipe.objects import Headed
+from fl_labelskew_plugins.runs import model_file
+from fl_labelskew_plugins.runs.model_file import About
+from fl_labelskew_plugins.tensors import Weights
+
+LAST, BEST = "model.safetensors", "best.safetensors"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model from its file.
+
+    Args:
+        file: where it is from.
+        about: what the file says of it.
+        network: it alone, in eval mode; takes normalised samples, and returns logits ``(B, C)``.
+    """
+
+    file: Path
+    about: About
+    network: nn.Module
+
+    def whole(self) -> Whole:
+        """The network with the normalisation in front of it.
+
+        Raises:
+            LabelSkewError: the file does not say how samples were normalised.
+        """
+        if self.about.mean is None or self.about.std is None:
+            raise mistake(
+                clean(self.file, 4096),
+                "does not say how samples were normalised, as its writer had none",
+                "the model.safetensors of a silo, which says how that silo's own are",
+            )
+        return Whole(self.network, self.about)
+
+    def logits(self, samples: NDArray[Any]) -> Tensor:
+        """Logits ``(B, C)`` float32 of samples ``(B, ...)`` as the data set gives them.
+
+        Raises:
+            LabelSkewError: the network does not take them.
+        """
+        whole = self.whole()
+        try:
+            with torch.inference_mode():
+                logits: Tensor = whole(torch.from_numpy(samples))
+                return logits
+        except (RuntimeError, IndexError, ValueError) as error:  # such as the number of a character that is none
+            first = clean(next(iter(str(error).splitlines()), type(error).__name__))
+            raise LabelSkewError(
+                f"{clean(self.file, 4096)}: the network does not take these samples: {first}"
+            ) from None
+
+
+class Whole(nn.Module):
+    """A network with the normalisation in front: ``(B, ...)`` as the data set gives them, to logits ``(B, C)``."""
+
+    def __init__(self, network: nn.Module, about: About) -> None:
+        super().__init__()
+        self.network = network
+        mean, std, dims = tuple(about.mean or ()), tuple(about.std or ()), len(about.input_shape) + 1
+        dtype = getattr(torch, about.dtype)
+        self.normalise = Normalise(mean, std, dims=dims, dtype=dtype, device=torch.device("cpu"))
+        self.eval()
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Logits, float32."""
+        logits: Tensor = self.network(self.normalise(samples)).float()
+        return logits
+
+
+def load(file: Path, network: Network | None = None) -> Trained:
+    """A model's file, which may come from anybody.
+
+    Args:
+        file: a ``.safetensors`` file.
+        network: what builds the network, where that was an object from Python.
+
+    Raises:
+        LabelSkewError: the file, or what it says, is not as it has to be, or its network is not installed.
+    """
+    about, weights = model_file.read(file)
+    where = clean(file, 4096)
+    if network is not None:
+        return Trained(file, about, build(network, about.input_shape, len(about.class_names), weights, where))
+    if about.network is None:
+        raise mistake(where, f"its network was an object ({about.module})", "fl.open(RUN, model=...) in Python")
+    kind = catalog.load("models", known("models", about.network, where))
+    network = made(kind, about.network_params | dict(kind.trained_params), f"{where}: model {about.network}: ")
+    # by shapes alone first: what a stranger says may be of any size
+    with suppress(NotImplementedError, RuntimeError, TypeError), torch.device("meta"):
+        check(network.build(tuple(about.input_shape), len(about.class_names)), weights, where)
+    return Trained(file, about, build(network, about.input_shape, len(about.class_names), weights, where))
+
+
+def known(kind: catalog.Kind, name: str, where: str) -> str:
+    """The name of a plugin that is installed.
+
+    Raises:
+        LabelSkewError: it is none.
+    """
+    names = sorted({entry.name for entry in catalog.entries(kind)})
+    if name not in names:
+        what = kind.removesuffix("s")
+        raise LabelSkewError(
+            f"{where}: needs the {what} {name!r}, which is not installed here; install the package that has it, or "
+            f"use one of {few(names, 40)}"
+        )
+    return name
+
+
+def made(plugin: Any, params: Mapping[str, Any], place: str) -> Any:
+    """A plugin with parameters that a file says.
+
+    Raises:
+        LabelSkewError: they are not such as it takes.
+    """
+    args, lines = mistakes.checked(plugin.Params, dict(params), place)
+    if args is None:
+        raise LabelSkewError(lines[0])
+    return plugin(args)
+
+
+def check(module: nn.Module, weights: Weights, where: str) -> None:
+    """Raise LabelSkewError unless the weights are of a module's names and shapes."""
+    needed = module.state_dict()
+    wrong = [name for name in {**needed, **weights} if name not in needed or name not in weights]
+    wrong += [name for name in needed.keys() & weights.keys() if needed[name].shape != weights[name].shape]
+    if wrong:
+        what = f"{clean(min(wrong))} is missing, unknown or of another shape"
+        raise mistake(where, f"its weights are of another network: {what}", "the file as the run has written it")
+
+
+def build(network: Network, shape: Any, classes: int, weights: Weights, where: str) -> nn.Module:
+    """A network with these weights, in eval mode; draws nothing from the caller's generator.
+
+    Raises:
+        LabelSkewError: it cannot be built, or the weights are another's.
+    """
+    if network.trained_params:
+        network = type(network)(network.params.model_copy(update=dict(network.trained_params)))
+    with torch.random.fork_rng([]):  # what the caller draws next does not depend on this
+        try:
+            module = network.build(tuple(shape), classes)
+        except LabelSkewError:
+            raise
+        except Exception as error:  # of a plugin of anybody's, or of numbers beyond all measure
+            raise LabelSkewError(f"{where}: its network cannot be built: {clean(mistakes.failure(error))}") from error
+    check(module, weights, where)
+    module.load_state_dict(weights)
+    return (module.whole() if isinstance(module, Headed) else module).eval()
+
+
+def file_of(place: Path, *, best: bool = False, client: str | None = None) -> Path:
+    """The file that is meant by a run's folder or a file, and the options that go with it.
+
+    Args:
+        place: a run's folder, or a model's file.
+        best: the best round's model in place of the last one's.
+        client: the own model of a client, by its name or its number from 0.
+
+    Raises:
+        LabelSkewError: there is no such model.
+    """
+    where = clean(place, 4096)
+    if best and client is not None:
+        raise LabelSkewError("--best is of the global model and --client of a client's own; use one of them")
+    if not place.exists():
+        raise mistake(where, "does not exist", "the folder of a run, or a .safetensors file of a model")
+    if not place.is_dir():
+        if best or client is not None:
+            option = "--best" if best else "--client"
+            raise mistake(option, f"{where} is a single model", "the folder of a run with it")
+        return place
+    if client is not None:
+        return _of_client(place, client)
+    file = place / (BEST if best else LAST)
+    if file.is_file():
+        return file
+    if best:
+        raise mistake(where, f"has no {BEST}", "tracking_args.keep_best: true and a run whose server has a test part")
+    so_far = "; --best is the best one so far" if (place / BEST).is_file() else ""
+    is_run = (place / "recipe.yaml").is_file()
+    what = "is written after the last round" + so_far if is_run else "is in the folder of a run alone"
+    raise LabelSkewError(f"{where}: has no {LAST}, which {what}")
+
+
+def _of_client(place: Path, client: str) -> Path:
+    files = sorted((place / "clients").glob("client*.safetensors"))
+    said = {file: model_file.said(file) for file in files}
+    for file, about in said.items():
+        if about is not None and about.client_name == client:
+            return file
+    number = int(client) if client.isdecimal() and client.isascii() else -1
+    for file in files:
+        if file.name == f"client{number:06d}.safetensors":
+            return file
+    names = [file.stem if about is None else about.client_name or str(about.client) for file, about in said.items()]
+    use = few(names) if names else "no --client; a method such as map or fedphp keeps one for each client that trained"
+    raise mistake(f"--client {clean(client)}", f"{clean(place, 4096)} has no model of that client", use)

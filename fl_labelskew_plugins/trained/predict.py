@@ -1,0 +1,117 @@
+"""Predictions as rows, and as files of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
+
+from fl_labelskew_plugins.machine.files import replacing
+from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.trained import inputs
+from fl_labelskew_plugins.trained.network import Trained
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = list[str | float]
+Write = Callable[[list[Row]], None]
+
+
+def columns(top: int) -> list[str]:
+    """The head of the rows: the file, the class and its probability; then those of the next classes."""
+    further = [f"{name}_{rank}" for rank in range(2, top + 1) for name in ("class", "probability")]
+    return ["file", "class", "probability", *further]
+
+
+def rows(trained: Trained, batches: Iterable[inputs.Batch], top: int) -> Iterator[list[Row]]:
+    """The rows of each batch, see :func:`columns`; probabilities between 0 and 1.
+
+    Raises:
+        LabelSkewError: the network does not take the samples, or there are fewer classes than ``top``.
+    """
+    names = trained.about.class_names
+    if top > len(names):
+        raise LabelSkewError(f"--top {top}: the model has {len(names)} classes; allowed: 1 to {len(names)}")
+    for batch in batches:
+        best = torch.softmax(trained.logits(batch.samples), 1).topk(top)
+        yield [
+            [name, *(cell for c, p in zip(classes, chances, strict=True) for cell in (names[c], p))]
+            for name, classes, chances in zip(batch.names, best.indices.tolist(), best.values.tolist(), strict=True)
+        ]
+
+
+def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFrame:
+    """The rows of an array or tensor ``(N, ...)`` by number, or of paths by file.
+
+    Raises:
+        LabelSkewError: as :func:`rows`, or the array does not fit; with a line for each file that cannot be read.
+    """
+    import pandas as pd
+
+    paths = [x] if isinstance(x, str | Path) else x if isinstance(x, list | tuple) else ()
+    of_files, unreadable = bool(paths) and all(isinstance(path, str | Path) for path in paths), list[str]()
+    if of_files:
+        batches = inputs.batches(trained, inputs.listed([Path(path) for path in paths]), batch_size, unreadable)
+    else:
+        array = np.asarray(x.detach().cpu() if isinstance(x, torch.Tensor) else x)
+        batches = inputs.cut(inputs.fitted(trained.about, array, "x"), batch_size, "x")
+    made = pd.DataFrame([row for some in rows(trained, batches, top) for row in some], columns=columns(top))
+    if unreadable:
+        raise MistakesError(unreadable)
+    return made.set_index("file") if of_files else made.drop(columns="file")
+
+
+def writer(out: Path, head: Sequence[str]) -> AbstractContextManager[Write]:
+    """Writes rows to a file, which is there once it is whole, in the format that its name ends with.
+
+    Raises:
+        LabelSkewError: it ends with none that is known, or a package is missing.
+    """
+    formats = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
+    if out.suffix.lower() not in formats:
+        raise LabelSkewError(f"--out {clean(out, 4096)}: unknown format; allowed: a name with {', '.join(formats)}")
+    if out.suffix.lower() == ".parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401  # before anything is predicted
+        except ImportError:
+            install = "pip install 'fl-labelskew-plugins[parquet]', or --out FILE.csv"
+            raise mistake(f"--out {clean(out, 4096)}", "needs pyarrow, which is not installed", install) from None
+    return formats[out.suffix.lower()](out, head)
+
+
+@contextmanager
+def _csv(out: Path, head: Sequence[str]) -> Iterator[Write]:
+    with replacing(out) as part, part.open("w", encoding="utf-8", newline="") as stream:
+        table = csv.writer(stream, lineterminator="\n")
+        table.writerow(head)
+        yield table.writerows
+
+
+@contextmanager
+def _jsonl(out: Path, head: Sequence[str]) -> Iterator[Write]:
+    with replacing(out) as part, part.open("w", encoding="utf-8") as stream:
+        yield lambda some: stream.writelines(json.dumps(dict(zip(head, row, strict=True))) + "\n" for row in some)
+
+
+@contextmanager
+def _parquet(out: Path, head: Sequence[str]) -> Iterator[Write]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds: list[Any] = [pa.float64() if name.startswith("probability") else pa.string() for name in head]
+    schema = pa.schema(list(zip(head, kinds, strict=True)))
+    with replacing(out) as part, pq.ParquetWriter(part, schema) as table:
+        yield lambda some: table.write_table(
+            pa.Table.from_arrays(
+                [pa.array(column, kind) for column, kind in zip(zip(*some, strict=True), kinds, strict=True)],
+                schema=schema,
+            )
+        )

@@ -1,0 +1,178 @@
+"""The best round's model, also after going on and going back; and the card of a run."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from fl_labelskew_registry import LabelSkewError
+from safetensors.torch import load_file, save_file
+
+import fl_labelskew_plugins as fl
+from fl_labelskew_plugins.data.npz import Npz
+from fl_labelskew_plugins.runs import card, model_file
+from fl_labelskew_plugins.runs.folder import RunFolder, best_test
+
+RECIPE = {
+    "data_args": {"dataset": "digits"},
+    "partition_args": {"partition_method": "pcdd", "classes_per_client": 2},
+    "model_args": {"model": "mlp", "hidden": [8]},
+    "train_args": {"client_num_in_total": 5, "client_num_per_round": 2, "comm_round": 7, "learning_rate": 0.2},
+    "method_args": {"method": "fedavg"},
+    "tracking_args": {"checkpoint_every": 2, "keep_checkpoints": 3},
+    "device_args": {"threads": 1},
+}
+"""Two of five clients a round: the accuracy goes up and down."""
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run to its end; the weights and the accuracy of each of its rounds."""
+    loop = fl.simulate(RECIPE, tmp_path_factory.mktemp("whole") / "run")
+    rounds = [(line["accuracy"], loop.model.state_dict()) for line in loop]
+    return loop.run, rounds
+
+
+def is_best_of(folder, rounds, number):
+    """Whether a folder's best model is that of the best among the first rounds, and says so."""
+    best = max(range(number), key=lambda r: rounds[r][0])
+    saved = load_file(folder / "best.safetensors")
+    assert model_file.said(folder / "best.safetensors").round == best + 1
+    assert all(torch.equal(value, saved[name]) for name, value in rounds[best][1].items())
+    return best + 1
+
+
+def test_the_best_rounds_model_is_kept(whole):
+    run, rounds = whole
+    accuracies = [accuracy for accuracy, _ in rounds]
+    assert accuracies != sorted(accuracies)  # or the last one would do
+    assert is_best_of(run.folder, rounds, 7) == run.summary["rounds_to_best"]
+    assert max(accuracies) == run.summary["best_accuracy"]
+
+
+def test_of_equal_rounds_the_first_is_best():
+    lines = [{"round": 0}, *({"round": r, "accuracy": a} for r, a in enumerate([0.1, 0.3, 0.3, 0.2], 1))]
+    assert best_test(lines)["round"] == 2
+    assert best_test(lines[:1]) is None
+
+
+@pytest.mark.parametrize("stop", range(1, 7))
+def test_a_run_that_breaks_off_anywhere_keeps_the_same_best(whole, tmp_path, stop, monkeypatch):
+    """Stopped after any round as by a kill: what no checkpoint knows of is trained again."""
+    loop = fl.simulate(RECIPE, tmp_path / "run")
+    monkeypatch.setattr(loop._record, "abandon", lambda: None)
+    for line in loop:
+        if line["round"] + 1 == stop:
+            break
+    is_best_of(tmp_path / "run", whole[1], stop)
+    fl.open(tmp_path / "run").resume(quiet=True)
+    assert (tmp_path / "run/best.safetensors").read_bytes() == (whole[0].folder / "best.safetensors").read_bytes()
+    assert (tmp_path / "run/MODEL_CARD.md").read_bytes() == (whole[0].folder / "MODEL_CARD.md").read_bytes()
+
+
+@pytest.mark.parametrize("back", [4, 6])
+def test_going_back_brings_back_the_best_of_the_rounds_that_remain(whole, tmp_path, back):
+    for _ in (loop := fl.simulate(RECIPE, tmp_path / "run")):
+        pass
+    folder = RunFolder(tmp_path / "run")
+    last = is_best_of(folder.path, whole[1], 7)
+    line = folder.go_back(back)
+    best = is_best_of(folder.path, whole[1], back)
+    aside = folder.path / "abandoned-1"
+    assert (aside / "MODEL_CARD.md").exists()
+    assert (aside / "best.safetensors").exists() == (last > back)
+    assert line.endswith(f"; best.safetensors is of round {best} again") == (last > back)
+    if last > back:
+        assert model_file.said(aside / "best.safetensors").round == last
+    loop.run.resume(quiet=True)
+    assert is_best_of(folder.path, whole[1], 7) == last
+
+
+def test_no_model_stands_for_a_better_one_that_was_not_kept(whole, tmp_path, capsys):
+    run, rounds = whole
+    off = fl.load(RECIPE, {"tracking_args.keep_best": False})
+    for _ in fl.simulate(off, tmp_path / "run"):
+        pass
+    assert not (tmp_path / "run" / "best.safetensors").exists()
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == (run.folder / "metrics.jsonl").read_bytes()
+    folder = RunFolder(tmp_path / "run")
+    folder.go_back(4)
+    recipe = (folder.path / "recipe.yaml").read_text()
+    folder.recipe.write_text(recipe.replace("keep_best: false", "keep_best: true"))
+    fl.open(folder.path).resume(quiet=True)
+    warned = "best.safetensors: the model of the best round so far was not kept; it comes with a better one"
+    assert warned in capsys.readouterr().err
+    accuracies = [accuracy for accuracy, _ in rounds]
+    if max(accuracies) > max(accuracies[:4]):
+        is_best_of(folder.path, rounds, 7)
+    else:
+        assert not folder.best.exists()
+
+
+def test_the_card_has_the_runs_numbers(whole):
+    run, _ = whole
+    text = (run.folder / "MODEL_CARD.md").read_text()
+    assert text.startswith(
+        "# `fedavg` on `digits`\n\nA network, `mlp` with 610 parameters, for samples of shape 1 x 8 x 8"
+    )
+    summary = run.summary
+    assert f"| accuracy after the last round | {100 * summary['final_accuracy']:.2f} % |" in text
+    best = f"| best accuracy, after round {summary['rounds_to_best']} | {100 * summary['best_accuracy']:.2f} % |"
+    assert best in text
+    partition = run.partition
+    for name in partition:
+        holders, samples = int((partition[name] > 0).sum()), int(partition[name].sum())
+        assert f"| `{name}` | {samples} | {holders} | " in text
+    assert "- Clients hold 2 classes of 10: it was trained under label skew" in text
+    assert "chosen on the global test part itself, so that number is optimistic" in text
+    assert str(run.folder) not in text
+
+
+def test_what_strangers_call_things_is_no_markdown(tmp_path, monkeypatch):
+    names = ["<script>alert(1)</script>", "a|b`c`", "[x](http://e)\n# y"]
+    rng = np.random.default_rng(0)
+    y = rng.permutation(60) % 3
+    x = rng.standard_normal((60, 4)).astype("float32")
+    np.savez(tmp_path / "x.npz", x=x, y=y)
+    monkeypatch.setattr(Npz, "class_names", lambda *_: names)
+    recipe = RECIPE | {
+        "data_args": {"dataset": "npz", "data_cache_dir": str(tmp_path)},
+        "partition_args": {"partition_method": "iid"},
+    }
+    for _ in fl.simulate(recipe, tmp_path / "run"):
+        pass
+    text = (tmp_path / "run" / "MODEL_CARD.md").read_text()
+    rows = [line for line in text.splitlines() if "script" in line or "a/b" in line or "http" in line]
+    assert len(rows) == 6  # in two tables
+    for row in rows:
+        name = row.split(" | ")[0].removeprefix("| ")
+        assert name in ("`<script>alert(1)</script>`", "`a/b'c'`", "`[x](http://e)?# y`")
+
+
+def test_code_is_one_line_without_an_end_of_its_own():
+    assert card.code("`x`\n|") == "`'x'?/`"
+    assert card.code("") == "` `"
+
+
+def test_old_runs_without_it_are_read_as_before(whole, tmp_path):
+    """A folder as an earlier version left it: no metadata, no best model, no card."""
+    run, rounds = whole
+    old = tmp_path / "old"
+    shutil.copytree(run.folder, old)
+    save_file(load_file(old / "model.safetensors"), old / "model.safetensors")
+    for name in ("best.safetensors", "MODEL_CARD.md"):
+        (old / name).unlink()
+    model = fl.open(old).model.state_dict()
+    assert all(torch.equal(value, model[name]) for name, value in rounds[-1][1].items())
+    with pytest.raises(
+        LabelSkewError, match="does not say of which network it is; use one of a run of this version, or fl"
+    ):
+        fl.open(old).predict(torch.zeros(1, 1, 8, 8))
+    with pytest.raises(
+        LabelSkewError, match=r"best.safetensors: no such file; it is kept with tracking_args.keep_best"
+    ):
+        _ = fl.open(old).best
+    assert json.loads((old / "summary.json").read_text()) == fl.open(old).resume(quiet=True).summary
