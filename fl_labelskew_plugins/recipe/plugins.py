@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -92,6 +93,29 @@ def _combination(section: str, parts: Sequence[str], raw: Mapping[str, Any], mis
     except LabelSkewError as error:
         mistakes.say(place, str(error))
         return None
+
+
+def trackers(place: str, raw: Sequence[Any], mistakes: Mistakes) -> list[dict[str, dict[str, Any]]]:
+    """Each tracker's name with its parameters, every default filled in."""
+    chosen: dict[str, dict[str, Any]] = {}
+    for number, item in enumerate(raw, 1):
+        name, params = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else (item, {})
+        where = f"{place}.{name}"
+        if not isinstance(name, str) or not isinstance(params, dict):
+            form = "a name, or a name and its parameters, such as {wandb: {project: mine}}"
+            mistakes.say(f"{place}[{number}]", f"is of the wrong form; allowed: {form}")
+        elif name in chosen:
+            mistakes.say(place, f"{show(name)} stands there twice; allowed: each tracker once")
+        elif known("trackers", name, place, mistakes):
+            if place in mistakes.overridden:
+                mistakes.overridden.add(where)
+            chosen[name] = params
+            with contextlib.suppress(PluginError):  # which the run says as a warning, for no result rests on a tracker
+                keys = keys_of(plugin := catalog.load("trackers", name).Params)
+                mistakes.unknown_keys(where, params, [*keys])
+                args = mistakes.validated(where, plugin, params)
+                chosen[name] = params if args is None else args.model_dump(mode="json", by_alias=True)
+    return [{name: params} for name, params in chosen.items()]
 
 
 def of_silo(place: str, method: Method, raw: Any, mistakes: Mistakes) -> Method | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,9 +22,11 @@ from fl_labelskew_plugins.machine import log, signals
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.objects import described
+from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import Checkpoint, RunFolder, environment, peak_memory, summary
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.session import Session, made_up, watch
+from fl_labelskew_plugins.runs.tracking import Trackers
 from fl_labelskew_plugins.tensors import OPTIMIZER, joined, rest, save_atomic
 
 
@@ -59,6 +62,7 @@ class Record:
         self._saved = self.next_round
         self._describe(resume)
         self.watch = watch(session, folder.diagnostics)
+        self._trackers = Trackers(recipe)
 
     @property
     def seconds(self) -> float:
@@ -69,6 +73,20 @@ class Record:
     def pauses(self) -> bool:
         """Whether to stop here."""
         return self.pause is not None and (self.next_round >= self.pause.rounds or time.monotonic() >= self.pause.at)
+
+    @contextlib.contextmanager
+    def tracked(self) -> Iterator[None]:
+        """Show what happens in here to the recipe's trackers."""
+        state = status.FAILED
+        try:
+            self._trackers.begin(self.folder, self.next_round)
+            yield
+            state = status.FINISHED if self.next_round == self.session.federation.rounds else status.PAUSED
+        except (KeyboardInterrupt, GeneratorExit):
+            state = status.STOPPED
+            raise
+        finally:
+            self._trackers.close(state)
 
     def tests(self, round: int) -> bool:
         """Whether the global model is tested after this round."""
@@ -92,6 +110,7 @@ class Record:
             if self.next_round % every == 0 or self.next_round == last:
                 self._save()
         self.progress.round(line, seconds)
+        self._trackers.round(line, seconds)
         if self.progress.hear is not None:
             self.progress.hear(line)
 
@@ -116,6 +135,7 @@ class Record:
         if self.watch is not None:
             self.watch.draw()
         folder.write_json("summary.json", result)
+        self._trackers.finish(result)
 
     def _save(self) -> None:
         tensors = joined(model=self.weights, shared=self.shared, memory=self.memory)
