@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -103,18 +102,22 @@ def trackers(place: str, raw: Sequence[Any], mistakes: Mistakes) -> list[dict[st
         where = f"{place}.{name}"
         if not isinstance(name, str) or not isinstance(params, dict):
             form = "a name, or a name and its parameters, such as {wandb: {project: mine}}"
-            mistakes.say(f"{place}[{number}]", f"is of the wrong form; allowed: {form}")
+            mistakes.say(place, f"item {number} is of the wrong form; allowed: {form}")
         elif name in chosen:
             mistakes.say(place, f"{show(name)} stands there twice; allowed: each tracker once")
         elif known("trackers", name, place, mistakes):
             if place in mistakes.overridden:
                 mistakes.overridden.add(where)
             chosen[name] = params
-            with contextlib.suppress(PluginError):  # which the run says as a warning, for no result rests on a tracker
-                keys = keys_of(plugin := catalog.load("trackers", name).Params)
-                mistakes.unknown_keys(where, params, [*keys])
-                args = mistakes.validated(where, plugin, params)
-                chosen[name] = params if args is None else args.model_dump(mode="json", by_alias=True)
+            try:
+                model = catalog.load("trackers", name).Params
+            except PluginError as error:
+                if error.__cause__ is None:  # one that does not import the run warns of: no result rests on it
+                    mistakes.say(place, " ".join(str(error).split()))
+                continue
+            mistakes.unknown_keys(where, params, [*keys_of(model)])
+            args = mistakes.validated(where, model, params)
+            chosen[name] = params if args is None else args.model_dump(mode="json", by_alias=True)
     return [{name: params} for name, params in chosen.items()]
 
 

@@ -58,7 +58,7 @@ def _why(error: BaseException, tracker: Tracker | None) -> str:
     """What went wrong, and where in the tracker's own file."""
     if isinstance(error, LabelSkewError):
         return clean(" ".join(str(error).split()), 500)
-    file = sys.modules[type(tracker).__module__].__file__
+    file = getattr(sys.modules[type(tracker).__module__], "__file__", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f" ({Path(str(file)).name}, line {lines[-1]})" if lines else ""
     return clean(failure(error), 300) + where
