@@ -10,10 +10,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
-
-from fl_labelskew_registry import TrackedRun
 
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import read_lines
@@ -44,11 +41,21 @@ class Trackers:
             return
         self._folder = folder
         seconds = {line["round"]: line["seconds"] for line in read_lines(folder.timings)}
-        lines = [_numbers(line) | {"seconds": seconds[line["round"]]} for line in read_lines(folder.metrics)[:rounds]]
-        run = TrackedRun(folder.run_id(), folder.path.absolute(), _parameters(self._recipe.resolved()), lines)
-        with (folder.path / LOG).open("ab") as stream:
-            self._on = {name: _Process(name, params, stream.fileno()) for name, params in named.items()}
-        self._tell("begin", json.loads(json.dumps(asdict(run), default=str)))
+        run = {
+            "id": folder.run_id(),
+            "folder": str(folder.path.absolute()),
+            "parameters": _parameters(self._recipe.resolved()),
+            "earlier": [
+                _numbers({**line, "seconds": seconds.get(line["round"])})
+                for line in read_lines(folder.metrics)[:rounds]
+            ],
+        }
+        try:
+            with (folder.path / LOG).open("ab") as stream:
+                self._on = {name: _Process(name, params, stream.fileno()) for name, params in named.items()}
+        except OSError as error:
+            log.warn(f"no tracker can be started: {error.strerror}")
+        self._tell("begin", run)
 
     def round(self, line: Mapping[str, Any], seconds: float) -> None:
         """Tell them a round's line of metrics."""
@@ -70,7 +77,7 @@ class Trackers:
             for name in [*self._on]:
                 self._on.pop(name).end(PATIENCE_S["close"])
             file = self._folder.path / LOG
-            if not file.stat().st_size:
+            if file.exists() and not file.stat().st_size:
                 file.unlink()
 
     def _tell(self, hook: str, *args: Any) -> None:

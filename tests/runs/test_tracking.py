@@ -353,7 +353,7 @@ def test_the_documents_tracker_and_what_a_killed_run_leaves(tmp_path, write_plug
 def test_other_runtimes_show_them_where_the_runs_folder_is(over, forker, tmp_path):
     recipe, folder = tmp_path / "recipe.yaml", tmp_path / "run"
     mpi = ["--set", "comm_args.backend=MPI", "--set", "comm_args.workers=2"]
-    recipe.write_text((simulation(SILOS) if over == "MPI" else SILOS) + "tracking_args: {trackers: [csv]}\n")
+    recipe.write_text((simulation(SILOS) if over == "MPI" else SILOS) + "\ntracking_args: {trackers: [csv]}\n")
     argv = ["run", recipe, "--run-dir", folder, "--quiet", *(mpi if over == "MPI" else [])]
     process = forker.start(argv, tmp_path / "log", cwd=tmp_path)
     assert process.wait() == 0, process.text
