@@ -303,7 +303,7 @@ class _Check(Mistakes):
         """A section that is complete here: its ``keys``, all by default, on top of ``base``; its paths absolute."""
         known = keys or [*keys_of(model)]
         if model is TrackingArgs:
-            for key in raw.keys() & HOSTS_TRACKING:
+            for key in [key for key in raw if key in HOSTS_TRACKING]:
                 self.say(f"{section}.{key}", HOSTS_TRACKING[key])
             raw = {key: value for key, value in raw.items() if key not in HOSTS_TRACKING}
         self.unknown_keys(section, raw, known)

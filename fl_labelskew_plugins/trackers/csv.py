@@ -13,7 +13,7 @@ from fl_labelskew_plugins.machine.files import write_text
 
 
 class CSV(Tracker):
-    """A row a round in ``rounds.csv`` of the run's folder; rounds count from 1, what a round lacks is empty."""
+    """A row a round in rounds.csv of the run's folder; rounds count from 1, what a round lacks is empty."""
 
     class Params(params.Params):
         """None."""

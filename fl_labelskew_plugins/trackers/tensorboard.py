@@ -11,7 +11,7 @@ from fl_labelskew_plugins import params
 
 
 class TensorBoard(Tracker):
-    """Event files in the folder ``tensorboard/`` of the run's; steps are rounds, from 1."""
+    """Event files in the folder tensorboard/ of the run's; steps are rounds, from 1."""
 
     class Params(params.Params):
         """None."""

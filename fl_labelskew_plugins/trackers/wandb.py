@@ -17,12 +17,12 @@ QUIET = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
 
 
 class WandB(Tracker):
-    """A run of Weights & Biases, in the folder ``wandb/`` of the run's; the key is the environment's, WANDB_API_KEY."""
+    """A run of Weights & Biases, in the folder wandb/ of the run's; the key is the environment's, WANDB_API_KEY."""
 
     class Params(params.Params):
         """Whose run it is, and whether it is sent."""
 
-        project: str = Field("fl-labelskew", min_length=1, description="project")
+        project: str = Field("fl-labelskew", min_length=1, description="project that the run is filed under")
         entity: str | None = Field(None, description="user or team; default: the user's own")
         name: str | None = Field(None, description="name of the run; default: of its folder")
         group: str | None = Field(None, description="group of runs")
@@ -72,5 +72,5 @@ class WandB(Tracker):
         self._run.summary.update({**summary})
 
     def close(self, run: TrackedRun, state: str) -> None:
-        """End it; a run that is no failure is one that can be gone on with."""
+        """End it; only one that failed has an exit code."""
         self._run.finish(exit_code=int(state == "failed"))
