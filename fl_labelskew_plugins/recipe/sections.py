@@ -315,6 +315,13 @@ class TrackingArgs(Params):
         [], description="whom rounds are shown to: names of labelskew trackers, or {NAME: {parameter: value}}"
     )
 
+    @field_validator("trackers", mode="before")
+    @classmethod
+    def _is_a_list(cls, value: object) -> object:
+        if not isinstance(value, list):  # which is not shown: a parameter may hold a secret
+            raise ValueError("is no list; allowed: a list of names, such as [csv]")
+        return value
+
 
 _WANDB = "is FedML's own; use trackers: [{{wandb: {{{}: ...}}}}]"
 HOSTS_TRACKING = {
