@@ -1,4 +1,4 @@
-"""``labelskew methods``, ``optimizers``, ``partitions``, ``datasets``, ``models``: what there is, what each takes."""
+"""``labelskew methods``, ``optimizers``, ``partitions``, ``datasets``, ``models``, ``trackers``: what each takes."""
 
 from __future__ import annotations
 
@@ -65,4 +65,5 @@ PLUGIN_COMMANDS = (
     _command("partitions", "partitioners", "partitions"),
     _command("datasets", "datasets", "data sets"),
     _command("models", "models", "networks"),
+    _command("trackers", "trackers", "trackers of a run's rounds"),
 )

@@ -62,9 +62,10 @@ class Loop:
         record = self._record
         self._folder.hold()
         try:
-            yield from self._rounds
-            if record.next_round == record.session.federation.rounds:
-                record.finish()
+            with record.tracked():
+                yield from self._rounds
+                if record.next_round == record.session.federation.rounds:
+                    record.finish()
         finally:
             self._folder.release()
 

@@ -193,7 +193,7 @@ def _train(runtime: Runtime, record: Record) -> None:
     federation = session.federation
     show.start(session.recipe.name, record.next_round, federation.rounds, federation.clients_per_round, record.pause)
     try:
-        with interrupting():
+        with interrupting(), record.tracked():
             runtime.run(session, record)
             if record.next_round == federation.rounds:
                 record.finish()

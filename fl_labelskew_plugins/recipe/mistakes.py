@@ -149,7 +149,7 @@ def keys_of(model: type[BaseModel]) -> dict[str, Schema]:
     return properties
 
 
-def failure(error: Exception) -> str:
+def failure(error: BaseException) -> str:
     """What some plugin raised, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 

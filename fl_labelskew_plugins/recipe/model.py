@@ -53,7 +53,7 @@ SILO: dict[str, tuple[str, ...] | None] = {
     "validation_args": None,
     "device_args": None,
     "comm_args": ("certs", "send_measures", "send_contributions", "audit_digests"),
-    "tracking_args": None,
+    "tracking_args": tuple(key for key in sections.TrackingArgs.model_fields if key != "trackers"),  # the server's
     POLICY: None,
 }
 """Sections of a silo's own file, with the keys that it may set; None: all keys, or those that the method names."""

@@ -25,7 +25,15 @@ from fl_labelskew_plugins.recipe.model import (
     Recipe,
     Sections,
 )
-from fl_labelskew_plugins.recipe.sections import IS_PATH, CommArgs, Expected, Policy, absolute
+from fl_labelskew_plugins.recipe.sections import (
+    HOSTS_TRACKING,
+    IS_PATH,
+    CommArgs,
+    Expected,
+    Policy,
+    TrackingArgs,
+    absolute,
+)
 from fl_labelskew_plugins.recipe.sections import names as split
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -294,12 +302,18 @@ class _Check(Mistakes):
     ) -> ModelT | None:
         """A section that is complete here: its ``keys``, all by default, on top of ``base``; its paths absolute."""
         known = keys or [*keys_of(model)]
+        if model is TrackingArgs:
+            for key in [key for key in raw if key in HOSTS_TRACKING]:
+                self.say(f"{section}.{key}", HOSTS_TRACKING[key])
+            raw = {key: value for key, value in raw.items() if key not in HOSTS_TRACKING}
         self.unknown_keys(section, raw, known)
         args = self.validated(section, model, {**(base or {}), **{k: v for k, v in raw.items() if k in known}})
         if isinstance(args, CommArgs) and "comm_args.backend" not in self.wrong:
             plugins.known("runtimes", args.backend, "comm_args.backend", self)
 
         update: dict[str, Any] = {}
+        if isinstance(args, TrackingArgs):
+            update["trackers"] = plugins.trackers(f"{section}.trackers", args.trackers, self)
         for key, field in model.model_fields.items():
             if IS_PATH in field.metadata and (value := getattr(args, key, None)) is not None:
                 # a run that is resumed reads it from another folder

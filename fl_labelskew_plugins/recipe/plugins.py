@@ -94,6 +94,33 @@ def _combination(section: str, parts: Sequence[str], raw: Mapping[str, Any], mis
         return None
 
 
+def trackers(place: str, raw: Sequence[Any], mistakes: Mistakes) -> list[dict[str, dict[str, Any]]]:
+    """Each tracker's name with its parameters, every default filled in."""
+    chosen: dict[str, dict[str, Any]] = {}
+    for number, item in enumerate(raw, 1):
+        name, params = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else (item, {})
+        where = f"{place}.{name}"
+        if not isinstance(name, str) or not isinstance(params, dict):
+            form = "a name, or a name and its parameters, such as {wandb: {project: mine}}"
+            mistakes.say(place, f"item {number} is of the wrong form; allowed: {form}")
+        elif name in chosen:
+            mistakes.say(place, f"{show(name)} stands there twice; allowed: each tracker once")
+        elif known("trackers", name, place, mistakes):
+            if place in mistakes.overridden:
+                mistakes.overridden.add(where)
+            chosen[name] = params
+            try:
+                model = catalog.load("trackers", name).Params
+            except PluginError as error:
+                if error.__cause__ is None:  # one that does not import the run warns of: no result rests on it
+                    mistakes.say(place, " ".join(str(error).split()))
+                continue
+            mistakes.unknown_keys(where, params, [*keys_of(model)])
+            args = mistakes.validated(where, model, params)
+            chosen[name] = params if args is None else args.model_dump(mode="json", by_alias=True)
+    return [{name: params} for name, params in chosen.items()]
+
+
 def of_silo(place: str, method: Method, raw: Any, mistakes: Mistakes) -> Method | None:
     """``method`` with what a silo chooses for itself; of a combination, under the name of each part."""
     parts = method.parts if isinstance(method, combined.Combined) else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -51,6 +52,8 @@ def _section_schema(section: str, defs: dict[str, Any]) -> dict[str, Any]:
     schema = _model_schema(SECTIONS[section], section, defs)
     if section == "comm_args":
         schema["properties"]["backend"]["enum"] = plugins.names("runtimes")
+    if section == "tracking_args":
+        schema["properties"]["trackers"]["items"] = _trackers_schema(section, defs)
     if section not in PLUGGED:
         return schema
     chooser = PLUGGED[section]
@@ -62,6 +65,16 @@ def _section_schema(section: str, defs: dict[str, Any]) -> dict[str, Any]:
     else:
         schema["properties"][chooser.key]["enum"] = plugins.names(chooser.kind)
     return schema
+
+
+def _trackers_schema(section: str, defs: dict[str, Any]) -> dict[str, Any]:
+    """One name, or one name with its parameters; of a tracker that does not load the name alone."""
+    one: dict[str, Any] = {name: {"type": "object"} for name in plugins.names("trackers")}
+    for name in one:
+        with contextlib.suppress(PluginError):
+            one[name] = _model_schema(catalog.load("trackers", name).Params, f"{section}.{name}", defs)
+    mapping = {"type": "object", "properties": one, "additionalProperties": False, "minProperties": 1}
+    return {"anyOf": [{"enum": [*one]}, mapping | {"maxProperties": 1}]}
 
 
 def _combination_schema(key: dict[str, Any], section: str) -> dict[str, Any]:

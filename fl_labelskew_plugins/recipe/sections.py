@@ -342,6 +342,32 @@ class TrackingArgs(Params):
     diagnostics_every: Positive = Field(
         1, description="rounds between two that the diagnostics look at; the last one they always do"
     )
+    trackers: list[Any] = Field(
+        [], description="whom rounds are shown to: names of labelskew trackers, or {NAME: {parameter: value}}"
+    )
+
+    @field_validator("trackers", mode="before")
+    @classmethod
+    def _is_a_list(cls, value: object) -> object:
+        if not isinstance(value, list):  # which is not shown: a parameter may hold a secret
+            raise ValueError("is no list; allowed: a list of names, such as [csv]")
+        return value
+
+
+_WANDB = "is FedML's own; use trackers: [{{wandb: {{{}: ...}}}}]"
+HOSTS_TRACKING = {
+    "enable_wandb": "is FedML's own; use trackers: [wandb], which sends nothing, or [{wandb: {mode: online}}]",
+    "wandb_key": "is FedML's own; use the environment variable WANDB_API_KEY, a key has no place in a recipe",
+    "wandb_project": _WANDB.format("project"),
+    "wandb_entity": _WANDB.format("entity"),
+    "wandb_name": _WANDB.format("name"),
+    "run_name": _WANDB.format("name"),
+    "wandb_group_id": _WANDB.format("group"),
+    "wandb_only_server": "is FedML's own; leave it away, the server's process alone has trackers",
+    "enable_tracking": "is of FedML's own cloud, which has no part in a run; leave it away",
+    "log_file_dir": "is of FedML's own cloud, which has no part in a run; leave it away, run_dir is where results are",
+}
+"""The host's keys of ``tracking_args``, and what to write instead."""
 
 
 Measure = Literal["accuracy", "best_accuracy", "personalised_accuracy", "balanced_accuracy", "rounds_to"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,11 +22,12 @@ from fl_labelskew_plugins.machine import log, signals
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.objects import described
-from fl_labelskew_plugins.runs import card, model_file
+from fl_labelskew_plugins.runs import card, model_file, status
 from fl_labelskew_plugins.runs.folder import Checkpoint, RunFolder, environment, peak_memory, summary
 from fl_labelskew_plugins.runs.model_file import about
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.session import Session, made_up, watch
+from fl_labelskew_plugins.runs.tracking import Trackers
 from fl_labelskew_plugins.tensors import OPTIMIZER, joined, rest
 
 
@@ -64,6 +66,7 @@ class Record:
         if self._best >= 0 and recipe.tracking.keep_best and not folder.best.exists():
             log.warn(f"{folder.best.name}: the model of the best round so far was not kept; it comes with a better one")
         self.watch = watch(session, folder.diagnostics)
+        self._trackers = Trackers(recipe)
 
     @property
     def seconds(self) -> float:
@@ -74,6 +77,20 @@ class Record:
     def pauses(self) -> bool:
         """Whether to stop here."""
         return self.pause is not None and (self.next_round >= self.pause.rounds or time.monotonic() >= self.pause.at)
+
+    @contextlib.contextmanager
+    def tracked(self) -> Iterator[None]:
+        """Show what happens in here to the recipe's trackers."""
+        state = status.FAILED
+        try:
+            self._trackers.begin(self.folder, self.next_round)
+            yield
+            state = status.FINISHED if self.next_round == self.session.federation.rounds else status.PAUSED
+        except (KeyboardInterrupt, GeneratorExit):
+            state = status.STOPPED
+            raise
+        finally:
+            self._trackers.close(state)
 
     def tests(self, round: int) -> bool:
         """Whether the global model is tested after this round."""
@@ -98,6 +115,7 @@ class Record:
             if self.next_round % every == 0 or self.next_round == last:
                 self._save()
         self.progress.round(line, seconds)
+        self._trackers.round(line, seconds)
         if self.progress.hear is not None:
             self.progress.hear(line)
 
@@ -123,6 +141,7 @@ class Record:
             self.watch.draw()
         folder.write_text("MODEL_CARD.md", card.text(session, lines, result, best=folder.best.exists()))
         folder.write_json("summary.json", result)
+        self._trackers.finish(result)
 
     def _keep_best(self, accuracy: float) -> None:
         """Keep the model of a round that is better than all before it; a file of an earlier one is the best no more."""

@@ -58,7 +58,13 @@ def test_version():
 
 @pytest.mark.parametrize(
     ("verb", "kind"),
-    [("methods", "methods"), ("partitions", "partitioners"), ("datasets", "datasets"), ("models", "models")],
+    [
+        ("methods", "methods"),
+        ("partitions", "partitioners"),
+        ("datasets", "datasets"),
+        ("models", "models"),
+        ("trackers", "trackers"),
+    ],
 )
 def test_lists_and_details(verb, kind):
     entries = catalog.entries(kind)

@@ -166,7 +166,7 @@ def test_a_plugin_installed_a_moment_ago_is_found(site):
         ("fl_labelskew.method", ["methods"]),
         ("fl-labelskew.methods", ["methods"]),
         ("fl_labelskew.datasets_", ["datasets"]),
-        ("fl_labelskew.x", ["methods", "optimizers", "partitioners", "datasets", "models", "runtimes"]),
+        ("fl_labelskew.x", ["methods", "optimizers", "partitioners", "datasets", "models", "runtimes", "trackers"]),
     ],
 )
 def test_a_group_that_does_not_exist_is_told_with_the_one_that_was_meant(site, group, meant):

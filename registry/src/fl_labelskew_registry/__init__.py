@@ -1,4 +1,4 @@
-"""Registry of methods, optimisers, partitioners, data sets and networks; its import needs neither torch nor fedml."""
+"""Registry of methods, optimisers, partitioners, data sets, networks and trackers; its import needs no torch."""
 
 from fl_labelskew_registry.catalog import HOOKS, Entry, Kind, entries, load, namespace, nearest
 from fl_labelskew_registry.contracts import (
@@ -15,6 +15,7 @@ from fl_labelskew_registry.contracts import (
 )
 from fl_labelskew_registry.data import Arrays, Data, Dataset, Images, Network, Partitioner
 from fl_labelskew_registry.errors import LabelSkewError, MistakesError, PluginError, RunError, mistake
+from fl_labelskew_registry.tracker import TrackedRun, Tracker
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,8 @@ __all__ = [
     "PluginError",
     "RunError",
     "Stage",
+    "TrackedRun",
+    "Tracker",
     "entries",
     "load",
     "mistake",

@@ -14,11 +14,11 @@ from typing import Any, Literal, get_args
 
 from stevedore import DriverManager
 
-from fl_labelskew_registry import contracts, data
+from fl_labelskew_registry import contracts, data, tracker
 from fl_labelskew_registry.errors import PluginError
 from fl_labelskew_registry.plugin import Plugin, hooks
 
-Kind = Literal["methods", "optimizers", "partitioners", "datasets", "models", "runtimes"]
+Kind = Literal["methods", "optimizers", "partitioners", "datasets", "models", "runtimes", "trackers"]
 
 CONTRACTS: dict[str, type[Plugin]] = {
     "methods": contracts.Method,
@@ -26,6 +26,7 @@ CONTRACTS: dict[str, type[Plugin]] = {
     "partitioners": data.Partitioner,
     "datasets": data.Dataset,
     "models": data.Network,
+    "trackers": tracker.Tracker,
 }
 HOOKS = {contract: hooks(contract) for contract in CONTRACTS.values()}
 """Names of the hooks of each contract."""

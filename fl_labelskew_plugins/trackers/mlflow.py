@@ -1,0 +1,101 @@
+"""MLflow, by its own client: a folder of files, or a tracking server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fl_labelskew_registry import LabelSkewError, TrackedRun, Tracker
+from pydantic import Field, field_validator
+
+from fl_labelskew_plugins import params
+from fl_labelskew_plugins.machine.files import write_text
+
+INSTALL = "pip install --no-deps mlflow-skinny==2.12.2 sqlparse"
+"""FedML's pins leave pip no version of MLflow to choose; this one runs beside them."""
+KEPT = "mlflow.json"
+"""Which run of MLflow a run is."""
+MOST = 100
+"""Parameters that MLflow takes at once."""
+QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+}
+"""Nothing goes to its makers, and a server that is not there is given up soon, unless the environment says so."""
+STATES = {"finished": "FINISHED", "failed": "FAILED"}
+
+
+class MLflow(Tracker):
+    """A run of MLflow in an experiment; steps are rounds, from 1."""
+
+    class Params(params.Params):
+        """Where runs are kept."""
+
+        uri: str | None = Field(
+            None, description="folder, or a server's address; default: the folder mlruns beside the run's folder"
+        )
+        experiment: str = Field("fl-labelskew", min_length=1, description="experiment; it is made if need be")
+
+        @field_validator("uri")
+        @classmethod
+        def _holds_no_secret(cls, uri: str | None) -> str | None:
+            if uri is not None and re.search(r"//[^/]*@", uri):
+                raise ValueError(
+                    "holds a name or a password; use the environment variables MLFLOW_TRACKING_USERNAME and "
+                    "MLFLOW_TRACKING_PASSWORD, and the address alone"
+                )
+            return uri
+
+    params: Params
+
+    def begin(self, run: TrackedRun) -> None:
+        """Begin a run of MLflow, or go on with the one that is named in ``mlflow.json``."""
+        os.environ |= QUIET | dict(os.environ)
+        try:
+            import mlflow
+            from mlflow.entities import Param
+        except ImportError as error:
+            raise LabelSkewError(f"mlflow cannot be imported: {error}; {INSTALL}") from None
+        uri = self.params.uri or str(run.folder.absolute().parent / "mlruns")
+        if "://" not in uri:
+            uri = Path(uri).expanduser().absolute().as_uri()
+        mlflow.set_tracking_uri(uri)  # what sends files looks there, whatever the client was given
+        self._client, kept = mlflow.MlflowClient(uri), run.folder / KEPT
+        if kept.exists():
+            self._run = str(json.loads(kept.read_text("utf-8"))["run_id"])
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        experiment = self._client.get_experiment_by_name(self.params.experiment)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(self.params.experiment)
+        self._run = self._client.create_run(number, run_name=run.folder.name).info.run_id
+        write_text(kept, json.dumps({"uri": uri, "run_id": self._run}) + "\n")
+        parameters = [Param(key, str(value)) for key, value in run.parameters.items()]
+        for first in range(0, len(parameters), MOST):
+            self._client.log_batch(self._run, params=parameters[first : first + MOST])
+
+    def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
+        """A point in each curve."""
+        self._log({name: value for name, value in line.items() if name != "round"}, int(line["round"]) + 1)
+
+    def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
+        """Summary, pictures, and the model as an artefact."""
+        self._log({f"summary.{name}": value for name, value in summary.items()}, int(summary["rounds"]))
+        for file in pictures:
+            self._client.log_artifact(self._run, str(file), "pictures")
+        self._client.log_artifact(self._run, str(model))
+
+    def close(self, run: TrackedRun, state: str) -> None:
+        """End it; one that is gone on with runs again."""
+        self._client.set_terminated(self._run, STATES.get(state, "KILLED"))
+
+    def _log(self, numbers: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        metrics = [Metric(name.replace(".", "/").replace("+", "_"), v, now, step) for name, v in numbers.items()]
+        self._client.log_batch(self._run, metrics=metrics)

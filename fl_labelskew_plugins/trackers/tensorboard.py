@@ -1,0 +1,62 @@
+"""TensorBoard, by torch's own writer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fl_labelskew_registry import LabelSkewError, TrackedRun, Tracker
+
+from fl_labelskew_plugins import params
+
+
+class TensorBoard(Tracker):
+    """Event files in the folder tensorboard/ of the run's; steps are rounds, from 1."""
+
+    class Params(params.Params):
+        """None."""
+
+    def begin(self, run: TrackedRun) -> None:
+        """Begin an event file; of those of earlier sittings, rounds that no longer count are hidden."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise LabelSkewError("needs tensorboard; pip install 'fl-labelskew-plugins[tensorboard]'") from None
+        folder, first = run.folder / "tensorboard", len(run.earlier) + 1
+        self._writer = SummaryWriter(str(folder), purge_step=first if folder.exists() else None)
+        self._writer.add_text("parameters", table(run.parameters), 0)
+
+    def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
+        """A point in each curve."""
+        for name, value in line.items():
+            if name != "round":
+                self._writer.add_scalar(slashed(name), value, int(line["round"]) + 1)
+        self._writer.flush()
+
+    def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
+        """Pictures, the summary beside the parameters, and where the model lies."""
+        import numpy as np
+        from PIL import Image
+
+        last = int(summary["rounds"])
+        for file in pictures:
+            with Image.open(file) as picture:
+                pixels = np.asarray(picture.convert("RGB"))
+            self._writer.add_image(file.stem, pixels, last, dataformats="HWC")
+        self._writer.add_text("model", f"`{model}`", last)
+        measures = {f"summary/{slashed(name)}": value for name, value in summary.items()}
+        self._writer.add_hparams({**run.parameters}, measures, run_name=".")
+
+    def close(self, run: TrackedRun, state: str) -> None:
+        """Write all that is left."""
+        self._writer.close()
+
+
+def slashed(name: str) -> str:
+    """``recall/3`` for ``recall.3``, by which curves are grouped."""
+    return name.replace(".", "/")
+
+
+def table(parameters: Mapping[str, object]) -> str:
+    """A table of Markdown."""
+    return "\n".join(["| key | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in parameters.items())])

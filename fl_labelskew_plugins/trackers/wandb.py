@@ -1,0 +1,76 @@
+"""Weights & Biases, offline unless the recipe says otherwise."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from fl_labelskew_registry import LabelSkewError, TrackedRun, Tracker
+from pydantic import Field
+
+from fl_labelskew_plugins import params
+
+QUIET = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
+"""No lines between those of the run, and no reports of errors to its makers, unless the environment says so."""
+
+
+class WandB(Tracker):
+    """A run of Weights & Biases, in the folder wandb/ of the run's; the key is the environment's, WANDB_API_KEY."""
+
+    class Params(params.Params):
+        """Whose run it is, and whether it is sent."""
+
+        project: str = Field("fl-labelskew", min_length=1, description="project that the run is filed under")
+        entity: str | None = Field(None, description="user or team; default: the user's own")
+        name: str | None = Field(None, description="name of the run; default: of its folder")
+        group: str | None = Field(None, description="group of runs")
+        mode: Literal["offline", "online"] = Field(
+            "offline", description="offline: nothing is sent, `wandb sync` can do it later; online: all of it is sent"
+        )
+
+    params: Params
+
+    def begin(self, run: TrackedRun) -> None:
+        """Begin a run, or go on with it under the same id; an offline one is written anew, earlier rounds first."""
+        os.environ |= QUIET | dict(os.environ)
+        try:
+            import wandb
+        except ImportError:
+            raise LabelSkewError("needs wandb; pip install wandb") from None
+        args, online = self.params, self.params.mode == "online"
+        if online and not wandb.api.api_key:  # it would ask for one, and wait
+            raise LabelSkewError("mode: online needs a key; use the environment variable WANDB_API_KEY, or wandb login")
+        self._wandb = wandb
+        self._run = wandb.init(
+            id=run.id,
+            name=args.name or run.folder.name,
+            project=args.project,
+            entity=args.entity,
+            group=args.group,
+            mode=args.mode,
+            dir=str(run.folder),
+            config={**run.parameters},
+            resume="allow" if online else None,
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        self._run.define_metric("*", step_metric="round")
+        for line in () if online else run.earlier:
+            self.on_round(run, line)
+
+    def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
+        """A point in each curve, over ``round``, from 1."""
+        self._run.log({name.replace(".", "/"): value for name, value in line.items()} | {"round": line["round"] + 1})
+
+    def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
+        """Summary, pictures, and the model as an artifact."""
+        self._run.log({file.stem: self._wandb.Image(str(file)) for file in pictures})
+        artifact = self._wandb.Artifact(f"model-{run.id}", type="model")
+        artifact.add_file(str(model))
+        self._run.log_artifact(artifact)
+        self._run.summary.update({**summary})
+
+    def close(self, run: TrackedRun, state: str) -> None:
+        """End it; only one that failed has an exit code."""
+        self._run.finish(exit_code=int(state == "failed"))
