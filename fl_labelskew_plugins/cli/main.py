@@ -8,6 +8,7 @@ from fl_labelskew_plugins import __version__
 from fl_labelskew_plugins.cli.audit import audit_group
 from fl_labelskew_plugins.cli.certs import certs_group
 from fl_labelskew_plugins.cli.data import data_group
+from fl_labelskew_plugins.cli.examples import examples_group
 from fl_labelskew_plugins.cli.exits import CONTEXT
 from fl_labelskew_plugins.cli.partition import partition_command
 from fl_labelskew_plugins.cli.plugins import PLUGIN_COMMANDS
@@ -32,6 +33,7 @@ for _command in (
     run_command,
     *PLUGIN_COMMANDS,
     recipes_group,
+    examples_group,
     validate_command,
     partition_command,
     report_command,
