@@ -10,6 +10,7 @@ from fl_labelskew_plugins.cli.certs import certs_group
 from fl_labelskew_plugins.cli.data import data_group
 from fl_labelskew_plugins.cli.examples import examples_group
 from fl_labelskew_plugins.cli.exits import CONTEXT
+from fl_labelskew_plugins.cli.new import new_group
 from fl_labelskew_plugins.cli.partition import partition_command
 from fl_labelskew_plugins.cli.plugins import PLUGIN_COMMANDS
 from fl_labelskew_plugins.cli.recipes import recipes_group
@@ -34,6 +35,7 @@ for _command in (
     *PLUGIN_COMMANDS,
     recipes_group,
     examples_group,
+    new_group,
     validate_command,
     partition_command,
     report_command,

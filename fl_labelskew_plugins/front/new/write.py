@@ -1,0 +1,277 @@
+"""The folders that ``labelskew new`` writes for data of one's own: recipes that run as they are, and what to type."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fl_labelskew_registry import mistake
+
+from fl_labelskew_plugins.data.fakes import whole
+from fl_labelskew_plugins.front.new.look import Look, read_table
+from fl_labelskew_plugins.machine.text import clean, counted
+from fl_labelskew_plugins.recipe import yaml
+
+Section = tuple[str, str, dict[str, Any]]
+"""A comment, a section's name and its keys."""
+SCHEMA = "recipe.schema.json"
+MOST_SILOS = 100
+ALL_JOIN = 20
+"""Clients up to which all of them join every round."""
+LARGE = 5000
+"""Training samples from which batches are larger and one local epoch is enough."""
+
+
+def simulation(seen: Look, out: Path) -> list[str]:
+    """Write a recipe for all of the data on one machine; returns the commands to type first, in ``out``.
+
+    Raises:
+        LabelSkewError: ``out`` is not new or empty, or cannot be written.
+    """
+    many = len(seen.groups) > 1
+    clients = len(seen.groups) if many else 10 if seen.samples >= 1000 else 5
+    partition: dict[str, Any] = {"partition_method": "natural"}
+    if many:
+        dealt = "Each group of the data is a client."
+    else:
+        partition = {"partition_method": "dirichlet", "beta": 0.3, "min_samples": max(min(10, seen.samples // 50), 1)}
+        dealt = "The data have no groups and are dealt out: the smaller beta is, the fewer classes a client has."
+    sections: list[Section] = [
+        ("", "common_args", {"training_type": "simulation", "random_seed": 0}),
+        (_about_data(seen), "data_args", {"dataset": seen.dataset, **seen.args}),
+        (f"{dealt} labelskew survey shows who holds what.", "partition_args", partition),
+        *_training(seen, clients, "simulation.yaml"),
+        ("per_client: test the model on each client's own test part, too.", "validation_args", {"per_client": True}),
+        ("", "device_args", {"using_gpu": False}),
+    ]
+    about = f"{_about(seen)}, as {counted(clients, 'client')} on one machine"
+    with _begun(seen, out) as part:
+        _write_page(part / "simulation.yaml", ["fedml run simulation.yaml", f"{about}; see README.md"], sections)
+        _finish(part, "simulation", ["runs/"], about=about, data=shlex.quote(clean(seen.path)))
+    return ["labelskew survey simulation.yaml", "fedml run simulation.yaml --run-dir runs/first"]
+
+
+def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
+    """Write a federation's recipe, and a file for each silo; returns the commands to type first, in ``out``.
+
+    Args:
+        seen: the data; each of its groups is a silo. Of an archive or a table each silo gets its rows as a file.
+        out: a new or empty folder.
+        silos: how many there are where the data have no groups; each is given all of the data, to begin with.
+
+    Raises:
+        LabelSkewError: ``out`` is not new or empty, or cannot be written, or ``silos`` does not fit the data.
+    """
+    names, where = seen.groups if len(seen.groups) > 1 else [], clean(seen.path)
+    if names and silos not in (None, len(names)):
+        raise mistake(f"--silos {silos}", f"{where} has {len(names)} groups, a silo each", "it without")
+    if not names and silos is None:
+        raise mistake(where, "has no groups, such as hospitals, to make silos of", "--silos with their number")
+    stems = file_names(names or [f"silo-{rank}" for rank in range(1, (silos or 0) + 1)])
+    if len(stems) > MOST_SILOS:
+        raise mistake(
+            where, f"has {len(stems)} groups, a silo each", f"{MOST_SILOS} at most, or labelskew new simulation"
+        )
+    of_all = {key: value for key, value in seen.args.items() if key not in ("data_cache_dir", "file", "group")}
+    of_all |= {"class_names": seen.classes} if seen.dataset != "npz" else {"classes": len(seen.classes)}
+    of_all = {"dataset": seen.dataset, **of_all}
+    recipe: list[Section] = [
+        ("", "common_args", {"training_type": "cross_silo", "random_seed": 0}),
+        (
+            "The server has no data: this says what the silos' are like, and is the same in their files. "
+            + _about_data(seen),
+            "data_args",
+            {**of_all, "input_shape": [*seen.shape]},
+        ),
+        (
+            "server_test_data: true, with a data_cache_dir above that holds a test part, also tests the model at the "
+            "server. per_client: each silo tests it on its own test part.",
+            "validation_args",
+            {"server_test_data": False, "per_client": True},
+        ),
+        *_training(seen, len(stems), "federation.yaml"),
+        (
+            "server_address: where silos find the server, and certs the folder of each machine's certificates beside "
+            "this file; both are explained in README.md. min_clients: a round needs the answers of so many silos.",
+            "comm_args",
+            {"backend": "GRPC", "server_address": "localhost:8890", "certs": "certs", "min_clients": 2},
+        ),
+        ("Silo 1, 2 ... by its own file.", "client_specific_args", {"data_silo_config": [f"{s}.yaml" for s in stems]}),
+        ("", "device_args", {"using_gpu": False}),
+        ("", "tracking_args", {"checkpoint_every": 1}),
+    ]
+    about = f"{_about(seen)}; {counted(len(stems), 'silo')} and a server that has no data"
+    with _begun(seen, out) as part:
+        _write_page(
+            part / "federation.yaml", ["fedml run federation.yaml --role server", f"{about}; see README.md"], recipe
+        )
+        for rank, (stem, place) in enumerate(zip(stems, _places(seen, stems, part, out), strict=True), 1):
+            head = [
+                f"fedml run federation.yaml --role client --rank {rank}",
+                f"What silo {rank}, {stem}, sets for itself; nobody else needs this file.",
+            ]
+            own: list[Section] = [
+                ("data_cache_dir: where this silo's data lie, on its own machine.", "data_args", of_all | place),
+                ("send_measures: tell the server losses and accuracy.", "comm_args", {"send_measures": True}),
+            ]
+            _write_page(part / f"{stem}.yaml", head, own)
+        _finish(
+            part,
+            "federation",
+            ["runs/", "certs/", "data/"],
+            about=about,
+            stems=stems,
+            files=" ".join(f"{stem}.yaml" for stem in ("federation", *stems)),
+            data=shlex.quote(clean(_data_of_first(seen, stems[0]))),
+            shared=not names,
+        )
+    return [f"labelskew certs new --silos {len(stems)}", "fedml run federation.yaml --run-dir runs/first"]
+
+
+def file_names(names: Sequence[str]) -> list[str]:
+    """Names of files without their ending, for names that may hold anything; no two are alike, in any case.
+
+    >>> file_names(["St. Mary's", "north", "../North", "federation", "*"])
+    ['St.-Mary-s', 'north', 'North-3', 'federation-4', 'silo-5']
+    """
+    taken, stems = {"federation"}, []
+    for rank, name in enumerate(names, 1):
+        stem = re.sub(r"[^\w.-]+", "-", name)[:60].strip("-.") or f"silo-{rank}"
+        stem = f"{stem}-{rank}" if stem.lower() in taken else stem
+        taken.add(stem.lower())
+        stems.append(stem)
+    return stems
+
+
+def _begun(seen: Look, out: Path) -> AbstractContextManager[Path]:
+    """The folder, all of it or nothing; it must not be taken for a class or a group of the data."""
+    if seen.path.is_dir() and out.resolve().is_relative_to(seen.path.resolve()):
+        raise mistake(clean(out), "lies within the data", "a folder outside of them")
+    return whole(out)
+
+
+def _about(seen: Look) -> str:
+    parts = [counted(seen.samples, "training sample"), counted(len(seen.classes), "class", "classes")]
+    parts += [counted(len(seen.groups), "group")] if len(seen.groups) > 1 else []
+    return f"{clean(seen.path.name)}: {', '.join(parts)}"
+
+
+def _about_data(seen: Look) -> str:
+    sizes = (
+        "image_size: pixels of a side; more show more, and train for longer." if seen.dataset == "image_folder" else ""
+    )
+    return " ".join([*(f"{note[0].upper()}{note[1:]}." for note in seen.notes), sizes]).strip()
+
+
+def _training(seen: Look, clients: int, recipe: str) -> Iterator[Section]:
+    """Network, training and method."""
+    network, rate = "mlp", 0.05
+    if len(seen.shape) == 3 and min(seen.shape[1:]) >= 16:
+        network = "lenet" if min(seen.shape[1:]) < 28 else "fedlc_cnn_mnist" if seen.shape[0] == 1 else "tfcnn"
+        rate = 0.01
+    yield (
+        "A small network; others: labelskew models. With a GPU (device_args) resnet18 is one.",
+        "model_args",
+        {"model": network},
+    )
+    large = seen.samples >= LARGE
+    train = {"client_num_in_total": clients}
+    train |= {"client_num_per_round": 10} if clients > ALL_JOIN else {}
+    train |= {"comm_round": 20, "epochs": 1 if large else 2, "batch_size": 64 if large else 16}
+    yield "", "train_args", train | {"learning_rate": rate, "momentum": 0.9}
+    why = (
+        "FedLC (Zhang et al., ICML 2022) lowers each logit by the client's own class counts. It stands here because no "
+        "client sends more than weights for it, and it takes no time of its own; which method does best on these data "
+        f"is not known. Run others, fedml run {recipe} --set method_args.method=fedavg, and compare: labelskew report "
+        "runs. labelskew methods lists them."
+    )
+    yield why, "method_args", {"method": "fedlc"}
+
+
+def _places(seen: Look, stems: Sequence[str], part: Path, out: Path) -> Iterator[dict[str, Any]]:
+    """Where each silo's data lie; rows of an archive or a table are written to ``part``, which becomes ``out``."""
+    if len(seen.groups) < 2:
+        place: dict[str, Any] = {key: seen.args[key] for key in seen.args if key in ("data_cache_dir", "file")}
+        yield from [place] * len(stems)
+    elif seen.dataset == "image_folder":
+        yield from [{"data_cache_dir": str(seen.path / group)} for group in seen.groups]
+    else:
+        (part / "data").mkdir()
+        deal = _deal_archive if seen.dataset == "npz" else _deal_table
+        folder = Path(out.absolute(), "data")
+        for file in deal(seen, [part / "data" / stem for stem in stems]):
+            yield {"data_cache_dir": str(folder), "file": file.name}
+
+
+def _deal_archive(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
+    """Write each group's samples as an archive; one without a test part of its own has ``x`` and ``y`` alone."""
+    from fl_labelskew_plugins.data.npz import read_archive
+
+    arrays = read_archive(Path(seen.args["data_cache_dir"]))
+    train = "_train" if "x_train" in arrays else ""
+    for group, path in zip(np.unique(arrays[f"groups{train}"]), paths, strict=True):
+        rows = {train: arrays[f"groups{train}"] == group}
+        if train and "groups_test" in arrays and (test := arrays["groups_test"] == group).any():
+            rows["_test"] = test
+        made = {
+            f"{a}{k if len(rows) > 1 else ''}": arrays[f"{a}{k}"][chosen] for k, chosen in rows.items() for a in "xy"
+        }
+        file = path.with_name(f"{path.name}.npz")
+        np.savez(file, **made, **{name: arrays[name] for name in arrays if name == "class_names"})
+        yield file
+
+
+def _deal_table(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
+    """Write each group's rows as a table of the same kind, without the column of groups."""
+    source = Path(seen.args["data_cache_dir"], seen.args["file"])
+    frame, column = read_table(source), seen.args["group"]
+    groups = sorted(frame[column].dropna().unique(), key=str)
+    for group, path in zip(groups, paths, strict=True):
+        file = path.with_name(f"{path.name}{source.suffix.lower()}")
+        rows = frame[frame[column] == group].drop(columns=column)
+        if file.suffix == ".csv":
+            rows.to_csv(file, index=False)
+        else:
+            rows.to_parquet(file, index=False)
+        yield file
+
+
+def _data_of_first(seen: Look, stem: str) -> Path:
+    """Where the first silo's data lie, from the folder that is written."""
+    if seen.dataset == "image_folder":
+        return seen.path / seen.groups[0] if len(seen.groups) > 1 else seen.path
+    return Path("data", f"{stem}{seen.path.suffix}") if len(seen.groups) > 1 else seen.path
+
+
+def _write_page(path: Path, head: Sequence[str], sections: Sequence[Section]) -> None:
+    """A recipe, or a silo's own file, with its comments."""
+    lines = [f"# yaml-language-server: $schema={SCHEMA}", *(_comment(line) for line in head)]
+    for comment, name, values in sections:
+        lines += [*(["", _comment(comment)] if comment else []), yaml.write({name: values}).rstrip()]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _comment(text: str) -> str:
+    return textwrap.fill(text, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+
+
+def _finish(part: Path, kind: str, ignored: Sequence[str], **facts: Any) -> None:
+    """The files beside the recipes: the README, what git leaves alone, and the schema that editors check recipes by."""
+    from jinja2 import StrictUndefined, Template
+
+    from fl_labelskew_plugins.recipe.schema import json_schema
+
+    markup = Path(__file__).with_name(f"{kind}.md.j2").read_text("utf-8")
+    readme = Template(
+        markup, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    (part / "README.md").write_text(readme.render(**facts), encoding="utf-8")
+    (part / ".gitignore").write_text("".join(f"{line}\n" for line in ignored), encoding="utf-8")
+    (part / SCHEMA).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
