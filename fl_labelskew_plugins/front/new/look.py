@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from fl_labelskew_registry import Data, LabelSkewError, catalog, mistake
-from numpy.typing import NDArray
 
+from fl_labelskew_plugins.data.files import readable
 from fl_labelskew_plugins.machine.text import clean, few
 
-if TYPE_CHECKING:
-    import pandas as pd
-
+KINDS = "a folder of pictures, an .npz file, or a CSV or Parquet table"
 SAMPLED = 60
 """Pictures whose size and colours are looked at; none is decoded."""
 SIDES = (8, 16, 28, 32, 64)
 """Pixels that pictures are brought to; larger ones would train for long without a GPU."""
 GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "F"}
-TABLES = {".csv", ".parquet", ".pq"}
+TABLES = {".csv", ".tsv", ".parquet", ".pq"}
 LABELS = ("label", "labels", "class", "target", "diagnosis", "y")
 GROUPS = ("group", "hospital", "site", "centre", "center", "client", "silo")
 MOST_CLASSES = 10_000
+COUNTS = r"(.*[_ ])?id|index|unnamed: 0"
+"""Names of columns that count rows."""
 MOST_VALUES = 20
-"""Different texts in a column that is a category; one with more is a name, a number of a patient or the like."""
+"""Different texts in a column of categories; one with more names its rows, or holds free text."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +69,15 @@ def look(path: Path, label: str | None = None, group: str | None = None) -> Look
     """
     path = Path(os.path.abspath(path.expanduser()))
     if not os.path.exists(path):
-        raise mistake(clean(path), "does not exist", "a folder of pictures, an .npz file, or a CSV or Parquet table")
-    file = path if path.is_file() else _only_file(path)
+        raise mistake(clean(path), "does not exist", KINDS)
+    with readable(clean(path)):
+        file = path if path.is_file() else _only_file(path)
     if file is not None and file.suffix.lower() in TABLES:
         seen = _table(file, label, group)
     elif label is not None or group is not None:
-        raise mistake("--label" if label is not None else "--group", "is for tables, and this is none", "it without")
+        raise mistake(
+            "--label" if label is not None else "--group", "is for tables, and these data are none", "neither"
+        )
     else:
         seen = _pictures(path) if file is None else _archive(file)
     if len(seen.classes) < 2:
@@ -99,14 +103,11 @@ def _only_file(folder: Path) -> Path | None:
 
 def _pictures(path: Path) -> Look:
     """``train/<class>/*``, ``<class>/*`` or ``<group>/train/<class>/*``; of a few files the headers are read."""
-    from fl_labelskew_plugins.data.files import readable
     from fl_labelskew_plugins.data.image_folder import ImageFolder
 
     dataset = ImageFolder(ImageFolder.Params())
-    if not path.is_dir():
-        raise mistake(clean(path), "is none", "a folder of pictures, an .npz file, or a CSV or Parquet table")
     with readable(clean(path)):
-        groups = [] if (path / "train").is_dir() else sorted(f.name for f in path.iterdir() if (f / "train").is_dir())
+        groups = [] if (path / "train").is_dir() else [f.name for f in sorted(path.iterdir()) if (f / "train").is_dir()]
         parts = [dataset.find(path / group) for group in groups or [""]]
     train = [sample for part, _ in parts for sample in part]
     classes = dataset.names(train, [sample for _, test in parts for sample in test or ()])
@@ -138,7 +139,7 @@ def _archive(path: Path) -> Look:
     from fl_labelskew_plugins.data.npz import read_archive
 
     if path.suffix.lower() != ".npz":
-        raise mistake(clean(path), "is none", "a folder of pictures, an .npz file, or a CSV or Parquet table")
+        raise mistake(clean(path), "is neither folder, archive nor table", KINDS)
     arrays = read_archive(path)
     args: dict[str, Any] = {"data_cache_dir": str(path)}
     x, notes = arrays.get("x_train", arrays.get("x")), []
@@ -174,51 +175,40 @@ def _groups(data: Data) -> list[str]:
     return [str(data.group_names[g]) if g < len(data.group_names) else str(g) for g in numbers]
 
 
-def read_table(path: Path) -> pd.DataFrame:
-    """A table as it is, numbers as numbers and all else as text.
-
-    Raises:
-        LabelSkewError: it cannot be read.
-    """
-    import pandas as pd
-
-    try:
-        return pd.read_csv(path) if path.suffix.lower() == ".csv" else pd.read_parquet(path)
-    except ImportError:
-        raise mistake(clean(path), "needs pyarrow", "pip install 'fl-labelskew-plugins[parquet]'") from None
-    except (OSError, ValueError) as error:  # pandas' own errors are ValueErrors
-        raise mistake(clean(path), f"is no sound table ({clean(error)})", "a CSV or Parquet file with a head") from None
-
-
 def _table(path: Path, label: str | None, group: str | None) -> Look:
-    """A table, read as a run reads it, but for columns that are no features."""
-    frame = read_table(path)
-    columns = [str(column) for column in frame.columns]
+    """A table, read as a run reads it, but for columns that name or count its rows."""
+    catalog.load("datasets", "table")
+    from fl_labelskew_plugins.data import table
+
+    columns = table.header(path)
     label = _column(path, columns, label, LABELS, "--label")
     if label is None:
         raise mistake(clean(path), "has no column called label, class, target or the like", f"--label {_or(columns)}")
     group = _column(path, columns, group, GROUPS, "--group")
-    if (values := frame[label].nunique()) > max(len(frame) // 2, 2):
-        many = f"column {clean(label, 40)} has {values} different values in {len(frame)} rows, which are no classes"
-        raise mistake(clean(path), many, "--label with another column")
-    args: dict[str, Any] = {"data_cache_dir": str(path.parent), "file": path.name, "label": label}
+    frame = table.rows(path, columns)
+    args: dict[str, Any] = {"data_cache_dir": str(path), "label": label}
     if group is not None:
         args["group"] = group
     rest = [column for column in columns if column not in (label, group)]
-    left_out = [column for column in rest if _is_a_name(frame[column])]
-    features = [column for column in rest if column not in left_out]
+    categories = {
+        column: table.ordered(table.texts(frame[column]))
+        for column in rest
+        if table.measured(frame[column], f"{path}: column {clean(column, 40)}") is None
+    }
+    names = [c for c in rest if len(categories.get(c, ())) > MOST_VALUES or re.fullmatch(COUNTS, c.lower())]
+    features = [column for column in rest if column not in names]
     notes = []
-    if left_out:
+    if names:
         args["features"] = features
-        notes.append(f"not among the features, for they name or count rows: {few(left_out)}")
-    texts = [column for column in features if frame[column].dtype == object]
-    if texts:
-        args["categorical"] = "one_hot"
-        notes.append(f"categories, a column for each value: {few(texts)}")
-    if gaps := [column for column in features if frame[column].isna().any()]:
-        args["missing"] = "drop" if {*gaps} & {*texts} else "mean"
-        what = "their rows are left out" if args["missing"] == "drop" else "the column's mean stands there"
-        notes.append(f"values are missing in {few(gaps)}: {what}")
+        notes.append(f"columns that name or count the rows are no features: {few(names)}")
+    if texts := {column: values for column, values in categories.items() if column not in names}:
+        args["categorical"] = texts
+        notes.append("categorical: the values of columns that are no numbers, a feature for each")
+    gaps = [column for column in (label, *([group] if group else []), *features) if frame[column].isna().any()]
+    if gaps:
+        args["missing"] = "drop" if {*gaps} & {label, group} else "mean"
+        what = "the rows are left out" if args["missing"] == "drop" else "the mean of the rest stands there"
+        notes.append(f"missing: values are missing in {few(gaps)}, and {what}")
     data = _loaded("table", args)
     shape = data.train.x.shape[1:]
     return Look("table", path, args, shape, data.class_names, _groups(data), len(data.train.y), (*notes,))
@@ -242,12 +232,3 @@ def _column(path: Path, columns: Sequence[str], asked: str | None, names: Sequen
 
 def _or(columns: Sequence[str]) -> str:
     return f"with one of {few(columns)}"
-
-
-def _is_a_name(column: pd.Series[Any]) -> bool:
-    """Whether a column names or counts rows, rather than saying what they are like."""
-    values: NDArray[Any] = column.dropna().to_numpy()
-    if values.dtype == object:
-        return len({*map(str, values)}) > MOST_VALUES
-    name = str(column.name).lower()
-    return name in ("id", "index", "unnamed: 0") or name.endswith("_id")

@@ -15,7 +15,7 @@ import numpy as np
 from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.data.fakes import whole
-from fl_labelskew_plugins.front.new.look import Look, read_table
+from fl_labelskew_plugins.front.new.look import Look
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import yaml
 
@@ -71,7 +71,7 @@ def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
     """
     names, where = seen.groups if len(seen.groups) > 1 else [], clean(seen.path)
     if names and silos not in (None, len(names)):
-        raise mistake(f"--silos {silos}", f"{where} has {len(names)} groups, a silo each", "it without")
+        raise mistake(f"--silos {silos}", f"{where} has {len(names)} groups, a silo each", "no --silos")
     if not names and silos is None:
         raise mistake(where, "has no groups, such as hospitals, to make silos of", "--silos with their number")
     stems = file_names(names or [f"silo-{rank}" for rank in range(1, (silos or 0) + 1)])
@@ -79,7 +79,7 @@ def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
         raise mistake(
             where, f"has {len(stems)} groups, a silo each", f"{MOST_SILOS} at most, or labelskew new simulation"
         )
-    of_all = {key: value for key, value in seen.args.items() if key not in ("data_cache_dir", "file", "group")}
+    of_all = {key: value for key, value in seen.args.items() if key not in ("data_cache_dir", "group")}
     of_all |= {"class_names": seen.classes} if seen.dataset != "npz" else {"classes": len(seen.classes)}
     of_all = {"dataset": seen.dataset, **of_all}
     recipe: list[Section] = [
@@ -112,13 +112,18 @@ def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
         _write_page(
             part / "federation.yaml", ["fedml run federation.yaml --role server", f"{about}; see README.md"], recipe
         )
-        for rank, (stem, place) in enumerate(zip(stems, _places(seen, stems, part, out), strict=True), 1):
+        places = [*_places(seen, stems, part, out)]
+        for rank, (stem, place) in enumerate(zip(stems, places, strict=True), 1):
             head = [
                 f"fedml run federation.yaml --role client --rank {rank}",
                 f"What silo {rank}, {stem}, sets for itself; nobody else needs this file.",
             ]
             own: list[Section] = [
-                ("data_cache_dir: where this silo's data lie, on its own machine.", "data_args", of_all | place),
+                (
+                    "data_cache_dir: where this silo's data lie, on its own machine.",
+                    "data_args",
+                    of_all | {"data_cache_dir": place},
+                ),
                 ("send_measures: tell the server losses and accuracy.", "comm_args", {"send_measures": True}),
             ]
             _write_page(part / f"{stem}.yaml", head, own)
@@ -129,7 +134,7 @@ def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
             about=about,
             stems=stems,
             files=" ".join(f"{stem}.yaml" for stem in ("federation", *stems)),
-            data=shlex.quote(clean(_data_of_first(seen, stems[0]))),
+            data=shlex.quote(clean(places[0])),
             shared=not names,
         )
     return [f"labelskew certs new --silos {len(stems)}", "fedml run federation.yaml --run-dir runs/first"]
@@ -195,19 +200,17 @@ def _training(seen: Look, clients: int, recipe: str) -> Iterator[Section]:
     yield why, "method_args", {"method": "fedlc"}
 
 
-def _places(seen: Look, stems: Sequence[str], part: Path, out: Path) -> Iterator[dict[str, Any]]:
+def _places(seen: Look, stems: Sequence[str], part: Path, out: Path) -> Iterator[str]:
     """Where each silo's data lie; rows of an archive or a table are written to ``part``, which becomes ``out``."""
     if len(seen.groups) < 2:
-        place: dict[str, Any] = {key: seen.args[key] for key in seen.args if key in ("data_cache_dir", "file")}
-        yield from [place] * len(stems)
+        yield from [seen.args["data_cache_dir"]] * len(stems)
     elif seen.dataset == "image_folder":
-        yield from [{"data_cache_dir": str(seen.path / group)} for group in seen.groups]
+        yield from [str(seen.path / group) for group in seen.groups]
     else:
         (part / "data").mkdir()
         deal = _deal_archive if seen.dataset == "npz" else _deal_table
-        folder = Path(out.absolute(), "data")
         for file in deal(seen, [part / "data" / stem for stem in stems]):
-            yield {"data_cache_dir": str(folder), "file": file.name}
+            yield str(out.absolute() / "data" / file.name)
 
 
 def _deal_archive(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
@@ -216,38 +219,37 @@ def _deal_archive(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
 
     arrays = read_archive(Path(seen.args["data_cache_dir"]))
     train = "_train" if "x_train" in arrays else ""
+    labels = arrays[f"y{train}"]  # where they are names, a silo's lack some, and do not tell the numbers of the others
+    names = arrays.get("class_names", np.unique(labels) if labels.dtype.kind in "US" else np.array(seen.classes))
     for group, path in zip(np.unique(arrays[f"groups{train}"]), paths, strict=True):
         rows = {train: arrays[f"groups{train}"] == group}
         if train and "groups_test" in arrays and (test := arrays["groups_test"] == group).any():
             rows["_test"] = test
         made = {
-            f"{a}{k if len(rows) > 1 else ''}": arrays[f"{a}{k}"][chosen] for k, chosen in rows.items() for a in "xy"
+            f"{array}{key if len(rows) > 1 else ''}": arrays[f"{array}{key}"][chosen]
+            for key, chosen in rows.items()
+            for array in "xy"
         }
-        file = path.with_name(f"{path.name}.npz")
-        np.savez(file, **made, **{name: arrays[name] for name in arrays if name == "class_names"})
-        yield file
+        np.savez(path.with_name(f"{path.name}.npz"), class_names=names, **made)
+        yield path.with_name(f"{path.name}.npz")
 
 
 def _deal_table(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
-    """Write each group's rows as a table of the same kind, without the column of groups."""
-    source = Path(seen.args["data_cache_dir"], seen.args["file"])
-    frame, column = read_table(source), seen.args["group"]
-    groups = sorted(frame[column].dropna().unique(), key=str)
-    for group, path in zip(groups, paths, strict=True):
-        file = path.with_name(f"{path.name}{source.suffix.lower()}")
-        rows = frame[frame[column] == group].drop(columns=column)
-        if file.suffix == ".csv":
-            rows.to_csv(file, index=False)
-        else:
+    """Write each group's rows as a table, with the columns that count alone."""
+    from fl_labelskew_plugins.data import table
+
+    args, source = seen.args, Path(seen.args["data_cache_dir"])
+    features = args.get("features") or [c for c in table.header(source) if c not in (args["label"], args["group"])]
+    frame = table.rows(source, [args["group"], *features, args["label"]])
+    groups = table.texts(frame.pop(args["group"]))
+    for group, path in zip(seen.groups, paths, strict=True):
+        rows, file = frame[groups == group], path.with_name(f"{path.name}.csv")
+        if source.suffix.lower() in table.PARQUET:
+            file = file.with_suffix(".parquet")
             rows.to_parquet(file, index=False)
+        else:
+            rows.to_csv(file, index=False)
         yield file
-
-
-def _data_of_first(seen: Look, stem: str) -> Path:
-    """Where the first silo's data lie, from the folder that is written."""
-    if seen.dataset == "image_folder":
-        return seen.path / seen.groups[0] if len(seen.groups) > 1 else seen.path
-    return Path("data", f"{stem}{seen.path.suffix}") if len(seen.groups) > 1 else seen.path
 
 
 def _write_page(path: Path, head: Sequence[str], sections: Sequence[Section]) -> None:
