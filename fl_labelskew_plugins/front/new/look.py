@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fl_labelskew_registry import Data, LabelSkewError, catalog, mistake
+from fl_labelskew_registry import Data, LabelSkewError, MistakesError, catalog, mistake
 
 from fl_labelskew_plugins.data.files import readable
 from fl_labelskew_plugins.machine.text import clean, few
@@ -145,7 +145,7 @@ def _archive(path: Path) -> Look:
     x, notes = arrays.get("x_train", arrays.get("x")), []
     if x is not None and x.ndim == 4 and sum(x.shape[axis] in (1, 3) for axis in (1, 3)) != 1:
         args["layout"] = "nchw" if x.shape[1] <= x.shape[3] else "nhwc"
-        notes = [f"the channels of shape {x.shape} cannot be told for sure: layout says which axis is taken"]
+        notes = [f"layout: which axis the channels are on cannot be told for sure from the shape {x.shape}"]
     labels = [arrays[name] for name in ("y", "y_train", "y_test") if name in arrays and arrays[name].size]
     if labels and all(y.dtype.kind in "iu" and y.min() >= 0 and y.max() < MOST_CLASSES for y in labels):
         args["classes"] = int(max(y.max() for y in labels)) + 1  # a gap in the labels is a class without samples
@@ -161,9 +161,13 @@ def _loaded(name: str, args: dict[str, Any]) -> Data:
     Raises:
         LabelSkewError: something is wrong with them.
     """
+    from fl_labelskew_plugins.recipe import mistakes
+
     plugin = catalog.load("datasets", name)
-    params = {key: value for key, value in args.items() if key != "data_cache_dir"}
-    data: Data = plugin(plugin.Params(**params)).load(Path(args["data_cache_dir"]), download=False, seed=0)
+    params, lines = mistakes.checked(plugin.Params, {key: args[key] for key in args if key != "data_cache_dir"})
+    if lines:
+        raise MistakesError([f"data set {name}: {line}" for line in lines])
+    data: Data = plugin(params).load(Path(args["data_cache_dir"]), download=False, seed=0)
     return data
 
 
@@ -200,15 +204,15 @@ def _table(path: Path, label: str | None, group: str | None) -> Look:
     notes = []
     if names:
         args["features"] = features
-        notes.append(f"columns that name or count the rows are no features: {few(names)}")
+        notes.append(f"features: without columns that name or count the rows ({few(names)})")
     if texts := {column: values for column, values in categories.items() if column not in names}:
         args["categorical"] = texts
-        notes.append("categorical: the values of columns that are no numbers, a feature for each")
+        notes.append("categorical: the values of columns that are no numbers, each of which is a feature")
     gaps = [column for column in (label, *([group] if group else []), *features) if frame[column].isna().any()]
     if gaps:
         args["missing"] = "drop" if {*gaps} & {label, group} else "mean"
         what = "the rows are left out" if args["missing"] == "drop" else "the mean of the rest stands there"
-        notes.append(f"missing: values are missing in {few(gaps)}, and {what}")
+        notes.append(f"missing: {few(gaps)} lack values; {what}")
     data = _loaded("table", args)
     shape = data.train.x.shape[1:]
     return Look("table", path, args, shape, data.class_names, _groups(data), len(data.train.y), (*notes,))

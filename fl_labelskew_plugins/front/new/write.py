@@ -156,8 +156,8 @@ def file_names(names: Sequence[str]) -> list[str]:
 
 
 def _begun(seen: Look, out: Path) -> AbstractContextManager[Path]:
-    """The folder, all of it or nothing; it must not be taken for a class or a group of the data."""
-    if seen.path.is_dir() and out.resolve().is_relative_to(seen.path.resolve()):
+    """The folder, all of it or nothing; among pictures it would be taken for a class or a group."""
+    if seen.dataset == "image_folder" and out.resolve().is_relative_to(seen.path.resolve()):
         raise mistake(clean(out), "lies within the data", "a folder outside of them")
     return whole(out)
 
@@ -169,10 +169,8 @@ def _about(seen: Look) -> str:
 
 
 def _about_data(seen: Look) -> str:
-    sizes = (
-        "image_size: pixels of a side; more show more, and train for longer." if seen.dataset == "image_folder" else ""
-    )
-    return " ".join([*(f"{note[0].upper()}{note[1:]}." for note in seen.notes), sizes]).strip()
+    sizes = ("image_size: pixels of a side; more of them show more, and take longer",)
+    return ". ".join([*seen.notes, *(sizes if seen.dataset == "image_folder" else ()), ""]).strip()
 
 
 def _training(seen: Look, clients: int, recipe: str) -> Iterator[Section]:
