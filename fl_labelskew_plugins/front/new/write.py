@@ -54,7 +54,7 @@ def simulation(seen: Look, out: Path) -> list[str]:
     about = f"{_about(seen)}, as {counted(clients, 'client')} on one machine"
     with _begun(seen, out) as part:
         _write_page(part / "simulation.yaml", ["fedml run simulation.yaml", f"{about}; see README.md"], sections)
-        _finish(part, "simulation", ["runs/"], about=about, data=shlex.quote(clean(seen.path)))
+        _finish(part, seen, "simulation", ["runs/"], about=about)
     return ["labelskew survey simulation.yaml", "fedml run simulation.yaml --run-dir runs/first"]
 
 
@@ -127,16 +127,7 @@ def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
                 ("send_measures: tell the server losses and accuracy.", "comm_args", {"send_measures": True}),
             ]
             _write_page(part / f"{stem}.yaml", head, own)
-        _finish(
-            part,
-            "federation",
-            ["runs/", "certs/", "data/"],
-            about=about,
-            stems=stems,
-            files=" ".join(f"{stem}.yaml" for stem in ("federation", *stems)),
-            data=shlex.quote(clean(places[0])),
-            shared=not names,
-        )
+        _finish(part, seen, "federation", ["runs/", "certs/", "data/"], about=about, stems=stems, shared=not names)
     return [f"labelskew certs new --silos {len(stems)}", "fedml run federation.yaml --run-dir runs/first"]
 
 
@@ -262,7 +253,7 @@ def _comment(text: str) -> str:
     return textwrap.fill(text, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
 
 
-def _finish(part: Path, kind: str, ignored: Sequence[str], **facts: Any) -> None:
+def _finish(part: Path, seen: Look, kind: str, ignored: Sequence[str], **facts: Any) -> None:
     """The files beside the recipes: the README, what git leaves alone, and the schema that editors check recipes by."""
     from jinja2 import StrictUndefined, Template
 
@@ -272,6 +263,7 @@ def _finish(part: Path, kind: str, ignored: Sequence[str], **facts: Any) -> None
     readme = Template(
         markup, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
-    (part / "README.md").write_text(readme.render(**facts), encoding="utf-8")
+    facts |= {"data": shlex.quote(clean(seen.path, 4096)), "predicts": seen.dataset != "table"}
+    (part / "README.md").write_text(readme.render(facts), encoding="utf-8")
     (part / ".gitignore").write_text("".join(f"{line}\n" for line in ignored), encoding="utf-8")
     (part / SCHEMA).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
