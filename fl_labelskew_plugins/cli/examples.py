@@ -43,7 +43,7 @@ def source(name: str) -> Path:
 
 @click.group("examples")
 def examples_group() -> None:
-    """Examples and sweeps that come with the package: a federation, a package with a method, services, a notebook."""
+    """List or copy examples and sweeps that come with the package."""
 
 
 @examples_group.command("ls")

@@ -218,7 +218,7 @@ def _table(path: Path, label: str | None, group: str | None) -> Look:
     return Look("table", path, args, shape, data.class_names, _groups(data), len(data.train.y), (*notes,))
 
 
-def _column(path: Path, columns: Sequence[str], asked: str | None, names: Sequence[str], option: str) -> str | None:
+def _column(path: Path, columns: Sequence[str], wanted: str | None, names: Sequence[str], option: str) -> str | None:
     """The column that was asked for, or the only one with one of these names; None where there is none.
 
     Raises:
@@ -226,9 +226,9 @@ def _column(path: Path, columns: Sequence[str], asked: str | None, names: Sequen
     """
     from fl_labelskew_plugins.recipe import mistakes
 
-    if asked is not None and asked not in columns:
-        raise LabelSkewError(f"{option} {mistakes.unknown(asked, [clean(column, 40) for column in columns])}")
-    fits = [asked] if asked is not None else [column for column in columns if column.lower() in names]
+    if wanted is not None and wanted not in columns:
+        raise LabelSkewError(f"{option} {mistakes.unknown(wanted, [clean(column, 40) for column in columns])}")
+    fits = [wanted] if wanted is not None else [column for column in columns if column.lower() in names]
     if len(fits) > 1:
         raise mistake(clean(path), f"has columns {few(fits)}", f"{option} {_or(fits)}")
     return fits[0] if fits else None

@@ -118,7 +118,7 @@ def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
                 f"fedml run federation.yaml --role client --rank {rank}",
                 f"What silo {rank}, {stem}, sets for itself; nobody else needs this file.",
             ]
-            own: list[Section] = [
+            sections: list[Section] = [
                 (
                     "data_cache_dir: where this silo's data lie, on its own machine.",
                     "data_args",
@@ -126,7 +126,7 @@ def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
                 ),
                 ("send_measures: tell the server losses and accuracy.", "comm_args", {"send_measures": True}),
             ]
-            _write_page(part / f"{stem}.yaml", head, own)
+            _write_page(part / f"{stem}.yaml", head, sections)
         _finish(part, seen, "federation", ["runs/", "certs/", "data/"], about=about, stems=stems, shared=not names)
     return [f"labelskew certs new --silos {len(stems)}", "fedml run federation.yaml --run-dir runs/first"]
 
