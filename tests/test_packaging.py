@@ -7,6 +7,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import fl_labelskew_registry
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
@@ -124,6 +125,17 @@ def test_examples_and_sweeps_can_be_copied_out_and_run(venv, tmp_path):
     assert "fedshift" in said
     venv.run("labelskew", "examples", "cp", "sweeps/digits", cwd=tmp_path)
     assert "16 runs, 0 done" in venv.run("labelskew", "sweep", "digits.yaml", "--dry-run", cwd=tmp_path).stdout
+
+
+def test_folders_to_begin_with_are_written_from_the_wheel_alone(venv, tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.eye(40, dtype=np.float32), y=np.arange(40) % 2, groups=np.arange(40) % 3)
+    for kind, recipe in (("simulation", "simulation.yaml"), ("federation", "federation.yaml")):
+        venv.run("labelskew", "new", kind, kind, "--data", "a.npz", cwd=tmp_path)
+        said = venv.run("labelskew", "validate", recipe, cwd=tmp_path / kind).stdout
+        assert said == f"{recipe}: ok\n"
+        assert (tmp_path / kind / "README.md").is_file()
+    venv.run("labelskew", "new", "method", "mine", cwd=tmp_path)
+    assert (tmp_path / "labelskew-mine" / "labelskew_mine.py").is_file()
 
 
 def test_the_host_s_own_command_line_still_answers(venv):

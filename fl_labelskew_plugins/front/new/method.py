@@ -12,9 +12,8 @@ from fl_labelskew_plugins.data.fakes import whole
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import shipped
 
-EXAMPLE = "labelskew_ldam"
-"""The example's module."""
 LINK = re.compile(r"\[([^]]*)\]\(\.\./\.\./([^)]*)\)")
+"""To a document that is not copied."""
 
 
 def method(name: str, out: Path) -> list[str]:
@@ -35,7 +34,7 @@ def method(name: str, out: Path) -> list[str]:
         raise mistake(f"method {name}", f"is installed already{f', by {there[0]}' if there else ''}", "another name")
     example = shipped.folder("examples") / "third_party_method"
     cls = "".join(word.capitalize() for word in name.split("_"))
-    if re.search(rf"\b{cls}\b", (example / f"{EXAMPLE}.py").read_text("utf-8")):
+    if re.search(rf"\b{cls}\b", (example / "labelskew_ldam.py").read_text("utf-8")):
         raise mistake(f"method {name}", f"its class would be {cls}, a name that its code needs", "another name")
     with whole(out) as part:
         for file in filter(Path.is_file, example.iterdir()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import textwrap
@@ -156,7 +157,7 @@ def _begun(seen: Look, out: Path) -> AbstractContextManager[Path]:
 def _about(seen: Look) -> str:
     parts = [counted(seen.samples, "training sample"), counted(len(seen.classes), "class", "classes")]
     parts += [counted(len(seen.groups), "group")] if len(seen.groups) > 1 else []
-    return f"{clean(seen.path.name)}: {', '.join(parts)}"
+    return f"{seen.dataset}, {', '.join(parts)}"
 
 
 def _about_data(seen: Look) -> str:
@@ -199,7 +200,7 @@ def _places(seen: Look, stems: Sequence[str], part: Path, out: Path) -> Iterator
         (part / "data").mkdir()
         deal = _deal_archive if seen.dataset == "npz" else _deal_table
         for file in deal(seen, [part / "data" / stem for stem in stems]):
-            yield str(out.absolute() / "data" / file.name)
+            yield os.path.abspath(out / "data" / file.name)
 
 
 def _deal_archive(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
@@ -210,7 +211,12 @@ def _deal_archive(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
     train = "_train" if "x_train" in arrays else ""
     labels = arrays[f"y{train}"]  # where they are names, a silo's lack some, and do not tell the numbers of the others
     names = arrays.get("class_names", np.unique(labels) if labels.dtype.kind in "US" else np.array(seen.classes))
-    for group, path in zip(np.unique(arrays[f"groups{train}"]), paths, strict=True):
+    groups = np.unique(arrays[f"groups{train}"])
+    if len(groups) != len(paths):
+        raise mistake(
+            clean(seen.path), "has a group that is too small for a test part to be split off", "larger groups"
+        )
+    for group, path in zip(groups, paths, strict=True):
         rows = {train: arrays[f"groups{train}"] == group}
         if train and "groups_test" in arrays and (test := arrays["groups_test"] == group).any():
             rows["_test"] = test
@@ -263,7 +269,7 @@ def _finish(part: Path, seen: Look, kind: str, ignored: Sequence[str], **facts: 
     readme = Template(
         markup, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
-    facts |= {"data": shlex.quote(clean(seen.path, 4096)), "predicts": seen.dataset != "table"}
+    facts |= {"data": shlex.quote(clean(seen.args["data_cache_dir"], 4096)), "predicts": seen.dataset != "table"}
     (part / "README.md").write_text(readme.render(facts), encoding="utf-8")
     (part / ".gitignore").write_text("".join(f"{line}\n" for line in ignored), encoding="utf-8")
     (part / SCHEMA).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
