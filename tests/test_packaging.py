@@ -1,15 +1,19 @@
 """The two wheels, installed away from the checkout: everything a user needs is in them."""
 
+import subprocess
+import sys
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
 import fl_labelskew_registry
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
 import fl_labelskew_plugins
 
+ROOT = Path(__file__).parents[1]
 METHODS = ["fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr"]
 METHODS += ["fedproc", "moon", "fedmmd", "reweighting", "fedrod", "fedaws", "fd", "flda"]
 
@@ -45,7 +49,26 @@ def test_the_wheels_hold_what_they_should(wheels):
         "quickstart.yaml",
         *(f"papers/{paper}.yaml" for paper in ("fedrs", "map", "fedlc", "fedshift", "fedmr")),
     } <= recipes
-    assert not [name for name in names if name.split("/")[0] in {"tests", "recipes", "benchmarks", "registry", "docs"}]
+    tops = {"tests", "recipes", "examples", "sweeps", "benchmarks", "registry", "docs"}
+    assert not [name for name in names if name.split("/")[0] in tops]
+    kept = subprocess.run(
+        ["git", "ls-files", "recipes", "examples", "sweeps"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    inside = {name.removeprefix("fl_labelskew_plugins/") for name in names}
+    assert {name for name in inside if name.startswith(("recipes/", "examples/", "sweeps/"))} == {
+        *kept.stdout.splitlines()
+    }
+
+
+def test_a_wheel_built_from_the_sdist_is_the_same(wheels, tmp_path):
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT]  # the wheel from the sdist
+    subprocess.run(command, capture_output=True, timeout=120, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    records = []
+    for path in (wheel, wheels[1]):
+        with zipfile.ZipFile(path) as archive:
+            records.append(archive.read(next(name for name in archive.namelist() if name.endswith("/RECORD"))))
+    assert records[0] == records[1]  # every file and its hash
 
 
 def test_the_registry_needs_stevedore_alone(wheels):
@@ -56,11 +79,10 @@ def test_the_registry_needs_stevedore_alone(wheels):
 def test_a_version_is_written_in_one_place(wheels):
     """The package says it; the wheel, the changelog and what the plugins ask of the registry follow."""
     packages = {"registry": fl_labelskew_registry, ".": fl_labelskew_plugins}
-    root = Path(__file__).parents[1]
     for (folder, package), wheel in zip(packages.items(), wheels, strict=True):
         assert contents(wheel)[1]["Version"] == package.__version__
-        assert "\nversion =" not in (root / folder / "pyproject.toml").read_text()
-    assert f"\n## [{fl_labelskew_plugins.__version__}]" in (root / "CHANGELOG.md").read_text()
+        assert "\nversion =" not in (ROOT / folder / "pyproject.toml").read_text()
+    assert f"\n## [{fl_labelskew_plugins.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
     needs = map(Requirement, contents(wheels[1])[1].get_all("Requires-Dist"))
     registry = next(need for need in needs if need.name == "fl-labelskew-registry")
     assert registry.specifier.contains(fl_labelskew_registry.__version__)
@@ -84,6 +106,36 @@ def test_a_recipe_can_be_copied_out_checked_and_tried(venv, tmp_path):
     assert "fedrs" in venv.run("fedml", "run", "quickstart.yaml", "--dry-run", cwd=tmp_path).stdout
     row = venv.run("fedml", "run", "fedlc/table4_synthetic_0_0", "--dry-run", cwd=tmp_path)
     assert "table4_synthetic_0_0: fedlc with FedAvg" in row.stdout
+
+
+def test_a_packaged_recipe_runs_by_its_name_from_anywhere(venv, tmp_path):
+    venv.run("fedml", "run", "quickstart", "--set", "train_args.comm_round=1", "--run-dir", "run", cwd=tmp_path)
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    assert "fedrs" in venv.run("labelskew", "run", "quickstart", "--dry-run", cwd=tmp_path).stdout
+    asked = venv.run("fedml", "run", "recipes/quickstart.yaml", "--dry-run", cwd=tmp_path)
+    assert asked.stderr.count("(labelskew recipes cp quickstart makes a file of it)") == 1
+
+
+def test_examples_and_sweeps_can_be_copied_out_and_run(venv, tmp_path):
+    venv.run("labelskew", "examples", "cp", "hospitals", cwd=tmp_path)
+    venv.run("python", "make_data.py", cwd=tmp_path / "hospitals")
+    said = venv.run(
+        "fedml", "run", "federation.yaml", "--role", "server", "--dry-run", cwd=tmp_path / "hospitals"
+    ).stdout
+    assert "fedshift" in said
+    venv.run("labelskew", "examples", "cp", "sweeps/digits", cwd=tmp_path)
+    assert "16 runs, 0 done" in venv.run("labelskew", "sweep", "digits.yaml", "--dry-run", cwd=tmp_path).stdout
+
+
+def test_folders_to_begin_with_are_written_from_the_wheel_alone(venv, tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.eye(40, dtype=np.float32), y=np.arange(40) % 2, groups=np.arange(40) % 3)
+    for kind, recipe in (("simulation", "simulation.yaml"), ("federation", "federation.yaml")):
+        venv.run("labelskew", "new", kind, kind, "--data", "a.npz", cwd=tmp_path)
+        said = venv.run("labelskew", "validate", recipe, cwd=tmp_path / kind).stdout
+        assert said == f"{recipe}: ok\n"
+        assert (tmp_path / kind / "README.md").is_file()
+    venv.run("labelskew", "new", "method", "mine", cwd=tmp_path)
+    assert (tmp_path / "labelskew-mine" / "labelskew_mine.py").is_file()
 
 
 def test_the_host_s_own_command_line_still_answers(venv):

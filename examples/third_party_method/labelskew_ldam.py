@@ -1,10 +1,12 @@
-"""LDAM: Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss.
+"""LDAM: a margin for the true class, the larger the rarer it is.
 
+Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss.
 K. Cao, C. Wei, A. Gaidon, N. Arechiga, T. Ma. NeurIPS 2019. https://arxiv.org/abs/1906.07413
 
-The LDAM loss with the class counts of each client's own data: the logit of the true class is lowered by a margin that
-is larger the rarer the class is. The authors' code also normalises features and classifier, multiplies the logits by
-30 and rescales the margins so that the rarest class has 0.5; none of it is done here. Margin 0 is plain cross-entropy.
+The paper's loss with the class counts of each client's own data: the logit of the true class is lowered by a margin
+that is larger the rarer the class is. The authors' code also normalises features and classifier, multiplies the
+logits by 30 and rescales the margins so that the rarest class has 0.5; none of it is done here. Margin 0 is plain
+cross-entropy.
 """
 
 from __future__ import annotations

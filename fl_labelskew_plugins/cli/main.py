@@ -9,8 +9,10 @@ from fl_labelskew_plugins.cli.audit import audit_group
 from fl_labelskew_plugins.cli.certs import certs_group
 from fl_labelskew_plugins.cli.data import data_group
 from fl_labelskew_plugins.cli.evaluate import evaluate_command
+from fl_labelskew_plugins.cli.examples import examples_group
 from fl_labelskew_plugins.cli.exits import CONTEXT
 from fl_labelskew_plugins.cli.export import export_command
+from fl_labelskew_plugins.cli.new import new_group
 from fl_labelskew_plugins.cli.partition import partition_command
 from fl_labelskew_plugins.cli.plugins import PLUGIN_COMMANDS
 from fl_labelskew_plugins.cli.predict import predict_command
@@ -35,6 +37,8 @@ for _command in (
     run_command,
     *PLUGIN_COMMANDS,
     recipes_group,
+    examples_group,
+    new_group,
     validate_command,
     partition_command,
     report_command,

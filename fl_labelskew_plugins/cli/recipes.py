@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,10 @@ from fl_labelskew_registry import LabelSkewError, catalog, mistake
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.options import PATH
 from fl_labelskew_plugins.recipe import shipped
+
+DEST = click.argument("dest", required=False, default=".", type=PATH)
 
 
 def text_of(name: str) -> str:
@@ -57,6 +63,21 @@ def needs(data_args: dict[str, Any]) -> tuple[str, str]:
     except LabelSkewError as error:
         return "missing", dataset.source or str(error)
     return ("at hand" if folder or dataset.default_dir else "nothing"), ""
+
+
+@contextmanager
+def fresh(dest: Path, name: str) -> Iterator[Path]:
+    """Where a copy goes: to ``dest``, or below this name into it where it is a folder; its path is printed at the end.
+
+    Raises:
+        LabelSkewError: there is something already, or it cannot be written.
+    """
+    target = dest / name if dest.is_dir() else dest
+    if os.path.lexists(target):
+        raise mistake(target, "exists already", "another DEST")
+    with writing(target):
+        yield target
+    click.echo(str(target))
 
 
 @click.group("recipes")
@@ -106,14 +127,10 @@ def show(name: str) -> None:
 
 @recipes_group.command("cp")
 @click.argument("name")
-@click.argument("dest", required=False, default=".", type=click.Path(path_type=Path))
+@DEST
 @guarded
 def cp(name: str, dest: Path) -> None:
     """Copy the recipe NAME to DEST, a file or a folder; an existing file is left alone."""
     text = text_of(name)
-    target = dest / f"{name.rpartition('/')[2].removesuffix('.yaml')}.yaml" if dest.is_dir() else dest
-    if target.exists():
-        raise mistake(target, "exists already", "another DEST")
-    with writing(target), target.open("x", encoding="utf-8") as file:
-        file.write(text)
-    click.echo(str(target))
+    with fresh(dest, f"{name.rpartition('/')[2].removesuffix('.yaml')}.yaml") as target:
+        target.write_text(text, encoding="utf-8")

@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -31,20 +32,18 @@ def fresh_folder(out: Path, *, make: bool = True) -> Path:
     return out
 
 
-def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> Rows:
-    """A small copy in ``out``, all of it or nothing, with a file that says so; returns its survey.
+@contextmanager
+def whole(out: Path) -> Iterator[Path]:
+    """Where to write what is to be in ``out`` at the end, a new or empty folder: all of it, or nothing.
 
     Raises:
-        LabelSkewError: the data set has no writer, or the folder is not empty or cannot be written.
+        LabelSkewError: the folder is not empty or cannot be written.
     """
     out = Path(os.path.abspath(fresh_folder(out, make=False)))
     part = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
         part.mkdir(parents=True)
-        dataset.fake(part, samples=samples, seed=seed)
-        rows = dataset.survey(part)
-        less = {what: actual for what, actual, expected in rows if actual not in (expected, "missing")}
-        (part / MARK).write_text(json.dumps(less, indent=1) + "\n", encoding="utf-8")
+        yield part
         if os.path.isdir(out):  # it may be somebody's current folder, so it stays what it is
             for path in part.iterdir():
                 shutil.move(path, out)  # which may be a disk of its own
@@ -54,6 +53,19 @@ def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> Row
         raise LabelSkewError(f"{out}: cannot be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> Rows:
+    """A small copy in ``out``, all of it or nothing, with a file that says so; returns its survey.
+
+    Raises:
+        LabelSkewError: the data set has no writer, or the folder is not empty or cannot be written.
+    """
+    with whole(out) as part:
+        dataset.fake(part, samples=samples, seed=seed)
+        rows = dataset.survey(part)
+        less = {what: actual for what, actual, expected in rows if actual not in (expected, "missing")}
+        (part / MARK).write_text(json.dumps(less, indent=1) + "\n", encoding="utf-8")
     return adjusted(rows, out)
 
 

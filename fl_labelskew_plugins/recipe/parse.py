@@ -60,7 +60,8 @@ def read_text(path: str | Path) -> str:
     try:
         return yaml.text_of(Path(path))
     except yaml.YamlError as error:
-        raise RecipeError([f"{shown(path)}: {error}"]) from None
+        hint = "" if os.path.exists(path) else shipped.hint(path)
+        raise RecipeError([f"{shown(path)}: {error}{hint}"]) from None
 
 
 def parse(

@@ -10,19 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 from fl_labelskew_registry import MistakesError
 
+from fl_labelskew_plugins.machine import log
+
 if TYPE_CHECKING:
     from fl_labelskew_plugins.recipe.tables import Table
 
+COPY = "labelskew recipes cp {}"
 PAPERS = "papers"
 """Folder of the papers' tables, beside the recipes that are files."""
 
 
 @cache
-def folder() -> Path:
-    """Where recipes lie: inside an installed package, or beside it in a checkout."""
+def folder(what: str = "recipes") -> Path:
+    """Where recipes, examples or sweeps lie: inside an installed package, or beside it in a checkout."""
     package = Path(__file__).parent.parent
-    inside = package / "recipes"
-    return inside if inside.is_dir() else package.parent / "recipes"
+    inside = package / what
+    return inside if inside.is_dir() else package.parent / what
 
 
 def files() -> dict[str, Path]:
@@ -92,7 +95,8 @@ def named(name: str) -> str | None:
 def text(path: str | Path) -> str | None:
     """The text of the recipe that a path names; None where it is the path of a file, or can only be meant as one.
 
-    What once was a file of its own is still found by its path, ``recipes/NAME.yaml``.
+    What lies in a checkout's ``recipes/``, or once did, is found by its path there, ``recipes/NAME.yaml``, too, with a
+    warning that the file is not here.
 
     Raises:
         MistakesError: it can only be meant as a name, and is none.
@@ -100,13 +104,28 @@ def text(path: str | Path) -> str | None:
     is_folder = os.path.isdir(path)
     if os.path.exists(path) and not is_folder:
         return None
-    name = Path(path).as_posix()
-    if name.startswith("recipes/"):
-        name = name.removeprefix("recipes/").removesuffix(".yaml")
+    typed = Path(path).as_posix()
+    name = typed.removeprefix("recipes/").removesuffix(".yaml") if typed.startswith("recipes/") else typed
     recipe = named(name)
+    if recipe is not None and name != typed:
+        _not_here(typed, name)
     if recipe is None and not is_folder and not Path(path).suffix and not Path(path).is_absolute():
         raise unknown(name, names())
     return recipe
+
+
+@cache
+def _not_here(path: str, name: str) -> None:
+    """Warn, once, that a recipe of the package stands in for a file."""
+    log.warn(f"{path} is not here; taking the recipe {name} of the package ({COPY.format(name)} makes a file of it)")
+
+
+def hint(path: str | Path) -> str:
+    """What to type instead of a path where there is nothing, if a recipe of the package is called so; else nothing."""
+    for name in (Path(path).as_posix().removesuffix(".yaml"), Path(path).stem):
+        if name in files():
+            return f"; the package has a recipe {name}: type its name alone, or {COPY.format(name)}"
+    return ""
 
 
 def unknown(name: str, known: Iterable[str]) -> MistakesError:

@@ -1,0 +1,67 @@
+"""``labelskew examples``: whole examples, and sweeps, that come with the package."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import click
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.recipes import DEST, fresh
+from fl_labelskew_plugins.recipe import shipped
+
+ABOUT = {
+    "hospitals": "three hospitals train across silos, each with data, a file and a policy of its own",
+    "services": "server and silos as systemd units, or in containers",
+    "third_party_method": "a method in a package of its own, with its recipe and test",
+    "first_run.ipynb": "a notebook: a first run from Python",
+    "sweeps/digits": "a first sweep on scikit-learn's digits: methods, partitions, seeds; half a minute",
+    "sweeps/fmnist": "Fashion-MNIST: every method, optimiser and baseline, three seeds; three hours",
+    "sweeps/fmnist_momentum": "Fashion-MNIST: optimisers that correct drift, with plain SGD",
+    "sweeps/fmnist_settings": "Fashion-MNIST: methods at other parameters",
+}
+MADE = ("__pycache__", "certs", "data", "runs")
+"""What trying an example leaves in its folder; in a checkout it may be there."""
+
+
+def source(name: str) -> Path:
+    """Where an example lies: a folder, or a file.
+
+    Raises:
+        LabelSkewError: there is none of this name.
+    """
+    if name not in ABOUT:
+        from fl_labelskew_plugins.recipe import mistakes
+
+        raise LabelSkewError(f"example {mistakes.unknown(name, ABOUT)}")
+    kind, _, sweep = name.rpartition("/")
+    return shipped.folder(kind) / f"{sweep}.yaml" if kind else shipped.folder("examples") / name
+
+
+@click.group("examples")
+def examples_group() -> None:
+    """List or copy examples and sweeps that come with the package."""
+
+
+@examples_group.command("ls")
+@guarded
+def ls() -> None:
+    """List the examples and sweeps, each with a line on what it is."""
+    click.echo(table.plain(["name", "what"], [*ABOUT.items()]))
+
+
+@examples_group.command("cp")
+@click.argument("name")
+@DEST
+@guarded
+def cp(name: str, dest: Path) -> None:
+    """Copy the example NAME to DEST, by default into the current folder; what is there is left alone."""
+    example = source(name.rstrip("/").removesuffix(".yaml"))
+    with fresh(dest, example.name) as target:
+        if example.is_dir():
+            shutil.copytree(example, target, ignore=shutil.ignore_patterns(*MADE))
+        else:
+            shutil.copyfile(example, target)

@@ -1,0 +1,87 @@
+"""``labelskew new``: a folder to begin with, for data of one's own or for a method."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.options import FOLDER, PATH
+from fl_labelskew_plugins.machine.text import clean
+
+OUT = click.argument("out", metavar="DIR", type=FOLDER)
+DATA = click.option(
+    "--data",
+    required=True,
+    type=PATH,
+    metavar="PATH",
+    help="A folder of pictures (<class>/*, train/<class>/*, <hospital>/train/<class>/*), an .npz file, or a CSV or "
+    "Parquet table.",
+)
+LABEL = click.option("--label", metavar="COLUMN", help="A table's column of classes.  [default: by its name]")
+GROUP = click.option(
+    "--group", metavar="COLUMN", help="A table's column of groups, such as hospitals.  [default: by its name, or none]"
+)
+
+
+def say(out: Path, commands: Sequence[str]) -> None:
+    """Name what was written, and what to type next."""
+    click.echo(f"written to {clean(out)}: {', '.join(sorted(clean(path.name) for path in out.iterdir()))}")
+    click.echo("next (README.md has the rest):")
+    for command in (f"cd {shlex.quote(clean(out))}", *commands):
+        click.echo(f"  {command}")
+
+
+@click.group("new")
+def new_group() -> None:
+    """Write a folder to begin with: recipes for data of your own, or the package of a method."""
+
+
+@new_group.command("simulation")
+@OUT
+@DATA
+@LABEL
+@GROUP
+@guarded
+def simulation(out: Path, data: Path, *, label: str | None, group: str | None) -> None:
+    """Write DIR, new or empty: a recipe that trains on all of PATH on this machine, and a README of the commands.
+
+    Each group of the data (hospital, site) is a client; without groups, samples are dealt out.
+    """
+    from fl_labelskew_plugins.front.new import look, write
+
+    say(out, write.simulation(look.look(data, label, group), out))
+
+
+@new_group.command("federation")
+@OUT
+@DATA
+@click.option(
+    "--silos", type=click.IntRange(2, 100), metavar="N", help="Number of silos, where the data have no groups."
+)
+@LABEL
+@GROUP
+@guarded
+def federation(out: Path, data: Path, *, silos: int | None, label: str | None, group: str | None) -> None:
+    """Write DIR, new or empty: recipe and silos' files of a federation across machines, and a README of the commands.
+
+    Each group of the data (hospital, site) is a silo.
+    """
+    from fl_labelskew_plugins.front.new import look, write
+
+    say(out, write.federation(look.look(data, label, group), out, silos))
+
+
+@new_group.command("method")
+@click.argument("name")
+@click.argument("out", metavar="[DIR]", required=False, type=FOLDER)
+@guarded
+def method(name: str, out: Path | None) -> None:
+    """Write DIR, by default labelskew-NAME: a package with the method NAME, its recipe and its test."""
+    from fl_labelskew_plugins.front.new import method as package
+
+    out = out or Path(f"labelskew-{name}")
+    say(out, package.method(name, out))

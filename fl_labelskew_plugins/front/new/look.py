@@ -1,0 +1,238 @@
+"""A look at somebody's own data: what reads them, and of which classes, groups and samples they are."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fl_labelskew_registry import Data, LabelSkewError, MistakesError, catalog, mistake
+
+from fl_labelskew_plugins.data.files import readable
+from fl_labelskew_plugins.machine.text import clean, few
+
+KINDS = "a folder of pictures, an .npz file, or a CSV or Parquet table"
+SAMPLED = 60
+"""Pictures whose size and colours are looked at; none is decoded."""
+SIDES = (8, 16, 28, 32, 64)
+"""Pixels that pictures are brought to; larger ones would train for long without a GPU."""
+GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "F"}
+TABLES = {".csv", ".tsv", ".parquet", ".pq"}
+LABELS = ("label", "labels", "class", "target", "diagnosis", "y")
+GROUPS = ("group", "hospital", "site", "centre", "center", "client", "silo")
+MOST_CLASSES = 10_000
+COUNTS = r"(.*[_ ])?id|index|unnamed: 0"
+"""Names of columns that count rows."""
+MOST_VALUES = 20
+"""Different texts in a column of categories; one with more names its rows, or holds free text."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """Somebody's own data.
+
+    Args:
+        dataset: name of the data set that reads them.
+        path: the file or folder as it was given, in full.
+        args: the data set's own ``data_args``, and ``data_cache_dir``.
+        shape: of a sample as the network gets it.
+        classes: names of all ``C`` classes.
+        groups: their names, in the order of their numbers; of each, the folder of ``<group>/train/<class>/*``.
+        samples: in the training part, or in all where that is split off.
+        notes: what was left out or chosen, a sentence each.
+    """
+
+    dataset: str
+    path: Path
+    args: dict[str, Any]
+    shape: tuple[int, ...]
+    classes: list[str]
+    groups: list[str]
+    samples: int
+    notes: tuple[str, ...] = ()
+
+
+def look(path: Path, label: str | None = None, group: str | None = None) -> Look:
+    """What a file or folder holds.
+
+    Args:
+        path: a folder of pictures, an ``.npz`` file, a CSV or Parquet table, or a folder that holds one of the two.
+        label: a table's column of classes; by default the one with a name that says so.
+        group: a table's column of groups; likewise, or none.
+
+    Raises:
+        LabelSkewError: it is none of these, cannot be read, or more has to be said.
+    """
+    path = Path(os.path.abspath(path.expanduser()))
+    if not os.path.exists(path):
+        raise mistake(clean(path), "does not exist", KINDS)
+    with readable(clean(path)):
+        file = path if path.is_file() else _only_file(path)
+    if file is not None and file.suffix.lower() in TABLES:
+        seen = _table(file, label, group)
+    elif label is not None or group is not None:
+        raise mistake(
+            "--label" if label is not None else "--group", "is for tables, and these data are none", "neither"
+        )
+    else:
+        seen = _pictures(path) if file is None else _archive(file)
+    if len(seen.classes) < 2:
+        raise mistake(clean(path), f"holds one class alone ({few(seen.classes)})", "data of two classes or more")
+    return seen
+
+
+def _only_file(folder: Path) -> Path | None:
+    """The archive or table in a folder that has no folders of pictures.
+
+    Raises:
+        LabelSkewError: there are several.
+    """
+    from fl_labelskew_plugins.data.image_folder import images_in
+
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in {".npz", *TABLES} and file.is_file())
+    if not files or any(images_in(below) for below in folder.iterdir() if below.is_dir()):
+        return None
+    if len(files) > 1:
+        raise mistake(clean(folder), f"has {len(files)} files of data", f"one of {few([f.name for f in files])}")
+    return files[0]
+
+
+def _pictures(path: Path) -> Look:
+    """``train/<class>/*``, ``<class>/*`` or ``<group>/train/<class>/*``; of a few files the headers are read."""
+    from fl_labelskew_plugins.data.image_folder import ImageFolder
+
+    dataset = ImageFolder(ImageFolder.Params())
+    with readable(clean(path)):
+        groups = [] if (path / "train").is_dir() else [f.name for f in sorted(path.iterdir()) if (f / "train").is_dir()]
+        parts = [dataset.find(path / group) for group in groups or [""]]
+    train = [sample for part, _ in parts for sample in part]
+    classes = dataset.names(train, [sample for _, test in parts for sample in test or ()])
+    size, channels = _sampled(path, [file for file, _ in train])
+    args = {"data_cache_dir": str(path), "image_size": size, "channels": channels}
+    return Look("image_folder", path, args, (channels, size, size), classes, groups, len(train))
+
+
+def _sampled(path: Path, files: Sequence[Path]) -> tuple[int, int]:
+    """Pixels of a side, and channels, that fit some of these pictures."""
+    from PIL import Image
+
+    sides, modes = [], set()
+    for file in files[:: -(-len(files) // SAMPLED)]:
+        try:
+            with Image.open(file) as image:
+                sides.append(min(image.size))
+                modes.add(image.mode)
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            continue  # a run tells of it
+    if not sides:
+        raise mistake(clean(path), "has no picture that opens among those looked at", "sound ones")
+    side = float(np.median(sides))
+    return max((s for s in SIDES if s <= side), default=SIDES[0]), 1 if modes <= GREY else 3
+
+
+def _archive(path: Path) -> Look:
+    """An ``.npz`` archive, read as a run reads it."""
+    from fl_labelskew_plugins.data.npz import read_archive
+
+    if path.suffix.lower() != ".npz":
+        raise mistake(clean(path), "is neither folder, archive nor table", KINDS)
+    arrays = read_archive(path)
+    args: dict[str, Any] = {"data_cache_dir": str(path)}
+    x, notes = arrays.get("x_train", arrays.get("x")), []
+    if x is not None and x.ndim == 4 and sum(x.shape[axis] in (1, 3) for axis in (1, 3)) != 1:
+        args["layout"] = "nchw" if x.shape[1] <= x.shape[3] else "nhwc"
+        notes = [f"layout: which axis the channels are on cannot be told for sure from the shape {x.shape}"]
+    labels = [arrays[name] for name in ("y", "y_train", "y_test") if name in arrays and arrays[name].size]
+    if labels and all(y.dtype.kind in "iu" and y.min() >= 0 and y.max() < MOST_CLASSES for y in labels):
+        args["classes"] = int(max(y.max() for y in labels)) + 1  # a gap in the labels is a class without samples
+    data = _loaded("npz", args)
+    return Look(
+        "npz", path, args, data.train.x.shape[1:], data.class_names, _groups(data), len(data.train.y), (*notes,)
+    )
+
+
+def _loaded(name: str, args: dict[str, Any]) -> Data:
+    """Data as a run loads them.
+
+    Raises:
+        LabelSkewError: something is wrong with them.
+    """
+    from fl_labelskew_plugins.recipe import mistakes
+
+    plugin = catalog.load("datasets", name)
+    params, lines = mistakes.checked(plugin.Params, {key: args[key] for key in args if key != "data_cache_dir"})
+    if lines:
+        raise MistakesError([f"data set {name}: {line}" for line in lines])
+    data: Data = plugin(params).load(Path(args["data_cache_dir"]), download=False, seed=0)
+    return data
+
+
+def _groups(data: Data) -> list[str]:
+    """Names of the groups that have training samples; without names, their numbers."""
+    if data.train.groups is None:
+        return []
+    numbers = np.unique(data.train.groups).tolist()
+    return [str(data.group_names[g]) if g < len(data.group_names) else str(g) for g in numbers]
+
+
+def _table(path: Path, label: str | None, group: str | None) -> Look:
+    """A table, read as a run reads it, but for columns that name or count its rows."""
+    catalog.load("datasets", "table")
+    from fl_labelskew_plugins.data import table
+
+    columns = table.header(path)
+    label = _column(path, columns, label, LABELS, "--label")
+    if label is None:
+        raise mistake(clean(path), "has no column called label, class, target or the like", f"--label {_or(columns)}")
+    group = _column(path, columns, group, GROUPS, "--group")
+    frame = table.rows(path, columns)
+    args: dict[str, Any] = {"data_cache_dir": str(path), "label": label}
+    if group is not None:
+        args["group"] = group
+    rest = [column for column in columns if column not in (label, group)]
+    categories = {
+        column: table.ordered(table.texts(frame[column]))
+        for column in rest
+        if table.measured(frame[column], f"{path}: column {clean(column, 40)}") is None
+    }
+    names = [c for c in rest if len(categories.get(c, ())) > MOST_VALUES or re.fullmatch(COUNTS, c.lower())]
+    features = [column for column in rest if column not in names]
+    notes = []
+    if names:
+        args["features"] = features
+        notes.append(f"features: without columns that name or count the rows ({few(names)})")
+    if texts := {column: values for column, values in categories.items() if column not in names}:
+        args["categorical"] = texts
+        notes.append("categorical: the values of columns that are no numbers, each of which is a feature")
+    gaps = [column for column in (label, *([group] if group else []), *features) if frame[column].isna().any()]
+    if gaps:
+        args["missing"] = "drop" if {*gaps} & {label, group} else "mean"
+        what = "the rows are left out" if args["missing"] == "drop" else "the mean of the rest stands there"
+        notes.append(f"missing: {few(gaps)} lack values; {what}")
+    data = _loaded("table", args)
+    shape = data.train.x.shape[1:]
+    return Look("table", path, args, shape, data.class_names, _groups(data), len(data.train.y), (*notes,))
+
+
+def _column(path: Path, columns: Sequence[str], wanted: str | None, names: Sequence[str], option: str) -> str | None:
+    """The column that was asked for, or the only one with one of these names; None where there is none.
+
+    Raises:
+        LabelSkewError: there is no such column, or there are several.
+    """
+    from fl_labelskew_plugins.recipe import mistakes
+
+    if wanted is not None and wanted not in columns:
+        raise LabelSkewError(f"{option} {mistakes.unknown(wanted, [clean(column, 40) for column in columns])}")
+    fits = [wanted] if wanted is not None else [column for column in columns if column.lower() in names]
+    if len(fits) > 1:
+        raise mistake(clean(path), f"has columns {few(fits)}", f"{option} {_or(fits)}")
+    return fits[0] if fits else None
+
+
+def _or(columns: Sequence[str]) -> str:
+    return f"with one of {few(columns)}"

@@ -1,0 +1,275 @@
+"""The folders that ``labelskew new`` writes for data of one's own: recipes that run as they are, and what to type."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fl_labelskew_registry import mistake
+
+from fl_labelskew_plugins.data.fakes import whole
+from fl_labelskew_plugins.front.new.look import Look
+from fl_labelskew_plugins.machine.text import clean, counted
+from fl_labelskew_plugins.recipe import yaml
+
+Section = tuple[str, str, dict[str, Any]]
+"""A comment, a section's name and its keys."""
+SCHEMA = "recipe.schema.json"
+MOST_SILOS = 100
+ALL_JOIN = 20
+"""Clients up to which all of them join every round."""
+LARGE = 5000
+"""Training samples from which batches are larger and one local epoch is enough."""
+
+
+def simulation(seen: Look, out: Path) -> list[str]:
+    """Write a recipe for all of the data on one machine; returns the commands to type first, in ``out``.
+
+    Raises:
+        LabelSkewError: ``out`` is not new or empty, or cannot be written.
+    """
+    many = len(seen.groups) > 1
+    clients = len(seen.groups) if many else 10 if seen.samples >= 1000 else 5
+    partition: dict[str, Any] = {"partition_method": "natural"}
+    if many:
+        dealt = "Each group of the data is a client."
+    else:
+        partition = {"partition_method": "dirichlet", "beta": 0.3, "min_samples": max(min(10, seen.samples // 50), 1)}
+        dealt = "The data have no groups and are dealt out: the smaller beta is, the fewer classes a client has."
+    sections: list[Section] = [
+        ("", "common_args", {"training_type": "simulation", "random_seed": 0}),
+        (_about_data(seen), "data_args", {"dataset": seen.dataset, **seen.args}),
+        (f"{dealt} labelskew survey shows who holds what.", "partition_args", partition),
+        *_training(seen, clients, "simulation.yaml"),
+        ("per_client: test the model on each client's own test part, too.", "validation_args", {"per_client": True}),
+        ("", "device_args", {"using_gpu": False}),
+    ]
+    about = f"{_about(seen)}, as {counted(clients, 'client')} on one machine"
+    with _begun(seen, out) as part:
+        _write_page(part / "simulation.yaml", ["fedml run simulation.yaml", f"{about}; see README.md"], sections)
+        _finish(part, seen, "simulation", ["runs/"], about=about)
+    return ["labelskew survey simulation.yaml", "fedml run simulation.yaml --run-dir runs/first"]
+
+
+def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
+    """Write a federation's recipe, and a file for each silo; returns the commands to type first, in ``out``.
+
+    Args:
+        seen: the data; each of its groups is a silo. Of an archive or a table each silo gets its rows as a file.
+        out: a new or empty folder.
+        silos: how many there are where the data have no groups; each is given all of the data, to begin with.
+
+    Raises:
+        LabelSkewError: ``out`` is not new or empty, or cannot be written, or ``silos`` does not fit the data.
+    """
+    names, where = seen.groups if len(seen.groups) > 1 else [], clean(seen.path)
+    if names and silos not in (None, len(names)):
+        raise mistake(f"--silos {silos}", f"{where} has {len(names)} groups, a silo each", "no --silos")
+    if not names and silos is None:
+        raise mistake(where, "has no groups, such as hospitals, to make silos of", "--silos with their number")
+    stems = file_names(names or [f"silo-{rank}" for rank in range(1, (silos or 0) + 1)])
+    if len(stems) > MOST_SILOS:
+        raise mistake(
+            where, f"has {len(stems)} groups, a silo each", f"{MOST_SILOS} at most, or labelskew new simulation"
+        )
+    of_all = {key: value for key, value in seen.args.items() if key not in ("data_cache_dir", "group")}
+    of_all |= {"class_names": seen.classes} if seen.dataset != "npz" else {"classes": len(seen.classes)}
+    of_all = {"dataset": seen.dataset, **of_all}
+    recipe: list[Section] = [
+        ("", "common_args", {"training_type": "cross_silo", "random_seed": 0}),
+        (
+            "The server has no data: this says what the silos' are like, and is the same in their files. "
+            + _about_data(seen),
+            "data_args",
+            {**of_all, "input_shape": [*seen.shape]},
+        ),
+        (
+            "server_test_data: true, with a data_cache_dir above that holds a test part, also tests the model at the "
+            "server. per_client: each silo tests it on its own test part.",
+            "validation_args",
+            {"server_test_data": False, "per_client": True},
+        ),
+        *_training(seen, len(stems), "federation.yaml"),
+        (
+            "server_address: where silos find the server, and certs the folder of each machine's certificates beside "
+            "this file; both are explained in README.md. min_clients: a round needs the answers of so many silos.",
+            "comm_args",
+            {"backend": "GRPC", "server_address": "localhost:8890", "certs": "certs", "min_clients": 2},
+        ),
+        ("Silo 1, 2 ... by its own file.", "client_specific_args", {"data_silo_config": [f"{s}.yaml" for s in stems]}),
+        ("", "device_args", {"using_gpu": False}),
+        ("", "tracking_args", {"checkpoint_every": 1}),
+    ]
+    about = f"{_about(seen)}; {counted(len(stems), 'silo')} and a server that has no data"
+    with _begun(seen, out) as part:
+        _write_page(
+            part / "federation.yaml", ["fedml run federation.yaml --role server", f"{about}; see README.md"], recipe
+        )
+        places = [*_places(seen, stems, part, out)]
+        for rank, (stem, place) in enumerate(zip(stems, places, strict=True), 1):
+            head = [
+                f"fedml run federation.yaml --role client --rank {rank}",
+                f"What silo {rank}, {stem}, sets for itself; nobody else needs this file.",
+            ]
+            sections: list[Section] = [
+                (
+                    "data_cache_dir: where this silo's data lie, on its own machine.",
+                    "data_args",
+                    of_all | {"data_cache_dir": place},
+                ),
+                ("send_measures: tell the server losses and accuracy.", "comm_args", {"send_measures": True}),
+            ]
+            _write_page(part / f"{stem}.yaml", head, sections)
+        _finish(part, seen, "federation", ["runs/", "certs/", "data/"], about=about, stems=stems, shared=not names)
+    return [f"labelskew certs new --silos {len(stems)}", "fedml run federation.yaml --run-dir runs/first"]
+
+
+def file_names(names: Sequence[str]) -> list[str]:
+    """Names of files without their ending, for names that may hold anything; no two are alike, in any case.
+
+    >>> file_names(["St. Mary's", "north", "../North", "federation", "*"])
+    ['St.-Mary-s', 'north', 'North-3', 'federation-4', 'silo-5']
+    """
+    taken, stems = {"federation"}, []
+    for rank, name in enumerate(names, 1):
+        stem = re.sub(r"[^\w.-]+", "-", name)[:60].strip("-.") or f"silo-{rank}"
+        stem = f"{stem}-{rank}" if stem.lower() in taken else stem
+        taken.add(stem.lower())
+        stems.append(stem)
+    return stems
+
+
+def _begun(seen: Look, out: Path) -> AbstractContextManager[Path]:
+    """The folder, all of it or nothing; among pictures it would be taken for a class or a group."""
+    if seen.dataset == "image_folder" and out.resolve().is_relative_to(seen.path.resolve()):
+        raise mistake(clean(out), "lies within the data", "a folder outside of them")
+    return whole(out)
+
+
+def _about(seen: Look) -> str:
+    parts = [counted(seen.samples, "training sample"), counted(len(seen.classes), "class", "classes")]
+    parts += [counted(len(seen.groups), "group")] if len(seen.groups) > 1 else []
+    return f"{seen.dataset}, {', '.join(parts)}"
+
+
+def _about_data(seen: Look) -> str:
+    sizes = ("image_size: pixels of a side; more of them show more, and take longer",)
+    return ". ".join([*seen.notes, *(sizes if seen.dataset == "image_folder" else ()), ""]).strip()
+
+
+def _training(seen: Look, clients: int, recipe: str) -> Iterator[Section]:
+    """Network, training and method."""
+    network, rate = "mlp", 0.05
+    if len(seen.shape) == 3 and min(seen.shape[1:]) >= 16:
+        network = "lenet" if min(seen.shape[1:]) < 28 else "fedlc_cnn_mnist" if seen.shape[0] == 1 else "tfcnn"
+        rate = 0.01
+    yield (
+        "A small network; others: labelskew models. With a GPU (device_args) resnet18 is one.",
+        "model_args",
+        {"model": network},
+    )
+    large = seen.samples >= LARGE
+    train = {"client_num_in_total": clients}
+    train |= {"client_num_per_round": 10} if clients > ALL_JOIN else {}
+    train |= {"comm_round": 20, "epochs": 1 if large else 2, "batch_size": 64 if large else 16}
+    yield "", "train_args", train | {"learning_rate": rate, "momentum": 0.9}
+    why = (
+        "FedLC (Zhang et al., ICML 2022) lowers each logit by the client's own class counts. It stands here because no "
+        "client sends more than weights for it, and it takes no time of its own; which method does best on these data "
+        f"is not known. Run others, fedml run {recipe} --set method_args.method=fedavg, and compare: labelskew report "
+        "runs. labelskew methods lists them."
+    )
+    yield why, "method_args", {"method": "fedlc"}
+
+
+def _places(seen: Look, stems: Sequence[str], part: Path, out: Path) -> Iterator[str]:
+    """Where each silo's data lie; rows of an archive or a table are written to ``part``, which becomes ``out``."""
+    if len(seen.groups) < 2:
+        yield from [seen.args["data_cache_dir"]] * len(stems)
+    elif seen.dataset == "image_folder":
+        yield from [str(seen.path / group) for group in seen.groups]
+    else:
+        (part / "data").mkdir()
+        deal = _deal_archive if seen.dataset == "npz" else _deal_table
+        for file in deal(seen, [part / "data" / stem for stem in stems]):
+            yield os.path.abspath(out / "data" / file.name)
+
+
+def _deal_archive(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
+    """Write each group's samples as an archive; one without a test part of its own has ``x`` and ``y`` alone."""
+    from fl_labelskew_plugins.data.npz import read_archive
+
+    arrays = read_archive(Path(seen.args["data_cache_dir"]))
+    train = "_train" if "x_train" in arrays else ""
+    labels = arrays[f"y{train}"]  # where they are names, a silo's lack some, and do not tell the numbers of the others
+    names = arrays.get("class_names", np.unique(labels) if labels.dtype.kind in "US" else np.array(seen.classes))
+    groups = np.unique(arrays[f"groups{train}"])
+    if len(groups) != len(paths):
+        raise mistake(
+            clean(seen.path), "has a group that is too small for a test part to be split off", "larger groups"
+        )
+    for group, path in zip(groups, paths, strict=True):
+        rows = {train: arrays[f"groups{train}"] == group}
+        if train and "groups_test" in arrays and (test := arrays["groups_test"] == group).any():
+            rows["_test"] = test
+        made = {
+            f"{array}{key if len(rows) > 1 else ''}": arrays[f"{array}{key}"][chosen]
+            for key, chosen in rows.items()
+            for array in "xy"
+        }
+        np.savez(path.with_name(f"{path.name}.npz"), class_names=names, **made)
+        yield path.with_name(f"{path.name}.npz")
+
+
+def _deal_table(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
+    """Write each group's rows as a table, with the columns that count alone."""
+    from fl_labelskew_plugins.data import table
+
+    args, source = seen.args, Path(seen.args["data_cache_dir"])
+    features = args.get("features") or [c for c in table.header(source) if c not in (args["label"], args["group"])]
+    frame = table.rows(source, [args["group"], *features, args["label"]])
+    groups = table.texts(frame.pop(args["group"]))
+    for group, path in zip(seen.groups, paths, strict=True):
+        rows, file = frame[groups == group], path.with_name(f"{path.name}.csv")
+        if source.suffix.lower() in table.PARQUET:
+            file = file.with_suffix(".parquet")
+            rows.to_parquet(file, index=False)
+        else:
+            rows.to_csv(file, index=False)
+        yield file
+
+
+def _write_page(path: Path, head: Sequence[str], sections: Sequence[Section]) -> None:
+    """A recipe, or a silo's own file, with its comments."""
+    lines = [f"# yaml-language-server: $schema={SCHEMA}", *(_comment(line) for line in head)]
+    for comment, name, values in sections:
+        lines += [*(["", _comment(comment)] if comment else []), yaml.write({name: values}).rstrip()]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _comment(text: str) -> str:
+    return textwrap.fill(text, 118, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
+
+
+def _finish(part: Path, seen: Look, kind: str, ignored: Sequence[str], **facts: Any) -> None:
+    """The files beside the recipes: the README, what git leaves alone, and the schema that editors check recipes by."""
+    from jinja2 import StrictUndefined, Template
+
+    from fl_labelskew_plugins.recipe.schema import json_schema
+
+    markup = Path(__file__).with_name(f"{kind}.md.j2").read_text("utf-8")
+    readme = Template(
+        markup, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
+    )
+    facts |= {"data": shlex.quote(clean(seen.args["data_cache_dir"], 4096)), "predicts": seen.dataset != "table"}
+    (part / "README.md").write_text(readme.render(facts), encoding="utf-8")
+    (part / ".gitignore").write_text("".join(f"{line}\n" for line in ignored), encoding="utf-8")
+    (part / SCHEMA).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,58 @@
+"""The package of a method of one's own: it is built, installed and run, and its test passes."""
+
+import json
+
+import pytest
+from commands import call, errors
+
+FILES = {"README.md", "labelskew_my_loss.py", "my_loss_digits.yaml", "pyproject.toml", "test_my_loss.py"}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_it_is_the_example_under_its_own_name(here):
+    assert "labelskew-my_loss: README.md" in call("new", "method", "my_loss").output
+    folder = here / "labelskew-my_loss"
+    assert {path.name for path in folder.iterdir()} == FILES
+    text = "".join(path.read_text() for path in folder.iterdir())
+    assert "ldam" not in text.lower()
+    assert "../" not in text  # no link to what is not there
+    assert "class MyLoss(Method)" in text
+    assert errors("new", "method", "my_loss") == ["labelskew-my_loss: is not empty; use a new or empty folder"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("fedlc", "method fedlc: is installed already, by fl-labelskew-plugins; use another name"),
+        ("My-Loss", "is no name that Python and recipes both take; use small letters, digits and _, a letter first"),
+        ("a\x1bb", "method a?b: is no name"),
+        ("batch", "method batch: its class would be Batch, a name that its code needs; use another name"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_a_name_that_cannot_be_is_one_line(here, name, says):
+    (line,) = errors("new", "method", name)
+    assert says in line
+    assert not [*here.iterdir()]
+
+
+def test_it_is_installed_and_trains_and_its_test_passes(here, make_venv, wheels, build):
+    call("new", "method", "my_loss", "mine")
+    venv = make_venv()
+    venv.install(*wheels, build(here / "mine", here / "dist"))
+    venv.add_dependencies()
+    assert "margin" in venv.run("labelskew", "methods", "my_loss").stdout
+    tests = venv.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_loss.py", cwd=here / "mine")
+    assert "5 passed" in tests.stdout
+    venv.run("labelskew", "run", "my_loss_digits.yaml", "--run-dir", "run", "--quiet", cwd=here / "mine")
+    assert json.loads((here / "mine" / "run" / "summary.json").read_text())["final_accuracy"] > 0.3  # chance is 0.1
+    assert errors("new", "method", "fedlc")
+    again = venv.run("labelskew", "new", "method", "my_loss", "other", check=False)
+    assert again.stderr.endswith(
+        "error: method my_loss: is installed already, by labelskew-my_loss; use another name\n"
+    )
