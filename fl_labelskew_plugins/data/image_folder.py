@@ -122,6 +122,11 @@ class ImageFolder(Dataset):
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test where there is none.")
         on_bad_sample: OnBadSample = Field("stop", description="What broken pictures lead to.")
 
+    @property
+    def measured(self) -> bool:
+        """Where nobody has written down the real data set's."""
+        return self.moments is None
+
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError if there is no such folder; it cannot be downloaded."""
         self._check(data_dir, "train/<class>/* and test/<class>/* (or val/)")

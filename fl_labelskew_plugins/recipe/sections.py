@@ -35,6 +35,7 @@ def absolute(value: Any, folder: Path) -> Any:
 MOST_NUMBERS = 10**8
 """Numbers of one sample."""
 MOST_CLASSES = 10**6
+Normalisation = Literal["imagenet", "data"] | Annotated[list[float], Field(min_length=1)] | None
 
 
 class PluginArgs(Params):
@@ -78,6 +79,20 @@ class DataArgs(PluginArgs):
     classes: int | None = Field(
         None, ge=1, le=MOST_CLASSES, description="number of classes, to be checked; server_test_data: false needs it"
     )
+
+    mean: Normalisation = Field(
+        None,
+        description="what samples are normalised by: a number for each channel (pixels count 0 to 1), imagenet, or"
+        " data: that of the training part, across silos of all silos' training parts; default: the data set's own",
+    )
+    std: Normalisation = Field(None, description="likewise, the standard deviation")
+
+    @field_validator("std")
+    @classmethod
+    def _is_above_0(cls, std: Normalisation) -> Normalisation:
+        if isinstance(std, list) and min(std) <= 0:
+            raise ValueError(f"{show(std)} is out of range; allowed: numbers above 0")
+        return std
 
     @field_validator("input_shape")
     @classmethod
@@ -176,7 +191,9 @@ class ValidationArgs(Params):
     frequency_of_the_test: int = Field(1, ge=0, description="rounds between two tests; 0: after the last round alone")
     personalised: bool = Field(True, description="also test each client's own model on its own test split")
     per_client: bool = Field(
-        False, description="also measure the global model on each client's own test split; not across silos"
+        False,
+        description="also measure the global model on each client's own test split; across silos each silo does so, and"
+        " tells it with send_measures",
     )
     last_rounds: Positive = Field(5, description="tests that the summary's mean and std are taken over")
     server_test_data: bool = Field(
@@ -237,7 +254,8 @@ class CommArgs(Params):
         600.0, gt=0, description="cross_silo: how long the server waits for min_clients; it then stops, resumable"
     )
     send_measures: bool = Field(
-        False, description="cross_silo: a silo also reports its loss terms and the accuracy of its own model"
+        False,
+        description="cross_silo: a silo also reports its loss terms and accuracies on its own test part",
     )
     send_contributions: bool = Field(
         True, description="cross_silo; false: no prototypes or other contributions leave a silo, weights alone do"
@@ -339,7 +357,7 @@ class Expected(Params):
 
 ACCOUNT = "account.json"
 NOISES = ("count_noise", "upload_sigma", "dp")
-Sent = Literal["weights", "prototypes", "counts", "measures", "optimizer", "other"]
+Sent = Literal["weights", "prototypes", "counts", "moments", "measures", "optimizer", "other"]
 
 
 class Policy(Params):
@@ -356,8 +374,9 @@ class Policy(Params):
     )
     send: list[Sent] | None = Field(
         None,
-        description="what may leave: weights; prototypes (means of a class); counts (of each class); measures;"
-        " optimizer (what an optimiser sends beside weights); other (of methods that do not say what it is)",
+        description="what may leave: weights; prototypes (means of a class); counts (of each class); moments (sums of"
+        " samples and of their squares, by channel); measures; optimizer (what an optimiser sends beside weights);"
+        " other (of methods that do not say what it is)",
     )
     server_fingerprint: str | None = Field(
         None,

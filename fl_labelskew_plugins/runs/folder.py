@@ -20,6 +20,7 @@ import torch
 from fl_labelskew_registry import LabelSkewError, mistake
 from safetensors import SafetensorError, safe_open
 
+from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import copied, read_lines, write_text
@@ -55,7 +56,17 @@ class RunFolder:
 
     def run_id(self) -> str:
         """What names this run among all others."""
-        return str(json.loads((self.path / "environment.json").read_text(encoding="utf-8"))["run"])
+        return str(self._environment["run"])
+
+    def moments(self) -> Moments | None:
+        """Mean and std that the run's samples are normalised by; None before it begins, and of earlier versions."""
+        known = self._environment.get("normalisation") if self.recipe.exists() else None
+        return known and (tuple(known["mean"]), tuple(known["std"]))
+
+    @property
+    def _environment(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+        return content
 
     def check_new(self) -> None:
         """Raise LabelSkewError unless a new run may be written here; makes nothing."""

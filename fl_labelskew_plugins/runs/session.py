@@ -18,6 +18,7 @@ from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.clients import Clients, divide
 from fl_labelskew_plugins.data.fingerprint import fingerprint
+from fl_labelskew_plugins.data.stats import normalised
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.engine.aggregate import check_extra
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
@@ -48,6 +49,8 @@ class Session:
         notes: text files of the data set that belong beside the results, by name.
         data: what tells these data from others, see :func:`fl_labelskew_plugins.data.fingerprint.fingerprint`; None
             where no single process knows them.
+        mean: what samples are normalised by, per channel; see :class:`fl_labelskew_registry.Data`.
+        std: likewise.
     """
 
     recipe: Recipe
@@ -61,6 +64,8 @@ class Session:
     notes: Mapping[str, str]
     data: str | None = None
     input_shape: tuple[int, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
 
     def openings(self) -> list[Contribution]:
         """Every client's part of the opening exchange; none where the method has no such exchange.
@@ -116,6 +121,7 @@ def loaded(recipe: Recipe) -> Data:
     path = data_folder(recipe)
     recipe.dataset.check(path, download=recipe.data.download)
     data = recipe.dataset.load(path, download=recipe.data.download, seed=recipe.common.random_seed)
+    data = normalised(data, recipe.data.mean, recipe.data.std)
     check_form(recipe, data)
     return data
 
@@ -244,7 +250,18 @@ def assemble(
     )
     start = snapshot(trainer.model) if train else trainer.hand_back()
     return Session(
-        recipe, None, data.class_names, federation, trainer, start, list(sizes), None, data.notes, input_shape=shape
+        recipe,
+        None,
+        data.class_names,
+        federation,
+        trainer,
+        start,
+        list(sizes),
+        None,
+        data.notes,
+        input_shape=shape,
+        mean=data.mean,
+        std=data.std,
     )
 
 

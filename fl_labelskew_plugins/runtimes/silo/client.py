@@ -67,6 +67,7 @@ class SiloClient(Manager):
         self._seed = noise_seed(self._secret, self._about, {})
         self._process = secrets.token_hex(8)
         self._run = ""
+        self._normalisation: State = {}
         self._round = -1
         self._upload: tuple[int, LocalResult] | None = None
         transport.hello = self._hello
@@ -83,7 +84,7 @@ class SiloClient(Manager):
     def _hello(self) -> Message:
         """First on every connection; may be asked for in any thread."""
         meta = {**self.data.facts.meta(), "process": self._process, "round": self._round}
-        return message(Kind.HELLO, self.rank, SERVER, meta=meta)
+        return message(Kind.HELLO, self.rank, SERVER, meta=meta, tensors=self.data.told())
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
         """Hand a message to its handler; where this silo cannot go on, tell the server, and end."""
@@ -111,9 +112,13 @@ class SiloClient(Manager):
             self.guard.join(federation, meta.get("quorum"))
         if self._run != meta["run"]:
             data = self.data
+            samples, self._normalisation = data.data, {}
+            if self.recipe.pools_moments:
+                self._normalisation = dict(message.get("tensors"))
+                samples = facts.normalised(samples, self._normalisation)
             session = assemble(
                 self.recipe,
-                data.data,
+                samples,
                 {self.client: data.train},
                 {self.client: data.test},
                 [],
@@ -160,7 +165,8 @@ class SiloClient(Manager):
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
         if self.guard is not None:
             rests_on = {key: value for key, value in meta.items() if key != "kept_rounds"}
-            request = question(session.federation, round, rests_on, message.get("tensors"), self.states.get(before))
+            tensors = {**message.get("tensors"), **self._normalisation}
+            request = question(session.federation, round, rests_on, tensors, self.states.get(before))
             self.guard.answer(self._run, round, request)
         self._round = self.args.round_idx = round
         self.states.keep({before, *kept})
@@ -172,7 +178,7 @@ class SiloClient(Manager):
             state=self._state(before),
             times_selected=times,
             personalised=meta["personalised"] is True and self.recipe.validation.personalised,
-            noise_seed=self._noise_seed(joined(model=weights, shared=shared)),
+            noise_seed=self._noise_seed(joined(model=weights, shared=shared, data=self._normalisation)),
         )
         self.states.put(round, result.state)  # before the upload: what the server counts on has to be here
         self._note(round, result)
