@@ -346,11 +346,9 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
             "last_std": statistics.pstdev(line["accuracy"] for line in tail),
             "balanced_last_mean": statistics.fmean(line["balanced_accuracy"] for line in tail),
         }
-        result |= {key: tests[-1][key] for key in ("client_accuracy", "client_balanced_accuracy") if key in tests[-1]}
-    result |= {
-        "bytes_up": sum(line["bytes_up"] for line in lines),
-        "bytes_down": sum(line["bytes_down"] for line in lines),
-    }
+    if by_client := [line for line in lines if "client_accuracy" in line]:
+        result |= {key: value for key, value in by_client[-1].items() if key.startswith("client_")}
+    result |= {key: sum(line.get(key, 0) for line in lines) for key in ("bytes_up", "bytes_down")}
     if late := sorted({client for line in lines for client in line.get("opening_left_out", ())}):
         result["opening_left_out"] = late
     personal = [line["personalised_accuracy"] for line in tail if line.get("personalised_accuracy") is not None]

@@ -28,6 +28,7 @@ from fl_labelskew_plugins.machine.place import available_cores, mpi_rank
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.tensors import Weights
 
 if TYPE_CHECKING:
@@ -88,6 +89,14 @@ class Session:
         self.sizes[client] = samples
         if self.counts is not None and counts is not None:
             self.counts[client] = torch.tensor(counts)
+
+    @property
+    def client_names(self) -> list[str]:
+        """What clients are called: as the groups of the data set, or silos by their own files, or by their numbers."""
+        if self.clients is not None:
+            return [f"client {name}" if name == str(k) else name for k, name in enumerate(self.clients.names)]
+        files = status.names(self.recipe.client_specific.data_silo_config, self.federation.num_clients)
+        return [f"silo {rank}, {name}" if name else f"silo {rank}" for rank, name in enumerate(files, 1)]
 
     @property
     def own_models(self) -> str:

@@ -32,7 +32,7 @@ from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager
 from fl_labelskew_plugins.runtimes.silo import facts
-from fl_labelskew_plugins.runtimes.silo.exchanges import LATE, Opening, Uploads
+from fl_labelskew_plugins.runtimes.silo.exchanges import LATE, Opening, Tests, Uploads
 from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
 from fl_labelskew_plugins.runtimes.silo.facts import Census
 from fl_labelskew_plugins.runtimes.silo.flood import Flood
@@ -86,6 +86,7 @@ class SiloServer(Manager):
             Kind.HELLO: self._hello,
             Kind.OPENING: self._take_opening,
             Kind.UPLOAD: self._take_upload,
+            Kind.TESTED: self._take_test,
             Kind.FAILED: self._failed,
             Kind.FINISH: lambda message: self._done.add(message.get_sender_id() - 1),
             Kind.LEFT: self._left,
@@ -124,7 +125,9 @@ class SiloServer(Manager):
         self.record, session = record, record.session
         self.transport.audit.note("run", run=record.run)
         on = host_switches(self.recipe)
-        rounds = Rounds(record, hooks=LabelSkewAggregator(session.trainer.model, self.args) if on else None)
+        hooks = LabelSkewAggregator(session.trainer.model, self.args) if on else None
+        self._tests = Tests(self.members, self.send, self.num_silos)
+        rounds = Rounds(record, hooks=hooks, tested=self._tests.of)
         self._opening = Opening(rounds, self.members, self.census)
         self._uploads = Uploads(rounds, self.members, self.sizes, self.send)
         self.rounds = rounds
@@ -228,6 +231,8 @@ class SiloServer(Manager):
         self._welcome(client)
         if self._uploads.awaits(client) and not (same_process and meta.get("round") == self.members.round):
             self._uploads.ask(client)
+        if self._tests.awaits(client):
+            self._tests.ask(client)
 
     def _take_opening(self, message: Message) -> None:
         client = message.get_sender_id() - 1
@@ -242,6 +247,12 @@ class SiloServer(Manager):
         self.members.away.discard(client)
         verdict = LATE if self.rounds is None else self._uploads.take(client, message)
         self.send(Kind.VERDICT, client + 1, round=message.get("round"), meta=verdict)
+
+    def _take_test(self, message: Message) -> None:
+        client = message.get_sender_id() - 1
+        self.members.away.discard(client)
+        if self.rounds is not None:
+            self._tests.take(client, message)
 
     def _failed(self, message: Message) -> None:
         client = message.get_sender_id() - 1
