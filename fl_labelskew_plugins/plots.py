@@ -69,13 +69,15 @@ def curves(
     if left.lines:
         left.legend(loc="lower right")
     tested = [line for line in lines if line.get("loss") is not None]
-    right.plot([t["round"] + 1 for t in tested], [t["loss"] for t in tested], label="test cross-entropy")
+    if tested:
+        right.plot([t["round"] + 1 for t in tested], [t["loss"] for t in tested], label="test cross-entropy")
     trained = [line for line in lines if "loss_terms" in line]
     for term in list(trained[-1]["loss_terms"])[:TERMS] if trained else ():
         values = [(line["round"] + 1, line["loss_terms"].get(term)) for line in trained]
         right.plot(*zip(*values, strict=True), linestyle="--", label=f"training: {term}")
     right.set(xlabel="round", ylabel="mean loss", title="loss")
-    right.legend()
+    if right.lines:
+        right.legend()
     for axes in (left, right):
         finish_rounds(axes, loc=None)
     save(picture, path)

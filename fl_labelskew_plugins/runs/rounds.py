@@ -128,8 +128,8 @@ class Rounds:
                 line |= self._of_clients(self._tested(self.server.weights))
             line["personalised_accuracy"] = tally.personalised_accuracy()
             if self._per_client and tally.personalised:
-                own = [tally.personalised.get(client) for client in range(session.federation.num_clients)]
-                line |= metrics.over_clients("client_personalised_accuracy", own, session.client_names)
+                accuracies = [tally.personalised.get(client) for client in range(session.federation.num_clients)]
+                line |= metrics.over_clients("client_personalised_accuracy", accuracies, session.client_names)
         return line | {"bytes_up": tally.sent, "bytes_down": down}
 
     def evaluate(self, observed: Tensor | None) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def upload_meta(result: LocalResult) -> dict[str, Any]:
     return {"loss_terms": terms, "personalised": result.personalised}
 
 
-def tested(meta: Mapping[str, Any]) -> dict[str, float]:
+def measures(meta: Mapping[str, Any]) -> dict[str, float]:
     """How the global model does on a silo's own test part, in what that silo sent; nothing where it does not tell.
 
     Raises:

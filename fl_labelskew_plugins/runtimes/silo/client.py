@@ -87,7 +87,7 @@ class SiloClient(Manager):
     def _hello(self) -> Message:
         """First on every connection; may be asked for in any thread."""
         meta = {**self.data.facts.meta(), "process": self._process, "round": self._round}
-        return message(Kind.HELLO, self.rank, SERVER, meta=meta, tensors=self.data.told())
+        return message(Kind.HELLO, self.rank, SERVER, meta=meta, tensors=self.data.sent())
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
         """Hand a message to its handler; where this silo cannot go on, tell the server, and end."""
@@ -218,7 +218,7 @@ class SiloClient(Manager):
         facts.number({"round": round}, "round", 0, session.federation.rounds - 1, "TEST")
         weights = group(message.get("tensors"), "model")
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
-        told: dict[str, Any] = {}
+        answer: dict[str, Any] = {}
         if self.recipe.validation.per_client and len(self.data.test):
             trainer = session.trainer
             logits, labels = trainer.predict(trainer.test_indices[self.client], weights)
@@ -227,8 +227,8 @@ class SiloClient(Manager):
             self.run_folder.tested(round, measures)
             if self.recipe.comm.send_measures and self._may_tell(round, message):
                 right = [int(matrix.diag().sum()), int(matrix.sum())]
-                told = {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
-        self.send(Kind.TESTED, SERVER, round=round, meta=told)
+                answer = {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
+        self.send(Kind.TESTED, SERVER, round=round, meta=answer)
 
     def _may_tell(self, round: int, message: Message) -> bool:
         """Whether the policy allows another test to be told; it is then counted."""

@@ -14,7 +14,7 @@ from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session
-from fl_labelskew_plugins.runtimes.messages import tested, upload
+from fl_labelskew_plugins.runtimes.messages import measures, upload
 from fl_labelskew_plugins.runtimes.silo.facts import Census
 from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
 from fl_labelskew_plugins.runtimes.silo.outliers import Judge, norms
@@ -190,7 +190,7 @@ class Uploads:
                 )
 
 
-class Tests:
+class ClientTests:
     """How the global model does on silos' own test parts, by their own word; who does not tell is left out of it."""
 
     def __init__(self, members: Members, send: Callable[..., None], silos: int) -> None:
@@ -228,7 +228,7 @@ class Tests:
         """A test has come."""
         if message.get("round") == self._members.round and self._poll.awaits(client):
             try:
-                self._poll.answers[client] = tested(message.get("meta"))
+                self._poll.answers[client] = measures(message.get("meta"))
             except RunError as error:
                 self._poll.settled.add(client)
                 self._members.warn(f"{self._members.where}: test of silo {client + 1} refused: {error}")

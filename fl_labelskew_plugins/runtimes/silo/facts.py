@@ -126,7 +126,7 @@ class SiloData:
     facts: Facts
     sums: stats.Sums | None = None
 
-    def told(self) -> dict[str, Tensor]:
+    def sent(self) -> dict[str, Tensor]:
         """The sums on the wire."""
         if self.sums is None:
             return {}

@@ -32,7 +32,7 @@ from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager
 from fl_labelskew_plugins.runtimes.silo import facts
-from fl_labelskew_plugins.runtimes.silo.exchanges import LATE, Opening, Tests, Uploads
+from fl_labelskew_plugins.runtimes.silo.exchanges import LATE, ClientTests, Opening, Uploads
 from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
 from fl_labelskew_plugins.runtimes.silo.facts import Census
 from fl_labelskew_plugins.runtimes.silo.flood import Flood
@@ -126,7 +126,7 @@ class SiloServer(Manager):
         self.transport.audit.note("run", run=record.run)
         on = host_switches(self.recipe)
         hooks = LabelSkewAggregator(session.trainer.model, self.args) if on else None
-        self._tests = Tests(self.members, self.send, self.num_silos)
+        self._tests = ClientTests(self.members, self.send, self.num_silos)
         rounds = Rounds(record, hooks=hooks, tested=self._tests.of)
         self._opening = Opening(rounds, self.members, self.census)
         self._uploads = Uploads(rounds, self.members, self.sizes, self.send)

@@ -100,10 +100,10 @@ def test_a_recipe_with_numbers_asks_silos_for_nothing(apart):
         overrides[1] = overrides[1].replace("mean=imagenet", "std=imagenet")
         recipe = recipes.silo(recipes.load(apart.recipe, overrides), 2)
         silo = silos.load(recipe, 1)
-        assert silo.told() == {}
+        assert silo.sent() == {}
     assert silo.data.mean == (0.485, 0.456, 0.406)
     recipe = recipes.silo(recipes.load(apart.recipe), 2)
-    told = silos.load(recipe, 1).told()
+    told = silos.load(recipe, 1).sent()
     assert {name: (value.dtype, tuple(value.shape)) for name, value in told.items()} == {
         "sum": (torch.int64, (3,)), "squares": (torch.int64, (3,))
     }  # fmt: skip
