@@ -67,25 +67,36 @@ def confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path:
     save(picture, path)
 
 
-def curves(lines: Sequence[dict[str, Any]], path: Path, *, title: str, own_models: str) -> None:
-    """Accuracy and loss over the rounds, from a run's metrics; ``own_models``: those of the clients' own tests."""
-    tests = [line for line in lines if "accuracy" in line]
+def curves(
+    lines: Sequence[dict[str, Any]], path: Path, *, title: str, own_models: str, tests: str = "global test set"
+) -> None:
+    """Accuracy and loss over the rounds, from a run's metrics.
+
+    ``own_models``: those of the clients' own tests; ``tests``: what the global model was tested on.
+    """
     picture, (left, right) = figure(11, 4, columns=2)
     for key, label in (
-        ("accuracy", "global model, global test set"),
+        ("accuracy", f"global model, {tests}"),
+        ("client_accuracy_mean", "global model, mean of clients' own test splits"),
+        ("client_accuracy_worst", "global model, worst of them"),
         ("personalised_accuracy", f"{own_models}, own test splits"),
     ):
-        points = [(line["round"] + 1, 100 * line[key]) for line in tests if line.get(key) is not None]
+        points = [(line["round"] + 1, 100 * line[key]) for line in lines if line.get(key) is not None]
         if points:
             left.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=label)
     left.set(xlabel="round", ylabel="accuracy in %", title=title, ylim=PERCENT)
-    left.legend(loc="lower right")
-    right.plot([t["round"] + 1 for t in tests], [t["loss"] for t in tests], label="test cross-entropy")
-    for term in list(lines[-1]["loss_terms"])[:TERMS] if lines else ():
-        values = [(line["round"] + 1, line["loss_terms"].get(term)) for line in lines]
+    if left.lines:
+        left.legend(loc="lower right")
+    tested = [line for line in lines if line.get("loss") is not None]
+    if tested:
+        right.plot([t["round"] + 1 for t in tested], [t["loss"] for t in tested], label="test cross-entropy")
+    trained = [line for line in lines if "loss_terms" in line]
+    for term in list(trained[-1]["loss_terms"])[:TERMS] if trained else ():
+        values = [(line["round"] + 1, line["loss_terms"].get(term)) for line in trained]
         right.plot(*zip(*values, strict=True), linestyle="--", label=f"training: {term}")
     right.set(xlabel="round", ylabel="mean loss", title="loss")
-    right.legend()
+    if right.lines:
+        right.legend()
     for axes in (left, right):
         finish_rounds(axes, loc=None)
     save(picture, path)

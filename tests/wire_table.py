@@ -66,7 +66,7 @@ class Wire:
 
     Args:
         proxy: after all processes have ended.
-        sizes: ``C`` and ``d``.
+        sizes: ``C``, ``d`` and ``A``.
         network: name to type and shape of its tensors.
     """
 
@@ -120,7 +120,7 @@ class Wire:
             if field.form == "the network's":
                 assert form == self.network[name.removeprefix("model/")]
             else:
-                letters = re.sub(r"\b[Cd]\b", lambda letter: str(self.sizes[letter[0]]), field.form)
+                letters = re.sub(r"\b[ACd]\b", lambda letter: str(self.sizes[letter[0]]), field.form)
                 assert form.replace(",)", ")") == letters, name
         assert start + end == len(payload)
         for name, value in flat(meta):

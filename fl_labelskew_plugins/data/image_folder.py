@@ -148,6 +148,11 @@ class ImageFolder(Dataset):
             description="Folders of the groups that are read of a tree <group>/train/<class>/*; default: all.",
         )
 
+    @property
+    def measured(self) -> bool:
+        """Where nobody has written down the real data set's."""
+        return self.moments is None
+
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError if there is no such folder; it cannot be downloaded."""
         self._check(data_dir, "train/<class>/* and test/<class>/* (or val/)")

@@ -251,6 +251,11 @@ class Table(Dataset):
             0.2, gt=0, lt=1, description="Share of each class, of each group, in test where there is no test_file."
         )
 
+    @property
+    def measured(self) -> bool:
+        """Always: nobody knows more of these columns."""
+        return True
+
     def paths(self, data_dir: Path | None) -> list[Path]:
         """The file of the training part, and that of the test part where it has one.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -39,3 +42,24 @@ def measures(matrix: Tensor, observed: Tensor | None = None) -> dict[str, object
             total = float(support[mask].sum())
             result[f"{name}_accuracy"] = float(right[mask].sum()) / total if total else None
     return result
+
+
+def over_clients(key: str, values: Sequence[float | None], names: Sequence[str]) -> dict[str, object]:
+    """A measure of each client, in order, with mean, std and the worst over those that have one, and who that is.
+
+    Nothing but the list where no client has one.
+
+    >>> over_clients("recall", [0.75, None, 0.25], ["north", "south", "coast"])["recall_worst_client"]
+    'coast'
+    """
+    known = [(value, name) for value, name in zip(values, names, strict=True) if value is not None]
+    if not known:
+        return {key: list(values)}
+    numbers, (worst, name) = [value for value, _ in known], min(known, key=lambda pair: pair[0])
+    return {
+        key: list(values),
+        f"{key}_mean": statistics.fmean(numbers),
+        f"{key}_std": statistics.pstdev(numbers),
+        f"{key}_worst": worst,
+        f"{key}_worst_client": name,
+    }

@@ -261,6 +261,12 @@ def table(record: Record) -> str:
             names = record.session.trainer.names
             shares = [f"{names[k]} {share}" if names else share for k, share in enumerate(map(_percent, result[key]))]
             rows.append((f"{label}, each client's tests", (", " if names else " ").join(shares)))
+    own_models = record.session.own_models
+    for key, label in (("client_accuracy", "global model"), ("client_personalised_accuracy", own_models)):
+        if f"{key}_mean" in result:
+            mean, std, worst = (f"{100 * result[f'{key}_{part}']:.2f}" for part in ("mean", "std", "worst"))
+            text = f"mean {mean} % (std {std}), worst {worst} %: {result[f'{key}_worst_client']}"
+            rows.append((f"{label}, over the clients", text))
     if "opening_left_out" in result:
         silos = " ".join(str(client + 1) for client in result["opening_left_out"])
         rows.append(("left out of the opening", f"silo {silos}"))

@@ -98,6 +98,17 @@ class Recipe(Sections):
         """Whether each silo trains on all of a data set of its own, so that nothing is partitioned."""
         return bool(self.client_specific.data_silo_config)
 
+    @property
+    def normalisation(self) -> dict[str, Any]:
+        """``mean`` and ``std`` as ``data_args`` have them; ``data`` too where the data set knows none."""
+        known = {"mean": self.data.mean, "std": self.data.std}
+        return {key: "data" if value is None and self.dataset.measured else value for key, value in known.items()}
+
+    @property
+    def pools_moments(self) -> bool:
+        """Whether samples are normalised by mean and std of all silos' own training data, made from what they send."""
+        return self.common.across_silos and self.own_data and "data" in self.normalisation.values()
+
     def resolved(self) -> dict[str, dict[str, Any]]:
         """Every section and key with its value, as plain YAML values; of the host's own two, the keys in use."""
         content = self.model_dump(mode="json", include={*_FIELDS})

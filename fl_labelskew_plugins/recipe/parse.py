@@ -189,6 +189,13 @@ class _Check(Mistakes):
         made = base.model_copy(update={name: value for name, value in changes.items() if value is not None})
         self._conflicts(made, changes.get("method", base.method), base.optimizer)
         self.end()
+        for key, value in made.normalisation.items():
+            if not self.lines and base.normalisation[key] != value:
+                whole = base.normalisation[key]
+                there = f"that of {base.data.dataset}" if whole is None else show(whole)
+                what = f"{show(value)} here and {there} in the recipe, and silos share one normalisation"
+                self.say(f"data_args.{key}", f"{what}; set mean and std in the recipe: numbers, imagenet or data")
+        self.end()
         for key, line in policy.refused(made.policy, made) if made.policy is not None else ():
             self.say(f"{POLICY}.{key}", line)
         self.end()
@@ -200,7 +207,8 @@ class _Check(Mistakes):
         changes: dict[str, Any] = {}
         for section, keys in self._sections(text, tuple(SILO), "a silo's file").items():
             if section == "data_args":
-                changes["data"], changes["dataset"] = plugins.chosen(section, PLUGGED[section], keys, self)
+                common = {} if base is None else {k: v for k, v in base.normalisation.items() if v is not None}
+                changes["data"], changes["dataset"] = plugins.chosen(section, PLUGGED[section], common | keys, self)
             elif section == "method_args":
                 changes["method"] = base and plugins.of_silo(section, base.method, keys, self)
             elif section == POLICY:

@@ -54,6 +54,8 @@ def _sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "measures", "comm_args.send_measures true"
     if recipe.train.proxy_aggregation == "class":
         yield "counts", "train_args.proxy_aggregation class"
+    if recipe.pools_moments:
+        yield "moments", "sums over all training samples (without them: data_args.mean and std in the server's recipe)"
     method, names = recipe.method, recipe.method_name
     some = Federation(2, 2, 1, 1, 2, 1, 2, 1, 0)  # names do not depend on sizes
     for name in method.opening_shapes(some) if method.uses("opening") else ():

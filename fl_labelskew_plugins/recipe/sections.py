@@ -86,7 +86,7 @@ class DataArgs(PluginArgs):
         None,
         min_length=1,
         description="mean of each channel, in units of 0..1 for pictures; imagenet: ImageNet's, with its std; data: "
-        "of the training part, with its std; default: the data set's own",
+        "of the training part, across silos of all silos' training parts, with its std; default: the data set's own",
     )
     std: list[AboveZero] | Statistics | None = Field(
         None,
@@ -105,7 +105,7 @@ class DataArgs(PluginArgs):
             raise ValueError(f"{show(std)} does not go with mean {show(mean)}; use a list as long")
         if not isinstance(mean, list) and std not in (None, mean):
             raise ValueError(f"{show(std)} does not go with mean {show(mean)}; use lists for both, or mean alone")
-        return std
+        return std if isinstance(mean, list) else mean
 
     @field_validator("input_shape")
     @classmethod
@@ -204,7 +204,9 @@ class ValidationArgs(Params):
     frequency_of_the_test: int = Field(1, ge=0, description="rounds between two tests; 0: after the last round alone")
     personalised: bool = Field(True, description="also test each client's own model on its own test split")
     per_client: bool = Field(
-        False, description="also measure the global model on each client's own test split; not across silos"
+        False,
+        description="also measure the global model on each client's own test split; across silos each silo does so, and"
+        " tells it with send_measures",
     )
     last_rounds: Positive = Field(5, description="tests that the summary's mean and std are taken over")
     server_test_data: bool = Field(
@@ -265,7 +267,8 @@ class CommArgs(Params):
         600.0, gt=0, description="cross_silo: how long the server waits for min_clients; it then stops, resumable"
     )
     send_measures: bool = Field(
-        False, description="cross_silo: a silo also reports its loss terms and the accuracy of its own model"
+        False,
+        description="cross_silo: a silo also reports its loss terms and accuracies on its own test part",
     )
     send_contributions: bool = Field(
         True, description="cross_silo; false: no prototypes or other contributions leave a silo, weights alone do"
@@ -396,7 +399,7 @@ class Expected(Params):
 
 ACCOUNT = "account.json"
 NOISES = ("count_noise", "upload_sigma", "dp")
-Sent = Literal["weights", "prototypes", "counts", "measures", "optimizer", "other"]
+Sent = Literal["weights", "prototypes", "counts", "moments", "measures", "optimizer", "other"]
 
 
 class Policy(Params):
@@ -413,8 +416,9 @@ class Policy(Params):
     )
     send: list[Sent] | None = Field(
         None,
-        description="what may leave: weights; prototypes (means of a class); counts (of each class); measures;"
-        " optimizer (what an optimiser sends beside weights); other (of methods that do not say what it is)",
+        description="what may leave: weights; prototypes (means of a class); counts (of each class); moments (sums of"
+        " samples and of their squares, by channel); measures; optimizer (what an optimiser sends beside weights);"
+        " other (of methods that do not say what it is)",
     )
     server_fingerprint: str | None = Field(
         None,

@@ -20,6 +20,7 @@ import torch
 from fl_labelskew_registry import LabelSkewError, mistake
 from safetensors import SafetensorError, safe_open
 
+from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import copied, read_lines, write_text
@@ -57,7 +58,17 @@ class RunFolder:
 
     def run_id(self) -> str:
         """What names this run among all others."""
-        return str(json.loads((self.path / "environment.json").read_text(encoding="utf-8"))["run"])
+        return str(self._environment["run"])
+
+    def moments(self) -> Moments | None:
+        """Mean and std that the run's samples are normalised by; None before it begins, and of earlier versions."""
+        known = self._environment.get("normalisation") if self.recipe.exists() else None
+        return (tuple(known["mean"]), tuple(known["std"])) if known and known["mean"] is not None else None
+
+    @property
+    def _environment(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
+        return content
 
     def check_new(self) -> None:
         """Raise LabelSkewError unless a new run may be written here; makes nothing."""
@@ -385,11 +396,9 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
             "last_std": statistics.pstdev(line["accuracy"] for line in tail),
             "balanced_last_mean": statistics.fmean(line["balanced_accuracy"] for line in tail),
         }
-        result |= {key: tests[-1][key] for key in ("client_accuracy", "client_balanced_accuracy") if key in tests[-1]}
-    result |= {
-        "bytes_up": sum(line["bytes_up"] for line in lines),
-        "bytes_down": sum(line["bytes_down"] for line in lines),
-    }
+    if by_client := [line for line in lines if "client_accuracy" in line]:
+        result |= {key: value for key, value in by_client[-1].items() if key.startswith("client_")}
+    result |= {key: sum(line.get(key, 0) for line in lines) for key in ("bytes_up", "bytes_down")}
     if late := sorted({client for line in lines for client in line.get("opening_left_out", ())}):
         result["opening_left_out"] = late
     personal = [line["personalised_accuracy"] for line in tail if line.get("personalised_accuracy") is not None]

@@ -91,7 +91,6 @@ def about(session: Session, *, round: int, client: int | None = None, client_nam
     network, given = recipe.network, recipe.objects.get("model_args")
     params = {} if given else network.params.model_dump(mode="json", by_alias=True) | dict(network.trained_params)
     reading = recipe.dataset.params.model_dump(mode="json", by_alias=True)
-    mean, std = session.normalisation or (None, None)
     return About.model_construct(
         format=FORMAT,
         network=None if given else recipe.model.model,
@@ -100,8 +99,8 @@ def about(session: Session, *, round: int, client: int | None = None, client_nam
         input_shape=list(session.input_shape),
         dtype="uint8" if session.dtype == "uint8" else "float32",
         class_names=list(session.class_names),
-        mean=None if mean is None else [float(value) for value in mean],
-        std=None if std is None else [float(value) for value in std],
+        mean=None if session.mean is None else [float(value) for value in session.mean],
+        std=None if session.std is None else [float(value) for value in session.std],
         dataset=recipe.data.dataset,
         picture={key: reading[key] for key in recipe.dataset.picture_keys} or None,
         method=recipe.method_name,

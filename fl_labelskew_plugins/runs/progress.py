@@ -201,6 +201,9 @@ def in_words(line: dict[str, Any]) -> str:
         words.append(f"accuracy {100 * line['accuracy']:.2f} %")
         if line.get("personalised_accuracy") is not None:
             words.append(f"own test splits {100 * line['personalised_accuracy']:.2f} %")
+    if "client_accuracy_worst" in line:
+        mean, worst = (f"{100 * line[f'client_accuracy_{part}']:.2f} %" for part in ("mean", "worst"))
+        words.append(f"each client's tests {mean}, worst {worst} ({line['client_accuracy_worst_client']})")
     if line["loss_terms"]:
         terms = [f"{name} {value:{'.4f' if abs(value) < 1e6 else '.4g'}}" for name, value in line["loss_terms"].items()]
         more = f" + {len(terms) - TERMS} more" if len(terms) > TERMS else ""

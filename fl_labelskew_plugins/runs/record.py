@@ -205,6 +205,7 @@ class Record:
             "class_names": session.class_names,
             "made_up_data": made_up(session.recipe),
             "input_shape": list(session.input_shape),
+            "normalisation": {"mean": session.mean, "std": session.std},
         }
         if session.recipe.objects:
             now["objects"] = {section: described(plugin) for section, plugin in session.recipe.objects.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from fl_labelskew_registry import mistake
@@ -17,6 +17,9 @@ from fl_labelskew_plugins.engine.server import Hooks, Server
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import host_switches
 from fl_labelskew_plugins.tensors import Weights, num_bytes
+
+Measured = Sequence[Mapping[str, Any]]
+"""A mapping of measures for each client."""
 
 
 class Exchange(Protocol):
@@ -34,6 +37,8 @@ class Rounds:
 
     Args:
         predict: logits and labels of the global test set under given weights; default: this process computes them.
+        tested: each client's measures of the given weights on its own test split, empty where it has none, where
+            clients test themselves; default: by the predictions on the global test set.
         hooks: the host's, where one of its switches is on.
         server: makes the server's side.
 
@@ -46,6 +51,7 @@ class Rounds:
         record: Record,
         *,
         predict: Callable[[Weights], tuple[Tensor, Tensor]] | None = None,
+        tested: Callable[[Weights], Measured] | None = None,
         hooks: Hooks | None = None,
         server: Callable[..., Server] = Server,
     ) -> None:
@@ -53,6 +59,7 @@ class Rounds:
         recipe, trainer = self.session.recipe, self.session.trainer
         if hooks is None and (switches := host_switches(recipe)):
             raise mistake(switches[0], "true needs the host", "false")
+        self._tested, self._per_client = tested, recipe.validation.per_client
         self._predict = predict or (lambda weights: trainer.predict(weights=weights))
         self.server = server(
             trainer.model,
@@ -118,7 +125,12 @@ class Rounds:
         if self.record.tests(round):
             if len(session.trainer.test.y):
                 line |= self.evaluate(None if counts is None else counts.sum(0) > 0)
+            if self._per_client and self._tested is not None:
+                line |= self._of_clients(self._tested(self.server.weights))
             line["personalised_accuracy"] = tally.personalised_accuracy()
+            if self._per_client and tally.personalised:
+                accuracies = [tally.personalised.get(client) for client in range(session.federation.num_clients)]
+                line |= metrics.over_clients("client_personalised_accuracy", accuracies, session.client_names)
         return line | {"bytes_up": tally.sent, "bytes_down": down}
 
     def evaluate(self, observed: Tensor | None) -> dict[str, Any]:
@@ -128,10 +140,12 @@ class Rounds:
         matrix = metrics.confusion(predicted, labels, self.session.federation.num_classes)
         known = None if observed is None else observed.cpu()
         line = {**metrics.measures(matrix.cpu(), known), "loss": float(cross_entropy(logits, labels))}
-        return line | self.per_client(predicted, labels) if self.session.recipe.validation.per_client else line
+        if self._per_client and self._tested is None:
+            line |= self._of_clients(self.per_client(predicted, labels))
+        return line
 
-    def per_client(self, predicted: Tensor, labels: Tensor) -> dict[str, list[object]]:
-        """Accuracy and balanced accuracy of the global model on each client's own test split, None without one.
+    def per_client(self, predicted: Tensor, labels: Tensor) -> Measured:
+        """Measures of the global model on each client's own test split, none without one.
 
         ``predicted`` and ``labels`` ``(N,)`` are of the global test samples.
         """
@@ -142,7 +156,12 @@ class Rounds:
             usable = split is not None and len(split)
             matrix = metrics.confusion(predicted[split], labels[split], classes).cpu() if usable else None
             rows.append({} if matrix is None else metrics.measures(matrix))
-        return {f"client_{name}": [row.get(name) for row in rows] for name in ("accuracy", "balanced_accuracy")}
+        return rows
+
+    def _of_clients(self, rows: Measured) -> dict[str, object]:
+        accuracy, balanced = ([row.get(name) for row in rows] for name in ("accuracy", "balanced_accuracy"))
+        line = metrics.over_clients("client_accuracy", accuracy, self.session.client_names)
+        return line | {"client_balanced_accuracy": balanced}
 
 
 class Tally:
@@ -150,8 +169,9 @@ class Tally:
 
     def __init__(self) -> None:
         self.sent = 0
+        self.personalised: dict[int, float] = {}
+        """Accuracy of each client's own model on its own test split, of those that told theirs."""
         self._terms: list[dict[str, float]] = []
-        self._personalised: list[float] = []
 
     def of(self, uploads: Iterator[tuple[int, LocalResult]]) -> Iterator[tuple[int, LocalResult]]:
         """The same results, counted."""
@@ -160,7 +180,7 @@ class Tally:
             if result.loss_terms:
                 self._terms.append(result.loss_terms)
             if result.personalised is not None:
-                self._personalised.append(result.personalised[0] / result.personalised[1])
+                self.personalised[client] = result.personalised[0] / result.personalised[1]
             yield client, result
 
     def loss_terms(self) -> dict[str, float]:
@@ -170,4 +190,4 @@ class Tally:
 
     def personalised_accuracy(self) -> float | None:
         """Mean over the clients that told theirs."""
-        return sum(self._personalised) / len(self._personalised) if self._personalised else None
+        return sum(self.personalised.values()) / len(self.personalised) if self.personalised else None

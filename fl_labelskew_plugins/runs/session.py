@@ -28,6 +28,7 @@ from fl_labelskew_plugins.machine.place import available_cores, mpi_rank
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.tensors import Weights
 
 if TYPE_CHECKING:
@@ -51,8 +52,9 @@ class Session:
             where no single process knows them.
         input_shape: of one sample.
         dtype: of samples as they are stored.
-        normalisation: mean and standard deviation, as in :class:`fl_labelskew_registry.Data`; None where no sample is
-            known here.
+        mean: what samples are normalised by, per channel; see :class:`fl_labelskew_registry.Data`. None where no sample
+            is known here, nor anybody's numbers.
+        std: likewise.
     """
 
     recipe: Recipe
@@ -67,7 +69,8 @@ class Session:
     data: str | None = None
     input_shape: tuple[int, ...] = ()
     dtype: str = "float32"
-    normalisation: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
 
     def openings(self) -> list[Contribution]:
         """Every client's part of the opening exchange; none where the method has no such exchange.
@@ -82,20 +85,23 @@ class Session:
     def opening(self, client: int) -> Contribution:
         """One client's part of the opening exchange."""
         tensors = self.method.opening(Turn(self.trainer, client).view)
-        check_extra(
-            tensors, self.method.opening_shapes(self.federation), where=f"opening of {self.client_name(client)}"
-        )
+        shapes = self.method.opening_shapes(self.federation)
+        check_extra(tensors, shapes, where=f"opening of {self.trainer.name(client)}")
         return Contribution(client, tensors)
-
-    def client_name(self, client: int) -> str:
-        """What people call a client: ``client north`` by its group, or ``client 3`` where that has no name."""
-        return self.trainer.name(client)
 
     def admit(self, client: int, samples: int, counts: Sequence[int] | None) -> None:
         """A client that nobody had heard of is here, with so many training samples, and of each class where told."""
         self.sizes[client] = samples
         if self.counts is not None and counts is not None:
             self.counts[client] = torch.tensor(counts)
+
+    @property
+    def client_names(self) -> list[str]:
+        """What clients are called: as the groups of the data set, or silos by their own files, or by their numbers."""
+        if self.clients is not None:
+            return [f"client {name}" if name == str(k) else name for k, name in enumerate(self.clients.names)]
+        files = status.names(self.recipe.client_specific.data_silo_config, self.federation.num_clients)
+        return [f"silo {rank}, {name}" if name else f"silo {rank}" for rank, name in enumerate(files, 1)]
 
     @property
     def own_models(self) -> str:
@@ -129,8 +135,9 @@ def loaded(recipe: Recipe) -> Data:
     path = data_folder(recipe)
     recipe.dataset.check(path, download=recipe.data.download)
     data = recipe.dataset.load(path, download=recipe.data.download, seed=recipe.common.random_seed)
+    data = normalised(data, recipe.data.mean, recipe.data.std)
     check_form(recipe, data)
-    return normalised(data, recipe.data.mean, recipe.data.std)
+    return data
 
 
 def check_form(recipe: Recipe, data: Data) -> None:
@@ -272,7 +279,8 @@ def assemble(
         data.notes,
         input_shape=shape,
         dtype="uint8" if isinstance(data.train.x, Images) or data.train.x.dtype == np.uint8 else "float32",
-        normalisation=(data.mean, data.std),
+        mean=data.mean,
+        std=data.std,
     )
 
 

@@ -62,6 +62,20 @@ def upload_meta(result: LocalResult) -> dict[str, Any]:
     return {"loss_terms": terms, "personalised": result.personalised}
 
 
+def measures(meta: Mapping[str, Any]) -> dict[str, float]:
+    """How the global model does on a silo's own test part, in what that silo sent; nothing where it does not tell.
+
+    Raises:
+        RunError: that cannot be.
+    """
+    if not meta:
+        return {}
+    pair, balanced = _personalised(meta.get("accuracy")), meta.get("balanced_accuracy")
+    if pair is None or not isinstance(balanced, float) or not 0 <= balanced <= 1:
+        raise RunError("a test without right answers, samples and a balanced accuracy from 0 to 1")
+    return {"accuracy": pair[0] / pair[1], "balanced_accuracy": balanced}
+
+
 def upload(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> LocalResult:
     """What an upload's tensors and measures were made from.
 

@@ -38,9 +38,11 @@ class Kind(IntEnum):
     FAILED = 8
     """Worker or silo to server: it cannot go on, and why."""
     TEST = 9
-    """Server to worker: test the global model on a part of the test set."""
+    """Server to worker: test the global model on a part of the test set; to silo: on its own test part."""
     LOGITS = 10
-    """The answer."""
+    """A worker's answer."""
+    TESTED = 11
+    """A silo's answer."""
     JOINED = 100
     """Local: a connection stands."""
     LEFT = 101

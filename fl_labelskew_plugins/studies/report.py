@@ -43,11 +43,12 @@ WORDS = (*NAMES, "differs in")
 FORMS = {
     **dict.fromkeys((*WORDS, "seeds", "unfinished", "rounds"), ""),
     **{f"{name}{part}": ".2f" for name in ("accuracy", "personalised", "local model", "best") for part in ("", "_std")},
+    **{f"{name}{part}": ".2f" for name in ("own tests", "worst client", "spread") for part in ("", "_std")},
     **{"rank": ".0f", "rounds to baseline": ".0f", "speedup": ".2f", "MB up": ".3f", "MB down": ".3f"},
     **{"s/round": ".2f", "peak MB": ".0f", "peak GPU MB": ".0f"},
 }
 """Columns of a table, in their order, and how their numbers are written."""
-BETTER = {"accuracy": 1, "personalised": 1, "best": 1, "rounds to baseline": -1}
+BETTER = {"accuracy": 1, "personalised": 1, "best": 1, "worst client": 1, "rounds to baseline": -1}
 """Columns that are compared: 1 where more is better, -1 where less is."""
 
 
@@ -62,6 +63,8 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
     - accuracy, best: in per cent, over the last tests and of any; mean over the seeds, with ``_std`` sample std.
     - personalised, local model: likewise, of the clients' own models on their own test splits, where the method keeps
       some, and of the models just trained, where it keeps none.
+    - own tests, worst client, spread: likewise, of the global model on the clients' own test splits, as far as they are
+      known: mean over the clients, the worst of a round, and std over the clients.
     - rank: by mean accuracy among the rows of this setting, from 1; of whole runs alone.
     - rounds to baseline, speedup, not within: the first round, from 1, in which the mean over the seeds reaches the
       baseline's best, and the baseline's in relation to it; or the last round, where that is never.
@@ -114,10 +117,13 @@ def _measure(frame: DataFrame, last: int) -> None:
         values = [[number(line, key) for key in columns] for line in lines]
         return pd.DataFrame(values, lines.index, list(columns.values()), dtype=float).groupby(level=0)
 
-    results = [(run.last("accuracy", last), run.last("personalised_accuracy", last), run.best) for run in runs]
-    of_seeds = 100 * pd.DataFrame(results, runs.index, ["accuracy", "clients", "best"], dtype=float)
+    keys = ("accuracy", "personalised_accuracy", *(f"client_accuracy_{part}" for part in ("mean", "worst", "std")))
+    results = [(*(run.last(key, last) for key in keys), run.best) for run in runs]
+    columns = ["accuracy", "clients", "own tests", "worst client", "spread", "best"]
+    of_seeds = 100 * pd.DataFrame(results, runs.index, columns, dtype=float)
     for part, values in (("", of_seeds.groupby(level=0).mean()), ("_std", of_seeds.groupby(level=0).std())):
-        frame[f"accuracy{part}"], frame[f"best{part}"] = values["accuracy"], values["best"]
+        for name in (name for name in columns if name != "clients"):
+            frame[f"{name}{part}"] = values[name]
         frame[f"personalised{part}"] = values["clients"].where(frame["personal"])
         frame[f"local model{part}"] = values["clients"].where(~frame["personal"])
     recalls = [zip(*(run.recall(last) for run in seeds), strict=False) for seeds in frame["runs"]]
@@ -253,7 +259,7 @@ def printed(frame: DataFrame) -> DataFrame:
         "optimizer": (frame["optimizer"] == PLAIN_OPTIMIZER).all(),
         "personalised": not frame["personal"].any(),
         "local model": frame["personal"].all(),
-        "peak GPU MB": frame["peak GPU MB"].isna().all(),
+        **{name: frame[name].isna().all() for name in ("peak GPU MB", "own tests", "worst client", "spread")},
     }
     return frame[[name for name in FORMS if not nothing.get(name.removesuffix("_std"))]]
 

@@ -1,55 +1,85 @@
-"""Mean and standard deviation in the place of a data set's own."""
+"""Means and standard deviations of several parts of a data set, and what a recipe says in place of them."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from fl_labelskew_registry import Arrays, Data, Images
-from mistakes import message
+from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError
 
-from fl_labelskew_plugins.data.stats import moments, normalised
-
-X = np.random.default_rng(0).integers(0, 256, (30, 3, 4, 4), np.uint8)
-DATA = Data(Arrays(X, np.zeros(30, np.int64)), Arrays(X[:5] // 2, np.zeros(5, np.int64)), ["a"], (0.5,) * 3, (0.1,) * 3)
+from fl_labelskew_plugins.data.stats import moments, normalised, pooled, sums
 
 
-def test_what_a_recipe_says_counts():
-    assert normalised(DATA, None, None) is DATA
-    given = normalised(DATA, [0.1, 0.2, 0.3], [1.0, 2.0, 3.0])
-    assert (given.mean, given.std) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
-    assert given.train is DATA.train
-    own = normalised(DATA, "data", None)
-    np.testing.assert_allclose(own.mean, (X / 255).mean(axis=(0, 2, 3)))
-    np.testing.assert_allclose(own.std, (X / 255).std(axis=(0, 2, 3)))
-    assert normalised(DATA, "imagenet", "imagenet").mean == (0.485, 0.456, 0.406)
-    alone = replace(DATA, train=Arrays(X[:0], np.zeros(0, np.int64)))  # a server's
-    assert (normalised(alone, "data", "data").mean) == moments(X[:5] // 2)[0]
+@pytest.fixture
+def pixels():
+    return np.random.default_rng(0).integers(0, 256, (300, 3, 4, 4)).astype(np.uint8)
+
+
+def apart(x):
+    return [sums(x[rows]) for rows in (slice(0, 1), slice(1, 120), slice(120, None))]
+
+
+def test_of_uint8_parts_the_moments_are_those_of_the_whole_to_the_last_bit(pixels):
+    assert pooled(apart(pixels)) == pooled(apart(pixels)[::-1]) == moments(pixels)
+    np.testing.assert_allclose(moments(pixels)[0], (pixels / 255).mean((0, 2, 3)), rtol=1e-14)
+    np.testing.assert_allclose(moments(pixels)[1], (pixels / 255).std((0, 2, 3)), rtol=1e-14)
+
+
+def test_of_other_parts_they_are_as_exact_as_numbers_are():
+    x = np.random.default_rng(0).normal(1000, 0.1, (300, 4)).astype(np.float32)
+    x[:, 1] = 0.1  # in float64 no float32 is 0.1
+    mean, std = pooled(apart(x))
+    np.testing.assert_allclose(mean, x.mean(0, dtype=float), rtol=1e-14)
+    np.testing.assert_allclose(np.delete(std, 1), np.delete(x.std(0, dtype=float), 1), rtol=1e-10)
+    assert std[1] == 1.0
+    assert moments(x)[0] == tuple((x.sum(0, dtype=float) / 300).tolist())
+
+
+def test_pixels_and_their_shares_of_255_are_one_scale(pixels):
+    mixed = pooled([sums(pixels[:100]), sums((pixels[100:] / 255).astype(np.float32))])
+    np.testing.assert_allclose(mixed, moments(pixels), rtol=1e-6)
+
+
+def test_no_sum_is_too_large():
+    part = sums(np.full((2, 1, 2, 2), 255, np.uint8))
+    large = type(part)(2**52, np.array([255 * 2**46]), np.array([255**2 * 2**46]))  # one value in 64 is 255
+    assert pooled([large] * 3) == ((2**-6,), ((2**-6 - 2**-12) ** 0.5,))  # together more than an int64 holds
+
+
+@pytest.fixture
+def data(pixels):
+    parts = (Arrays(pixels[rows], np.zeros(len(pixels[rows]), np.int64)) for rows in (slice(100), slice(100, None)))
+    return Data(*parts, ["a"], (0.5,), (0.25,))
+
+
+def test_a_recipe_replaces_what_the_data_set_has(data):
+    def both(mean, std):
+        made = normalised(data, mean, std)
+        assert made.train is data.train
+        return made.mean, made.std
+
+    own = moments(data.train.x)
+    assert both(None, None) == ((0.5,), (0.25,))
+    assert both("data", "data") == own
+    assert both("data", None) == (own[0], (0.25,))
+    assert both([1], "imagenet") == ((1.0,), (0.229, 0.224, 0.225))
+    with pytest.raises(LabelSkewError, match=r"^data_args.mean: \[1, 2\]: 2 numbers for samples of 3 channels; use a number"):
+        both([1, 2], None)
+
+
+def test_pictures_that_stay_in_files_are_not_measured(data):
+    data.train.x = Images(["a.png"], (3, 4, 4), lambda file, augmented: None)
+    with pytest.raises(LabelSkewError, match="pictures that stay in files are not measured; use numbers, or imagenet"):
+        normalised(data, "data", "data")
 
 
 def test_features_count_one_by_one():
     x = np.random.default_rng(1).normal(5, 3, (50, 7)).astype(np.float32)
     part = Arrays(x, np.zeros(50, np.int64))
-    own = normalised(Data(part, part, ["a"]), "data", None)
+    own = normalised(Data(part, part, ["a"]), "data", "data")
     np.testing.assert_allclose(own.mean, x.mean(axis=0), rtol=1e-5)
     np.testing.assert_allclose(own.std, x.std(axis=0), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("data", "mean", "text"),
-    [
-        (DATA, [0.5], "[0.5]: 1 number for samples of 3 channels; use one for each, or data"),
-        (
-            replace(DATA, train=Arrays(X[:, :1], DATA.train.y)),
-            "imagenet",
-            "imagenet: 3 numbers for samples of 1 channel; use one for each, or data",
-        ),
-        (replace(DATA, mean=(), std=()), "data", "these samples are no measurements and stay as they are; use null"),
-        (
-            replace(DATA, train=Arrays(Images(["a.jpg"], (3, 4, 4), len), np.zeros(1, np.int64))),
-            "data",
-            "data: these pictures stay in files; use imagenet, or a list of numbers",
-        ),
-    ],
-)
-def test_what_does_not_go_with_the_samples(data, mean, text):
-    assert message(lambda: normalised(data, mean, [1.0])) == f"data_args.mean: {text}"
+def test_samples_that_are_no_measurements_stay_as_they_are(data):
+    with pytest.raises(LabelSkewError, match=r"^data_args.mean: these samples are no measurements .*; use null$"):
+        normalised(replace(data, mean=(), std=()), "data", "data")

@@ -399,7 +399,9 @@ def test_a_silos_file_speaks_for_itself_alone(tmp_path):
         tmp_path,
         "data_args: {dataset: npz, file: mine.npz}\ndevice_args: {threads: 1}\n"
         "comm_args: {certs: mine, send_contributions: false}\ntracking_args: {run_dir: here}\n",
+        base=text_with(**CROSS_SILO | {"data_args": {"mean": [0.5], "std": [0.25]}}),
     )
+    assert (own.data.mean, own.data.std) == ([0.5], [0.25])  # one normalisation for all
     assert own.own_data
     assert (own.data.dataset, own.dataset.params.file) == ("npz", "mine.npz")
     assert (own.device.threads, own.tracking.run_dir, own.tracking.checkpoint_every) == (1, "here", 10)

@@ -146,6 +146,9 @@ def test_summary_by_hand():
         "last_mean": pytest.approx(0.8), "last_std": pytest.approx(0.1), "bytes_up": 5, "bytes_down": 10,
         "personalised_last_mean": 0.8, "balanced_last_mean": pytest.approx(0.4), "client_accuracy": [0.7, None],
     }  # fmt: skip
+    told = {"client_accuracy": [0.5, None], "client_accuracy_worst": 0.5, "client_accuracy_worst_client": "silo 1"}
+    alone = summary([{"round": 0} | told, {"round": 1}], 2)  # the server has no test data
+    assert alone == {"rounds": 2, "bytes_up": 0, "bytes_down": 0} | told
     late = [{"bytes_up": 0, "bytes_down": 0, "opening_left_out": clients} for clients in ([3, 1], [1])]
     assert summary([*late, {"bytes_up": 0, "bytes_down": 0}], 5)["opening_left_out"] == [1, 3]
     assert summary([{"round": 0, "bytes_up": 1, "bytes_down": 2}], 5) == {"rounds": 1, "bytes_up": 1, "bytes_down": 2}

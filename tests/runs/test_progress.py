@@ -19,6 +19,12 @@ def test_a_round_in_words():
     words = "accuracy 62.13 %  own test splits 98.00 %  loss cross_entropy 0.4000 + intra 0.0100"
     assert in_words(LINE) == words
     assert in_words({"round": 0, "loss_terms": {"cross_entropy": 1.0}}) == "loss cross_entropy 1.0000"
+    worst = {
+        "client_accuracy_mean": 0.8,
+        "client_accuracy_worst": 0.612,
+        "client_accuracy_worst_client": "silo 2, south",
+    }
+    assert in_words({"loss_terms": {}, **worst}) == "each client's tests 80.00 %, worst 61.20 % (silo 2, south)"
     line = {"loss_terms": {}, "left_out": [2], "opening_left_out": [1, 2]}
     assert in_words(line) == "1 left out  2 left out of the opening"
 

@@ -81,8 +81,8 @@ def grouped(folder, *overrides):
 
 def test_clients_that_are_groups_are_called_by_their_names(tmp_path):
     made = grouped(tmp_path)
-    assert [made.client_name(k) for k in range(3)] == ["client coast", "client north", "client south"]
-    assert built().client_name(3) == "client 3"
+    assert [made.trainer.name(k) for k in range(3)] == ["client coast", "client north", "client south"]
+    assert built().trainer.name(3) == "client 3"
     assert "3 clients of 15 to 17 samples and 3 classes (natural: coast, north, south)" in describe(made)
     broken = LocalResult({"no": torch.zeros(1)}, {}, {}, {})
     RunFolder(tmp_path / "run").create()

@@ -25,6 +25,19 @@ def lines_of(found):
     return {setting: list(lines) for setting, lines in report.curves(found).items()}
 
 
+def test_how_the_clients_fare_has_columns_where_it_is_known(tmp_path):
+    told = {"client_accuracy_mean": 0.5, "client_accuracy_worst": 0.25, "client_accuracy_std": 0.125}
+    found = rows_of(
+        folder(tmp_path / "a", resolved(0), [0.5, 0.5], **told),
+        folder(tmp_path / "b", resolved(1), [0.5, 0.5], **told | {"client_accuracy_worst": 0.5}),
+        folder(tmp_path / "c", resolved(0, "fedrs"), [0.5, 0.5]),
+    )
+    assert numbers(found, "own tests", "worst client", "spread") == [[50.0, 37.5, 12.5], [None, None, None]]
+    texts = report.texts(found)
+    assert texts["worst client"].tolist() == ["37.50 ± 17.68", "-"]
+    assert not report.texts(found[1:]).columns.intersection(["own tests", "worst client", "spread"]).size
+
+
 def test_seeds_share_a_row_with_mean_and_std(tmp_path):
     found = rows_of(
         folder(tmp_path / "a", resolved(0), [0.1, 0.5, 0.7], personal=0.9, seconds=[1.0, 2.0, 3.0], bytes_up=3e6),

@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from fl_labelskew_registry import Images, LabelSkewError, RunError
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.data.fingerprint import add_array
+from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import Versions
 from fl_labelskew_plugins.engine.local import LocalResult, forms
@@ -28,7 +30,6 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import model_file
-from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
 from fl_labelskew_plugins.runtimes import wire
@@ -36,7 +37,8 @@ from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload_meta,
 from fl_labelskew_plugins.runtimes.silo import facts, keys
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.facts import SiloData
-from fl_labelskew_plugins.runtimes.silo.guard import Guard, question
+from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, question
+from fl_labelskew_plugins.runtimes.silo.own_folder import OwnFolder
 from fl_labelskew_plugins.runtimes.transport import Kind, message, reason
 from fl_labelskew_plugins.tensors import OPTIMIZER, State, group, joined, num_bytes, rest, trim
 
@@ -68,6 +70,7 @@ class SiloClient(Manager):
         self._seed = noise_seed(self._secret, self._about, {})
         self._process = secrets.token_hex(8)
         self._run = ""
+        self._normalisation: State = {}
         self._round = -1
         self._upload: tuple[int, LocalResult] | None = None
         transport.hello = self._hello
@@ -78,13 +81,14 @@ class SiloClient(Manager):
             Kind.WELCOME: self._welcome,
             Kind.TRAIN: self._train,
             Kind.VERDICT: self._verdict,
+            Kind.TEST: self._test,
             Kind.FINISH: self._finish,
         }
 
     def _hello(self) -> Message:
         """First on every connection; may be asked for in any thread."""
         meta = {**self.data.facts.meta(), "process": self._process, "round": self._round}
-        return message(Kind.HELLO, self.rank, SERVER, meta=meta)
+        return message(Kind.HELLO, self.rank, SERVER, meta=meta, tensors=self.data.sent())
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
         """Hand a message to its handler; where this silo cannot go on, tell the server, and end."""
@@ -112,9 +116,13 @@ class SiloClient(Manager):
             self.guard.join(federation, meta.get("quorum"))
         if self._run != meta["run"]:
             data = self.data
+            samples, self._normalisation = data.data, {}
+            if self.recipe.pools_moments:
+                self._normalisation = dict(message.get("tensors"))
+                samples = facts.normalised(samples, self._normalisation)
             session = assemble(
                 self.recipe,
-                data.data,
+                samples,
                 {self.client: data.train},
                 {self.client: data.test},
                 [],
@@ -127,8 +135,9 @@ class SiloClient(Manager):
             self.transport.audit.note("run", run=self._run)
             hooks = bool(host_switches(self.recipe))
             self.trainer = LabelSkewTrainer(self.session.trainer, self.args, hooks=hooks)
-            self.transport.limits[Kind.TRAIN] = self.transport.limits[Kind.FINISH] = _limit(self.session)
-            self.run_folder = RunFolder(self.folder / self._run)
+            for kind in (Kind.TRAIN, Kind.TEST, Kind.FINISH):
+                self.transport.limits[kind] = _limit(self.session)
+            self.run_folder = OwnFolder(self.folder, self.recipe.name, self._run)
             self.run_folder.create()
             self.states = Versions(self.run_folder.path / "states")
             self.show.note(
@@ -161,7 +170,8 @@ class SiloClient(Manager):
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
         if self.guard is not None:
             rests_on = {key: value for key, value in meta.items() if key != "kept_rounds"}
-            request = question(session.federation, round, rests_on, message.get("tensors"), self.states.get(before))
+            tensors = {**message.get("tensors"), **self._normalisation}
+            request = question(session.federation, round, rests_on, tensors, self.states.get(before))
             self.guard.answer(self._run, round, request)
         self._round = self.args.round_idx = round
         self.states.keep({before, *kept})
@@ -173,17 +183,17 @@ class SiloClient(Manager):
             state=self._state(before),
             times_selected=times,
             personalised=meta["personalised"] is True and self.recipe.validation.personalised,
-            noise_seed=self._noise_seed(joined(model=weights, shared=shared)),
+            noise_seed=self._noise_seed(joined(model=weights, shared=shared, data=self._normalisation)),
         )
         self.states.put(round, result.state)  # before the upload: what the server counts on has to be here
-        self._note(round, result)
         if not self.recipe.comm.send_contributions:
             result.contributions = {}
         if self.guard is not None:
             self.guard.leaving(result.contributions, session.method.sends)
+        sent = num_bytes(result.upload.values()) + num_bytes(result.contributions.values())
+        self.run_folder.trained(round, result, bytes_up=sent, bytes_down=num_bytes(message.get("tensors").values()))
         self._upload = (round, result)
         self._send_upload()
-        sent = num_bytes(result.upload.values()) + num_bytes(result.contributions.values())
         self.transport.audit.sync()
         self.show.note(
             f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send"
@@ -201,13 +211,39 @@ class SiloClient(Manager):
             log.warn(f"the state of round {round + 1} is not in {self.states.folder}; going on without one")
         return self.states.get(round)
 
-    def _note(self, round: int, result: LocalResult) -> None:
-        """Write down the silo's own measures, in its own folder."""
-        line: dict[str, Any] = {"round": round, "loss_terms": result.loss_terms}
-        if result.personalised is not None:
-            line["personalised_accuracy"] = result.personalised[0] / result.personalised[1]
-        self.run_folder.truncate(round)
-        self.run_folder.append(self.run_folder.metrics, line)
+    def _test(self, message: Message) -> None:
+        """Test the global model after a round on the silo's own test part; tell it where that is allowed."""
+        session, round = self.session, message.get("round")
+        if session is None:
+            raise RunError("the server asks for a test before it has said what the run is")
+        facts.number({"round": round}, "round", 0, session.federation.rounds - 1, "TEST")
+        weights = group(message.get("tensors"), "model")
+        check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
+        answer: dict[str, Any] = {}
+        if self.recipe.validation.per_client and len(self.data.test):
+            trainer = session.trainer
+            logits, labels = trainer.predict(trainer.test_indices[self.client], weights)
+            matrix = metrics.confusion(logits.argmax(1), labels, session.federation.num_classes).cpu()
+            measures = {**metrics.measures(matrix), "loss": float(cross_entropy(logits, labels))}
+            self.run_folder.tested(round, measures)
+            if self.recipe.comm.send_measures and self._may_tell(round, message):
+                right = [int(matrix.diag().sum()), int(matrix.sum())]
+                answer = {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
+        self.send(Kind.TESTED, SERVER, round=round, meta=answer)
+
+    def _may_tell(self, round: int, message: Message) -> bool:
+        """Whether the policy allows another test to be told; it is then counted."""
+        assert self.session is not None
+        if self.guard is None:
+            return True
+        tensors = {**message.get("tensors"), **self._normalisation}
+        request = question(self.session.federation, round, {}, tensors, {})
+        try:
+            self.guard.answer(self._run, round, request, of="test")
+        except PolicyError as error:
+            self.show.note(f"round {round + 1}: the test is not told: {error}", log.WARNING)
+            return False
+        return True
 
     def _send_upload(self) -> None:
         """Send the upload, again where the server has not said that it has it."""
@@ -245,6 +281,8 @@ class SiloClient(Manager):
                 name = f"silo {self.client + 1}"
                 said = model_file.about(self.session, round=last + 1, client=self.client, client_name=name)
                 model_file.save(personalised, self.run_folder.path / "personalised.safetensors", said)
+            method, samples = self.recipe.method_name, self.data.facts.samples
+            self.run_folder.finish(self.session, run=self._run, silo=self.rank, method=method, samples=samples)
             self.show.note(f"the run is over; results: {self.run_folder.path}")
         self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()

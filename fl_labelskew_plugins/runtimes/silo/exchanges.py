@@ -14,12 +14,12 @@ from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session
-from fl_labelskew_plugins.runtimes.messages import upload
+from fl_labelskew_plugins.runtimes.messages import measures, upload
 from fl_labelskew_plugins.runtimes.silo.facts import Census
 from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
 from fl_labelskew_plugins.runtimes.silo.outliers import Judge, norms
 from fl_labelskew_plugins.runtimes.transport import Kind
-from fl_labelskew_plugins.tensors import State, joined, num_bytes, trim
+from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes, trim
 
 HEAVY = 0.9
 """Share of a round's weight that one silo alone is warned of from."""
@@ -188,6 +188,50 @@ class Uploads:
                     f"silo {client + 1} has {100 * share / sum(shares):.4g} % of the weight of {self._members.where}: "
                     f"it says that it has {size} of {sum(sizes)} training samples"
                 )
+
+
+class ClientTests:
+    """How the global model does on silos' own test parts, by their own word; who does not tell is left out of it."""
+
+    def __init__(self, members: Members, send: Callable[..., None], silos: int) -> None:
+        self._members, self._send, self._silos = members, send, silos
+        self._poll: Poll[dict[str, float]]
+        self._model: State
+        self._close()
+
+    def of(self, weights: Weights) -> list[dict[str, float]]:
+        """Send these to everybody who is here; each silo's measures, empty where none have come in time."""
+        members = self._members
+        self._model = joined(model=weights)
+        clients = sorted(members.present - members.away - members.excluded)
+        self._poll = Poll(members, clients, "tests", {}, least=0)
+        for client in clients:
+            self.ask(client)
+        for _ in self._poll.take():
+            pass
+        answers = self._poll.answers
+        self._close()
+        return [answers.get(client, {}) for client in range(self._silos)]
+
+    def _close(self) -> None:
+        self._poll, self._model = Poll(self._members, [], "tests", {}), {}
+
+    def awaits(self, client: int) -> bool:
+        """Whether a silo is asked for a test that has not come."""
+        return self._poll.awaits(client)
+
+    def ask(self, client: int) -> None:
+        """Have a silo test the model."""
+        self._send(Kind.TEST, client + 1, round=self._members.round, tensors=self._model)
+
+    def take(self, client: int, message: Message) -> None:
+        """A test has come."""
+        if message.get("round") == self._members.round and self._poll.awaits(client):
+            try:
+                self._poll.answers[client] = measures(message.get("meta"))
+            except RunError as error:
+                self._poll.settled.add(client)
+                self._members.warn(f"{self._members.where}: test of silo {client + 1} refused: {error}")
 
 
 def check_counts(tensors: Mapping[str, Tensor], session: Session) -> None:

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Arrays, Data, Federation, LabelSkewError, Method, RunError
+from fl_labelskew_registry import Arrays, Data, Federation, LabelSkewError, Method, RunError, mistake
 from numpy.typing import NDArray
+from torch import Tensor
 
+from fl_labelskew_plugins.data import stats
 from fl_labelskew_plugins.data.clients import class_counts
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.methods.combined import Combined
@@ -26,6 +28,8 @@ from fl_labelskew_plugins.runs.session import Session, check_form, data_folder, 
 from fl_labelskew_plugins.runtimes import wire
 
 MOST_SAMPLES = 10**12
+MOST_CHANNELS = 2**15
+"""Of samples whose sums are sent, which so fit into a HELLO."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +119,18 @@ class SiloData:
     Args:
         data: they alone; the test part is the silo's own test split.
         facts: what is told of them.
+        sums: likewise, where all silos' mean and std are made of them.
     """
 
     data: Data
     facts: Facts
+    sums: stats.Sums | None = None
+
+    def sent(self) -> dict[str, Tensor]:
+        """The sums on the wire."""
+        if self.sums is None:
+            return {}
+        return {"sum": torch.from_numpy(self.sums.first), "squares": torch.from_numpy(self.sums.second)}
 
     @property
     def train(self) -> NDArray[np.int64]:
@@ -159,7 +171,10 @@ def load(recipe: Recipe, client: int) -> SiloData:
     summary = Facts(
         len(data.train.y), tuple(data.train.x.shape[1:]), len(data.class_names), classes=digest(data.class_names)
     )
-    silo = SiloData(data, summary)
+    silo = SiloData(data, summary, stats.sums(data.train.x) if recipe.pools_moments else None)
+    if recipe.pools_moments and summary.input_shape[0] > MOST_CHANNELS:
+        what = f"samples have {summary.input_shape[0]} channels, and sums of {MOST_CHANNELS} are sent at most"
+        raise mistake("data_args.mean", what, "numbers of mean and std in the server's recipe")
     if recipe.train.proxy_aggregation == "class":
         silo = replace(silo, facts=replace(summary, counts=tuple(silo.counts.tolist())))
     return silo
@@ -175,9 +190,64 @@ def test_data(recipe: Recipe) -> Data | None:
         return None
     folder, download = data_folder(recipe), recipe.data.download
     recipe.dataset.check_test(folder, download=download)
+    if not recipe.own_data and "data" in (recipe.data.mean, recipe.data.std):  # of a training part that is here
+        return without_training(loaded(recipe))
     data = recipe.dataset.load_test(folder, download=download, seed=recipe.common.random_seed)
     check_form(recipe, data)
     return data
+
+
+def without_training(data: Data) -> Data:
+    """The test part alone."""
+    return replace(data, train=Arrays(data.train.x[:0].copy(), data.train.y[:0].copy()))
+
+
+def said(recipe: Recipe, data: Data) -> Data:
+    """The data with the mean and std that the recipe gives, or names; where it says ``data``, they stay."""
+    return stats.normalised(data, *(None if word == "data" else word for word in (recipe.data.mean, recipe.data.std)))
+
+
+def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
+    """A silo's data with what the server says that all silos' are normalised by.
+
+    Raises:
+        LabelSkewError: it is not a mean and a standard deviation of such samples.
+    """
+    channels = data.train.x.shape[1]
+
+    def numbers(key: str, least: float) -> stats.Numbers:
+        value = tensors.get(key, torch.zeros(0))
+        form = value.dtype == torch.float64 and tuple(value.shape) in ((1,), (channels,))
+        if not form or not value.isfinite().all() or value.min() <= least:
+            what = f"is no number that samples of {counted(channels, 'channel')} can be normalised by"
+            raise mistake(f"the server's {key} of all samples", what, "data_args.mean and std in the server's recipe")
+        return tuple(value.tolist())
+
+    return replace(data, mean=numbers("mean", -math.inf), std=numbers("std", 0.0))
+
+
+def sums(tensors: Mapping[str, Tensor], facts: Facts) -> stats.Sums:
+    """The sums that a silo sent of so many samples of this form.
+
+    Raises:
+        RunError: they are none, or no samples have such sums.
+    """
+    first, second = (tensors.get(name) for name in ("sum", "squares"))
+    if first is None or second is None or len(tensors) != 2:
+        raise RunError("it does not send the sums that mean and std are made of (data_args.mean); use the same recipe")
+    count, channels = facts.samples * math.prod(facts.input_shape[1:]), facts.input_shape[:1]
+    kinds = {first.dtype, second.dtype}
+    if not tuple(first.shape) == tuple(second.shape) == channels or kinds not in ({torch.int64}, {torch.float64}):
+        raise RunError(f"the sums of its samples are not two times {channels[0]} numbers")
+    if torch.int64 in kinds:
+        pairs = zip(first.tolist(), second.tolist(), strict=True)  # integers without a largest one
+        fits = all(0 <= a <= 255 * count and a * a <= count * b and b <= 255 * a for a, b in pairs)
+    else:
+        most = torch.finfo(torch.float32).max  # and what is no number is not below it
+        fits = bool((first.abs() <= count * most).all() and ((second >= 0) & (second <= count * most**2)).all())
+    if not fits:
+        raise RunError(f"no {count} values have the sums that it sends of its samples")
+    return stats.Sums(count, first.numpy(), second.numpy())
 
 
 def form(recipe: Recipe, test: Data | None) -> tuple[tuple[int, ...], int]:
@@ -205,6 +275,7 @@ def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
     resolved = recipe.resolved()
     sections = {
         "common_args": {"random_seed": recipe.common.random_seed},
+        "data_args": recipe.normalisation,
         "model_args": resolved["model_args"],
         "train_args": resolved["train_args"],
         "method_args": _common(recipe.method, resolved["method_args"]),
@@ -310,6 +381,7 @@ class Census:
         self._form, self.class_names = form(recipe, test), server_classes(recipe, test)
         self._classes = None if self.class_names is None else digest(self.class_names)
         self._facts: dict[int, Facts] = {}
+        self._sums: dict[int, stats.Sums] = {}
 
     def check(self, client: int, facts: Facts) -> None:
         """Raise RunError where a silo's data do not fit the federation, OtherClassesError where its classes do not."""
@@ -333,9 +405,21 @@ class Census:
         if self.sizes[client] and self.sizes[client] != facts.samples:
             raise RunError(f"it had {self.sizes[client]} training samples when the run began, now {facts.samples}")
 
-    def add(self, client: int, facts: Facts) -> None:
+    def add(self, client: int, facts: Facts, sums: stats.Sums | None = None) -> None:
         """Count a silo that was checked."""
         self._facts[client], self.sizes[client] = facts, facts.samples
+        if sums is not None:
+            self._sums[client] = sums
+
+    def moments(self, clients: Collection[int]) -> stats.Moments | None:
+        """Of the training samples of these silos together; None where none of them has told its sums."""
+        parts = [self._sums[client] for client in sorted(clients) if client in self._sums]
+        return stats.pooled(parts) if parts else None
+
+    @property
+    def exact(self) -> bool:
+        """Whether the sums that silos have told are those of uint8 samples."""
+        return bool(self._sums) and all(sums.exact for sums in self._sums.values())
 
     def class_counts(self, session: Session) -> torch.Tensor | None:
         """``(K, C)`` class counts of silos, 0 for one that nobody has heard of; None where they do not tell them."""

@@ -59,8 +59,10 @@ class Guard:
             if min(quorum, federation.clients_per_round) < least:
                 self._refuse("min_clients", f"rounds of {min(quorum, federation.clients_per_round)} uploads")
 
-    def answer(self, run: str, round: int, question: str) -> None:
+    def answer(self, run: str, round: int, question: str, *, of: str = "") -> None:
         """Write an answer down before it is worked out; nothing where the same question was answered already.
+
+        ``of``: of another kind than training; each kind is counted by itself.
 
         Raises:
             PolicyError: there have been as many answers as the policy allows.
@@ -68,11 +70,12 @@ class Guard:
         """
         runs = self._runs()
         rounds = runs.setdefault(run, {})
-        answered = rounds.setdefault(str(round), [])
+        answered = rounds.setdefault(f"{round} {of}".strip(), [])
         if question in answered:
             return
         most, often = self.policy.max_rounds, self.policy.max_answers_per_round
-        if not answered and most is not None and sum(map(len, runs.values())) > most:
+        alike = sum(key.partition(" ")[2] == of for rounds in runs.values() for key in rounds)
+        if not answered and most is not None and alike > most:
             self._refuse(
                 "max_rounds", f"an answer to round {round + 1} of run {run}: {most} are given ({self.account})"
             )

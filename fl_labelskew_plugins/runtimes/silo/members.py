@@ -213,10 +213,22 @@ class Members:
 
 
 class Poll(Generic[Answer]):
-    """A question to these clients, ascending, for ``what``, in the plural; ``answers`` are put in as they come."""
+    """A question to these clients, ascending, for ``what``, in the plural; ``answers`` are put in as they come.
 
-    def __init__(self, members: Members, clients: Sequence[int], what: str, answers: dict[int, Answer]) -> None:
+    ``least``: how many there have to be; default: a quorum.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        clients: Sequence[int],
+        what: str,
+        answers: dict[int, Answer],
+        *,
+        least: int | None = None,
+    ) -> None:
         self._members, self.clients, self._what, self.answers = members, clients, what, answers
+        self._least = members.quorum if least is None else least
         self.settled: set[int] = set()
         """Whose answer was taken, or would not be taken any more."""
         self.held: set[int] = set()
@@ -237,7 +249,7 @@ class Poll(Generic[Answer]):
         members, clients, answers = self._members, self.clients, self.answers
         clock, comm, where = members.clock, members.comm, members.where
         members.wanted = status.RUNNING, self._what, lambda: {*clients} - answers.keys() - self.settled
-        needed = min(members.quorum, len(clients))
+        needed = min(self._least, len(clients))
         deadline = alone = clock.now + comm.round_deadline_s
         while len(answers) < needed and any(map(self.awaits, clients)):
             # where nobody is waited for any more, the quorum's time begins

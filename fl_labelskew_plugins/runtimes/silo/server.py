@@ -12,13 +12,17 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from fl_labelskew_registry import Arrays, Data, RunError
+from torch import Tensor
 
 from fl_labelskew_plugins.data.fingerprint import fingerprint
+from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import Checkpoint, RunFolder
@@ -28,7 +32,7 @@ from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager
 from fl_labelskew_plugins.runtimes.silo import facts
-from fl_labelskew_plugins.runtimes.silo.exchanges import LATE, Opening, Uploads
+from fl_labelskew_plugins.runtimes.silo.exchanges import LATE, ClientTests, Opening, Uploads
 from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
 from fl_labelskew_plugins.runtimes.silo.facts import Census
 from fl_labelskew_plugins.runtimes.silo.flood import Flood
@@ -66,6 +70,7 @@ class SiloServer(Manager):
         super().__init__(args, transport, SERVER, self.num_silos + 1)
         excluded = Excluded(folder.path, self.num_silos, self.say, transport.audit.note)
         self.members = Members(recipe, transport, excluded, self._recount, self.warn, go_on, folder.tell, seen)
+        self.folder = folder
         self.rounds: Rounds | None = None
         self.sizes = [0] * self.num_silos if checkpoint is None else list(checkpoint.sizes)
         self._expected = {client for client in range(self.num_silos) if checkpoint is None or self.sizes[client]}
@@ -81,6 +86,7 @@ class SiloServer(Manager):
             Kind.HELLO: self._hello,
             Kind.OPENING: self._take_opening,
             Kind.UPLOAD: self._take_upload,
+            Kind.TESTED: self._take_test,
             Kind.FAILED: self._failed,
             Kind.FINISH: lambda message: self._done.add(message.get_sender_id() - 1),
             Kind.LEFT: self._left,
@@ -101,15 +107,27 @@ class SiloServer(Manager):
             self.say(f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s for silos to be told so")
         else:
             self.members.gather(self._expected)
-        session = server_session(self.recipe, test, self.sizes)
+        session = server_session(self.recipe, test, self.sizes, self._moments(), exact=self.census.exact)
         return replace(session, counts=self.census.class_counts(session))
+
+    def _moments(self) -> Moments | None:
+        """Mean and std of all silos' samples, where recipe and data set know none: made once in a run."""
+        if not self.recipe.pools_moments:
+            return None
+        silos = self.members.present - self.members.excluded
+        if (made := self.folder.moments()) is None and (made := self.census.moments(silos)) is not None:
+            values = " and ".join(few([f"{value:.4g}" for value in numbers], 3) for numbers in made)
+            self.say(f"mean and std of the training samples of {counted(len(silos), 'silo')} together: {values}")
+        return made
 
     def train(self, record: Record) -> None:
         """All rounds that are left, then the end for everybody."""
         self.record, session = record, record.session
         self.transport.audit.note("run", run=record.run)
         on = host_switches(self.recipe)
-        rounds = Rounds(record, hooks=LabelSkewAggregator(session.trainer.model, self.args) if on else None)
+        hooks = LabelSkewAggregator(session.trainer.model, self.args) if on else None
+        self._tests = ClientTests(self.members, self.send, self.num_silos)
+        rounds = Rounds(record, hooks=hooks, tested=self._tests.of)
         self._opening = Opening(rounds, self.members, self.census)
         self._uploads = Uploads(rounds, self.members, self.sizes, self.send)
         self.rounds = rounds
@@ -165,7 +183,15 @@ class SiloServer(Manager):
                 "settings": facts.agreed(self.recipe),
                 "quorum": self.members.quorum,
             },
+            tensors=self._normalisation(),
         )
+
+    def _normalisation(self) -> dict[str, Tensor]:
+        session = self.record.session
+        if not self.recipe.pools_moments:
+            return {}
+        pairs = {"mean": session.mean, "std": session.std}
+        return {key: torch.tensor(numbers, dtype=torch.float64) for key, numbers in pairs.items()}
 
     def _bid_farewell(self, client: int, final: State) -> None:
         last = self.record.states.committed.get(client, -1)
@@ -186,13 +212,14 @@ class SiloServer(Manager):
         try:
             reported = facts.facts(meta)
             self.census.check(client, reported)
+            sums = facts.sums(message.get("tensors"), reported) if self.recipe.pools_moments else None
         except RunError as error:
             other = isinstance(error, facts.OtherClassesError)
             self._turn_away(client, str(error), **({"class_names": self.census.class_names} if other else {}))
             return
         same_process = self._processes.get(client) == meta.get("process")
         self._processes[client] = meta.get("process")
-        self.census.add(client, reported)
+        self.census.add(client, reported, sums)
         self.members.came(client)
         self._say(client, f"is here ({len(self.members.present)} of {self.num_silos})", most=VISITS)
         if self.rounds is None:
@@ -204,6 +231,8 @@ class SiloServer(Manager):
         self._welcome(client)
         if self._uploads.awaits(client) and not (same_process and meta.get("round") == self.members.round):
             self._uploads.ask(client)
+        if self._tests.awaits(client):
+            self._tests.ask(client)
 
     def _take_opening(self, message: Message) -> None:
         client = message.get_sender_id() - 1
@@ -218,6 +247,12 @@ class SiloServer(Manager):
         self.members.away.discard(client)
         verdict = LATE if self.rounds is None else self._uploads.take(client, message)
         self.send(Kind.VERDICT, client + 1, round=message.get("round"), meta=verdict)
+
+    def _take_test(self, message: Message) -> None:
+        client = message.get_sender_id() - 1
+        self.members.away.discard(client)
+        if self.rounds is not None:
+            self._tests.take(client, message)
 
     def _failed(self, message: Message) -> None:
         client = message.get_sender_id() - 1
@@ -247,11 +282,28 @@ class SiloServer(Manager):
             self.rounds.server.federation = self.census.federation(whole, self.members.excluded)
 
 
-def server_session(recipe: Recipe, test: Data | None, sizes: list[int]) -> Session:
-    """What a server needs of a recipe, which has no client's samples; ``test``: its own, None where it has none."""
+def server_session(
+    recipe: Recipe, test: Data | None, sizes: list[int], moments: Moments | None = None, *, exact: bool = False
+) -> Session:
+    """What a server needs of a recipe, which has no client's samples.
+
+    Args:
+        recipe: what is run.
+        test: the server's own test samples; None where it has none.
+        sizes: training samples of each silo.
+        moments: of all silos' samples, where these are made of what they send.
+        exact: whether these are of uint8 samples.
+    """
+    data = test
+    if data is None:
+        shape, classes = facts.form(recipe, None)
+        dtype = np.uint8 if exact or recipe.dataset.picture_keys else np.float32
+        empty = Arrays(np.zeros((0, *shape), dtype), np.zeros(0, np.int64))
+        data = Data(empty, empty, [str(c) for c in range(classes)])
+    if moments is not None:
+        data = replace(data, mean=moments[0], std=moments[1])
+    session = assemble(recipe, facts.said(recipe, data), {}, {}, sizes)
     if test is not None:
-        return replace(assemble(recipe, test, {}, {}, sizes), data=fingerprint(test))
-    shape, classes = facts.form(recipe, None)
-    empty = Arrays(np.zeros((0, *shape), np.float32), np.zeros(0, np.int64))
-    data = Data(empty, empty, [str(c) for c in range(classes)])
-    return replace(assemble(recipe, data, {}, {}, sizes), normalisation=None)
+        return replace(session, data=fingerprint(test))
+    known = moments is not None or recipe.data.mean is not None
+    return session if known else replace(session, mean=None, std=None)

@@ -124,6 +124,11 @@ class Dataset(Plugin):
     source: ClassVar[str] = ""
     picture_keys: ClassVar[tuple[str, ...]] = ()
 
+    @property
+    def measured(self) -> bool:
+        """Whether mean and std are those of the training part at hand, as the data set knows no others."""
+        return False
+
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         """Raise LabelSkewError, naming the missing files, where they come from and their size; reads no data."""
 

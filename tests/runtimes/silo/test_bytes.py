@@ -19,10 +19,13 @@ NETWORK = {
     "classifier.bias": "F32 (10,)",
 }  # fmt: skip
 WHOLE = {
-    "fedmr": ("FedMR", "send_measures", ["--set", "comm_args.send_measures=true"], []),
-    "fedshift": ("FedShift", "proxy_aggregation: class", [], ["train_args.proxy_aggregation=class"]),
-}
-ELSEWHERE = {"class names", "other class names", "turned away"}  # test_classes.py
+    "fedmr": (
+        ["FedMR", "send_measures", "per_client"], ["--set", "comm_args.send_measures=true"],
+        ["validation_args.per_client=true"],
+    ),
+    "fedshift": (["FedShift", "proxy_aggregation: class"], [], ["train_args.proxy_aggregation=class"]),
+}  # fmt: skip
+ELSEWHERE = {"class names", "other class names", "turned away", "one normalisation"}  # test_classes.py
 PRIVATE = ("ward-7", "lindqvist")
 
 
@@ -41,14 +44,14 @@ def ward(make_federation):
 
 @pytest.mark.parametrize("method", WHOLE)
 def test_every_byte_of_a_whole_run_is_listed_and_all_that_is_listed_comes(method, ward):
-    name, more, silo, overrides = WHOLE[method]
+    whens, silo, overrides = WHOLE[method]
     federation, server, proxy = ward("train_args.comm_round=2", f"method_args.method={method}", *overrides)
     finished(server, *(federation.silo(rank, *silo) for rank in (1, 2, 3)))
     assert [line["clients"] for line in federation.lines()] == [[0, 1, 2]] * 2
     wire = Wire(proxy, SIZES, NETWORK)
-    wire.check(name, more)
-    opening = {("OPENING", "silo")} if method == "fedshift" else set()
-    assert {kind for kind in wire.seen if isinstance(kind, tuple)} == opening | {
+    wire.check(*whens)
+    more = {("OPENING", "silo")} if method == "fedshift" else {("TEST", "server"), ("TESTED", "silo")}
+    assert {kind for kind in wire.seen if isinstance(kind, tuple)} == more | {
         *((kind, "silo") for kind in ("HELLO", "UPLOAD", "FINISH")),
         *((kind, "server") for kind in ("WELCOME", "TRAIN", "VERDICT", "FINISH")),
     }
@@ -95,5 +98,5 @@ def test_what_a_silo_says_that_cannot_go_on_and_what_it_hears_whose_upload_is_re
 
 
 def test_there_is_a_scene_for_every_field():
-    scenes = {"always", "failed", "upload refused", *(when for row in WHOLE.values() for when in row[:2])}
+    scenes = {"always", "failed", "upload refused", *(when for whens, _, _ in WHOLE.values() for when in whens)}
     assert {field.when for field in FIELDS} == scenes | ELSEWHERE

@@ -83,7 +83,7 @@ def test_a_silo_whose_classes_are_in_another_order_is_told_which_and_tells_no_na
     got = [meta for stream in proxy.received for _, _, meta, _ in messages(stream, client=False)]
     assert [meta["class_names"] for meta in got if "class_names" in meta] == [list(NAMES)]
     network = {"classifier.weight": "F32 (3, 192)", "classifier.bias": "F32 (3,)"}
-    Wire(proxy, {"C": 3}, network).check("class names", "other class names", "turned away")
+    Wire(proxy, {"C": 3, "A": 3}, network).check("class names", "other class names", "turned away", "one normalisation")
 
 
 def test_without_test_data_the_recipe_has_to_name_the_classes(of_pictures):

@@ -47,7 +47,15 @@ def test_a_silo_with_data_of_its_own_trains_on_all_of_them(tmp_path):
             f"data_args: {{dataset: npz, data_cache_dir: {tmp_path}/mine.npz}}\n"
         )
     files = "[" + ", ".join(str(tmp_path / f"silo{rank}.yaml") for rank in (1, 2, 3)) + "]"
-    made = recipes.silo(parsed(f"client_specific_args.data_silo_config={files}"), 2)
+    files = f"client_specific_args.data_silo_config={files}"
+    with pytest.raises(LabelSkewError) as error:
+        recipes.silo(parsed(files), 2)
+    assert str(error.value) == (
+        f"{tmp_path}/silo2.yaml: data_args.mean: 'data' here and that of digits in the recipe, and silos share one "
+        "normalisation; set mean and std in the recipe: numbers, imagenet or data"
+    )
+    made = recipes.silo(parsed(files, "data_args.mean=data"), 2)
+    assert made.normalisation == {"mean": "data", "std": "data"}
     silo = silos.load(made, 1)
     assert silo.facts == silos.Facts(30, (6,), 3)
     assert len(silo.test) == 9

@@ -46,6 +46,19 @@ def test_as_many_answers_to_a_round_as_allowed(tmp_path):
     keeper.answer("a", 5, "r")
 
 
+def test_tests_are_counted_by_themselves(tmp_path):
+    keeper = guard(tmp_path, max_rounds=2, max_answers_per_round=1)
+    for round in (0, 1):
+        keeper.answer("a", round, "q")
+        keeper.answer("a", round, "t", of="test")
+    with pytest.raises(PolicyError, match="max_answers_per_round: 1 does not allow another answer to round 2 of run a"):
+        keeper.answer("a", 1, "other", of="test")
+    with pytest.raises(PolicyError, match="max_rounds: 2 does not allow an answer to round 3 of run a: 2 are given"):
+        keeper.answer("a", 2, "t", of="test")
+    with pytest.raises(PolicyError, match="max_rounds"):
+        keeper.answer("a", 2, "q")
+
+
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"runs": 3}', '{"runs": {"a": {"0": [1]}}}', '{"runs": {"a": {"0": 1}}}']
 )

@@ -20,13 +20,16 @@ ASKED = {"times_selected": 1, "state_round": -1, "kept_rounds": [], "personalise
 
 
 class FakeServer:
-    """Welcomes silo 1 to a run and asks for one answer after the other; then it says that the run is over."""
+    """Welcomes silo 1 to a run and asks for one answer after the other; then it says that the run is over.
+
+    ``questions``: round, a factor of the weights, and the kind if that is not TRAIN.
+    """
 
     def __init__(self, address, recipe, questions, *, run="a" * 16, tls=None, quorum=2, **federation):
         self.session = recipe
         self.questions, self.run, self.quorum = list(questions), run, quorum
         self.federation = replace(recipe.federation, **federation)
-        self.uploads, self.failed, self.kinds = [], None, []
+        self.uploads, self.tests, self.failed, self.kinds = [], [], None, []
         self.transport = ServerTransport(address, silos=3, tls=tls)
         self.transport.limits = dict.fromkeys(self.transport.limits, 2**30)
         self.transport.add_observer(self)
@@ -43,6 +46,9 @@ class FakeServer:
             self.uploads.append(arrived.get("tensors"))
             self.send(Kind.VERDICT, round=arrived.get("round"), meta={"taken": True})
             self.ask()
+        elif kind == Kind.TESTED:
+            self.tests.append(arrived.get("meta"))
+            self.ask()
         elif kind == Kind.FAILED:
             self.failed = arrived.get("meta")["reason"]
 
@@ -51,9 +57,9 @@ class FakeServer:
         if not self.questions:
             self.send(Kind.FINISH, meta={"done": True, "state_round": -1}, tensors=weights)
             return
-        round, factor = self.questions.pop(0)
+        round, factor, *kind = self.questions.pop(0)
         meta = ASKED | {"kept_rounds": list(range(len(self.uploads)))}  # which is none of the question
-        self.send(Kind.TRAIN, round=round, meta=meta, tensors={k: v * factor for k, v in weights.items()})
+        self.send(*kind or [Kind.TRAIN], round=round, meta=meta, tensors={k: v * factor for k, v in weights.items()})
 
     def send(self, kind, **content):
         self.transport.send_message(message(kind, 0, 1, **content))
@@ -118,6 +124,22 @@ def test_a_server_gets_no_more_answers_than_the_policy_allows_however_it_asks(sc
     alone = federation.silo(1)
     assert alone.wait() == 2
     assert "this silo has answered under a policy, and this recipe names no file with one" in alone.text
+
+
+def test_no_more_tests_are_told_than_the_policy_allows_and_the_run_goes_on(scene, federation):
+    federation.overrides = ["validation_args.per_client=true", "comm_args.send_measures=true"]
+    tests = [(0, 1.0, Kind.TEST), (0, 1.0, Kind.TEST), (0, 0.0, Kind.TEST), (1, 1.0, Kind.TEST), (0, 1.0)]
+    server, process, code = scene({"max_answers_per_round": 1}, tests)
+    assert code == 0, process.text
+    first, again, other, later = server.tests
+    assert first.keys() == {"accuracy", "balanced_accuracy"}
+    assert first == again == later
+    assert other == {}
+    assert len(server.uploads) == 1
+    line = "round 1: the test is not told: "
+    assert f"{line}{federation.folder / 'one.yaml'}: policy.max_answers_per_round: 1 does not allow" in process.text
+    account = json.loads((federation.folder / "silo-1" / "account.json").read_text())["runs"]
+    assert {round: len(given) for round, given in account["a" * 16].items()} == {"0 test": 1, "1 test": 1, "0": 1}
 
 
 @pytest.mark.parametrize(
