@@ -41,6 +41,8 @@ class Kind(IntEnum):
     """Server to worker: test the global model on a part of the test set."""
     LOGITS = 10
     """The answer."""
+    SURVEY = 11
+    """Server to silo: send your class counts, nothing is trained. Silo to server: the answer, or why there is none."""
     JOINED = 100
     """Local: a connection stands."""
     LEFT = 101
