@@ -88,7 +88,8 @@ def _parts(survey: Survey) -> Iterator[str]:
     if number > MOST:
         order = np.argsort(-measured.hellinger, kind="stable").tolist()
         listed = [*order[:FURTHEST], *order[FURTHEST - MOST :]]
-        which = f"\n(listed: the {FURTHEST} that are furthest from the federation's class shares, the {MOST - FURTHEST} nearest)"
+        nearest = f"and the {MOST - FURTHEST} nearest"
+        which = f"\n(listed: the {FURTHEST} clients that are furthest from the federation's class shares, {nearest})"
     yield f"{title} of {classes}{which}"
     if len(survey.class_names) <= WIDEST:
         yield table.plain(*holdings(survey, listed))
@@ -107,7 +108,7 @@ def _parts(survey: Survey) -> Iterator[str]:
     yield _wrapped(*notes, f"furthest from the federation's class shares: {furthest}", *survey.notes)
     follows = [_wrapped(FOLLOWS)]
     for one in survey.suggestions:
-        words = {"found": one.found, "paper": one.paper, "measured": one.measured, "recipe": one.line}
+        words = {"found": one.finding, "paper": one.paper, "measured": one.measured, "recipe": one.line}
         first, *others = [["", f"{name}:", what] for name, what in words.items() if what]
         follows.append(f"{one.name}\n{table.plain(first, others)}")
     yield "\n".join(follows)

@@ -96,7 +96,8 @@ def imbalance(counts: NDArray[Any]) -> Numbers:
     """
     largest = counts.max(-1).astype(float)
     smallest = np.where(counts > 0, counts, np.inf).min(-1)
-    return np.divide(largest, smallest, out=np.full_like(largest, np.nan), where=largest > 0)
+    ratio: Numbers = np.divide(largest, smallest, out=np.full_like(largest, np.nan), where=largest > 0)
+    return ratio
 
 
 def by_chance(samples: NDArray[np.int64], classes: int) -> Numbers:

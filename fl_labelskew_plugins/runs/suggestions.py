@@ -63,7 +63,7 @@ class Rule:
     Args:
         name: what is suggested.
         holds: whether it follows from what was found.
-        found: what was found, with names of :class:`Facts`, or ``percent``, in braces.
+        finding: what was found, with names of :class:`Facts`, or ``percent``, in braces.
         paper: why it fits, by whom.
         measured: what was measured of it here; said, where nothing was.
         line: for the recipe; a section with the keys to set. Empty: there is nothing to set.
@@ -71,7 +71,7 @@ class Rule:
 
     name: str
     holds: Callable[[Facts], bool]
-    found: str
+    finding: str
     paper: str
     measured: str
     line: str = ""
@@ -200,7 +200,7 @@ class Suggestion:
     """A rule that holds, with what was found."""
 
     name: str
-    found: str
+    finding: str
     paper: str
     measured: str
     line: str
@@ -215,7 +215,7 @@ def suggestions(facts: Facts) -> list[Suggestion]:
     return [
         Suggestion(
             rule.name,
-            rule.found.format(**vars(facts), percent=100 * facts.missing),
+            rule.finding.format(**vars(facts), percent=100 * facts.missing),
             rule.paper,
             rule.measured,
             rule.line,
