@@ -104,7 +104,8 @@ RULES = (
         lambda facts: facts.missing > 0,
         MISSING,
         "FedLC leaves open what the margin of a missing class is; masked, its proxy gets no gradient at all",
-        "TODO",
+        "masked it fell below FedAvg, seed 0, tau 1: 57.60 at P10C2, as one sample 66.24, FedAvg 64.57; 77.13 with "
+        "Dirichlet 0.1, as one sample 81.51, FedAvg 81.03",
         "method_args: {method: fedlc, tau: 5.0, missing: one}",
     ),
     Rule(
@@ -131,9 +132,10 @@ RULES = (
         "fedshift, smoothing_fraction",
         lambda facts: facts.missing >= MOSTLY,
         MISSING,
-        "as smoothing by one sample all but masks missing classes, the histogram is smoothed by a tenth of the "
-        "client's samples; no paper's setting",
-        "TODO",
+        "FedShift smooths its histogram by a constant that is not given; one sample all but masks missing classes, a "
+        "tenth of the client's samples does not",
+        "at P10C2 it learns faster and gets as far: 61.51 ± 2.93 after 10 rounds, by one sample 54.09 ± 5.12, FedAvg "
+        "53.53 ± 3.37; after 20 65.91 ± 4.09, 65.65 ± 3.27 and 63.18 ± 1.76",
         "method_args: {method: fedshift, smoothing_fraction: 0.1}",
     ),
     Rule(
@@ -157,7 +159,7 @@ RULES = (
     ),
     Rule(
         "fedrs, min_count",
-        lambda facts: facts.rare > 0 and facts.sizes < UNEVEN,
+        lambda facts: facts.rare > 0,
         "{rare} of the {pairs} (client, class) pairs that are held have a single sample",
         "FedRS's section 5.3 counts a class with fewer than 2 samples as missing on FEMNIST, and with fewer than 20 on "
         "Shakespeare; MAP has the key too",
@@ -179,7 +181,7 @@ RULES = (
         MISSING,
         "a classifier's row can be averaged by the samples of its class, so that clients without the class do not "
         "count (FedRS, section 4.4, without numbers); across silos each sends its exact class counts",
-        "TODO",
+        "with FedAvg, seed 0 alone: 61.89 at P10C2, 64.57 without; 82.45 with Dirichlet 0.1, 81.03 without",
         "train_args: {proxy_aggregation: class}",
     ),
     Rule(
