@@ -55,6 +55,16 @@ class Facts:
         """Whether there is more skew than by chance."""
         return self.beyond > ALIKE
 
+    @property
+    def lacking(self) -> bool:
+        """Whether clients lack classes, and not by chance."""
+        return self.skewed and self.missing > 0
+
+    @property
+    def mostly_lacking(self) -> bool:
+        """Whether they lack most."""
+        return self.skewed and self.missing >= MOSTLY
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -101,7 +111,7 @@ RULES = (
     ),
     Rule(
         "fedlc, missing: one",
-        lambda facts: facts.missing > 0,
+        lambda facts: facts.lacking,
         MISSING,
         "FedLC leaves open what the margin of a missing class is; masked, its proxy gets no gradient at all",
         "masked it fell below FedAvg, seed 0, tau 1: 57.60 at P10C2, as one sample 66.24, FedAvg 64.57; 77.13 with "
@@ -120,7 +130,7 @@ RULES = (
     ),
     Rule(
         "fedshift, smoothing",
-        lambda facts: facts.skewed and facts.missing < MOSTLY,
+        lambda facts: facts.skewed and not facts.mostly_lacking,
         f"{FAR}, and {MISSING}",
         "shifts logits by ln(P_k / P), with a histogram that is smoothed by a constant which is not given; FedShift's "
         "table 1 has it at 83.52 and FedAvg at 78.94 (CIFAR-10, Dirichlet 0.1)",
@@ -130,7 +140,7 @@ RULES = (
     ),
     Rule(
         "fedshift, smoothing_fraction",
-        lambda facts: facts.missing >= MOSTLY,
+        lambda facts: facts.mostly_lacking,
         MISSING,
         "FedShift smooths its histogram by a constant that is not given; one sample all but masks missing classes, a "
         "tenth of the client's samples does not",
@@ -140,7 +150,7 @@ RULES = (
     ),
     Rule(
         "fedrs",
-        lambda facts: facts.missing > 0 and facts.sizes < UNEVEN,
+        lambda facts: facts.lacking and facts.sizes < UNEVEN,
         MISSING,
         "restricts the softmax of missing classes, so that local training does not push their proxies away; FedRS's "
         "table 1 has alpha 0.5 at 70.8 and FedAvg at 55.9 (CIFAR-10, 100 clients of about 2 classes)",
@@ -150,7 +160,7 @@ RULES = (
     ),
     Rule(
         "fedrs, map, fedphp: equal weights",
-        lambda facts: facts.missing > 0 and facts.sizes >= UNEVEN,
+        lambda facts: facts.lacking and facts.sizes >= UNEVEN,
         "the largest client has {sizes:.3g} times the samples of the smallest",
         "FedRS's algorithm 1 and MAP's average uploads with equal weights, so that small clients count as large ones; "
         "this speaks against them here",
@@ -159,7 +169,7 @@ RULES = (
     ),
     Rule(
         "fedrs, min_count",
-        lambda facts: facts.rare > 0,
+        lambda facts: facts.skewed and facts.rare > 0,
         "{rare} of the {pairs} (client, class) pairs that are held have a single sample",
         "FedRS's section 5.3 counts a class with fewer than 2 samples as missing on FEMNIST, and with fewer than 20 on "
         "Shakespeare; MAP has the key too",
@@ -168,7 +178,7 @@ RULES = (
     ),
     Rule(
         "fedmr",
-        lambda facts: facts.missing >= MOSTLY,
+        lambda facts: facts.mostly_lacking,
         MISSING,
         "is made for clients that hold a few classes each: it keeps features from collapsing and from spreading over "
         "missing classes; FedMR's table 1 has it at 74.97 and FedAvg at 67.33 (Fashion-MNIST, P10C2, ResNet18)",
@@ -177,7 +187,7 @@ RULES = (
     ),
     Rule(
         "proxy_aggregation",
-        lambda facts: facts.missing > 0,
+        lambda facts: facts.lacking,
         MISSING,
         "a classifier's row can be averaged by the samples of its class, so that clients without the class do not "
         "count (FedRS, section 4.4, without numbers); across silos each sends its exact class counts",
@@ -186,7 +196,7 @@ RULES = (
     ),
     Rule(
         "map",
-        lambda facts: facts.missing > 0,
+        lambda facts: facts.lacking,
         MISSING,
         "gives each client a model of its own for its own classes beside the global one; its paper's tables are not "
         "at hand",

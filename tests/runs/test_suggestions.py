@@ -39,7 +39,7 @@ def test_what_is_said_to_be_measured_stands_in_the_results(rule):
 
 
 def test_what_follows_depends_on_the_data():
-    assert names(**IID) == ["fedavg"]
+    assert names(**IID) == names(**IID | {"missing": 0.1, "rare": 2, "sizes": 20.0}) == ["fedavg"]
     few_classes, dirichlet = names(**P10C2), names(**DIRICHLET)
     assert "fedavg" not in few_classes + dirichlet
     assert {"fedlc", "momentum on the server", "map"} <= {*few_classes} & {*dirichlet}

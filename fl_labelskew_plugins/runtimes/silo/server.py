@@ -146,9 +146,9 @@ class SiloServer(Manager):
     def _finish(self, final: State) -> None:
         self._final = final
         self._uploads.close()
-        self.part()
+        self.dismiss()
 
-    def part(self) -> None:
+    def dismiss(self) -> None:
         """Tell everybody of the end, until they say that they know; who has just left gets its chance to come back."""
         members = self.members
         members.round = -1

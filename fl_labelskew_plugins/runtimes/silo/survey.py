@@ -71,7 +71,7 @@ class SurveyServer(SiloServer):
             for _ in self._poll.take():
                 pass
             self._ended = True
-            self.part()
+            self.dismiss()
         finally:
             self._flood.close()
         return self._survey([f"silo {rank} ({name})" if name else f"silo {rank}" for rank, name in enumerate(names, 1)])
