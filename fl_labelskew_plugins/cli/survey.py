@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import numpy as np
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, writing
@@ -86,7 +87,7 @@ def _parts(survey: Survey) -> Iterator[str]:
     title = f"{survey.title}: {counted(number, 'client')}, {counted(measured.samples.sum(), 'training sample')}"
     listed, which = list(range(number)), ""
     if number > MOST:
-        order = np.argsort(-measured.hellinger, kind="stable").tolist()
+        order = sorted((k for k in listed if measured.samples[k]), key=lambda k: -measured.hellinger[k])
         listed = [*order[:FURTHEST], *order[FURTHEST - MOST :]]
         nearest = f"and the {MOST - FURTHEST} nearest"
         which = f"\n(listed: the {FURTHEST} clients that are furthest from the federation's class shares, {nearest})"
@@ -99,8 +100,8 @@ def _parts(survey: Survey) -> Iterator[str]:
     head = ["in all", "least", "median", "most", "mean", "mean by samples"]
     rows = []
     for name, values in measured.measures().items():
-        there = values[measured.samples > 0]
-        numbers = (there.min(), np.median(there), there.max(), measured.mean[name], measured.weighted_mean[name])
+        there = values[measured.samples > 0].tolist()
+        numbers = (min(there), statistics.median(there), max(there), measured.mean[name], measured.weighted_mean[name])
         rows.append([HEADS[name], *map(_number, numbers)])
     yield table.plain(head, rows)
     furthest = f"{worst}, at {_number(measured.hellinger[measured.worst])} (Hellinger)"
@@ -121,10 +122,10 @@ def _wrapped(*sentences: str) -> str:
 
 def _row(survey: Survey, client: int) -> list[str]:
     measures = [_number(values[client]) for values in survey.skew.measures().values()]
-    names = [survey.class_names[c] for c in np.flatnonzero(survey.skew.missing[client])]
+    names = [name for name, none in zip(survey.class_names, survey.skew.missing[client], strict=True) if none]
     return [clean(survey.clients[client], 40), *measures, few(names, 8)]
 
 
 def _number(value: float) -> str:
     """A measure: whole numbers as they are, others to three digits."""
-    return "-" if np.isnan(value) else f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+    return "-" if math.isnan(value) else f"{value:.0f}" if value >= 100 else f"{value:.3g}"
