@@ -11,6 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from fl_labelskew_plugins.front.run import Callback, Run, load, open, run
     from fl_labelskew_plugins.front.simulate import Loop, simulate
+    from fl_labelskew_plugins.front.survey import survey
     from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.studies.side_by_side import Report, report
 
@@ -24,6 +25,7 @@ _HOMES = {
     "Callback": "front.run",
     "simulate": "front.simulate",
     "Loop": "front.simulate",
+    "survey": "front.survey",
     "report": "studies.side_by_side",
     "Report": "studies.side_by_side",
     "Recipe": "recipe.model",
@@ -42,6 +44,7 @@ __all__ = [
     "report",
     "run",
     "simulate",
+    "survey",
 ]
 
 

@@ -96,9 +96,9 @@ class Proxy:
             pass
 
 
-def watched(federation):
+def watched(federation, *more):
     """A federation's server, and the proxy through which silos will connect to it."""
-    server = federation.server()
+    server = federation.server(*more)
     server.says("listening on")
     proxy = Proxy(federation.address)
     federation.address = proxy.address

@@ -23,6 +23,7 @@ from fl_labelskew_plugins.cli.run import run_command
 from fl_labelskew_plugins.cli.schema import schema_command
 from fl_labelskew_plugins.cli.silo import silo_group
 from fl_labelskew_plugins.cli.status import status_command
+from fl_labelskew_plugins.cli.survey import survey_command
 from fl_labelskew_plugins.cli.sweep import sweep_command
 from fl_labelskew_plugins.cli.validate import validate_command
 
@@ -41,6 +42,7 @@ for _command in (
     new_group,
     validate_command,
     partition_command,
+    survey_command,
     report_command,
     reproduce_command,
     sweep_command,

@@ -9,6 +9,7 @@ import click
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.cli.options import PATH, SET
+from fl_labelskew_plugins.cli.survey import holdings
 from fl_labelskew_plugins.machine.files import write_text
 
 
@@ -27,20 +28,14 @@ from fl_labelskew_plugins.machine.files import write_text
 def partition_command(recipe: Path, overrides: tuple[str, ...], out: Path) -> None:
     """Show the training samples of each client and class under RECIPE's partition, as table and as heat map."""
     from fl_labelskew_plugins.recipe.parse import load
-    from fl_labelskew_plugins.runs.session import divided
+    from fl_labelskew_plugins.runs.survey import of_partition
 
     checked = load(recipe, overrides)
-    data, clients = divided(checked)
-    head = ["client", *data.class_names, "all"]
-    counts = zip(clients.names, clients.counts.tolist(), strict=True)
-    rows = [[name, *map(str, samples), str(sum(samples))] for name, samples in counts]
+    survey = of_partition(checked)
+    head, rows = holdings(survey)
     click.echo(table.plain(head, rows))
-    from fl_labelskew_plugins.plots import heat_map
-
-    title = f"{checked.data.dataset}, {checked.partition.partition_method}"
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         write_text(out / f"{checked.name}-partition.csv", table.comma_separated(head, rows) + "\n")
-        picture = out / f"{checked.name}-partition.png"
-        heat_map(clients.counts, data.class_names, picture, title=title, clients=clients.names)
+        survey.draw(out / f"{checked.name}-partition.png")
     click.echo(f"written: {out / checked.name}-partition.png and .csv")

@@ -26,6 +26,9 @@ EPILOG = (
     "--from-round", type=click.IntRange(min=1), metavar="N", help="With --resume: go back to the end of round N first."
 )
 @click.option("--dry-run", is_flag=True, help="Do everything but training.")
+@click.option(
+    "--survey", is_flag=True, help="Cross-silo: ask the silos for their class counts alone; nothing is trained."
+)
 @click.option("--quiet", is_flag=True, help="Print nothing but errors and warnings.")
 @click.option(
     "--role",
@@ -45,4 +48,8 @@ def run_command(
     from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
 
     with as_rank():
-        start(recipe, overrides, run_dir=run_dir, passphrase_fd=descriptor, **options)
+        survey = start(recipe, overrides, run_dir=run_dir, passphrase_fd=descriptor, **options)
+    if survey is not None and not options["quiet"]:
+        from fl_labelskew_plugins.cli.survey import text
+
+        log.note(text(survey))

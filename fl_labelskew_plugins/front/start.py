@@ -29,6 +29,7 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Hear, Pause, Progress, clock, progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, host_switches, made_up, of_classes
+from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.base import Call, Runtime
 from fl_labelskew_plugins.tensors import num_bytes
 
@@ -50,8 +51,9 @@ def start(
     server: str | None = None,
     pause: Pause | None = None,
     passphrase_fd: int | None = None,
-) -> None:
-    """Run a recipe.
+    survey: bool = False,
+) -> Survey | None:
+    """Run a recipe, or ask its silos for their class counts.
 
     Args:
         path: the recipe; may be left out with ``resume``.
@@ -66,13 +68,17 @@ def start(
         server: address of the server, in place of the recipe's.
         pause: when to stop early, to be gone on with; default: that of the command that has started this process.
         passphrase_fd: descriptor of encrypted keys' passphrase; default: the environment, or the terminal.
+        survey: across silos: train nothing.
+
+    Returns:
+        Of a survey's server what it has found; else None.
 
     Raises:
         LabelSkewError: a user's mistake.
         RunError: the run broke off, or one of its processes did.
         KeyboardInterrupt: Ctrl-C or a termination signal, after a checkpoint was saved; says how to go on.
     """
-    _check(path, run_dir, resume, from_round, dry_run=dry_run)
+    _check(path, run_dir, resume, from_round, dry_run=dry_run, survey=survey)
     place = mpi_rank()
     worker = place is not None and place[0] > 0  # which writes nothing in the run's folder
     if role == "client":
@@ -84,7 +90,7 @@ def start(
     else:
         assert path is not None  # _check has seen to it
         recipe = recipes.load(path, overrides)
-        folder = folder_of(recipe, run_dir)
+        folder = folder_of(recipe, run_dir, "-survey" if survey else "")
         if not worker:  # which writes nothing there, and comes when the server may have begun to
             folder.check_new()
     if place is not None and not recipe.comm.over_mpi:
@@ -92,9 +98,18 @@ def start(
         raise mistake("comm_args.backend", what, "MPI, or no mpirun")
     by_hand = place is not None and not launched()  # mpirun then shows a terminal even where there is a file
     call = Call(
-        path, tuple(overrides), resume is not None, quiet, role, rank, server, pause or Pause.inherited(), passphrase_fd
+        path,
+        tuple(overrides),
+        resume is not None,
+        quiet,
+        role,
+        rank,
+        server,
+        pause or Pause.inherited(),
+        passphrase_fd,
+        survey,
     )
-    _go(recipe, call, folder, progress(quiet, plain=by_hand), dry_run=dry_run)
+    return _go(recipe, call, folder, progress(quiet, plain=by_hand), dry_run=dry_run)
 
 
 def train(
@@ -133,7 +148,7 @@ def go_on(folder: RunFolder, objects: Mapping[str, Any], *, quiet: bool = False,
     train(recipe, folder, resume=True, quiet=quiet, hear=hear)
 
 
-def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_run: bool = False) -> None:
+def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_run: bool = False) -> Survey | None:
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, folder, show)
     try:
         if dry_run:
@@ -142,7 +157,10 @@ def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_ru
         elif call.resume and folder.is_whole():
             show.note(f"{folder.path}: all {recipe.train.comm_round} rounds are done already")
         elif not runtime.delegated():
+            if call.survey:
+                return _survey(runtime)
             _run(runtime)
+        return None
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -153,6 +171,13 @@ def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_ru
     finally:
         runtime.close()
         folder.release()
+
+
+def _survey(runtime: Runtime) -> Survey:
+    with status.ending(runtime.folder.tell):
+        survey = runtime.survey()
+    runtime.folder.tell(state=status.FINISHED)
+    return survey
 
 
 def warned(session: Session) -> Session:
@@ -280,16 +305,22 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}"
 
 
-def folder_of(recipe: Recipe, path: Path | None) -> RunFolder:
-    """The folder of a new run; by default a new one under ``tracking_args.run_dir``."""
+def folder_of(recipe: Recipe, path: Path | None, what: str = "") -> RunFolder:
+    """The folder of a new run; by default a new one under ``tracking_args.run_dir``, with ``what`` in its name."""
     if path is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        path = Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}-{stamp}-{secrets.token_hex(2)}"
+        path = Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}{what}-{stamp}-{secrets.token_hex(2)}"
     return RunFolder(path)
 
 
 def _check(
-    path: Path | None, run_dir: Path | None, resume: Path | None, from_round: int | None, *, dry_run: bool
+    path: Path | None,
+    run_dir: Path | None,
+    resume: Path | None,
+    from_round: int | None,
+    *,
+    dry_run: bool,
+    survey: bool,
 ) -> None:
     """Raise LabelSkewError for options that do not go together."""
     back = f"--from-round {from_round}"
@@ -298,6 +329,8 @@ def _check(
         "no recipe given; give a YAML file, or --resume RUN_DIR": resume is None and path is None,
         f"{back}: goes back in an earlier run; use it with --resume RUN_DIR": from_round is not None and resume is None,
         f"{back}: takes the run back for good; leave --dry-run away": from_round is not None and dry_run,
+        "--survey trains nothing; use it without --resume": survey and resume is not None,
+        "--survey asks silos, which --dry-run does not; use one of them": survey and dry_run,
     }
     if lines := [line for line, holds in mistakes.items() if holds]:
         raise LabelSkewError(lines[0])

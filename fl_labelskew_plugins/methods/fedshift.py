@@ -5,8 +5,8 @@ Y. Shen, H. Wang, H. Lv. arXiv 2023. https://arxiv.org/abs/2304.04972
 Equation 4 (the shift is added to the logits), equation 5 (its value, and the global prior over all clients) and
 algorithm 1, line 9: a round's updates are weighted by ``N_k / N`` with ``N`` over all clients, so a partial round
 moves less (``denominator: participants`` is the usual mean over the round). Footnote 2 smooths each client's
-histogram, with a constant that is not given. A small one all but masks the classes that a client lacks; with pure
-missing classes, ``smoothing_fraction: 0.1`` works far better than ``smoothing: 1``.
+histogram, with a constant that is not given. A small one all but masks the classes that a client lacks: with pure
+missing classes, ``smoothing: 1`` learns more slowly than ``smoothing_fraction: 0.1`` (docs/results.md).
 
 The server learns the prior from the clients' histograms in an opening exchange; later rounds reuse it. A shift that is
 the same for all classes changes nothing. Neutral settings: with ``smoothing = 1e30`` every distribution is uniform,

@@ -85,11 +85,12 @@ def parse(
     return _Check(Path(source)).recipe(text, overrides, objects)
 
 
-def silo(recipe: Recipe, rank: int) -> Recipe:
+def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
     """The recipe as silo ``rank`` (``1 .. K``) runs it: with its own file of ``data_silo_config``, if there are any.
 
     That file's ``data_args`` take the place of the recipe's; of other sections, the keys that it gives. Nothing else
-    need exist on this machine.
+    need exist on this machine. For a survey, of what a policy says of a recipe its ``server_fingerprint`` counts alone:
+    nothing is trained, and what leaves is looked at when it does.
 
     Raises:
         RecipeError: with every mistake of that file.
@@ -101,7 +102,7 @@ def silo(recipe: Recipe, rank: int) -> Recipe:
     if not recipe.own_data:
         return recipe
     path = Path(recipe.client_specific.data_silo_config[rank - 1])
-    return _Check(path).silo(read_text(path), recipe)
+    return _Check(path).silo(read_text(path), recipe, survey=survey)
 
 
 def check(path: Path, overrides: Sequence[str] = ()) -> str:
@@ -183,7 +184,7 @@ class _Check(Mistakes):
         args["train"] = train.model_copy(update={"client_num_per_round": train.clients_per_round})
         return Recipe(name=self.path.stem, path=self.path, expected=numbers, objects=objects, **args, **made)
 
-    def silo(self, text: str, base: Recipe) -> Recipe:
+    def silo(self, text: str, base: Recipe, *, survey: bool = False) -> Recipe:
         """``base`` with what a silo's own file says in place of it."""
         changes = self.changes(text, base)
         made = base.model_copy(update={name: value for name, value in changes.items() if value is not None})
@@ -197,7 +198,8 @@ class _Check(Mistakes):
                 self.say(f"data_args.{key}", f"{what}; set mean and std in the recipe: numbers, imagenet or data")
         self.end()
         for key, line in policy.refused(made.policy, made) if made.policy is not None else ():
-            self.say(f"{POLICY}.{key}", line)
+            if not survey or key == "server_fingerprint":
+                self.say(f"{POLICY}.{key}", line)
         self.end()
         return made
 

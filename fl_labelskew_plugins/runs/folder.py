@@ -135,7 +135,7 @@ class RunFolder:
     def append(self, file: Path, value: Mapping[str, Any]) -> None:
         """Add one line of JSON; a number that is not finite is null there."""
         with file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(_finite(value), allow_nan=False) + "\n")
+            stream.write(json.dumps(finite(value), allow_nan=False) + "\n")
 
     def truncate(self, rounds: int) -> None:
         """Drop the lines of rounds from ``rounds`` on, and a line that a kill cut in half."""
@@ -407,11 +407,12 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
     return result
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same in JSON's types, where a number that is not finite is null."""
     if isinstance(value, Mapping):
-        return {key: _finite(entry) for key, entry in value.items()}
+        return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_finite(entry) for entry in value]
+        return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -15,6 +15,7 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.progress import PAUSE, Pause
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, build
+from fl_labelskew_plugins.runs.survey import Survey
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.runs.folder import RunFolder
@@ -35,6 +36,7 @@ class Call:
         server: address of the server, in place of the recipe's.
         pause: when to stop early.
         passphrase_fd: file descriptor that the passphrase of encrypted keys comes from.
+        survey: ask silos for their class counts, and train nothing.
     """
 
     path: Path | None
@@ -46,6 +48,7 @@ class Call:
     server: str | None = None
     pause: Pause | None = None
     passphrase_fd: int | None = None
+    survey: bool = False
 
     def command(self, recipe: Path, folder: Path, *more: str, resume: bool = False) -> list[str]:
         """The command that runs the same recipe in another process."""
@@ -54,8 +57,10 @@ class Call:
     def go_on(self, folder: Path) -> str:
         """How to go on with the run in ``folder``: the command as it was typed, with ``--resume`` for ``--run-dir``.
 
-        A silo's is the same command again, since its folder is the same whenever it is started.
+        A silo's is the same command again, since its folder is the same whenever it is started; so is a survey's.
         """
+        if self.survey:
+            return "start the survey again"
         options = (("--role", self.role), ("--rank", self.rank), ("--server", self.server))
         more = [word for option, value in options if value is not None for word in (option, str(value))]
         return to_go_on([*self._words(self.path, folder, self.role != "client"), *more])
@@ -70,6 +75,7 @@ class Call:
         for override in self.overrides:
             words += ["--set", override]
         words += ["--resume" if resume else "--run-dir", str(folder)]
+        words += ["--survey"] if self.survey else []
         return [*words, "--quiet"] if self.quiet else words
 
 
@@ -85,6 +91,9 @@ class Runtime:
             if value is not None and not self.roles:
                 what = f"comm_args.backend {recipe.comm.backend} runs in one place"
                 raise mistake(f"{option} {value}", what, "a recipe with training_type: cross_silo and backend: GRPC")
+        if call.survey and not self.roles:
+            what = f"comm_args.backend {recipe.comm.backend} has no silos to ask"
+            raise mistake("--survey", what, "labelskew survey RECIPE, which looks at the partition")
         if call.rank is not None and call.role != "client":
             raise mistake(f"--rank {call.rank}", "is for a silo", "it with --role client")
 
@@ -99,6 +108,10 @@ class Runtime:
     def preview(self) -> Session:
         """What can be built here for a dry run: nobody is started, contacted or waited for."""
         return self.session()
+
+    def survey(self) -> Survey:
+        """Ask silos for their class counts, as the server; where there are ``roles`` alone."""
+        raise NotImplementedError
 
     def run(self, session: Session, record: Record) -> None:
         """Run the rounds that are left.

@@ -125,5 +125,5 @@ def _prefix(name: str, pipe: IO[str], out: IO[str], level: str) -> None:
     with pipe:
         for line in pipe:
             with contextlib.suppress(ValueError, OSError):  # nobody reads any more
-                out.write(log.named(name, line.rstrip(), level) + "\n")
+                out.write(log.named(name, line.rstrip("\r\n"), level) + "\n")
                 out.flush()

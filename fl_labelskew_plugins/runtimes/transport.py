@@ -43,6 +43,8 @@ class Kind(IntEnum):
     """A worker's answer."""
     TESTED = 11
     """A silo's answer."""
+    SURVEY = 12
+    """Server to silo: send your class counts, nothing is trained. Silo to server: the answer, or why there is none."""
     JOINED = 100
     """Local: a connection stands."""
     LEFT = 101

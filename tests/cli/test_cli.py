@@ -305,6 +305,7 @@ def test_run_hands_everything_on(monkeypatch, tmp_path):
     nothing = dict.fromkeys(("run_dir", "resume", "from_round", "role", "rank", "server", "passphrase_fd")) | {
         "dry_run": False,
         "quiet": False,
+        "survey": False,
     }
     assert calls == [
         ((QUICK, ("a.b=1", "c.d=2")), nothing | {"run_dir": tmp_path, "dry_run": True, "quiet": True}),

@@ -83,6 +83,7 @@ class SiloClient(Manager):
             Kind.VERDICT: self._verdict,
             Kind.TEST: self._test,
             Kind.FINISH: self._finish,
+            Kind.SURVEY: self._survey,
         }
 
     def _hello(self) -> Message:
@@ -148,6 +149,9 @@ class SiloClient(Manager):
         if self.session.method.uses("opening"):
             self.send(Kind.OPENING, SERVER, tensors=self.session.opening(self.client).tensors)
         self._send_upload()  # the last one may have been lost with the connection
+
+    def _survey(self, message: Message) -> None:
+        raise LabelSkewError("the server takes a survey, and this silo was started for a run; use --survey here, too")
 
     def _train(self, message: Message) -> None:
         session, round, meta = self.session, message.get("round"), message.get("meta")

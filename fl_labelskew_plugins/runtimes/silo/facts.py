@@ -405,6 +405,11 @@ class Census:
         if self.sizes[client] and self.sizes[client] != facts.samples:
             raise RunError(f"it had {self.sizes[client]} training samples when the run began, now {facts.samples}")
 
+    @property
+    def num_classes(self) -> int:
+        """``C``."""
+        return self._form[1]
+
     def add(self, client: int, facts: Facts, sums: stats.Sums | None = None) -> None:
         """Count a silo that was checked."""
         self._facts[client], self.sizes[client] = facts, facts.samples

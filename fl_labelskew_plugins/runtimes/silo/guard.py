@@ -68,19 +68,26 @@ class Guard:
             PolicyError: there have been as many answers as the policy allows.
             RunError: the account cannot be written.
         """
+        self._write_down(run, str(round), question, f"round {round + 1} of run {run}", of)
+
+    def survey(self, question: str) -> None:
+        """Raise PolicyError unless class counts may leave for a survey; it is an answer, and written down as such."""
+        if self.policy.send is not None and "counts" not in self.policy.send:
+            self._refuse("send", "counts: those of its classes, for a survey")
+        self._write_down("survey", question, question, "a survey")
+
+    def _write_down(self, run: str, round: str, question: str, what: str, of: str = "") -> None:
+        """Write an answer to ``what`` into the account; see :meth:`answer`."""
         runs = self._runs()
-        rounds = runs.setdefault(run, {})
-        answered = rounds.setdefault(f"{round} {of}".strip(), [])
+        answered = runs.setdefault(run, {}).setdefault(f"{round} {of}".strip(), [])
         if question in answered:
             return
         most, often = self.policy.max_rounds, self.policy.max_answers_per_round
         alike = sum(key.partition(" ")[2] == of for rounds in runs.values() for key in rounds)
         if not answered and most is not None and alike > most:
-            self._refuse(
-                "max_rounds", f"an answer to round {round + 1} of run {run}: {most} are given ({self.account})"
-            )
+            self._refuse("max_rounds", f"an answer to {what}: {most} are given ({self.account})")
         if answered and often is not None and len(answered) >= often:
-            self._refuse("max_answers_per_round", f"another answer to round {round + 1} of run {run}")
+            self._refuse("max_answers_per_round", f"another answer to {what}")
         answered.append(question)
         try:
             with replacing(self.account) as part, part.open("w", encoding="utf-8") as file:

@@ -59,7 +59,7 @@ class Members:
     ``warn`` with whom the run goes on without, and ``tell`` with what ``labelskew status`` is to know.
 
     ``present``: who is connected; ``away``: who is left out until it speaks again; ``turned``: who was turned away, and
-    why; ``round``: the one under way, -1 before the first and after the last.
+    why; ``round``: the one under way, -1 before the first and after the last; ``opening``: what comes before the first.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Members:
         self._tell_status, self._seen = tell, seen
         self.wanted: tuple[str, str, Callable[[], Iterable[int]]] = (status.RUNNING, "", list[int])
         """Who is waited for: the run's state while there is anybody, what they are to do or send, and the clients."""
-        self.round = -1
+        self.round, self.opening = -1, "opening exchange"
         self.present: set[int] = set()
         self.away: set[int] = set()
         self.turned: dict[int, str] = {}
@@ -89,7 +89,7 @@ class Members:
     @property
     def where(self) -> str:
         """What is under way, for messages."""
-        return f"round {self.round + 1}" if self.round >= 0 else "opening exchange"
+        return f"round {self.round + 1}" if self.round >= 0 else self.opening
 
     @property
     def excluded(self) -> set[int]:

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, TypeVar
 
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
@@ -21,6 +21,7 @@ from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runs.folder import Checkpoint
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, assemble, build, of_classes, refuse_host_switches
+from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.base import Runtime
 from fl_labelskew_plugins.runtimes.processes import Part, threads_each, together
 from fl_labelskew_plugins.runtimes.silo import facts, keys, names
@@ -29,10 +30,13 @@ from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.guard import guard_of
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer, server_session
+from fl_labelskew_plugins.runtimes.silo.survey import SurveyedSilo, SurveyServer
 from fl_labelskew_plugins.runtimes.spool import Spool
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
+
+ServerT = TypeVar("ServerT", bound=SiloServer)
 
 
 class CrossSilo(Runtime):
@@ -82,13 +86,28 @@ class CrossSilo(Runtime):
     def session(self) -> Session:
         """Listen, and wait for the silos; not where all rounds are done and everybody knows."""
         refuse_host_switches(self.recipe)
-        comm = self.recipe.comm
         checkpoint = self.folder.load_checkpoint(tensors=False) if self.call.resume else None
-        train, files = self.recipe.train, self.recipe.client_specific.data_silo_config
-        seen = status.Silos(status.names(files, train.client_num_in_total))
-        self._audit = Audit(hear=seen.hear, digests=comm.audit_digests)
         if self._over(checkpoint) and (self.call.role is None or self.folder.summary.exists()):
             return self._alone(list(checkpoint.sizes))
+        self._server = self._listen(SiloServer, checkpoint)
+        return self._server.gather()
+
+    def survey(self) -> Survey:
+        """Listen, wait for the silos, and ask them; the result is in the folder, too."""
+        survey = self._listen(SurveyServer).survey(self._names)
+        survey.write(self.folder.path, "survey")
+        self.show.note(f"results: {self.folder.path / 'survey'}.csv, .json and .png")
+        return survey
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """Of the silos' own files; empty where they have none."""
+        return status.names(self.recipe.client_specific.data_silo_config, self.recipe.train.client_num_in_total)
+
+    def _listen(self, server: type[ServerT], checkpoint: Checkpoint | None = None) -> ServerT:
+        comm, train = self.recipe.comm, self.recipe.train
+        seen = status.Silos(self._names)
+        self._audit = Audit(hear=seen.hear, digests=comm.audit_digests)
         tls, revoked = self._certificate(comm.certs, "server")
         transport = ServerTransport(
             self.call.server or comm.listen_address or comm.address(),
@@ -106,8 +125,7 @@ class CrossSilo(Runtime):
         self._audit.open(self.folder.path, "server")
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
         args, go_on = start.start(self.recipe, self.folder.path / "fedml.yaml"), self.call.go_on(self.folder.path)
-        self._server = SiloServer(args, transport, self.recipe, checkpoint, self.show, go_on, self.folder, seen)
-        return self._server.gather()
+        return server(args, transport, self.recipe, checkpoint, self.show, go_on, self.folder, seen)
 
     def run(self, session: Session, record: Record) -> None:
         """The server's part."""
@@ -129,7 +147,7 @@ class CrossSilo(Runtime):
         """Be one silo until the server says that the run is over."""
         rank = self.call.rank
         assert rank is not None  # start() has checked it
-        recipe = recipes.silo(self.recipe, rank)
+        recipe = recipes.silo(self.recipe, rank, survey=self.call.survey)
         refuse_host_switches(recipe)
         data = facts.load(recipe, rank - 1)
         guard = guard_of(recipe, rank, self.folder.path)
@@ -154,7 +172,8 @@ class CrossSilo(Runtime):
         )
         self._transport = transport
         args = start.start(recipe, self.folder.path / "fedml.yaml", rank=rank)
-        client = SiloClient(args, transport, rank, recipe, data, self.folder.path, self.show, guard)
+        kind = SurveyedSilo if self.call.survey else SiloClient
+        client = kind(args, transport, rank, recipe, data, self.folder.path, self.show, guard)
         transport.start()
         client.run()
         if client.failure is not None:
@@ -191,7 +210,8 @@ class CrossSilo(Runtime):
     def _passphrase_of_all(self, silos: int) -> dict[str, str]:
         """What the server and the silos of this machine need to open their keys, asked for once."""
         folders = {"server": self.recipe.comm.certs}
-        folders |= {names.silo_name(k): recipes.silo(self.recipe, k).comm.certs for k in range(1, silos + 1)}
+        for rank in range(1, silos + 1):
+            folders[names.silo_name(rank)] = recipes.silo(self.recipe, rank, survey=self.call.survey).comm.certs
         for name, folder in folders.items():
             if folder is not None and keys.encrypted(names.content(Path(folder) / f"{name}.key")):
                 self._files(Path(folder), name)

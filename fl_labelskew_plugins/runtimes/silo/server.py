@@ -78,6 +78,7 @@ class SiloServer(Manager):
         self._processes: dict[int, Any] = {}
         self._done: set[int] = set()
         self._final: State | None = None
+        self.pools_moments = recipe.pools_moments
         self._flood = Flood(self.say)
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
@@ -94,7 +95,13 @@ class SiloServer(Manager):
         }
 
     def gather(self) -> Session:
-        """Wait until every silo has come, or for the quorum time; then build what the server needs.
+        """Wait as :meth:`meet` does; then build what the server needs."""
+        test = self.meet()
+        session = server_session(self.recipe, test, self.sizes, self._moments(), exact=self.census.exact)
+        return replace(session, counts=self.census.class_counts(session))
+
+    def meet(self) -> Data | None:
+        """Wait until every silo has come, or for the quorum time; the server's own test data, if it has any.
 
         Raises:
             RunError: too few came.
@@ -107,8 +114,7 @@ class SiloServer(Manager):
             self.say(f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s for silos to be told so")
         else:
             self.members.gather(self._expected)
-        session = server_session(self.recipe, test, self.sizes, self._moments(), exact=self.census.exact)
-        return replace(session, counts=self.census.class_counts(session))
+        return test
 
     def _moments(self) -> Moments | None:
         """Mean and std of all silos' samples, where recipe and data set know none: made once in a run."""
@@ -157,12 +163,16 @@ class SiloServer(Manager):
         self.transport.audit.sync()
 
     def _finish(self, final: State) -> None:
-        """Tell everybody, until they say that they know; who has just left gets its chance to come back."""
-        members = self.members
-        members.round, self._final = -1, final
+        self._final = final
         self._uploads.close()
+        self.dismiss()
+
+    def dismiss(self) -> None:
+        """Tell everybody of the end, until they say that they know; who has just left gets its chance to come back."""
+        members = self.members
+        members.round = -1
         for client in sorted(members.present):
-            self._bid_farewell(client, final)
+            self.bid_farewell(client)
         until = members.clock.now + self.recipe.comm.reconnect_s
         everybody = set(range(self.num_silos)) - (members.excluded - members.present)
         members.wanted = status.RUNNING, "to hear of the end", lambda: filter(members.reachable, everybody - self._done)
@@ -193,9 +203,10 @@ class SiloServer(Manager):
         pairs = {"mean": session.mean, "std": session.std}
         return {key: torch.tensor(numbers, dtype=torch.float64) for key, numbers in pairs.items()}
 
-    def _bid_farewell(self, client: int, final: State) -> None:
+    def bid_farewell(self, client: int) -> None:
+        """Tell a silo that it is over, with the final model."""
         last = self.record.states.committed.get(client, -1)
-        self.send(Kind.FINISH, client + 1, meta={"done": True, "state_round": last}, tensors=final)
+        self.send(Kind.FINISH, client + 1, meta={"done": True, "state_round": last}, tensors=self._final)
 
     def _turn_away(self, client: int, why: str, **more: Any) -> None:
         self.members.turn_away(client, why)
@@ -212,7 +223,7 @@ class SiloServer(Manager):
         try:
             reported = facts.facts(meta)
             self.census.check(client, reported)
-            sums = facts.sums(message.get("tensors"), reported) if self.recipe.pools_moments else None
+            sums = facts.sums(message.get("tensors"), reported) if self.pools_moments else None
         except RunError as error:
             other = isinstance(error, facts.OtherClassesError)
             self._turn_away(client, str(error), **({"class_names": self.census.class_names} if other else {}))
@@ -226,7 +237,7 @@ class SiloServer(Manager):
             return
         self.rounds.session.admit(client, reported.samples, reported.counts)
         if self._final is not None:
-            self._bid_farewell(client, self._final)
+            self.bid_farewell(client)
             return
         self._welcome(client)
         if self._uploads.awaits(client) and not (same_process and meta.get("round") == self.members.round):

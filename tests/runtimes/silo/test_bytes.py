@@ -26,6 +26,7 @@ WHOLE = {
     "fedshift": (["FedShift", "proxy_aggregation: class"], [], ["train_args.proxy_aggregation=class"]),
 }  # fmt: skip
 ELSEWHERE = {"class names", "other class names", "turned away", "one normalisation"}  # test_classes.py
+ELSEWHERE |= {"survey", "survey refused"}  # test_survey.py
 PRIVATE = ("ward-7", "lindqvist")
 
 

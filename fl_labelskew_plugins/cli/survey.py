@@ -1,0 +1,131 @@
+"""``labelskew survey``: who would hold what, how skewed that is, and what follows, without any training."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.options import PATH, SET
+from fl_labelskew_plugins.machine.text import clean, counted, few
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.runs.survey import Survey
+
+MOST, FURTHEST = 20, 15
+"""Clients that a table lists; where there are more, the furthest from the prior, and the nearest for the rest."""
+WIDEST = 20
+"""Classes that are columns of a table."""
+HEADS = {
+    "held": "classes held",
+    "effective": "effective",
+    "imbalance": "largest/smallest",
+    "hellinger": "Hellinger",
+    "chance": "by chance",
+    "jensen_shannon": "Jensen-Shannon",
+}
+FOLLOWS = (
+    "What follows, as far as papers and our own numbers carry; the order is no ranking. Measured: accuracy in % on "
+    "Fashion-MNIST with 10 clients (docs/results.md); P10C2: two classes each, 80 % of the pairs missing; Dirichlet "
+    "0.1: 32 to 39 % missing."
+)
+
+
+@click.command("survey")
+@click.argument("recipe", type=PATH)
+@SET
+@click.option(
+    "--out",
+    type=PATH,
+    metavar="DIR",
+    help="Folder for RECIPE-survey.csv, .json and the heat map .png.  [default: here; none with --json]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON, in place of the tables.")
+@guarded
+def survey_command(recipe: Path, overrides: tuple[str, ...], out: Path | None, as_json: bool) -> None:
+    """Show who would hold what under RECIPE's partition, how skewed that is, and what follows, without training.
+
+    Silos with data of their own are surveyed by "fedml run RECIPE --survey"; docs/survey.md explains the numbers.
+    """
+    from fl_labelskew_plugins.recipe.parse import load
+    from fl_labelskew_plugins.runs.survey import of_partition
+
+    checked = load(recipe, overrides)
+    survey = of_partition(checked)
+    click.echo(json.dumps(survey.content(), indent=1) if as_json else text(survey))
+    if out is None and as_json:
+        return
+    place = out or Path()
+    with writing(place):
+        survey.write(place, f"{checked.name}-survey")
+    if not as_json:
+        click.echo(f"written: {place / checked.name}-survey.csv, .json and .png")
+
+
+def text(survey: Survey) -> str:
+    """A survey as it is printed."""
+    return "\n\n".join(_parts(survey))
+
+
+def holdings(survey: Survey, clients: Sequence[int] | None = None) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of who holds what: training samples of each client, or of some, by class and in all."""
+    head = ["client", *(clean(name, 40) for name in survey.class_names), "all"]
+    rows = [(clean(survey.clients[k], 40), survey.counts[k].tolist()) for k in clients or range(len(survey.clients))]
+    return head, [[name, *map(str, counts), str(sum(counts))] for name, counts in rows]
+
+
+def _parts(survey: Survey) -> Iterator[str]:
+    measured, number = survey.skew, len(survey.clients)
+    classes = counted(len(survey.class_names), "class", "classes")
+    title = f"{survey.title}: {counted(number, 'client')}, {counted(measured.samples.sum(), 'training sample')}"
+    listed, which = list(range(number)), ""
+    if number > MOST:
+        order = sorted((k for k in listed if measured.samples[k]), key=lambda k: -measured.hellinger[k])
+        listed = [*order[:FURTHEST], *order[FURTHEST - MOST :]]
+        nearest = f"and the {MOST - FURTHEST} nearest"
+        which = f"\n(listed: the {FURTHEST} clients that are furthest from the federation's class shares, {nearest})"
+    yield f"{title} of {classes}{which}"
+    if len(survey.class_names) <= WIDEST:
+        yield table.plain(*holdings(survey, listed))
+    yield table.plain(["client", *HEADS.values(), "missing"], [_row(survey, k) for k in listed])
+    worst = clean(survey.clients[measured.worst], 40)
+    worst = f"client {worst}" if worst.isdecimal() else worst
+    head = ["in all", "least", "median", "most", "mean", "mean by samples"]
+    rows = []
+    for name, values in measured.measures().items():
+        there = values[measured.samples > 0].tolist()
+        numbers = (min(there), statistics.median(there), max(there), measured.mean[name], measured.weighted_mean[name])
+        rows.append([HEADS[name], *map(_number, numbers)])
+    yield table.plain(head, rows)
+    furthest = f"{worst}, at {_number(measured.hellinger[measured.worst])} (Hellinger)"
+    notes = [f"{100 * measured.missing_pairs:.3g} % of the (client, class) pairs have no sample"]
+    yield _wrapped(*notes, f"furthest from the federation's class shares: {furthest}", *survey.notes)
+    follows = [_wrapped(FOLLOWS)]
+    for one in survey.suggestions:
+        words = {"found": one.finding, "paper": one.paper, "measured": one.measured, "recipe": one.line}
+        first, *others = [["", f"{name}:", what] for name, what in words.items() if what]
+        follows.append(f"{one.name}\n{table.plain(first, others)}")
+    yield "\n".join(follows)
+
+
+def _wrapped(*sentences: str) -> str:
+    """Sentences, each from the start of a line on."""
+    return "\n".join(table.plain([sentence], []) for sentence in sentences)
+
+
+def _row(survey: Survey, client: int) -> list[str]:
+    measures = [_number(values[client]) for values in survey.skew.measures().values()]
+    names = [name for name, none in zip(survey.class_names, survey.skew.missing[client], strict=True) if none]
+    return [clean(survey.clients[client], 40), *measures, few(names, 8)]
+
+
+def _number(value: float) -> str:
+    """A measure: whole numbers as they are, others to three digits."""
+    return "-" if math.isnan(value) else f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,219 @@
+r"""How far the classes of clients are apart: measures of label skew, from counts alone.
+
+Client ``k`` of ``K`` holds ``n_kc`` training samples of class ``c`` of ``C``, ``N_k`` in all. Its class shares are
+``P_k(c) = n_kc / N_k``, those of the whole federation, its prior, ``P(c) = sum_k n_kc / N``. Hellinger's distance
+between clients' labels is how Jimenez-Gutierrez et al. measure the skew of federations ("A Thorough Assessment of the
+Non-IID Data Impact in Federated Learning", 2025, https://arxiv.org/abs/2503.17070). A client without samples has no
+shares: its measures are NaN, and no mean counts it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+MEASURES = ("held", "effective", "imbalance", "hellinger", "chance", "jensen_shannon")
+"""The measures of a client in :class:`Skew`, in the order of tables."""
+
+
+def shares(counts: NDArray[Any]) -> Numbers:
+    """Class shares ``P_k(c)``; of counts ``(..., C)``, the same shape.
+
+    >>> shares(np.array([[3, 1], [0, 0]]))
+    array([[0.75, 0.25],
+           [ nan,  nan]])
+    """
+    total = counts.sum(-1, keepdims=True)
+    parts: Numbers = np.full(counts.shape, np.nan)
+    return np.divide(counts, total, out=parts, where=total > 0)
+
+
+def hellinger(p: Numbers, q: Numbers) -> Numbers:
+    r"""Hellinger's distance of distributions: 0 for the same, 1 where they have no class in common.
+
+    .. math:: H(p, q) = \frac{1}{\sqrt 2} \sqrt{\sum_c \bigl(\sqrt{p_c} - \sqrt{q_c}\bigr)^2}
+
+    Args:
+        p: ``(..., C)``.
+        q: of a shape that broadcasts with it.
+
+    Returns:
+        ``(...)``.
+
+    >>> hellinger(np.array([1.0, 0.0]), np.array([0.5, 0.5])).round(4)
+    0.5412
+    """
+    distance: Numbers = np.sqrt(np.square(np.sqrt(p) - np.sqrt(q)).sum(-1) / 2)
+    return distance
+
+
+def jensen_shannon(p: Numbers, q: Numbers) -> Numbers:
+    r"""Jensen-Shannon distance of distributions, to base 2: 0 for the same, 1 where they have no class in common.
+
+    .. math:: J(p, q) = \sqrt{\tfrac12 \sum_c p_c \log_2 \frac{p_c}{m_c} + \tfrac12 \sum_c q_c \log_2 \frac{q_c}{m_c}},
+        \quad m = \tfrac12 (p + q)
+
+    The root of the divergence (Lin, IEEE Transactions on Information Theory 37, 1991) is a metric (Endres, Schindelin,
+    the same, 49, 2003). Shapes are those of :func:`hellinger`.
+
+    >>> jensen_shannon(np.array([1.0, 0.0]), np.array([0.5, 0.5])).round(4)
+    0.5579
+    """
+    middle = (p + q) / 2
+    divergence = (_relative_entropy(p, middle) + _relative_entropy(q, middle)) / 2
+    distance: Numbers = np.sqrt(divergence.clip(min=0))  # which rounding may leave just below 0
+    return distance
+
+
+def effective_classes(p: Numbers) -> Numbers:
+    r"""Effective number of classes: as many, held in equal parts, have the entropy of ``p`` ``(..., C)``.
+
+    .. math:: \exp\Bigl(-\sum_c p_c \ln p_c\Bigr)
+
+    Hill's number of order 1 ("Diversity and evenness", Ecology 54, 1973).
+
+    >>> effective_classes(np.array([[0.5, 0.5, 0.0], [0.9, 0.1, 0.0]])).round(4)
+    array([2.    , 1.3841])
+    """
+    number: Numbers = np.exp(-_plogq(p, p))
+    return number
+
+
+def imbalance(counts: NDArray[Any]) -> Numbers:
+    r"""Samples of the largest class to those of the smallest that is held; of counts ``(..., C)``.
+
+    .. math:: \max_c n_c \, / \min_{c: n_c > 0} n_c
+
+    The imbalance factor of Cui et al. (CVPR 2019, https://arxiv.org/abs/1901.05555), of held classes alone: a class
+    that is missing is told by itself.
+
+    >>> imbalance(np.array([[30, 10, 0], [5, 5, 5]]))
+    array([3., 1.])
+    """
+    largest = counts.max(-1).astype(float)
+    smallest = np.where(counts > 0, counts, np.inf).min(-1)
+    ratio: Numbers = np.divide(largest, smallest, out=np.full_like(largest, np.nan), where=largest > 0)
+    return ratio
+
+
+def by_chance(samples: NDArray[np.int64], classes: int) -> Numbers:
+    r"""Hellinger's distance from the prior that a client is about at which differs from the others by chance alone.
+
+    .. math:: \sqrt{\frac{C - 1}{8 N_k} \Bigl(1 - \frac{N_k}{N}\Bigr)}
+
+    Near its minimum the squared distance is an eighth of the chi-squared statistic divided by ``N_k``, and that
+    statistic is ``C - 1`` in the mean, less by the part of all samples that are this client's own. With fewer samples
+    than classes it says more than there is; never above 1.
+
+    Args:
+        samples: ``N_k``, ``(K,)``.
+        classes: ``C`` of which there is a sample anywhere.
+
+    >>> by_chance(np.array([450, 450]), 10).round(4)
+    array([0.0354, 0.0354])
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        squared = (classes - 1) / (8 * samples) * (1 - samples / samples.sum())
+    return np.where(samples > 0, np.sqrt(squared).clip(max=1), np.nan)
+
+
+@dataclass(frozen=True)
+class Skew:
+    """The label skew of a federation; :func:`skew` makes one. Of ``K`` clients each, float64 ``(K,)`` where not said.
+
+    Args:
+        prior: ``P``, ``(C,)``.
+        missing: which classes a client has no sample of, bool ``(K, C)``.
+        samples: ``N_k``, int64.
+        held: classes that it has a sample of, int64.
+        effective: see :func:`effective_classes`.
+        imbalance: see :func:`imbalance`.
+        hellinger: distance of ``P_k`` from the prior.
+        chance: what of it chance would give, see :func:`by_chance`.
+        jensen_shannon: distance of ``P_k`` from the prior, to base 2.
+    """
+
+    prior: Numbers
+    missing: NDArray[np.bool_]
+    samples: NDArray[np.int64]
+    held: NDArray[np.int64]
+    effective: Numbers
+    imbalance: Numbers
+    hellinger: Numbers
+    chance: Numbers
+    jensen_shannon: Numbers
+
+    @property
+    def missing_pairs(self) -> float:
+        """Share of the (client, class) pairs without a sample."""
+        return float(self.missing.mean())
+
+    @property
+    def mean(self) -> dict[str, float]:
+        """Mean over the clients of each of :data:`MEASURES`; all count alike."""
+        return {name: float(values[self.samples > 0].mean()) for name, values in self.measures().items()}
+
+    @property
+    def weighted_mean(self) -> dict[str, float]:
+        """The same, where clients count as their samples do."""
+        some = self.samples > 0
+        weights = self.samples[some]
+        return {name: float(np.average(v[some], weights=weights)) for name, v in self.measures().items()}
+
+    @property
+    def worst(self) -> int:
+        """The client that is furthest from the prior, by Hellinger's distance."""
+        return int(np.nanargmax(self.hellinger))
+
+    @property
+    def beyond_chance(self) -> float:
+        """How many times the mean distance of clients from the prior is what chance would give; 1 for equal draws."""
+        chance = self.weighted_mean["chance"]
+        return self.weighted_mean["hellinger"] / chance if chance else 1.0
+
+    @property
+    def size_ratio(self) -> float:
+        """Samples of the largest client to those of the smallest that has any."""
+        some = self.samples[self.samples > 0]
+        return float(some.max() / some.min())
+
+    def measures(self) -> dict[str, NDArray[Any]]:
+        """Each of :data:`MEASURES`, ``(K,)``."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name in MEASURES}
+
+
+def skew(counts: NDArray[np.int64]) -> Skew:
+    """The label skew of counts ``(K, C)``, of which one at least is above 0.
+
+    >>> measured = skew(np.array([[30, 10], [0, 40]]))
+    >>> measured.prior, measured.missing_pairs, measured.hellinger.round(4)
+    (array([0.375, 0.625]), 0.25, array([0.2727, 0.4576]))
+    """
+    samples, prior, local = counts.sum(1), shares(counts.sum(0)), shares(counts)
+    return Skew(
+        prior=prior,
+        missing=counts == 0,
+        samples=samples,
+        held=(counts > 0).sum(1),
+        effective=effective_classes(local),
+        imbalance=imbalance(counts),
+        hellinger=hellinger(local, prior),
+        chance=by_chance(samples, int((prior > 0).sum())),
+        jensen_shannon=jensen_shannon(local, prior),
+    )
+
+
+def _relative_entropy(p: Numbers, q: Numbers) -> Numbers:
+    entropy: Numbers = (_plogq(p, p) - _plogq(p, q)) / np.log(2)
+    return entropy
+
+
+def _plogq(p: Numbers, q: Numbers) -> Numbers:
+    """Sum of ``p ln q``, where 0 ln 0 is 0; NaN where ``p`` is."""
+    logs = np.log(q, out=np.zeros(np.broadcast(p, q).shape), where=np.broadcast_to(q, np.broadcast(p, q).shape) > 0)
+    total: Numbers = (p * logs).sum(-1)
+    return total

@@ -1,0 +1,153 @@
+"""A survey: who holds what, how far from each other clients are, and what follows; nothing is trained for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from fl_labelskew_registry import mistake
+from numpy.typing import NDArray
+
+from fl_labelskew_plugins.data.skew import Skew, skew
+from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.text import clean, counted, few
+from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.runs.folder import finite
+from fl_labelskew_plugins.runs.session import divided
+from fl_labelskew_plugins.runs.suggestions import Facts, Suggestion, suggestions
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Training samples of clients by class, and what they say.
+
+    Args:
+        title: what was looked at.
+        clients: names of the ``K`` clients.
+        class_names: of the ``C`` classes.
+        counts: ``(K, C)``, not below 0.
+        noise: strength of the noise on each client's counts, 0 for none; empty: none on any.
+        silent: names of clients that gave no counts, and why.
+    """
+
+    title: str
+    clients: Sequence[str]
+    class_names: Sequence[str]
+    counts: NDArray[np.int64]
+    noise: Sequence[float] = ()
+    silent: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def skew(self) -> Skew:
+        """Its measures."""
+        return skew(self.counts)
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What rules look at."""
+        return Facts.of(self.counts, self.skew)
+
+    @property
+    def suggestions(self) -> list[Suggestion]:
+        """What follows."""
+        return suggestions(self.facts)
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of these data, and of these numbers, a sentence each."""
+        held = (self.counts > 0).sum(0)
+        classes = "class", "classes"
+        of_none, of_one = ([self.class_names[c] for c in np.flatnonzero(held == number)] for number in (0, 1))
+        lines = []
+        if of_none:
+            lines.append(f"{counted(len(of_none), *classes)} that no client has a sample of: {few(of_none)}")
+        if of_one and len(self.clients) > 1:
+            lines.append(f"{counted(len(of_one), *classes)} that one client alone holds: {few(of_one)}")
+        if noisy := sorted({strength for strength in self.noise if strength}):
+            lines.append(
+                f"counts of {counted(sum(map(bool, self.noise)), 'client')} have noise (count_noise "
+                f"{', '.join(f'{strength:g}' for strength in noisy)}); what it takes below 0 is 0, and nearly half of "
+                "their missing classes look held by a few samples"
+            )
+        return lines + [f"{name} is not in it: {why}" for name, why in self.silent.items()]
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """A row for each client: its samples of each class and in all, then its measures; NaN where it has none."""
+        import pandas as pd
+
+        measures = {"samples": self.skew.samples, **self.skew.measures()}
+        measures |= {"count_noise": np.array(self.noise)} if self.noise else {}
+        parts = [pd.DataFrame(self.counts, columns=list(self.class_names)), pd.DataFrame(measures)]
+        return pd.concat(parts, axis=1).set_index(pd.Index(self.clients, name="client"))
+
+    def content(self) -> dict[str, Any]:
+        """All of it in JSON's types; what is NaN is null."""
+        measured, noise = self.skew, self.noise or [0.0] * len(self.clients)
+        columns = {"samples": measured.samples, **measured.measures()}
+        clients = [
+            {"name": name, "counts": self.counts[k].tolist(), "missing": np.flatnonzero(measured.missing[k]).tolist()}
+            | {key: values[k].item() for key, values in columns.items()}
+            | {"count_noise": noise[k]}
+            for k, name in enumerate(self.clients)
+        ]
+        federation = {
+            "samples": int(measured.samples.sum()),
+            "prior": measured.prior.tolist(),
+            "missing_pairs": measured.missing_pairs,
+            "beyond_chance": measured.beyond_chance,
+            "size_ratio": measured.size_ratio,
+            "mean": measured.mean,
+            "weighted_mean": measured.weighted_mean,
+            "worst": self.clients[measured.worst],
+        }
+        whole: dict[str, Any] = finite(
+            {
+                "title": self.title,
+                "class_names": list(self.class_names),
+                "federation": federation,
+                "clients": clients,
+                "silent": dict(self.silent),
+                "notes": self.notes,
+                "suggestions": [asdict(suggestion) for suggestion in self.suggestions],
+            }
+        )
+        return whole
+
+    def write(self, folder: Path, name: str) -> None:
+        """Write ``name.csv``, ``name.json`` and the heat map ``name.png``, each as a whole or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / f"{name}.csv", self.frame.to_csv(lineterminator="\n"))
+        write_text(folder / f"{name}.json", json.dumps(self.content(), indent=1, allow_nan=False) + "\n")
+        self.draw(folder / f"{name}.png")
+
+    def draw(self, path: Path) -> None:
+        """The heat map of who holds what, as PNG."""
+        from fl_labelskew_plugins.plots import heat_map
+
+        classes, clients = ([clean(name, 40) for name in names] for names in (self.class_names, self.clients))
+        heat_map(self.counts, classes, path, title=self.title, clients=clients)
+
+
+def of_partition(recipe: Recipe) -> Survey:
+    """The survey of what a recipe's partition gives to each client.
+
+    Raises:
+        LabelSkewError: there is no partition, or it cannot be made.
+    """
+    if recipe.own_data:
+        what = "its silos have data of their own, which this command does not see"
+        raise mistake(
+            "client_specific_args.data_silo_config", what, "fedml run RECIPE --survey at the server and silos"
+        )
+    data, clients = divided(recipe)
+    title = clean(f"{recipe.data.dataset}, {recipe.partition.partition_method}")
+    return Survey(title, clients.names, data.class_names, clients.counts)

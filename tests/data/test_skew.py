@@ -1,0 +1,112 @@
+"""Measures of label skew: by hand, as naive loops, and as scipy has them."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.spatial import distance
+from scipy.stats import entropy
+
+from fl_labelskew_plugins.data import skew as measures
+from fl_labelskew_plugins.data.skew import skew
+
+HAND = np.array([[30, 10], [0, 40]])
+"""Two clients: shares 3/4, 1/4 and 0, 1; the prior is 3/8, 5/8."""
+DRAWN = np.random.default_rng(0)
+COUNTS = DRAWN.integers(0, 50, (40, 7)) * (DRAWN.random((40, 7)) > 0.4)
+COUNTS[COUNTS.sum(1) == 0, 0] = 3
+
+
+def naive(counts):
+    """Hellinger and Jensen-Shannon distance of each client from the prior, term by term."""
+    total = sum(sum(row) for row in counts)
+    prior = [sum(row[c] for row in counts) / total for c in range(len(counts[0]))]
+    for row in counts:
+        p = [n / sum(row) for n in row]
+        hellinger = math.sqrt(sum((math.sqrt(a) - math.sqrt(b)) ** 2 for a, b in zip(p, prior, strict=True)) / 2)
+        divergence = 0.0
+        for a, b in zip(p, prior, strict=True):
+            middle = (a + b) / 2
+            divergence += a * math.log2(a / middle) / 2 if a else 0
+            divergence += b * math.log2(b / middle) / 2 if b else 0
+        yield hellinger, math.sqrt(divergence)
+
+
+def test_two_clients_by_hand():
+    measured = skew(HAND)
+    assert measured.prior.tolist() == [0.375, 0.625]
+    assert measured.missing.tolist() == [[False, False], [True, False]]
+    assert measured.missing_pairs == 0.25
+    assert measured.held.tolist() == [2, 1]
+    assert measured.imbalance.tolist() == [3.0, 1.0]
+    # exp of the entropy: (3/4)^(-3/4) (1/4)^(-1/4), and of one class 1
+    assert measured.effective == pytest.approx([0.75**-0.75 * 0.25**-0.25, 1.0])
+    # 1 - H^2 is the sum of the roots of the products: sqrt(3/4 3/8) + sqrt(1/4 5/8), and sqrt(5/8)
+    assert 1 - measured.hellinger**2 == pytest.approx([math.sqrt(9 / 32) + math.sqrt(5 / 32), math.sqrt(5 / 8)])
+    assert measured.size_ratio == 1.0
+    assert measured.worst == 1
+    assert measured.chance == pytest.approx([math.sqrt(1 / (8 * 40) / 2)] * 2)
+
+
+def test_means_count_clients_alike_or_by_their_samples():
+    measured = skew(np.array([[30, 30], [20, 0]]))
+    a, b = measured.hellinger
+    assert measured.mean["hellinger"] == pytest.approx((a + b) / 2)
+    assert measured.weighted_mean["hellinger"] == pytest.approx((60 * a + 20 * b) / 80)
+    assert measured.mean["held"] == 1.5
+    assert measured.size_ratio == 3.0
+
+
+def test_distances_are_those_of_naive_loops_and_of_scipy():
+    measured = skew(COUNTS)
+    hellinger, jensen_shannon = zip(*naive(COUNTS.tolist()), strict=True)
+    assert measured.hellinger == pytest.approx(hellinger, abs=1e-12)
+    assert measured.jensen_shannon == pytest.approx(jensen_shannon, abs=1e-12)
+    shares = measures.shares(COUNTS)
+    theirs = [distance.jensenshannon(row, measured.prior, base=2) for row in shares]
+    assert measured.jensen_shannon == pytest.approx(theirs, abs=1e-12)
+    assert measured.effective == pytest.approx([math.exp(entropy(row)) for row in shares])
+
+
+def test_ends_of_the_scales():
+    equal, alone = np.full(4, 0.25), np.array([1.0, 0, 0, 0])
+    other = alone[::-1]
+    for measure in (measures.hellinger, measures.jensen_shannon):
+        assert measure(alone, other) == pytest.approx(1)
+        assert measure(equal, equal) == pytest.approx(0)
+        assert measure(alone, equal) == pytest.approx(measure(equal, alone))
+        assert 0 < measure(alone, equal) < 1
+    assert measures.effective_classes(np.stack([equal, alone])) == pytest.approx([4, 1])
+
+
+def test_a_client_without_samples_is_in_no_mean():
+    measured = skew(np.array([[4, 4], [0, 0], [8, 0]]))
+    without = skew(np.array([[4, 4], [8, 0]]))
+    assert measured.mean == without.mean
+    assert measured.weighted_mean == without.weighted_mean
+    assert measured.worst == 2
+    for values in (
+        measured.hellinger,
+        measured.jensen_shannon,
+        measured.effective,
+        measured.imbalance,
+        measured.chance,
+    ):
+        assert np.isnan(values).tolist() == [False, True, False]
+
+
+def test_one_client_is_its_own_prior():
+    measured = skew(np.array([[5, 3, 0]]))
+    assert measured.hellinger.tolist() == [0.0]
+    assert measured.jensen_shannon.tolist() == [0.0]
+    assert measured.chance.tolist() == [0.0]
+    assert measured.beyond_chance == 1.0
+
+
+@pytest.mark.parametrize("samples", [200, 2000])
+def test_equal_draws_are_about_as_far_from_the_prior_as_chance_says(samples):
+    rng = np.random.default_rng(1)
+    federations = [skew(rng.multinomial(samples, [0.4, 0.3, 0.2, 0.1], size=8)) for _ in range(200)]
+    squared = np.mean([np.square(federation.hellinger).mean() for federation in federations])
+    assert math.sqrt(squared) == pytest.approx(federations[0].chance[0], rel=0.05)
+    assert np.mean([federation.beyond_chance for federation in federations]) == pytest.approx(1, abs=0.1)

@@ -1,0 +1,72 @@
+"""A survey as a whole: its table, its content and its files."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from fl_labelskew_registry import LabelSkewError
+from recipe_texts import cross_silo, text_with
+
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runs import survey as surveys
+from fl_labelskew_plugins.runs.session import divided
+from fl_labelskew_plugins.runs.survey import Survey
+
+COUNTS = np.array([[30, 10, 0, 0], [0, 40, 5, 0]])
+
+
+def made(**more):
+    return Survey("two clients", ["north", "south"], ["a", "b", "c", "d"], COUNTS, **more)
+
+
+def test_of_a_partition_it_has_the_counts_that_a_run_would_have():
+    recipe = parse.parse(text_with())
+    survey = surveys.of_partition(recipe)
+    data, clients = divided(recipe)
+    assert np.array_equal(survey.counts, clients.counts)
+    assert (survey.clients, survey.class_names) == (clients.names, data.class_names)
+    assert survey.title == "digits, pcdd"
+
+
+def test_silos_with_data_of_their_own_are_asked_elsewhere():
+    with pytest.raises(
+        LabelSkewError, match=r"data_silo_config: its silos have data of their own.*use fedml run RECIPE"
+    ):
+        surveys.of_partition(parse.parse(cross_silo()))
+
+
+def test_notes_say_what_is_held_by_nobody_and_by_one_alone():
+    assert made().notes == [
+        "1 class that no client has a sample of: d",
+        "2 classes that one client alone holds: a, c",
+    ]
+    first, _, noise, silent = made(noise=[0.0, 4.0], silent={"silo 3": "it has not come"}).notes
+    assert first.endswith("of: d")
+    assert noise.startswith(
+        "counts of 1 client have noise (count_noise 4); what it takes below 0 is 0, and nearly half"
+    )
+    assert silent == "silo 3 is not in it: it has not come"
+
+
+def test_all_of_it_is_json_even_where_a_client_is_empty():
+    empty = Survey("x", ["a", "b"], ["c", "d"], np.array([[3, 1], [0, 0]]))
+    content = json.loads(json.dumps(empty.content(), allow_nan=False))
+    first, second = content["clients"]
+    assert (first["counts"], first["samples"], first["missing"], first["held"]) == ([3, 1], 4, [], 2)
+    assert (second["missing"], second["hellinger"], second["effective"]) == ([0, 1], None, None)
+    assert content["federation"]["prior"] == [0.75, 0.25]
+    assert content["federation"]["missing_pairs"] == 0.5
+    assert content["suggestions"][0].keys() == {"name", "finding", "paper", "measured", "line"}
+
+
+def test_files_have_all_clients_and_a_picture(tmp_path):
+    survey = made(noise=[0.0, 4.0])
+    survey.write(tmp_path / "new", "x")
+    assert sorted(file.name for file in (tmp_path / "new").iterdir()) == ["x.csv", "x.json", "x.png"]
+    head, *rows = csv.reader((tmp_path / "new" / "x.csv").open())
+    assert head[:6] == ["client", "a", "b", "c", "d", "samples"]
+    assert [row[:6] for row in rows] == [["north", "30", "10", "0", "0", "40"], ["south", "0", "40", "5", "0", "45"]]
+    assert float(dict(zip(head, rows[1], strict=True))["hellinger"]) == survey.skew.hellinger[1]
+    assert [row[-1] for row in rows] == ["0.0", "4.0"]
+    assert json.loads((tmp_path / "new" / "x.json").read_text())["clients"][1]["name"] == "south"
