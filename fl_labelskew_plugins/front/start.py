@@ -191,9 +191,10 @@ def _train(runtime: Runtime, record: Record) -> None:
         )
     show.note(describe(session))
     federation = session.federation
-    show.start(session.recipe.name, record.next_round, federation.rounds, federation.clients_per_round, record.pause)
+    rounds, clients = federation.rounds, federation.clients_per_round
     try:
         with interrupting():
+            show.start(session.recipe.name, record.next_round, rounds, clients, record.pause)
             runtime.run(session, record)
             if record.next_round == federation.rounds:
                 record.finish()
