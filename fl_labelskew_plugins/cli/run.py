@@ -41,6 +41,8 @@ def run_command(
 ) -> None:
     """Run one RECIPE: on this machine, or one part of it."""
     log.begin()
+    if not options["quiet"]:
+        log.word("reading recipe ...")
     from fl_labelskew_plugins.front.start import start
     from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
 

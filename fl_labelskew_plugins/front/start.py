@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -134,6 +135,8 @@ def go_on(folder: RunFolder, objects: Mapping[str, Any], *, quiet: bool = False,
 
 
 def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_run: bool = False) -> None:
+    if "fedml" not in sys.modules and not call.quiet:
+        log.word("loading FedML ...")
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, folder, show)
     try:
         if dry_run:
