@@ -48,7 +48,7 @@ def chosen(name: str, overrides: tuple[str, ...]) -> Dataset:
 
 @click.group("data")
 def data_group() -> None:
-    """Data sets on disk: check their files, or write small copies in the real layout."""
+    """Check a data set's files, or write a small copy of one."""
 
 
 @data_group.command("check")
@@ -58,10 +58,10 @@ def data_group() -> None:
 @SET
 @guarded
 def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, ...]) -> None:
-    """Compare the files of the data set NAME in DIR with what should be there; nothing is decoded without --deep.
+    """Compare the files of data set NAME with what should be there.
 
-    Ends with 0 where all is there, 1 where something is missing, differs or is broken. DIR is what
-    data_args.data_cache_dir would be; without it, the data set's own folder.
+    Nothing is decoded without --deep. Ends with 0 where all is there, 1 where something is missing, differs or is
+    broken. DIR is what data_args.data_cache_dir would be; without it, the data set's own folder.
     """
     from fl_labelskew_plugins.data import fakes
 
@@ -93,9 +93,10 @@ def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, .
 @SET
 @guarded
 def fake(name: str, out: Path, *, samples: int | None, seed: int, overrides: tuple[str, ...]) -> None:
-    """Write a small data set in NAME's own layout and format, with made-up content that can be learnt.
+    """Write a small data set in NAME's own layout and format.
 
-    It is for trying recipes and loaders; numbers on it say nothing about the real data set.
+    Its content is made up and can be learnt. It is for trying recipes and loaders; numbers on it say nothing about the
+    real data set.
     """
     from fl_labelskew_plugins.data import fakes
 

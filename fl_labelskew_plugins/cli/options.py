@@ -29,6 +29,6 @@ PASSPHRASE = click.option(
     "descriptor",
     type=click.IntRange(min=0),
     metavar="N",
-    help=f"Of encrypted keys: read it from this file descriptor.  [default: {keys.VARIABLE}, or the terminal]",
+    help=f"Read encrypted keys' passphrase from this file descriptor.  [default: {keys.VARIABLE}, or the terminal]",
 )
 """Of every verb that reads or makes a key."""

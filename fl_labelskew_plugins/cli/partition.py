@@ -25,7 +25,10 @@ from fl_labelskew_plugins.machine.files import write_text
 )
 @guarded
 def partition_command(recipe: Path, overrides: tuple[str, ...], out: Path) -> None:
-    """Show the training samples of each client and class under RECIPE's partition, as table and as heat map."""
+    """Show the samples of each client and class, without training.
+
+    They are shown under RECIPE's partition, as table and as heat map.
+    """
     from fl_labelskew_plugins.recipe.parse import load
     from fl_labelskew_plugins.runs.session import divided
 

@@ -61,14 +61,17 @@ def needs(data_args: dict[str, Any]) -> tuple[str, str]:
 
 @click.group("recipes")
 def recipes_group() -> None:
-    """Recipes that come with the package."""
+    """List, show or copy recipes that come with the package."""
 
 
 @recipes_group.command("ls")
 @click.option("--paper", metavar="PAPER", help="This paper's experiments: fedrs, map, fedlc, fedshift or fedmr.")
 @guarded
 def ls(paper: str | None) -> None:
-    """List the recipes; with --paper those of its experiments, what they need on disk, and the paper's numbers."""
+    """List the recipes, or with --paper those of a paper.
+
+    A paper's are shown with what they need on disk, and its numbers.
+    """
     papers = shipped.papers()
     head = ["name", "method", "data", "network", "clients", "rounds"]
     if paper is None:
@@ -109,7 +112,10 @@ def show(name: str) -> None:
 @click.argument("dest", required=False, default=".", type=click.Path(path_type=Path))
 @guarded
 def cp(name: str, dest: Path) -> None:
-    """Copy the recipe NAME to DEST, a file or a folder; an existing file is left alone."""
+    """Copy the recipe NAME to DEST, a file or a folder.
+
+    An existing file is left alone.
+    """
     text = text_of(name)
     target = dest / f"{name.rpartition('/')[2].removesuffix('.yaml')}.yaml" if dest.is_dir() else dest
     if target.exists():

@@ -23,23 +23,26 @@ EPILOG = (
 @click.option("--run-dir", type=PATH, metavar="DIR", help="Folder of this run, new or empty.  [default: one in runs/]")
 @click.option("--resume", type=PATH, metavar="RUN_DIR", help="Continue a run from its last checkpoint.")
 @click.option(
-    "--from-round", type=click.IntRange(min=1), metavar="N", help="With --resume: go back to the end of round N first."
+    "--from-round", type=click.IntRange(min=1), metavar="N", help="With --resume, go back to the end of round N first."
 )
 @click.option("--dry-run", is_flag=True, help="Do everything but training.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors and warnings.")
 @click.option(
     "--role",
     type=click.Choice(["server", "client"]),
-    help="Cross-silo: play this part alone.  [default: all]",
+    help="Play this part of a run across silos alone.  [default: all]",
 )
-@click.option("--rank", type=click.IntRange(min=1), help="Cross-silo: which silo, from 1, with --role client.")
-@click.option("--server", metavar="HOST:PORT", help="Cross-silo: the server's address, in place of the recipe's.")
+@click.option("--rank", type=click.IntRange(min=1), help="Be this silo, from 1, with --role client.")
+@click.option("--server", metavar="HOST:PORT", help="Address of the server across silos, in place of the recipe's.")
 @PASSPHRASE
 @guarded
 def run_command(
     recipe: Path | None, overrides: tuple[str, ...], run_dir: Path | None, descriptor: int | None, **options: Any
 ) -> None:
-    """Run one RECIPE: on this machine, or one part of it."""
+    """Run a recipe on this machine, or one part of it.
+
+    RECIPE is a file, or the name of one that came with the package.
+    """
     log.begin()
     if not options["quiet"]:
         log.word("reading recipe ...")

@@ -49,6 +49,29 @@ def test_every_verb_has_help(verb):
     assert call(verb, "-h").output.startswith("Usage: main ")
 
 
+def every_command(command=main, path=()):
+    yield path, command
+    for name, part in getattr(command, "commands", {}).items():
+        yield from every_command(part, (*path, name))
+
+
+@pytest.mark.parametrize("path", [path for path, _ in every_command()], ids=" ".join)
+def test_help_is_whole_sentences_that_are_not_cut(path):
+    command = dict(every_command())[path]
+    text = call(*path, "--help", COLUMNS="80").output
+    assert max(map(len, text.splitlines())) <= 80
+    assert "..." not in text.partition("\n\n")[2].replace("[ARGS]...", "")
+    listed = text.partition("\nCommands:\n")[2]
+    for name, part in getattr(command, "commands", {}).items():
+        assert part.short_help.endswith(".")
+        assert " ".join(part.short_help.split()) in " ".join(listed.split()), name
+        assert len(part.short_help) <= 2 * 62, "two lines of the list"
+    for option in command.params:
+        if option.param_type_name == "option":
+            assert option.help, option.name
+            assert re.sub(r"  \[default: .*\]$", "", option.help).endswith("."), option.help
+
+
 def test_version():
     assert call("--version").output.startswith("labelskew, version ")
 
@@ -62,10 +85,27 @@ def test_version():
 )
 def test_lists_and_details(verb, kind):
     entries = catalog.entries(kind)
-    listed = [line.split() for line in call(verb).output.splitlines()]
-    assert listed == [["name", "distribution"], *([entry.name, entry.distribution] for entry in entries)]
-    for entry in entries:
-        assert call(verb, entry.name).output.startswith(f"{entry.name}: ")
+    head, *listed = [re.split("  +", line, maxsplit=1) for line in call(verb, COLUMNS="200").output.splitlines()]
+    assert head == ["name", "what it is"]
+    assert [name for name, _ in listed] == [entry.name for entry in entries]
+    for name, what in listed:
+        assert call(verb, name).output.startswith(f"{name}: {what}\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ('class A:\n    """What\x1b[2J it is.\n\n    More.\n    """\n\n1 / 0', "What?[2J it is. (acme)"),
+        ("class A:\n    pass", "(acme)"),
+        ("A = 1", "(acme)"),
+        ("class A(:", "(acme)"),
+    ],
+)
+def test_a_plugin_is_listed_without_being_imported(source, line, register):
+    register("fl_labelskew.methods", source)
+    lines = call("methods").output.splitlines()
+    assert [row.split(maxsplit=1)[1] for row in lines if row.startswith("acme ")] == [line]
+    assert any(row.startswith("fedrs ") for row in lines)
 
 
 def test_details_show_paper_and_parameters():
