@@ -35,8 +35,8 @@ def first_line(target: str) -> str:
     module, _, name = target.partition(":")
     try:
         tree = ast.parse(_source(module))
-        (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-        return (ast.get_docstring(found) or "").partition("\n")[0].replace("``", "")
+        (definition,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+        return (ast.get_docstring(definition) or "").partition("\n")[0].replace("``", "")
     except Exception:  # somebody else's package, import hook or syntax
         return ""
 

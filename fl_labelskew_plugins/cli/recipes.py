@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -114,12 +115,15 @@ def show(name: str) -> None:
 def cp(name: str, dest: Path) -> None:
     """Copy the recipe NAME to DEST, a file or a folder.
 
-    An existing file is left alone.
+    The schema by which an editor checks it is put beside it. An existing file is left alone.
     """
     text = text_of(name)
     target = dest / f"{name.rpartition('/')[2].removesuffix('.yaml')}.yaml" if dest.is_dir() else dest
     if target.exists():
         raise mistake(target, "exists already", "another DEST")
+    schema = target.with_name(shipped.SCHEMA)
     with writing(target), target.open("x", encoding="utf-8") as file:
-        file.write(text)
+        file.write(shipped.beside_schema(text))
+        if not schema.exists():
+            shutil.copyfile(shipped.folder() / shipped.SCHEMA, schema)
     click.echo(str(target))

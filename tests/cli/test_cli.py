@@ -14,10 +14,11 @@ from run_folders import folder, resolved
 from fl_labelskew_plugins.cli import recipes, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.main import main
-from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe import parse, shipped
 
 ROOT = Path(__file__).parents[2]
 QUICK = ROOT / "recipes" / "quickstart.yaml"
+MODELINE = "# yaml-language-server: $schema=recipe.schema.json\n"
 HOSPITALS = ROOT / "examples" / "hospitals"
 
 
@@ -163,8 +164,14 @@ def test_recipes_are_listed_shown_and_copied(tmp_path):
     assert call("recipes", "show", "quickstart.yaml").output == QUICK.read_text()
     assert call("recipes", "cp", "quickstart", tmp_path).output == f"{tmp_path / 'quickstart.yaml'}\n"
     assert (tmp_path / "quickstart.yaml").read_text() == QUICK.read_text()
+    schema = tmp_path / shipped.SCHEMA
+    assert schema.read_text() == (QUICK.parent / shipped.SCHEMA).read_text()
+    schema.write_text("mine")
     call("recipes", "cp", "small/fedmr_fmnist", tmp_path / "mine.yaml")
-    assert (tmp_path / "mine.yaml").read_text().startswith("# fedml run recipes/small/fedmr_fmnist.yaml")
+    first, second, *_ = (tmp_path / "mine.yaml").read_text().splitlines()
+    assert f"{first}\n" == MODELINE
+    assert second == "# fedml run recipes/small/fedmr_fmnist.yaml"
+    assert schema.read_text() == "mine"
 
 
 def test_a_copy_overwrites_nothing(tmp_path):
@@ -204,7 +211,7 @@ def test_a_paper_s_recipes_alone(tmp_path):
 def test_a_copied_row_is_a_recipe_of_its_own(tmp_path):
     copy = tmp_path / "table1_fmnist_p10c2.yaml"
     assert call("recipes", "cp", "fedmr/table1_fmnist_p10c2", tmp_path).output == f"{copy}\n"
-    assert copy.read_text() == call("recipes", "show", "fedmr/table1_fmnist_p10c2").output
+    assert copy.read_text() == MODELINE + call("recipes", "show", "fedmr/table1_fmnist_p10c2").output
     assert parse.load(copy).dump() == parse.load("fedmr/table1_fmnist_p10c2").dump()
 
 
