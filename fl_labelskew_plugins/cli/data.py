@@ -10,7 +10,7 @@ from typing import Any
 import click
 from fl_labelskew_registry import Dataset, MistakesError, RunError, catalog, mistake
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import PATH, overrides
 from fl_labelskew_plugins.machine.text import counted
@@ -52,7 +52,7 @@ def data_group() -> None:
 
 
 @data_group.command("check")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.plugins("datasets"))
 @click.argument("folder", metavar="[DIR]", required=False, type=PATH)
 @click.option("--deep", is_flag=True, help="Also open every file, and list all that are broken.")
 @SET
@@ -86,7 +86,7 @@ def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, .
 
 
 @data_group.command("fake")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.plugins("datasets"))
 @click.option("--out", required=True, type=PATH, metavar="DIR", help="A new or empty folder.")
 @click.option("--samples", "--images", type=click.IntRange(1, 20_000), help="Samples in all.  [default: a few hundred]")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Chooses the content.")

@@ -9,6 +9,7 @@ import click
 from fl_labelskew_plugins import __version__
 from fl_labelskew_plugins.cli.audit import audit_group
 from fl_labelskew_plugins.cli.certs import certs_group
+from fl_labelskew_plugins.cli.completion import completion_command
 from fl_labelskew_plugins.cli.data import data_group
 from fl_labelskew_plugins.cli.exits import CONTEXT
 from fl_labelskew_plugins.cli.partition import partition_command
@@ -45,6 +46,7 @@ for _command in (
     silo_group,
     status_command,
     schema_command,
+    completion_command,
 ):
     main.add_command(_command)
 

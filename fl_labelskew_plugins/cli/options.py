@@ -8,18 +8,22 @@ from typing import Any
 
 import click
 
+from fl_labelskew_plugins.cli import completion
 from fl_labelskew_plugins.runtimes.silo import keys
 
 PATH = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
-RUN = click.argument("folder", metavar="RUN", type=FOLDER)
+RECIPE_KEY = "SECTION.KEY=VALUE"
+RUN = click.argument("folder", metavar="RUN", type=FOLDER, shell_complete=completion.runs)
 """The folder of a run."""
 
 
-def overrides(what: str = "Change a value", metavar: str = "SECTION.KEY=VALUE") -> Callable[..., Any]:
+def overrides(what: str = "Change a value", metavar: str = RECIPE_KEY) -> Callable[..., Any]:
     """The option ``--set`` of a verb, which gets ``overrides``; ``what``: the first words of its help."""
-    return click.option("--set", "overrides", multiple=True, metavar=metavar, help=f"{what}; repeatable.")
+    complete = completion.settings if metavar == RECIPE_KEY else None
+    help = f"{what}; repeatable."
+    return click.option("--set", "overrides", multiple=True, metavar=metavar, shell_complete=complete, help=help)
 
 
 SET = overrides()

@@ -11,7 +11,7 @@ import click
 from fl_labelskew_registry import Kind, catalog
 from fl_labelskew_registry.catalog import CONTRACTS
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
@@ -84,7 +84,7 @@ def parameters(model: Any) -> list[list[str]]:
 
 def _command(verb: str, kind: Kind, what: str) -> click.Command:
     @click.command(verb, help=f"List the {what}, or show one and its parameters.")
-    @click.argument("name", required=False)
+    @click.argument("name", required=False, shell_complete=completion.plugins(kind))
     @guarded
     def show(name: str | None) -> None:
         click.echo(names(kind) if name is None else details(kind, name))

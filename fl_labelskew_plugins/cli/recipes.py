@@ -10,7 +10,7 @@ from typing import Any
 import click
 from fl_labelskew_registry import LabelSkewError, catalog, mistake
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.recipe import shipped
 
@@ -101,7 +101,7 @@ def ls(paper: str | None) -> None:
 
 
 @recipes_group.command("show")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.shipped_names)
 @guarded
 def show(name: str) -> None:
     """Print the recipe NAME."""
@@ -109,7 +109,7 @@ def show(name: str) -> None:
 
 
 @recipes_group.command("cp")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.shipped_names)
 @click.argument("dest", required=False, default=".", type=click.Path(path_type=Path))
 @guarded
 def cp(name: str, dest: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from fl_labelskew_registry import LabelSkewError, MistakesError
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.cli.options import FILE, PATH
 from fl_labelskew_plugins.machine.files import write_text
@@ -32,7 +32,7 @@ def shown(rows: DataFrame, form: str) -> str:
 
 
 @click.command("report")
-@click.argument("runs", nargs=-1, required=True, type=PATH)
+@click.argument("runs", nargs=-1, required=True, type=PATH, shell_complete=completion.runs)
 @click.option("--last", default=5, show_default=True, type=click.IntRange(1), help="Tests that a mean is taken over.")
 @click.option(
     "--baseline", default=FEDAVG, show_default=True, metavar="METHOD", help="Method whose best is to be reached."

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun, writing
 from fl_labelskew_plugins.cli.options import FOLDER, QUIET, SET
 from fl_labelskew_plugins.machine.files import write_text
@@ -33,7 +33,7 @@ def named(recipes: tuple[str, ...]) -> dict[str, Path]:
 
 
 @click.command("reproduce")
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...")
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...", shell_complete=completion.recipes)
 @click.option(
     "--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each recipe, with seeds from 0 on."
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from fl_labelskew_plugins.cli import completion
 from fl_labelskew_plugins.cli.exits import CONTEXT, guarded
 from fl_labelskew_plugins.cli.options import PASSPHRASE, PATH, SET
 from fl_labelskew_plugins.machine import log
@@ -18,10 +19,16 @@ EPILOG = (
 
 
 @click.command("run", context_settings=CONTEXT, epilog=EPILOG)
-@click.argument("recipe", required=False, type=PATH)
+@click.argument("recipe", required=False, type=PATH, shell_complete=completion.recipes)
 @SET
 @click.option("--run-dir", type=PATH, metavar="DIR", help="Folder of this run, new or empty.  [default: one in runs/]")
-@click.option("--resume", type=PATH, metavar="RUN_DIR", help="Continue a run from its last checkpoint.")
+@click.option(
+    "--resume",
+    type=PATH,
+    metavar="RUN_DIR",
+    shell_complete=completion.runs,
+    help="Continue a run from its last checkpoint.",
+)
 @click.option(
     "--from-round", type=click.IntRange(min=1), metavar="N", help="With --resume, go back to the end of round N first."
 )
