@@ -64,7 +64,7 @@ def test_help_is_whole_sentences_that_are_not_cut(path):
     assert "..." not in text.partition("\n\n")[2].replace("[ARGS]...", "")
     listed = text.partition("\nCommands:\n")[2]
     for name, part in getattr(command, "commands", {}).items():
-        assert part.short_help.endswith(".")
+        assert re.fullmatch(r"[A-Z].{9,}\.", part.short_help)
         assert " ".join(part.short_help.split()) in " ".join(listed.split()), name
         assert len(part.short_help) <= 2 * 62, "two lines of the list"
     for option in command.params:
