@@ -216,11 +216,12 @@ class Live(Plain):
         left = None if self._end is None else max(0.0, self._end - time.monotonic())
         texts = [f"round {min(self._done + 1, self._rounds)}/{self._rounds}", self._client, f"left {clock(left)}"]
         texts = [text for text in texts if text]
-        while len("  ".join(texts)) > self._room() and len(texts) > 1:
+        room = self._console.width - 3  # where a terminal shows ^C as it is typed
+        while len("  ".join(texts)) > room and len(texts) > 1:
             texts.pop(1)
         text = "  ".join(texts)
         line = Table.grid(padding=(0, 2, 0, 0))
-        width = min(self._console.width - 3 - len(text), BAR[-1])
+        width = min(room - len(text) - 2, BAR[-1])
         if width < BAR[0]:
             line.add_row(text)
         else:
