@@ -94,9 +94,9 @@ def test_the_code_comes_from_the_wheels(venv):
         assert line.startswith(str(venv.site)), line
 
 
-def test_all_methods_are_listed_with_their_distribution(venv):
+def test_all_methods_are_listed(venv):
     lines = [line.split() for line in venv.run("labelskew", "methods").stdout.splitlines()]
-    assert all([name, "fl-labelskew-plugins"] in lines for name in METHODS)
+    assert {*METHODS} <= {line[0] for line in lines if len(line) > 1}
 
 
 def test_a_recipe_can_be_copied_out_checked_and_tried(venv, tmp_path):

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator
 
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.recipe import parse, shipped, yaml
+from fl_labelskew_plugins.recipe.schema import json_schema
 from fl_labelskew_plugins.runs.session import loaded
 
 ROOT = Path(__file__).parent.parent
@@ -79,11 +81,23 @@ def test_it_survives_its_own_dump(name):
 
 def test_each_opens_with_its_command_and_the_source_of_its_numbers():
     for name in [*FILES, *ROWS]:
-        first, *rest = text_of(name).splitlines()
+        modeline, first, *rest = text_of(name).splitlines() if name in FILES else ["", *text_of(name).splitlines()]
+        assert modeline == (f"{shipped.MODELINE}{'../' * name.count('/')}{shipped.SCHEMA}" if name in FILES else "")
         assert first == (f"# fedml run recipes/{name}.yaml" if name in FILES else f"# fedml run {name}")
         comments = [line for line in rest if line.startswith("# ")]
         assert comments, name
         assert load(name).method_name in "".join(comments).lower(), name
+
+
+def test_their_schema_is_today_s_and_takes_them():
+    shown = (shipped.folder() / shipped.SCHEMA).read_text("utf-8")
+    if (
+        shown != json.dumps(json_schema(), indent=2) + "\n"
+    ):  # a comparison of the texts would take pytest minutes to show
+        pytest.fail("recipes/recipe.schema.json is old; write it anew: labelskew schema > recipes/recipe.schema.json")
+    schema = Draft202012Validator(json.loads(shown))
+    for name in FILES:
+        assert schema.is_valid(content_of(name)), name
 
 
 def test_the_short_name_of_isic2019_is_its_row():

@@ -15,7 +15,10 @@ from fl_labelskew_plugins.machine.text import clean
 
 @click.group("audit")
 def audit_group() -> None:
-    """The audit log of a server's run or of a silo: who connected, what was sent."""
+    """Show or verify the audit log of a server or a silo.
+
+    It says who connected, and what was sent.
+    """
 
 
 @audit_group.command("show")
@@ -24,7 +27,7 @@ def audit_group() -> None:
 @click.option("--event", help="Lines of this event alone, such as sent, received or refused.")
 @guarded
 def show(folder: Path, rank: int | None, event: str | None) -> None:
-    """Show the log in RUN, the folder of a server's run or a silo's own."""
+    """Show the log in RUN, a server's folder or a silo's own."""
     from fl_labelskew_plugins.recipe import mistakes
     from fl_labelskew_plugins.runs import audit
 
@@ -56,9 +59,9 @@ def _more(content: dict[str, object]) -> str:
 )
 @guarded
 def verify(folder: Path, last: str) -> None:
-    """Check that no line of the log in RUN was changed, left out or moved; exit code 1 names the first that was.
+    """Check that no line of the log in RUN was changed, left out or moved.
 
-    Lines that are missing at the end are seen with --last alone.
+    Exit code 1 names the first that was. Lines that are missing at the end are seen with --last alone.
     """
     from fl_labelskew_plugins.machine.text import counted
     from fl_labelskew_plugins.runs import audit

@@ -15,7 +15,15 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.runtimes.silo import keys
 from fl_labelskew_plugins.runtimes.silo.names import REASONS, REVOKED, require
 
-IN = click.option("--certs", "folder", type=FOLDER, metavar="DIR", default="certs", show_default=True, help="Folder.")
+IN = click.option(
+    "--certs",
+    "folder",
+    type=FOLDER,
+    metavar="DIR",
+    default="certs",
+    show_default=True,
+    help="Folder of the certificates.",
+)
 NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 DAYS = click.option(
     "--days", type=click.IntRange(1, 36_500), default=825, show_default=True, help="How long they hold."
@@ -30,7 +38,7 @@ def _server(default: str) -> Callable[..., Any]:
 
 @click.group("certs")
 def certs_group() -> None:
-    """Certificates of a server and its silos, for runs across machines."""
+    """Make, renew and revoke certificates for runs across machines."""
 
 
 @certs_group.command("new")
@@ -45,7 +53,7 @@ def certs_group() -> None:
 def new(
     *, silos: int, out: Path, hosts: tuple[str, ...], days: int, add: bool, encrypt: bool, descriptor: int | None
 ) -> None:
-    """Make an authority, a certificate for the server and one for each silo."""
+    """Make an authority, and certificates of the server and the silos."""
     require()
     from fl_labelskew_plugins.runtimes.silo import issuing
 
@@ -70,7 +78,10 @@ def new(
 def renew(
     *, names: tuple[str, ...], folder: Path, hosts: tuple[str, ...], days: int, encrypt: bool, descriptor: int | None
 ) -> None:
-    """Make the certificates of server, silo-1, ... or all anew, each with a new key."""
+    """Make certificates anew, each with a new key.
+
+    NAME is server, silo-1 and so on, or all.
+    """
     require()
     from fl_labelskew_plugins.runtimes.silo import issuing
 
@@ -83,12 +94,22 @@ def renew(
 @certs_group.command("revoke")
 @NAMES
 @IN
-@click.option("--why", type=click.Choice(REASONS), default=REASONS[0], show_default=True, help="Stands in the list.")
-@click.option("--old", is_flag=True, help="Only what was renewed since, not what holds now.")
+@click.option(
+    "--why",
+    type=click.Choice(REASONS),
+    default=REASONS[0],
+    show_default=True,
+    metavar="REASON",
+    help=f"Reason that stands in the list: {', '.join(REASONS)}.",
+)
+@click.option("--old", is_flag=True, help="Revoke only what was renewed since, not what holds now.")
 @PASSPHRASE
 @guarded
 def revoke(*, names: tuple[str, ...], folder: Path, why: str, old: bool, descriptor: int | None) -> None:
-    """Put the certificates of server, silo-1, ... or all on a signed list of those that no longer count."""
+    """Put certificates on a signed list of those that no longer count.
+
+    NAME is server, silo-1 and so on, or all.
+    """
     require()
     from fl_labelskew_plugins.runtimes.silo import revocation
 
@@ -105,7 +126,10 @@ def revoke(*, names: tuple[str, ...], folder: Path, why: str, old: bool, descrip
 @click.argument("folder", metavar="DIR", type=FOLDER)
 @guarded
 def show(folder: Path) -> None:
-    """Show who the certificates in DIR are for, until when, and their SHA-256 fingerprints."""
+    """Show who the certificates in DIR are for, and until when.
+
+    Their SHA-256 fingerprints are there, too.
+    """
     require()
     from fl_labelskew_plugins.runtimes.silo import certs, revocation
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from fl_labelskew_registry import Dataset, MistakesError, RunError, catalog, mistake
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import PATH, overrides
 from fl_labelskew_plugins.machine.text import counted
@@ -48,20 +48,20 @@ def chosen(name: str, overrides: tuple[str, ...]) -> Dataset:
 
 @click.group("data")
 def data_group() -> None:
-    """Data sets on disk: check their files, or write small copies in the real layout."""
+    """Check a data set's files, or write a small copy of one."""
 
 
 @data_group.command("check")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.plugins("datasets"))
 @click.argument("folder", metavar="[DIR]", required=False, type=PATH)
 @click.option("--deep", is_flag=True, help="Also open every file, and list all that are broken.")
 @SET
 @guarded
 def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, ...]) -> None:
-    """Compare the files of the data set NAME in DIR with what should be there; nothing is decoded without --deep.
+    """Compare the files of data set NAME with what should be there.
 
-    Ends with 0 where all is there, 1 where something is missing, differs or is broken. DIR is what
-    data_args.data_cache_dir would be; without it, the data set's own folder.
+    Nothing is decoded without --deep. Ends with 0 where all is there, 1 where something is missing, differs or is
+    broken. DIR is what data_args.data_cache_dir would be; without it, the data set's own folder.
     """
     from fl_labelskew_plugins.data import fakes
 
@@ -86,16 +86,17 @@ def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, .
 
 
 @data_group.command("fake")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.plugins("datasets"))
 @click.option("--out", required=True, type=PATH, metavar="DIR", help="A new or empty folder.")
 @click.option("--samples", "--images", type=click.IntRange(1, 20_000), help="Samples in all.  [default: a few hundred]")
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="Chooses the content.")
 @SET
 @guarded
 def fake(name: str, out: Path, *, samples: int | None, seed: int, overrides: tuple[str, ...]) -> None:
-    """Write a small data set in NAME's own layout and format, with made-up content that can be learnt.
+    """Write a small data set in NAME's own layout and format.
 
-    It is for trying recipes and loaders; numbers on it say nothing about the real data set.
+    Its content is made up and can be learnt. It is for trying recipes and loaders; numbers on it say nothing about the
+    real data set.
     """
     from fl_labelskew_plugins.data import fakes
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+
 import click
 
 from fl_labelskew_plugins import __version__
 from fl_labelskew_plugins.cli.audit import audit_group
 from fl_labelskew_plugins.cli.certs import certs_group
+from fl_labelskew_plugins.cli.completion import completion_command
 from fl_labelskew_plugins.cli.data import data_group
 from fl_labelskew_plugins.cli.evaluate import evaluate_command
 from fl_labelskew_plugins.cli.examples import examples_group
@@ -55,8 +58,20 @@ for _command in (
     silo_group,
     status_command,
     schema_command,
+    completion_command,
 ):
     main.add_command(_command)
+
+
+def _whole(command: click.Command) -> None:
+    """Show a command in its group's list with its whole first sentence, which click would cut."""
+    first = " ".join(inspect.cleandoc(command.help or "").partition("\n\n")[0].split())
+    command.short_help = command.short_help or first.partition(". ")[0].removesuffix(".") + "."
+    for part in getattr(command, "commands", {}).values():
+        _whole(part)
+
+
+_whole(main)
 
 if __name__ == "__main__":  # ranks of mpirun and local silos are started in this way
     main(prog_name="labelskew")

@@ -8,12 +8,14 @@ from typing import Any
 
 import click
 
+from fl_labelskew_plugins.cli import completion
 from fl_labelskew_plugins.runtimes.silo import keys
 
 PATH = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
-RUN = click.argument("folder", metavar="RUN", type=FOLDER)
+RECIPE_KEY = "SECTION.KEY=VALUE"
+RUN = click.argument("folder", metavar="RUN", type=FOLDER, shell_complete=completion.runs)
 """The folder of a run."""
 
 
@@ -23,9 +25,11 @@ BEST = click.option("--best", is_flag=True, help="The best round's model, by the
 CLIENT = click.option("--client", metavar="NAME", help="A client's own model, by the client's name or number, from 0.")
 
 
-def overrides(what: str = "Change a value", metavar: str = "SECTION.KEY=VALUE") -> Callable[..., Any]:
+def overrides(what: str = "Change a value", metavar: str = RECIPE_KEY) -> Callable[..., Any]:
     """The option ``--set`` of a verb, which gets ``overrides``; ``what``: the first words of its help."""
-    return click.option("--set", "overrides", multiple=True, metavar=metavar, help=f"{what}; repeatable.")
+    complete = completion.settings if metavar == RECIPE_KEY else None
+    help = f"{what}; repeatable."
+    return click.option("--set", "overrides", multiple=True, metavar=metavar, shell_complete=complete, help=help)
 
 
 SET = overrides()
@@ -35,6 +39,6 @@ PASSPHRASE = click.option(
     "descriptor",
     type=click.IntRange(min=0),
     metavar="N",
-    help=f"Of encrypted keys: read it from this file descriptor.  [default: {keys.VARIABLE}, or the terminal]",
+    help=f"Read encrypted keys' passphrase from this file descriptor.  [default: {keys.VARIABLE}, or the terminal]",
 )
 """Of every verb that reads or makes a key."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.cli.options import PATH, SET
 from fl_labelskew_plugins.cli.survey import holdings
@@ -14,7 +14,7 @@ from fl_labelskew_plugins.machine.files import write_text
 
 
 @click.command("partition")
-@click.argument("recipe", type=PATH)
+@click.argument("recipe", type=PATH, shell_complete=completion.recipes)
 @SET
 @click.option(
     "--out",
@@ -26,7 +26,10 @@ from fl_labelskew_plugins.machine.files import write_text
 )
 @guarded
 def partition_command(recipe: Path, overrides: tuple[str, ...], out: Path) -> None:
-    """Show the training samples of each client and class under RECIPE's partition, as table and as heat map."""
+    """Show the samples of each client and class, without training.
+
+    They are shown under RECIPE's partition, as table and as heat map.
+    """
     from fl_labelskew_plugins.recipe.parse import load
     from fl_labelskew_plugins.runs.survey import of_partition
 

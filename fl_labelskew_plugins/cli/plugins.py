@@ -2,26 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Any
+import ast
+import re
+import sys
+from typing import Any, get_args
 
 import click
 from fl_labelskew_registry import Kind, catalog
+from fl_labelskew_registry.catalog import CONTRACTS
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.text import clean
+
+OURS = "fl-labelskew-plugins"
+"""Distribution whose plugins are shown without it."""
 
 
 def names(kind: Kind) -> str:
-    """The registered names and their distributions; imports none of them, so a broken one hides no other."""
-    return table.plain(["name", "distribution"], [[entry.name, entry.distribution] for entry in catalog.entries(kind)])
+    """The registered names with a line each, and whose they are; imports none, so a broken one hides no other."""
+    return table.plain(["name", "what it is"], [[entry.name, _what(entry)] for entry in catalog.entries(kind)])
+
+
+def _what(entry: catalog.Entry) -> str:
+    line = clean(first_line(entry.target))
+    return line if entry.distribution == OURS else f"{line} ({clean(entry.distribution)})".strip()
+
+
+def first_line(target: str) -> str:
+    """The first line of a class's docstring, read from its source; nothing where that cannot be had."""
+    module, _, name = target.partition(":")
+    try:
+        tree = ast.parse(_source(module))
+        (definition,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+        return (ast.get_docstring(definition) or "").partition("\n")[0].replace("``", "")
+    except Exception:  # somebody else's package, import hook or syntax
+        return ""
+
+
+def _source(module: str) -> str:
+    """Of a module that is not imported, and neither are the packages that it lies in."""
+    path: Any = None
+    for end in [*(match.start() for match in re.finditer(r"\.", module)), len(module)]:
+        specs = (finder.find_spec(module[:end], path) for finder in sys.meta_path)
+        spec: Any = next(filter(None, specs))
+        path = spec.submodule_search_locations
+    text: str = spec.loader.get_source(module)
+    return text
 
 
 def details(kind: Kind, name: str) -> str:
     """One plugin: what it is, and its parameters."""
     plugin = catalog.load(kind, name)
     first, *_ = (plugin.__doc__ or "").strip().split("\n")
-    lines = [f"{name}: {first}"]
+    lines = [f"{name}: {first}".replace("``", "")]
     for fact in ("paper", "runtimes", "aggregation", "default_dir", "source"):
         value = getattr(plugin, fact, None)
         if value:
@@ -48,8 +83,8 @@ def parameters(model: Any) -> list[list[str]]:
 
 
 def _command(verb: str, kind: Kind, what: str) -> click.Command:
-    @click.command(verb, help=f"List the {what}; with NAME, show one and its parameters.")
-    @click.argument("name", required=False)
+    @click.command(verb, help=f"List the {what}, or show one and its parameters.")
+    @click.argument("name", required=False, shell_complete=completion.plugins(kind))
     @guarded
     def show(name: str | None) -> None:
         click.echo(names(kind) if name is None else details(kind, name))
@@ -59,11 +94,16 @@ def _command(verb: str, kind: Kind, what: str) -> click.Command:
     return show
 
 
-PLUGIN_COMMANDS = (
-    _command("methods", "methods", "label-skew methods"),
-    _command("optimizers", "optimizers", "optimisers of a federation"),
-    _command("partitions", "partitioners", "partitions"),
-    _command("datasets", "datasets", "data sets"),
-    _command("models", "models", "networks"),
-    _command("trackers", "trackers", "trackers of a run's rounds"),
-)
+VERBS = {"partitioners": "partitions"}
+"""Commands that are not called as their kind of plugin is."""
+WORDS = {
+    "methods": "label-skew methods",
+    "optimizers": "optimisers",
+    "datasets": "data sets",
+    "models": "networks",
+    "trackers": "trackers of a run's rounds",
+}
+"""Kinds of plugins in words, where their command is none."""
+PLUGIN_COMMANDS = [
+    _command(verb := VERBS.get(kind, kind), kind, WORDS.get(kind, verb)) for kind in get_args(Kind) if kind in CONTRACTS
+]

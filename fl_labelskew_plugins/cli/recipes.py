@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 import click
 from fl_labelskew_registry import LabelSkewError, catalog, mistake
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.cli.options import PATH
 from fl_labelskew_plugins.recipe import shipped
@@ -82,14 +83,17 @@ def fresh(dest: Path, name: str) -> Iterator[Path]:
 
 @click.group("recipes")
 def recipes_group() -> None:
-    """Recipes that come with the package."""
+    """List, show or copy recipes that come with the package."""
 
 
 @recipes_group.command("ls")
 @click.option("--paper", metavar="PAPER", help="This paper's experiments: fedrs, map, fedlc, fedshift or fedmr.")
 @guarded
 def ls(paper: str | None) -> None:
-    """List the recipes; with --paper those of its experiments, what they need on disk, and the paper's numbers."""
+    """List the recipes, or with --paper those of a paper.
+
+    A paper's are shown with what they need on disk, and its numbers.
+    """
     papers = shipped.papers()
     head = ["name", "method", "data", "network", "clients", "rounds"]
     if paper is None:
@@ -118,7 +122,7 @@ def ls(paper: str | None) -> None:
 
 
 @recipes_group.command("show")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.shipped_names)
 @guarded
 def show(name: str) -> None:
     """Print the recipe NAME."""
@@ -126,11 +130,17 @@ def show(name: str) -> None:
 
 
 @recipes_group.command("cp")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.shipped_names)
 @DEST
 @guarded
 def cp(name: str, dest: Path) -> None:
-    """Copy the recipe NAME to DEST, a file or a folder; an existing file is left alone."""
+    """Copy the recipe NAME to DEST, a file or a folder.
+
+    The schema by which an editor checks it is put beside it. An existing file is left alone.
+    """
     text = text_of(name)
     with fresh(dest, f"{name.rpartition('/')[2].removesuffix('.yaml')}.yaml") as target:
-        target.write_text(text, encoding="utf-8")
+        target.write_text(shipped.beside_schema(text), encoding="utf-8")
+        schema = target.with_name(shipped.SCHEMA)
+        if not schema.exists():
+            shutil.copyfile(shipped.folder() / shipped.SCHEMA, schema)

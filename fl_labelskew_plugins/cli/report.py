@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from fl_labelskew_registry import LabelSkewError, MistakesError
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.cli.options import FILE, PATH
 from fl_labelskew_plugins.machine.files import write_text
@@ -32,10 +32,14 @@ def shown(rows: DataFrame, form: str) -> str:
 
 
 @click.command("report")
-@click.argument("runs", nargs=-1, required=True, type=PATH)
+@click.argument("runs", nargs=-1, required=True, type=PATH, shell_complete=completion.runs)
 @click.option("--last", default=5, show_default=True, type=click.IntRange(1), help="Tests that a mean is taken over.")
-@click.option("--baseline", default=FEDAVG, show_default=True, metavar="METHOD", help="Whose best is to be reached.")
-@click.option("--format", "form", default="table", show_default=True, type=click.Choice(FORMATS))
+@click.option(
+    "--baseline", default=FEDAVG, show_default=True, metavar="METHOD", help="Method whose best is to be reached."
+)
+@click.option(
+    "--format", "form", default="table", show_default=True, type=click.Choice(FORMATS), help="Form of the table."
+)
 @click.option(
     "--html", type=FILE, metavar="FILE", help="Also write a page with curves and heat maps, complete in itself."
 )
@@ -44,14 +48,15 @@ def shown(rows: DataFrame, form: str) -> str:
 def report_command(
     runs: tuple[Path, ...], last: int, baseline: str, form: str, html: Path | None, plot: Path | None
 ) -> None:
-    """Compare run folders; RUNS that differ only in their seed share a row, as mean and std over the seeds.
+    """Compare finished runs, as a table, a picture or a page.
 
-    A folder that holds run folders stands for all of them. Accuracies are in per cent, over the last tests; ranks are
-    by mean accuracy on the same data and partition; MB are what all clients of a round send and get; peak MB is the
-    most memory that the server's process held. A run that has not all its rounds, as it diverged or is under way, is
-    left out of a row that has whole ones, and has no rank where it is alone. Personalised is the accuracy of clients'
-    own models on their own test splits, local model that of the models that clients have just trained, where a method
-    keeps no others; the latter is not compared. With --format latex the best is bold, the second best underlined.
+    RUNS that differ only in their seed share a row, as mean and std over the seeds. A folder that holds run folders
+    stands for all of them. Accuracies are in per cent, over the last tests; ranks are by mean accuracy on the same data
+    and partition; MB are what all clients of a round send and get; peak MB is the most memory that the server's process
+    held. A run that has not all its rounds, as it diverged or is under way, is left out of a row that has whole ones,
+    and has no rank where it is alone. Personalised is the accuracy of clients' own models on their own test splits,
+    local model that of the models that clients have just trained, where a method keeps no others; the latter is not
+    compared. With --format latex the best is bold, the second best underlined.
     """
     from fl_labelskew_plugins.recipe.mistakes import unknown
     from fl_labelskew_plugins.studies import report

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun, writing
 from fl_labelskew_plugins.cli.options import FOLDER, QUIET, SET
 from fl_labelskew_plugins.machine.files import write_text
@@ -33,9 +33,9 @@ def named(recipes: tuple[str, ...]) -> dict[str, Path]:
 
 
 @click.command("reproduce")
-@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...")
+@click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...", shell_complete=completion.recipes)
 @click.option(
-    "--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each recipe, seeds 0, 1, ..."
+    "--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each recipe, with seeds from 0 on."
 )
 @click.option("--budget", metavar="TIME", help="Stop all runs early to fit: 90s, 30m, 2h.  [default: all rounds]")
 @SET
@@ -54,8 +54,8 @@ def reproduce_command(
     table.csv. To fall short is no failure: the exit code is then 0, too.
 
     \b
-    labelskew reproduce fedmr/table1_fmnist_p10c2 fedmr/table1_fmnist_p10c2_fedavg --set device_args.using_gpu=true
-    labelskew reproduce fedmr/table1_fmnist_p10c2 --budget 20m --set model_args.model=fedlc_cnn_mnist
+    labelskew reproduce fedmr/table1_fmnist_p10c2 --budget 20m
+    labelskew reproduce fedmr/table1_fmnist_p10c2 --seeds 5 --out again
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
     begun = time.monotonic()  # the imports take their part of the budget
     from fl_labelskew_plugins.studies import reproduce

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from fl_labelskew_plugins.cli import completion
 from fl_labelskew_plugins.cli.exits import CONTEXT, guarded
 from fl_labelskew_plugins.cli.options import PASSPHRASE, PATH, SET
 from fl_labelskew_plugins.machine import log
@@ -18,12 +19,18 @@ EPILOG = (
 
 
 @click.command("run", context_settings=CONTEXT, epilog=EPILOG)
-@click.argument("recipe", required=False, type=PATH)
+@click.argument("recipe", required=False, type=PATH, shell_complete=completion.recipes)
 @SET
 @click.option("--run-dir", type=PATH, metavar="DIR", help="Folder of this run, new or empty.  [default: one in runs/]")
-@click.option("--resume", type=PATH, metavar="RUN_DIR", help="Continue a run from its last checkpoint.")
 @click.option(
-    "--from-round", type=click.IntRange(min=1), metavar="N", help="With --resume: go back to the end of round N first."
+    "--resume",
+    type=PATH,
+    metavar="RUN_DIR",
+    shell_complete=completion.runs,
+    help="Continue a run from its last checkpoint.",
+)
+@click.option(
+    "--from-round", type=click.IntRange(min=1), metavar="N", help="With --resume, go back to the end of round N first."
 )
 @click.option("--dry-run", is_flag=True, help="Do everything but training.")
 @click.option(
@@ -33,17 +40,22 @@ EPILOG = (
 @click.option(
     "--role",
     type=click.Choice(["server", "client"]),
-    help="Cross-silo: play this part alone.  [default: all]",
+    help="Play this part of a run across silos alone.  [default: all]",
 )
-@click.option("--rank", type=click.IntRange(min=1), help="Cross-silo: which silo, from 1, with --role client.")
-@click.option("--server", metavar="HOST:PORT", help="Cross-silo: the server's address, in place of the recipe's.")
+@click.option("--rank", type=click.IntRange(min=1), help="Be this silo, from 1, with --role client.")
+@click.option("--server", metavar="HOST:PORT", help="Address of the server across silos, in place of the recipe's.")
 @PASSPHRASE
 @guarded
 def run_command(
     recipe: Path | None, overrides: tuple[str, ...], run_dir: Path | None, descriptor: int | None, **options: Any
 ) -> None:
-    """Run one RECIPE: on this machine, or one part of it."""
+    """Run a recipe on this machine, or one part of it.
+
+    RECIPE is a file, or the name of one that came with the package.
+    """
     log.begin()
+    if not options["quiet"]:
+        log.word("reading recipe ...")
     from fl_labelskew_plugins.front.start import start
     from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
 

@@ -18,12 +18,13 @@ def silo_group() -> None:
 @silo_group.command("exclude")
 @RUN
 @click.argument("rank", type=click.IntRange(1))
-@click.option("--why", default="", metavar="TEXT", help="For the server's log and its audit log.")
+@click.option("--why", default="", metavar="TEXT", help="Reason for the server's log and its audit log.")
 @guarded
 def exclude(folder: Path, rank: int, why: str) -> None:
-    """Leave silo RANK out of the run in RUN, the server's folder, from its next round on.
+    """Leave silo RANK out of a run, from its next round on.
 
-    It stays connected and is not asked, and not waited for. A run that has ended keeps to it when it is resumed.
+    RUN is the server's folder. The silo stays connected and is not asked, and not waited for. A run that has ended
+    keeps to it when it is resumed.
     """
     from fl_labelskew_plugins.runtimes.silo import excluded
 
@@ -35,7 +36,10 @@ def exclude(folder: Path, rank: int, why: str) -> None:
 @click.argument("rank", type=click.IntRange(1))
 @guarded
 def include(folder: Path, rank: int) -> None:
-    """Let silo RANK take part in the run in RUN again, from its next round on."""
+    """Let silo RANK take part again, from the next round on.
+
+    RUN is the server's folder.
+    """
     from fl_labelskew_plugins.runtimes.silo import excluded
 
     _tell(f"silo {rank} takes part again from the next round on", excluded.include(folder, rank))

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import PATH
 from fl_labelskew_plugins.machine.text import clean
@@ -19,13 +19,13 @@ HEAD = ("silo", "name", "state", "since", "last upload", "bytes in", "bytes out"
 
 
 @click.command("status")
-@click.argument("folder", metavar="RUN", type=PATH)
+@click.argument("folder", metavar="RUN", type=PATH, shell_complete=completion.runs)
 @click.option("--json", "as_json", is_flag=True, help="Print all that is known as JSON; its times are UTC.")
 @guarded
 def status_command(folder: Path, *, as_json: bool) -> None:
-    """Show what the run in the folder RUN is doing: round, accuracy and, across silos, who is there and who is missing.
+    """Show what a run is doing: round, accuracy, who is missing.
 
-    Reads files alone, on the machine where the run, or its server, writes them.
+    Reads files in the folder RUN alone, on the machine where the run, or its server, writes them.
     """
     from fl_labelskew_plugins.runs import status
 

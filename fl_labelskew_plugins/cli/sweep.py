@@ -19,15 +19,15 @@ from fl_labelskew_plugins.machine.typed import to_go_on
 
 @click.command("sweep")
 @click.argument("file", metavar="SWEEP.yaml", type=PATH)
-@overrides("For all runs")
-@click.option("--only", multiple=True, metavar="NAME", help="Of this name's axis, this value alone; repeatable.")
+@overrides("Change a value of all runs")
+@click.option("--only", multiple=True, metavar="NAME", help="Run this value of its axis alone; repeatable.")
 @click.option("--out", type=FOLDER, help="Folder of all runs.  [default: the file's]")
 @click.option("--jobs", type=click.IntRange(1), help="Runs at a time.  [default: cores / threads, or GPUs]")
 @click.option(
     "--memory",
     type=click.FloatRange(0, min_open=True),
     metavar="GB",
-    help="What all runs together may take.  [default: 80 % of what is free]",
+    help="Memory that all runs together may take.  [default: 80 % of what is free]",
 )
 @click.option("--dry-run", is_flag=True, help="List the combinations, and which are done.")
 @QUIET
@@ -42,10 +42,11 @@ def sweep_command(
     dry_run: bool,
     quiet: bool,
 ) -> None:
-    """Run every combination of a grid once; the same command goes on with what is left.
+    """Run every combination of a grid once.
 
-    A run that is done is not run again, one that broke off is gone on with, and one that fails does not stop the
-    others. At the end comes the table of labelskew report; docs/sweeps.md describes the file.
+    The same command goes on with what is left. A run that is done is not run again, one that broke off is gone on with,
+    and one that fails does not stop the others. At the end comes the table of labelskew report; docs/sweeps.md
+    describes the file.
 
     \b
     labelskew sweep sweeps/fmnist.yaml --dry-run

@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 @SET
 @guarded
 def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
-    """Check recipes, tables of them and silos' own files; all mistakes of all FILES are shown, and the exit code is 2
-    if there are any.
+    """Check recipes, tables of them and silos' own files.
 
-    A table is checked row by row. A silo's own file is checked with the recipes in its folder whose
-    client_specific_args.data_silo_config names it.
+    All mistakes of all FILES are shown, and the exit code is 2 if there are any. A table is checked row by row. A
+    silo's own file is checked with the recipes in its folder whose client_specific_args.data_silo_config names it.
     """
     from fl_labelskew_plugins.recipe import parse, tables
 

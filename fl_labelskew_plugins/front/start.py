@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -149,6 +150,8 @@ def go_on(folder: RunFolder, objects: Mapping[str, Any], *, quiet: bool = False,
 
 
 def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_run: bool = False) -> Survey | None:
+    if "fedml" not in sys.modules and not call.quiet:
+        log.word("loading FedML ...")
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, folder, show)
     try:
         if dry_run:
@@ -216,9 +219,10 @@ def _train(runtime: Runtime, record: Record) -> None:
         )
     show.note(describe(session))
     federation = session.federation
-    show.start(session.recipe.name, record.next_round, federation.rounds, federation.clients_per_round, record.pause)
+    rounds, clients = federation.rounds, federation.clients_per_round
     try:
         with interrupting(), record.tracked():
+            show.start(session.recipe.name, record.next_round, rounds, clients, record.pause)
             runtime.run(session, record)
             if record.next_round == federation.rounds:
                 record.finish()

@@ -5,6 +5,10 @@ of the import system; it waits for ``fedml.cli.modules.run`` and then gives its 
 else that ``fedml run`` does stays as it is. From then on Ctrl-C ends a command of ours with one line, however much is
 still to be imported. ``FL_LABELSKEW_NO_HOOK=1`` switches the hook off.
 
+The host's command line imports all of the host, for seconds, before it looks at what was typed. Where that is
+``fedml run --help`` or a recipe of ours, the script ``fedml`` gets :func:`cli` in its place, which has the same
+answers: the group is the host's own, from its own file.
+
 This module is read at every interpreter start, so it imports nothing but what is loaded already.
 """
 
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     import click
 
 TARGET = "fedml.cli.modules.run"
+CLI = "fedml.cli.cli"
+"""What the script ``fedml`` imports its command line from."""
 COMMAND = "fl_labelskew_plugins.cli.run"
 OWN = ("labelskew", "fl_labelskew_plugins.cli.main")
 """Our own command, by its script and by its module."""
@@ -70,6 +76,10 @@ def install() -> None:
         sys.meta_path.insert(0, Finder)
         if _is_ours(sys.orig_argv):
             _quiet_imports()
+        if _is_quick(sys.orig_argv):
+            stand_in: Any = type(sys)(CLI)
+            stand_in.cli = cli
+            sys.modules[CLI] = stand_in
 
 
 def end_in_a_line() -> None:
@@ -89,15 +99,28 @@ def end(signum: int, frame: FrameType | None) -> NoReturn:
 
 def _is_ours(argv: list[str]) -> bool:
     """Whether the interpreter was started as ``labelskew``, or as ``fedml run`` with a recipe or ``--resume``."""
-    words = [word.rpartition("/")[2] for word in argv[1:]]
-    while words and words[0].startswith("-"):  # the interpreter's own options
-        words.pop(0)
-    if words[:1] != ["fedml"]:
-        return words[:1] != [] and words[0] in OWN
-    given = argv[len(argv) - len(words) :]
+    script, *words = _typed(argv)
+    if script != "fedml":
+        return script in OWN
     return "run" in words and any(
-        word.startswith("--resume") if word.startswith("-") else is_recipe(word) for word in given[words.index("run") :]
+        word.startswith("--resume") if word.startswith("-") else is_recipe(word) for word in words[words.index("run") :]
     )
+
+
+def _is_quick(argv: list[str]) -> bool:
+    """Whether :func:`cli` may have an answer: ``fedml run``, and then nothing, an option or a recipe."""
+    script, *words = _typed(argv)
+    return (script, words[:1]) == ("fedml", ["run"]) and all(
+        word.startswith("-") or is_recipe(word) for word in words[1:2]
+    )
+
+
+def _typed(argv: list[str]) -> list[str]:
+    """The name of the script, and what was typed after it."""
+    given = argv[1:]
+    while given and given[0].startswith("-"):  # the interpreter's own options
+        given.pop(0)
+    return [given[0].rpartition("/")[2], *given[1:]] if given else [""]
 
 
 def is_recipe(word: str) -> bool:
@@ -113,6 +136,42 @@ def _quiet_imports() -> None:
 
     for module in ("requests", "fedml"):
         warnings.filterwarnings("ignore", module=module)
+
+
+def cli() -> Any:
+    """The command line of ``fedml run`` for what needs nothing of the host, and else the host's own."""
+    del sys.modules[CLI]
+    args = sys.argv[2:]
+    try:
+        group = _group() if _our_command() else None
+        ours = group is not None and (args in ([], ["-h"], ["--help"]) or _command_for(group, args) is not None)
+    except Exception:
+        ours = False
+    if ours and group is not None:
+        return group.main(args, prog_name="fedml run")
+    from importlib import import_module
+
+    return import_module(CLI).cli()
+
+
+def _group() -> click.Group:
+    """The host's group ``fedml run`` with our way in, read from its file alone: what it imports is only used later."""
+    from importlib.util import find_spec, module_from_spec, spec_from_file_location
+
+    host: Any = find_spec("fedml")
+    file = os.path.join(host.submodule_search_locations[0], *TARGET.split(".")[1:]) + ".py"
+    spec: Any = spec_from_file_location(TARGET, file)
+    module = module_from_spec(spec)
+    unused = {name: type(sys)(name) for name in ("fedml", "fedml.api")}
+    sys.modules.update(unused)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        for name in unused:
+            del sys.modules[name]
+    group: click.Group = module.fedml_run
+    patch(group)
+    return group
 
 
 def patch(group: click.Group) -> None:

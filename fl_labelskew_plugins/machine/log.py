@@ -13,6 +13,7 @@ import sys
 
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.machine.text import clean, utc
 
 FORM = "FL_LABELSKEW_LOG"
@@ -44,9 +45,20 @@ def end() -> None:
     form = PLAIN
 
 
+def at_terminal() -> bool:
+    """Whether stdout is a terminal, and lines are for a person there."""
+    return form == PLAIN and sys.stdout.isatty()
+
+
 def note(text: str, level: str = INFO) -> None:
     """Say one or more lines."""
     print(formed(text, level), flush=True)
+
+
+def word(text: str) -> None:
+    """Say what takes a while to a person who waits at a terminal, and to nobody else."""
+    if at_terminal() and mpi_rank() is None:
+        print(text, flush=True)
 
 
 def warn(text: str) -> None:

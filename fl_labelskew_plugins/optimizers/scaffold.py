@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class SCAFFOLD(Optimizer):
-    """Control variates."""
+    """Control variates against the drift of clients."""
 
     class Params(params.Params):
         """Options of SCAFFOLD, under the host's names; ``option`` is the paper's."""

@@ -93,7 +93,7 @@ def dirichlet(
 
 
 class Dirichlet(ByLabels):
-    """FedLC's D(beta)."""
+    """Each class dealt in proportions of a Dirichlet distribution: FedLC's D(beta)."""
 
     class Params(Params):
         """Parameters of dirichlet."""

@@ -51,7 +51,7 @@ def pcdd(labels: Indices, *, clients: int, classes_per_client: int, rng: np.rand
 
 
 class PCDD(ByLabels):
-    """FedMR's P<clients>C<classes_per_client>."""
+    """Every client holds a fixed number of classes: FedMR's P<clients>C<classes>."""
 
     class Params(Params):
         """Parameters of pcdd."""

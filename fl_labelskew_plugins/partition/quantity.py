@@ -32,7 +32,7 @@ def quantity(labels: Indices, *, clients: int, sets_per_client: int, rng: np.ran
 
 
 class Quantity(ByLabels):
-    """FedLC's Q(sets_per_client)."""
+    """Sorted samples cut into equal sets, dealt at random: FedLC's Q(a)."""
 
     class Params(Params):
         """Parameters of quantity."""

@@ -49,7 +49,7 @@ def shards(
 
 
 class Shards(ByLabels):
-    """FedRS's shards."""
+    """Each class cut into equal shards, dealt at random: FedRS's partition."""
 
     class Params(Params):
         """Parameters of shards."""

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.recipe.tables import Table
 
 COPY = "labelskew recipes cp {}"
+SCHEMA = "recipe.schema.json"
+"""Beside the recipes: what ``labelskew schema`` prints, for editors."""
+MODELINE = "# yaml-language-server: $schema="
+"""Begins a recipe's first line, which tells an editor where its schema lies, from the recipe's own folder."""
 PAPERS = "papers"
 """Folder of the papers' tables, beside the recipes that are files."""
 
@@ -90,6 +94,11 @@ def named(name: str) -> str | None:
     if row not in page.cells:
         raise unknown(name, [f"{place}/{known}" for known in page.cells])
     return page.text(row, name)
+
+
+def beside_schema(recipe: str) -> str:
+    """The text of a recipe that says of its schema that it lies beside it."""
+    return f"{MODELINE}{SCHEMA}\n{recipe.partition(chr(10))[2] if recipe.startswith(MODELINE) else recipe}"
 
 
 def text(path: str | Path) -> str | None:

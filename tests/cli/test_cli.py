@@ -14,10 +14,11 @@ from run_folders import folder, resolved
 from fl_labelskew_plugins.cli import recipes, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.main import main
-from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe import parse, shipped
 
 ROOT = Path(__file__).parents[2]
 QUICK = ROOT / "recipes" / "quickstart.yaml"
+MODELINE = "# yaml-language-server: $schema=recipe.schema.json\n"
 HOSPITALS = ROOT / "examples" / "hospitals"
 
 
@@ -49,6 +50,29 @@ def test_every_verb_has_help(verb):
     assert call(verb, "-h").output.startswith("Usage: main ")
 
 
+def every_command(command=main, path=()):
+    yield path, command
+    for name, part in getattr(command, "commands", {}).items():
+        yield from every_command(part, (*path, name))
+
+
+@pytest.mark.parametrize("path", [path for path, _ in every_command()], ids=" ".join)
+def test_help_is_whole_sentences_that_are_not_cut(path):
+    command = dict(every_command())[path]
+    text = call(*path, "--help", COLUMNS="80").output
+    assert max(map(len, text.splitlines())) <= 80
+    assert "..." not in text.partition("\n\n")[2].replace("[ARGS]...", "")
+    listed = text.partition("\nCommands:\n")[2]
+    for name, part in getattr(command, "commands", {}).items():
+        assert re.fullmatch(r"[A-Z].{9,}\.", part.short_help)
+        assert " ".join(part.short_help.split()) in " ".join(listed.split()), name
+        assert len(part.short_help) <= 2 * 62, "two lines of the list"
+    for option in command.params:
+        if option.param_type_name == "option":
+            assert option.help, option.name
+            assert re.sub(r"  \[default: .*\]$", "", option.help).endswith("."), option.help
+
+
 def test_version():
     assert call("--version").output.startswith("labelskew, version ")
 
@@ -68,10 +92,27 @@ def test_version():
 )
 def test_lists_and_details(verb, kind):
     entries = catalog.entries(kind)
-    listed = [line.split() for line in call(verb).output.splitlines()]
-    assert listed == [["name", "distribution"], *([entry.name, entry.distribution] for entry in entries)]
-    for entry in entries:
-        assert call(verb, entry.name).output.startswith(f"{entry.name}: ")
+    head, *listed = [re.split("  +", line, maxsplit=1) for line in call(verb, COLUMNS="200").output.splitlines()]
+    assert head == ["name", "what it is"]
+    assert [name for name, _ in listed] == [entry.name for entry in entries]
+    for name, what in listed:
+        assert call(verb, name).output.startswith(f"{name}: {what}\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ('class A:\n    """What\x1b[2J it is.\n\n    More.\n    """\n\n1 / 0', "What?[2J it is. (acme)"),
+        ("class A:\n    pass", "(acme)"),
+        ("A = 1", "(acme)"),
+        ("class A(:", "(acme)"),
+    ],
+)
+def test_a_plugin_is_listed_without_being_imported(source, line, register):
+    register("fl_labelskew.methods", source)
+    lines = call("methods").output.splitlines()
+    assert [row.split(maxsplit=1)[1] for row in lines if row.startswith("acme ")] == [line]
+    assert any(row.startswith("fedrs ") for row in lines)
 
 
 def test_details_show_paper_and_parameters():
@@ -129,8 +170,14 @@ def test_recipes_are_listed_shown_and_copied(tmp_path):
     assert call("recipes", "show", "quickstart.yaml").output == QUICK.read_text()
     assert call("recipes", "cp", "quickstart", tmp_path).output == f"{tmp_path / 'quickstart.yaml'}\n"
     assert (tmp_path / "quickstart.yaml").read_text() == QUICK.read_text()
+    schema = tmp_path / shipped.SCHEMA
+    assert schema.read_text() == (QUICK.parent / shipped.SCHEMA).read_text()
+    schema.write_text("mine")
     call("recipes", "cp", "small/fedmr_fmnist", tmp_path / "mine.yaml")
-    assert (tmp_path / "mine.yaml").read_text().startswith("# fedml run recipes/small/fedmr_fmnist.yaml")
+    first, second, *_ = (tmp_path / "mine.yaml").read_text().splitlines()
+    assert f"{first}\n" == MODELINE
+    assert second == "# fedml run recipes/small/fedmr_fmnist.yaml"
+    assert schema.read_text() == "mine"
 
 
 def test_a_copy_overwrites_nothing(tmp_path):
@@ -170,7 +217,7 @@ def test_a_paper_s_recipes_alone(tmp_path):
 def test_a_copied_row_is_a_recipe_of_its_own(tmp_path):
     copy = tmp_path / "table1_fmnist_p10c2.yaml"
     assert call("recipes", "cp", "fedmr/table1_fmnist_p10c2", tmp_path).output == f"{copy}\n"
-    assert copy.read_text() == call("recipes", "show", "fedmr/table1_fmnist_p10c2").output
+    assert copy.read_text() == MODELINE + call("recipes", "show", "fedmr/table1_fmnist_p10c2").output
     assert parse.load(copy).dump() == parse.load("fedmr/table1_fmnist_p10c2").dump()
 
 

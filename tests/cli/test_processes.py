@@ -1,5 +1,6 @@
 """The commands as a user starts them: exit codes, what is imported, pipes and signals."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -38,6 +39,33 @@ assert not (found := sys.modules.keys() & set({HEAVY!r}) - set({needed!r})), fou
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_person_at_a_terminal_hears_a_word_before_what_takes_long():
+    script = f"""
+import io, json, os, sys
+os.environ.update(FL_LABELSKEW_LOG="", TERM="dumb")
+said = {{}}
+class Screen(io.StringIO):
+    def isatty(self):
+        return True
+    def write(self, text):
+        said.setdefault(text.strip(), [name for name in ("torch", "fedml") if name in sys.modules])
+        return len(text)
+sys.stdout = Screen()
+from fl_labelskew_plugins.cli.main import main
+try:
+    main(["run", {str(QUICK)!r}, "--dry-run"])
+finally:
+    sys.stdout = sys.__stdout__
+    print(json.dumps(said))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    said = json.loads(done.stdout)
+    assert next(iter(said)) == "reading recipe ...", done
+    assert said["reading recipe ..."] == []
+    assert said["loading FedML ..."] == ["torch"]
+    assert said["dry run: nothing was trained or written"] == ["torch", "fedml"]
 
 
 def test_a_run_from_start_to_report(tmp_path, forker):

@@ -213,6 +213,7 @@ def test_only_our_calls_leave_the_host_s_import_warnings_out_and_end_in_a_line(a
     called, before = [], signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.delitem(sys.modules, hook.TARGET, raising=False)
+    monkeypatch.setitem(sys.modules, hook.CLI, None)  # what stands there instead is gone at the end
     monkeypatch.setattr(sys, "orig_argv", argv)
     monkeypatch.setattr(hook, "_quiet_imports", lambda: called.append(1))
     while hook.Finder in sys.meta_path:
@@ -220,6 +221,32 @@ def test_only_our_calls_leave_the_host_s_import_warnings_out_and_end_in_a_line(a
     hook.install()
     took = signal.signal(signal.SIGINT, before)
     assert (bool(called), took is hook.end) == (ours, ours)
+
+
+@pytest.mark.parametrize(
+    ("line", "quick"),
+    [
+        ("fedml run", True),
+        ("fedml run --help", True),
+        ("fedml run --set a.b=c r.yaml", True),
+        ("/x/bin/fedml run quickstart --dry-run", True),
+        ("fedml run list", False),
+        ("fedml run lst", False),
+        ("fedml launch r.yaml", False),
+        ("fedml -h run r.yaml", False),
+        ("labelskew run r.yaml", False),
+        ("train.py run r.yaml", False),
+    ],
+)
+def test_only_what_may_be_ours_gets_the_quick_command_line(line, quick, monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [finder for finder in sys.meta_path if finder is not hook.Finder])
+    monkeypatch.delitem(sys.modules, hook.TARGET, raising=False)
+    monkeypatch.setitem(sys.modules, hook.CLI, None)
+    monkeypatch.setattr(sys, "orig_argv", ["python", *line.split()])
+    monkeypatch.setattr(hook, "end_in_a_line", lambda: None)
+    monkeypatch.setattr(hook, "_quiet_imports", lambda: None)
+    hook.install()
+    assert (getattr(sys.modules[hook.CLI], "cli", None) is hook.cli) == quick
 
 
 def test_the_filters_are_for_the_host_alone():

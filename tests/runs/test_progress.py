@@ -1,9 +1,18 @@
+import fcntl
 import io
 import math
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
 
 import pytest
 from rich.console import Console
 
+from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.runs import progress as module
 from fl_labelskew_plugins.runs.progress import Live, Pause, Plain, Progress, clock, in_words, progress
 
@@ -47,20 +56,142 @@ def test_plain_lines_count_rounds_and_time_left(capsys, monkeypatch):
     shown.start("x", 0, 1, 1)
     assert capsys.readouterr().out == "x: 1 round of 1 client\n"
     assert second.startswith("round 2/4  accuracy 62.13 %")
-    assert second.endswith("10.0 s  left 0:20")
+    assert second.endswith("loss cross_entropy 0.4000 + intra 0.0100   10.0 s  left 0:20")
 
 
-def test_live_shows_round_client_accuracy_and_time_left():
+@pytest.mark.parametrize(
+    ("width", "tested", "untested", "bar"),
+    [
+        (
+            130,
+            "round 2/4  accuracy 62.13 %  own test splits 98.00 %  loss cross_entropy 0.4000 + intra 0.0100   10.0 s  "
+            "left 0:20",
+            "round 3/4                                             loss cross_entropy 1.0000                  10.0 s  "
+            "left 0:08  1 left out",
+            "round 4/4  client 3/10  left 0:05",
+        ),
+        (
+            80,
+            "round 2/4  accuracy 62.13 %  own test splits 98.00 %  loss 0.4100   10.0 s",
+            None,
+            "round 4/4  client 3/10  left 0:05",
+        ),
+        (
+            60,
+            "round 2/4  accuracy 62.13 %  loss 0.4100",
+            "round 3/4                    loss 1.0000",
+            "round 4/4  client 3/10  left 0:05",
+        ),
+        (40, "round 2/4  accuracy 62.13 %", "round 3/4", "round 4/4  client 3/10  left 0:05"),
+        (20, "round 2/4", "round 3/4", "round 4/4"),
+    ],
+)
+def test_a_terminal_shows_the_columns_that_fit_and_a_bar_below(width, tested, untested, bar, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
     screen = io.StringIO()
-    shown = Live(Console(file=screen, force_terminal=True, width=200))
-    shown.start("fedmr", 0, 4, 10)
-    shown.client(0, 3, 10)
-    shown.round(LINE, 1.0)
+    shown = Live(Console(file=screen, force_terminal=True, width=width, color_system=None))
+    shown.start("fedmr", 1, 4, 10)
+    now[0] = 110.0
+    shown.round(LINE, 10.0)
+    now[0] = 115.0
+    shown.round({"round": 2, "loss_terms": {"cross_entropy": 1.0}, "left_out": [1]}, 10.0)
+    shown.client(3, 3, 10)
+    below = [segment.text for segment in Console(width=width, color_system=None).render(shown._below())]
     shown.note("a [b] note")
     shown.stop()
-    text = screen.getvalue()
-    for word in ("fedmr", "2/4", "client 3/10", "accuracy 62.13 %", "left", "a [b] note"):
-        assert word in text
+    lines = [line for line in screen_of(screen.getvalue()) if line]
+    assert lines[0] == "fedmr: 4 rounds of 10 clients, 1 done already"
+    assert lines[-1] == "a [b] note"  # the bar is gone
+    assert tested in lines
+    assert untested is None or any(line.startswith(untested) for line in lines)
+    assert all(len(line) < width for line in lines[1:-1])
+    text = "".join(below).rstrip()
+    assert len(text) < width
+    assert re.fullmatch(f"[━╸╺ ]*{bar}", text)
+
+
+def screen_of(text):
+    """What a terminal shows in the end, with everything that has scrolled away, of the few codes that rich sends."""
+    lines, at = [""], 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[a-zA-Z]|\r|\n|[^\x1b\r\n]+", text):
+        if part == "\n":
+            at += 1
+            lines += [""] * (at + 1 - len(lines))
+        elif part == "\x1b[1A":
+            at -= 1
+        elif part == "\x1b[2K":
+            lines[at] = ""
+        elif part[0] not in "\x1b\r":
+            lines[at] += part
+    return [line.rstrip() for line in lines]
+
+
+RUN = """
+import time
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.runs.progress import progress
+log.begin()
+shown = progress(False)
+shown.start("fedmr", 0, 3, 10)
+try:
+    for round in range(3):
+        shown.client(round, 3, 10)
+        time.sleep(0.6)
+        log.warn(f"of round {round + 1}")
+        shown.round({"round": round, "accuracy": 0.5, "loss_terms": {"cross_entropy": 1.0, "intra": 1.0}}, 1.0)
+    shown.note("asleep")
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted")
+finally:
+    shown.stop()
+"""
+
+
+def in_a_terminal(width, **environment):
+    """What a display writes to a real terminal of this width, and Ctrl-C typed at its end."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24 if width else 0, width, 0, 0))
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
+    kept |= {log.FORM: "", "TERM": "xterm-256color", **environment}
+    script = ["setsid", "--ctty", "--wait", sys.executable, "-c", RUN]
+    with subprocess.Popen(script, stdin=theirs, stdout=theirs, stderr=theirs, env=kept) as process:
+        os.close(theirs)
+        said, typed = b"", 0
+        while True:
+            try:
+                said += os.read(ours, 4096)
+            except OSError:  # its other end was closed
+                break
+            if not typed and b"asleep" in said:
+                typed = os.write(ours, b"\x03")
+        os.close(ours)
+        assert process.wait() == 0, said
+    return said.decode().replace("^C", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [20, 60, 80, 120, 0])
+def test_a_real_terminal_is_left_whole(width):
+    said = in_a_terminal(width)
+    *lines, end = [line for line in screen_of(said) if line]
+    rounds = [line for line in lines if line.startswith("round ")]
+    assert len(rounds) == 3
+    assert not [line for line in lines if "client 3/10" in line]  # the bar is nowhere in what has scrolled by
+    assert lines.index("warning: of round 2") == lines.index(rounds[1]) - 1
+    assert max(map(len, rounds)) < (width or 80)
+    assert end == "interrupted"
+    assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")
+    below = re.findall(r"round 2/3  client 3/10  left \d:\d\d", said)
+    assert (len(below) > 0) == (width != 20)
+
+
+@pytest.mark.slow
+def test_colours_and_control_characters_are_left_away_where_they_are_not_wanted():
+    assert "\x1b[38;" in in_a_terminal(80)
+    assert not re.search(r"\x1b\[[0-9;]*m", in_a_terminal(80, NO_COLOR="1").replace("\x1b[0m", ""))
+    assert "\x1b" not in in_a_terminal(80, TERM="dumb")
 
 
 def test_a_client_with_a_name_is_called_by_it():

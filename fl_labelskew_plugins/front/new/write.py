@@ -18,11 +18,10 @@ from fl_labelskew_registry import mistake
 from fl_labelskew_plugins.data.fakes import whole
 from fl_labelskew_plugins.front.new.look import Look
 from fl_labelskew_plugins.machine.text import clean, counted
-from fl_labelskew_plugins.recipe import yaml
+from fl_labelskew_plugins.recipe import shipped, yaml
 
 Section = tuple[str, str, dict[str, Any]]
 """A comment, a section's name and its keys."""
-SCHEMA = "recipe.schema.json"
 MOST_SILOS = 100
 ALL_JOIN = 20
 """Clients up to which all of them join every round."""
@@ -249,7 +248,7 @@ def _deal_table(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
 
 def _write_page(path: Path, head: Sequence[str], sections: Sequence[Section]) -> None:
     """A recipe, or a silo's own file, with its comments."""
-    lines = [f"# yaml-language-server: $schema={SCHEMA}", *(_comment(line) for line in head)]
+    lines = [shipped.MODELINE + shipped.SCHEMA, *(_comment(line) for line in head)]
     for comment, name, values in sections:
         lines += [*(["", _comment(comment)] if comment else []), yaml.write({name: values}).rstrip()]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -272,4 +271,4 @@ def _finish(part: Path, seen: Look, kind: str, ignored: Sequence[str], **facts: 
     facts |= {"data": shlex.quote(clean(seen.args["data_cache_dir"], 4096)), "predicts": seen.dataset != "table"}
     (part / "README.md").write_text(readme.render(facts), encoding="utf-8")
     (part / ".gitignore").write_text("".join(f"{line}\n" for line in ignored), encoding="utf-8")
-    (part / SCHEMA).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
+    (part / shipped.SCHEMA).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
