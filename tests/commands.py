@@ -1,5 +1,6 @@
 """Commands as a person types them, in this process."""
 
+import click
 from click.testing import CliRunner
 
 from fl_labelskew_plugins.cli.main import main
@@ -18,3 +19,13 @@ def errors(*words, code=2):
     lines = call(*words, code=code).stderr.splitlines()
     assert all(line.startswith("error: ") for line in lines)
     return [line.removeprefix("error: ") for line in lines]
+
+
+def parsed(words):
+    """What our command makes of these words."""
+    command = main
+    # with the context of the program: a command keeps the first names of its help option that it is asked for
+    parent = click.Context(main, **main.context_settings)
+    while isinstance(command, click.Group):
+        command, words = command.commands[words[0]], words[1:]
+    return command.make_context(command.name, list(words), parent=parent).params

@@ -8,12 +8,10 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import click
 import pytest
 import yaml
+from commands import parsed
 from fl_labelskew_registry import LabelSkewError
-
-from fl_labelskew_plugins.cli.main import main
 
 SERVICES = Path(__file__).parents[1] / "examples" / "services"
 UNITS = sorted(SERVICES.glob("*.service"))
@@ -32,14 +30,6 @@ def unit(path):
             assert re.fullmatch("[A-Z][A-Za-z]+=", name + sign), line
             section.setdefault(name, []).append(value)
     return sections
-
-
-def parsed(words):
-    """What our command makes of these words."""
-    command = main
-    while isinstance(command, click.Group):
-        command, words = command.commands[words[0]], words[1:]
-    return command.make_context(command.name, list(words)).params
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_it_is_shown_of_one_silo_or_event(folder):
 
 def test_events_that_may_be_asked_for_are_those_that_are_noted():
     source = "".join(path.read_text() for path in Path(fl_labelskew_plugins.__file__).parent.rglob("*.py"))
-    noted = set(re.findall(r'\bnote\("([a-z ]+)"|"event": "([a-z ]+)"|_note\("([a-z ]+)"', source))
+    noted = set(re.findall(r'\bnote\("([a-z][a-z ]*)"|"event": "([a-z ]+)"|_note\("([a-z ]+)"', source))
     assert {name for names in noted for name in names if name} <= set(EVENTS)
 
 

@@ -9,11 +9,10 @@ import stat
 import numpy as np
 import pytest
 import yaml
-from commands import call, errors
+from commands import call, errors, parsed
 from fl_labelskew_registry import LabelSkewError
 from mistakes import message
 
-from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.front.new import write
 from fl_labelskew_plugins.front.new.look import Look, look
 from fl_labelskew_plugins.recipe import parse
@@ -172,13 +171,8 @@ def test_the_readme_s_commands_are_commands(own, here, typed):
     assert {words[0] for words in commands} == {"labelskew", "fedml"}
     verbs = {words[1] for words in commands}
     assert {"validate", "run", "evaluate", "predict", "export"} <= verbs
-    if lacking := verbs - main.commands.keys():
-        pytest.skip(f"no command {lacking}")
-    for _, verb, *rest in commands:
-        command = main.commands[verb]
-        while hasattr(command, "commands"):
-            command = command.commands[rest.pop(0)]
-        command.make_context(verb, rest)
+    for _, *rest in commands:
+        parsed(rest)
 
 
 @pytest.mark.slow

@@ -115,8 +115,8 @@ def test_every_kind_of_message_makes_its_way(start, tls):
             assert (arrived.get("round"), arrived.get("meta")) == (5, {"text": "größer"})
             assert list(arrived.get("tensors")) == list(TENSORS)
             assert all(torch.equal(arrived.get("tensors")[name], tensor) for name, tensor in TENSORS.items())
-    assert server.kinds == ["HELLO", "OPENING", "UPLOAD", "FAILED", "FINISH", "SURVEY"]
-    assert silo.kinds == ["JOINED", "WELCOME", "TRAIN", "VERDICT", "FINISH", "SURVEY"]
+    assert server.kinds == ["HELLO", "OPENING", "UPLOAD", "TESTED", "FAILED", "FINISH", "SURVEY"]
+    assert silo.kinds == ["JOINED", "WELCOME", "TRAIN", "VERDICT", "TEST", "FINISH", "SURVEY"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
