@@ -91,7 +91,7 @@ def _only_file(folder: Path) -> Path | None:
     Raises:
         LabelSkewError: there are several.
     """
-    from fl_labelskew_plugins.data.image_folder import images_in
+    from fl_labelskew_plugins.data.trees import images_in
 
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in {".npz", *TABLES} and file.is_file())
     if not files or any(images_in(below) for below in folder.iterdir() if below.is_dir()):
