@@ -23,8 +23,8 @@ from matplotlib.transforms import Affine2D
 from fl_labelskew_plugins.cli import plugins, table
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.recipe import tables
+from fl_labelskew_plugins.recipe.beside import Expected, Policy
 from fl_labelskew_plugins.recipe.model import EXPECTED, PLUGGED, POLICY, SECTIONS
-from fl_labelskew_plugins.recipe.sections import Expected, Policy
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent

@@ -10,7 +10,7 @@ its own or each group's. Tiny-ImageNet's ``train/<class>/images/*`` and ``val/va
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -22,94 +22,12 @@ from pydantic import Field
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.files import fits, readable
 from fl_labelskew_plugins.data.fingerprint import digest
-from fl_labelskew_plugins.data.pictures import OnBadSample, faults, opened, settle
+from fl_labelskew_plugins.data.pictures import OnBadSample, decode, faults, opened, settle
 from fl_labelskew_plugins.data.split import drawn, joined, picked, stratified
 from fl_labelskew_plugins.data.stats import moments
+from fl_labelskew_plugins.data.trees import Samples, folders_among, held_by, list_annotated, list_images, nested_class
 from fl_labelskew_plugins.machine.text import clean, few
 from fl_labelskew_plugins.params import Params
-
-SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-Samples = list[tuple[Path, str]]
-
-
-def images_in(folder: Path) -> list[Path]:
-    """All images below ``folder``, sorted; anything else is passed over."""
-    images: list[Path] = []
-    for root, _, names in os.walk(folder):
-        images += [Path(root, name) for name in names if Path(name).suffix.lower() in SUFFIXES and name[0] != "."]
-    return sorted(images)
-
-
-def _sorted(paths: Iterable[Path]) -> list[Path]:
-    """The folders among some paths, by name, but hidden ones."""
-    return sorted((path for path in paths if path.is_dir() and path.name[0] != "."), key=lambda path: path.name)
-
-
-def list_images(folders: Iterable[Path], where: str) -> Samples:
-    """All images below each class's folder, with its name for their class, sorted by it.
-
-    Raises:
-        LabelSkewError: there is none, or a class has none; ``where`` is for messages.
-    """
-    samples: Samples = []
-    for folder in _sorted(folders):
-        images = images_in(folder)
-        if not images:
-            raise LabelSkewError(
-                f"{where}: {folder} has no images; add one of {', '.join(sorted(SUFFIXES))}, or remove the folder"
-            )
-        samples += [(path, folder.name) for path in images]
-    if not samples:
-        raise LabelSkewError(f"{where} has no class folders; use <class>/<image>")
-    return samples
-
-
-def list_annotated(file: Path) -> Samples:
-    """Tiny-ImageNet's validation part: ``images/<name>``, with ``<name> TAB <class> TAB ...`` lines in ``file``.
-
-    Raises:
-        LabelSkewError: there is no line, or another one.
-    """
-    rows = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if not rows or any(len(row) < 2 for row in rows):
-        raise mistake(file, "is not a list of images and their classes", "lines of image, tab, class")
-    return [(file.parent / "images" / row[0], row[1]) for row in rows]
-
-
-def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
-    """One image as ``(channels, size, size)``: the shorter side is resized to ``size``, then the centre is cut.
-
-    Raises:
-        LabelSkewError: the file is not an image, or broken.
-    """
-    from PIL import Image
-
-    grey_or_colour = opened(path, "L" if channels == 1 else "RGB")
-    width, height = grey_or_colour.size
-    scale = size / min(width, height)
-    width, height = max(round(width * scale), size), max(round(height * scale), size)
-    left, top = (width - size) // 2, (height - size) // 2
-    resized = grey_or_colour.resize((width, height), Image.Resampling.BILINEAR)
-    pixels = np.asarray(resized.crop((left, top, left + size, top + size)), dtype=np.uint8)
-    return pixels.reshape(size, size, channels).transpose(2, 0, 1)
-
-
-def _nested(folder: Path, samples: Samples) -> str | None:
-    """The first class without an image of its own, unless all of them are in ``images/``; None where there is none."""
-    below: dict[str, set[str]] = {}
-    for path, name in samples:
-        inner = os.path.dirname(path)[len(os.path.join(folder, name)) + 1 :]
-        below.setdefault(name, set()).add(inner.partition(os.sep)[0])
-    return next((name for name, inner in below.items() if "" not in inner and inner != {"images"}), None)
-
-
-def _held(folder: Path, train: Samples, test: Samples) -> str:
-    """What a group has, in words."""
-    at = len(folder.parts) - 1
-    has, tests = ([sample for sample in part if sample[0].parts[at] == folder.name] for part in (train, test))
-    classes = sorted({name for _, name in has})
-    split = f"{len(has)} training, {len(tests)} test" if tests else f"{len(has)}, of which a part is split off"
-    return f"{split}; {few(classes)}"
 
 
 class ImageParams(Params):
@@ -174,7 +92,7 @@ class ImageFolder(Dataset):
         Raises:
             LabelSkewError: some folders have such a part and others have not, or there is no group that is asked for.
         """
-        chosen, folders = self.params.groups, _sorted(root.iterdir())
+        chosen, folders = self.params.groups, folders_among(root.iterdir())
         groups = [folder for folder in folders if any((folder / part).is_dir() for part in parts)]
         names, tree = [folder.name for folder in groups], "<group>/train/<class>/<image>"
         if chosen is not None:
@@ -224,7 +142,7 @@ class ImageFolder(Dataset):
             LabelSkewError: there are none, or its folders hold further folders, and nobody says that they are classes.
         """
         samples = list_images(folder.iterdir(), f"data set {self.name}: {folder}")
-        if self._named or (nested := _nested(folder, samples)) is None:
+        if self._named or (nested := nested_class(folder, samples)) is None:
             return samples
         deeper = few(sorted({path.relative_to(folder / nested).parts[0] for path, name in samples if name == nested}))
         raise LabelSkewError(
@@ -245,7 +163,7 @@ class ImageFolder(Dataset):
             return
         for part in ("test", "val"):
             if (data_dir / part).is_dir():
-                read = few(sorted(path.name for path in data_dir.iterdir() if path.is_dir() and path.name[0] != "."))
+                read = few([folder.name for folder in folders_among(data_dir.iterdir())])
                 raise LabelSkewError(
                     f"data set {self.name}: {data_dir} has {part}/ but no train/; read like this, the classes would be "
                     f"{read}. Use train/<class>/<image> beside {part}/<class>/<image>; a server alone needs no train/"
@@ -409,7 +327,7 @@ class ImageFolder(Dataset):
         return x, contents, dict(faults(one, range(len(samples)), what))
 
     def picture(self, file: Path) -> NDArray[np.uint8]:
-        """A picture as :func:`decode` makes it."""
+        """A picture as :func:`.pictures.decode` makes it."""
         return decode(file, size=self.params.image_size, channels=self.params.channels)
 
     def broken(self, data_dir: Path | None) -> list[str]:
@@ -432,7 +350,7 @@ class ImageFolder(Dataset):
         if self.known_classes is None:
             facts["names"] = few(names)
         for folder in groups:
-            facts[f"group {clean(folder.name, 40)}"] = _held(folder, train, test or [])
+            facts[f"group {clean(folder.name, 40)}"] = held_by(folder, train, test or [])
         rows = [(what, text, self.real.get(what, "any")) for what, text in facts.items()]
         return rows + [(f"class {name}", "missing", "images") for name in self.known_classes or () if name not in names]
 

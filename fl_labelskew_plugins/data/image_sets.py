@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.data.cifar import CLASSES_10
-from fl_labelskew_plugins.data.image_folder import ImageFolder, ImageParams, Samples, images_in, list_images
+from fl_labelskew_plugins.data.image_folder import ImageFolder, ImageParams
 from fl_labelskew_plugins.data.stats import IMAGENET
+from fl_labelskew_plugins.data.trees import Samples, images_in, list_images
 
 
 class ImageSet(ImageFolder):

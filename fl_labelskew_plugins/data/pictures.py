@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, TypeVar
 
+import numpy as np
 from fl_labelskew_registry import LabelSkewError, MistakesError
+from numpy.typing import NDArray
 
 from fl_labelskew_plugins.machine import log
 
@@ -48,6 +50,24 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
             return converted
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
         raise LabelSkewError(f"{file}: is not a sound image ({' '.join(str(error).split())})") from error
+
+
+def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
+    """One image as ``(channels, size, size)``: the shorter side is resized to ``size``, then the centre is cut.
+
+    Raises:
+        LabelSkewError: the file is not an image, or broken.
+    """
+    from PIL import Image
+
+    grey_or_colour = opened(path, "L" if channels == 1 else "RGB")
+    width, height = grey_or_colour.size
+    scale = size / min(width, height)
+    width, height = max(round(width * scale), size), max(round(height * scale), size)
+    left, top = (width - size) // 2, (height - size) // 2
+    resized = grey_or_colour.resize((width, height), Image.Resampling.BILINEAR)
+    pixels = np.asarray(resized.crop((left, top, left + size, top + size)), dtype=np.uint8)
+    return pixels.reshape(size, size, channels).transpose(2, 0, 1)
 
 
 def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> list[tuple[Item, str]]:

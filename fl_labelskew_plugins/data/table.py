@@ -1,22 +1,15 @@
 """Tables: a CSV or Parquet file with a row for each sample, a column of classes, and the other columns as features.
 
 A column of groups, such as hospitals, is for the partition natural. What is no number, and what is missing, is refused
-in a line or encoded as ``data_args`` say. A CSV file is UTF-8 and begins with the columns' names; its separator and its
-decimal sign are told from its beginning. Parquet needs pyarrow.
+in a line or encoded as ``data_args`` say. How a file is read: :mod:`.columns`.
 """
 
 from __future__ import annotations
 
 import csv
-import numbers
-import re
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from decimal import Decimal
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
@@ -25,7 +18,8 @@ from pydantic import Field
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.files import fits, one_line, only_file, size_text
+from fl_labelskew_plugins.data.columns import PARQUET, TEXT, Feature, header, measured, no_numbers, ordered, rows, texts
+from fl_labelskew_plugins.data.files import only_file, size_text
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.split import picked, stratified
 from fl_labelskew_plugins.data.stats import moments
@@ -36,187 +30,8 @@ from fl_labelskew_plugins.params import Params
 if TYPE_CHECKING:
     import pandas as pd
 
-TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
-HEAD = 2**16
-"""Letters of a text file that tell its separator and its decimal sign."""
 MOST_CATEGORIES = 1000
 FAKE_CLASSES, FAKE_GROUPS, FAKE_FEATURES = ("benign", "malign", "unsure"), ("coast", "north", "south"), 8
-
-
-@contextmanager
-def _sound(path: Path) -> Iterator[None]:
-    """Turn what goes wrong in reading a file into a LabelSkewError."""
-    try:
-        yield
-    except LabelSkewError:
-        raise
-    except UnicodeDecodeError as error:
-        raise mistake(path, "is not text in UTF-8", "UTF-8, which spreadsheets call CSV UTF-8") from error
-    except OSError as error:
-        raise LabelSkewError(f"{path}: cannot be read ({error.strerror or one_line(error)})") from error
-    except Exception as error:  # pandas and pyarrow raise a dozen types
-        use = "a file whose rows are all as long as its first line"
-        raise mistake(path, f"is not a sound table ({clean(one_line(error))})", use) from error
-
-
-def header(path: Path) -> list[str]:
-    """The names of a file's columns, in order; of Parquet, without an index that pandas wrote.
-
-    Raises:
-        LabelSkewError: the file cannot be read, or a column has no name, or that of another one.
-    """
-    with _sound(path):
-        if path.suffix.lower() in PARQUET:
-            names = [name for name in _parquet(path).schema_arrow.names if not name.startswith("__index_level_")]
-        else:
-            with path.open(encoding="utf-8-sig", newline="") as stream:
-                names = next(csv.reader(stream, delimiter=_signs(path)[0], skipinitialspace=True), [])
-            names = [name.strip() for name in names]
-    if not names:
-        raise mistake(path, "is empty", "a line with the names of the columns, and a row for each sample")
-    if "" in names:
-        raise mistake(path, f"column {names.index('') + 1} has no name", "a first line with a name for each column")
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise mistake(path, f"column {clean(twice[0], 40)} is there twice", "a name of its own for each column")
-    return names
-
-
-def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """These columns of a file, in their order.
-
-    Raises:
-        LabelSkewError: the file cannot be read, or is too large.
-    """
-    with _sound(path):
-        fits(path.stat().st_size, f"data set table: {path}", "its rows", "a smaller table")
-        if path.suffix.lower() in PARQUET:
-            # without what pandas has noted there: a column may be an index to it
-            frame: pd.DataFrame = _parquet(path).read(columns=list(columns)).to_pandas(ignore_metadata=True)
-        else:
-            import pandas as pd
-
-            separator, decimal = _signs(path)
-            with warnings.catch_warnings():
-                # it would cut rows that are too long; with usecols, without a word
-                warnings.simplefilter("error", pd.errors.ParserWarning)
-                frame = pd.read_csv(
-                    path,
-                    sep=separator,
-                    decimal=decimal,
-                    encoding="utf-8-sig",
-                    header=0,
-                    names=header(path),
-                    index_col=False,
-                    skipinitialspace=True,
-                    low_memory=False,
-                )
-        return frame[list(columns)]
-
-
-def _signs(path: Path) -> tuple[str, str]:
-    """Separator and decimal sign of a text file; numbers such as ``1,5`` may be where commas do not separate."""
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        head = stream.read(HEAD)
-    separator = max(",;\t|", key=head.partition("\n")[0].count)
-    return separator, "," if separator != "," and re.search(r"\d,\d", head) else "."
-
-
-def _parquet(path: Path) -> Any:
-    try:
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        install = "pip install 'fl-labelskew-plugins[parquet]'"
-        raise mistake(path, "Parquet needs pyarrow, which is not installed", f"{install}, or a CSV file") from None
-    return ParquetFile(path)
-
-
-def texts(column: pd.Series[Any]) -> NDArray[np.object_]:
-    """A column's values as texts, whole numbers as such; None where there is none. ``(N,)``."""
-
-    def text(value: Any) -> str:
-        whole = isinstance(value, float) and value.is_integer()
-        return clean(int(value) if whole else value).strip()
-
-    known = column.notna().to_numpy()
-    values = [text(value) if there else None for value, there in zip(column.tolist(), known, strict=True)]
-    return np.array(values, object)
-
-
-def ordered(names: NDArray[np.object_]) -> list[str]:
-    """The different texts: numbers by their size, else as texts are sorted."""
-    different = {name for name in names if name is not None}
-    whole = all(re.fullmatch(r"-?\d{1,18}", name) for name in different)
-    return sorted(different, key=int) if whole else sorted(different)
-
-
-def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
-    """A column's numbers ``(N,)``, NaN where there is none; None where some of it is no number but text.
-
-    Raises:
-        LabelSkewError: it holds dates, lists and the like.
-    """
-    import pandas as pd
-
-    kinds = pd.api.types
-    if kinds.is_numeric_dtype(column) and not kinds.is_complex_dtype(column):
-        return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
-    odd = [value for value in column.dropna().tolist() if not isinstance(value, str | numbers.Real | Decimal)]
-    if odd:
-        use = "data_args.features without it, or a number made of it"
-        raise mistake(where, f"holds {clean(odd[0], 40)}, of type {type(odd[0]).__name__}", use)
-    values = pd.to_numeric(column.astype(object), errors="coerce")
-    if (column.notna() & values.isna()).any():
-        return None
-    return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan))
-
-
-@dataclass(frozen=True)
-class Feature:
-    """A column of features, as the training file decides.
-
-    Args:
-        categories: of one that is no number; empty: it is one.
-    """
-
-    name: str
-    categories: tuple[str, ...] = ()
-
-    @property
-    def shown(self) -> list[str]:
-        """What its features are called."""
-        name = clean(self.name, 40)
-        return [f"{name}={category}" for category in self.categories] or [name]
-
-    def encoded(self, column: pd.Series[Any], where: str) -> NDArray[np.float64]:
-        """Its features ``(N, 1)``, or ``(N, categories)``, NaN where a row has no value.
-
-        Raises:
-            LabelSkewError: a number is none.
-        """
-        where = f"{where}: column {clean(self.name, 40)}"
-        if not self.categories:
-            values = measured(column, where)
-            if values is None:
-                raise mistake(where, f"holds {_no_numbers(column)}, but numbers in training", "numbers")
-            if len(bad := np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)):
-                raise mistake(where, f"row {bad[0] + 1} is not finite in float32", "finite numbers")
-            return values[:, None]
-        words, known = texts(column), column.notna().to_numpy()
-        encoded: NDArray[np.float64] = (words[:, None] == np.array(self.categories, object)).astype(np.float64)
-        encoded[~known] = np.nan
-        if others := ordered(words[~encoded.any(axis=1)]):
-            warn(
-                f"{where}: {few(others)} {'is' if len(others) == 1 else 'are'} not in training; encoded as none of all"
-            )
-        return encoded
-
-
-def _no_numbers(column: pd.Series[Any]) -> str:
-    """The values of a column that are no numbers, in words."""
-    import pandas as pd
-
-    values = column[column.notna() & pd.to_numeric(column.astype(object), errors="coerce").isna()]
-    return few(ordered(texts(values)), 4)
 
 
 class Table(Dataset):
@@ -401,7 +216,7 @@ class Table(Dataset):
             elif measured(frame[name], where) is None:
                 if categorical != "one_hot":
                     use = "data_args.categorical: one_hot, or data_args.features without it"
-                    raise mistake(where, f"holds {_no_numbers(frame[name])}, which are no numbers", use)
+                    raise mistake(where, f"holds {no_numbers(frame[name])}, which are no numbers", use)
                 categories = tuple(ordered(texts(frame[name])))
             if len(categories) > MOST_CATEGORIES:
                 raise mistake(where, f"has {len(categories)} categories", "data_args.features without it")

@@ -12,7 +12,8 @@ from pydantic import ConfigDict
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import sections, yaml
-from fl_labelskew_plugins.recipe.sections import Expected, PluginArgs, Policy
+from fl_labelskew_plugins.recipe.beside import Expected, Policy
+from fl_labelskew_plugins.recipe.sections import PluginArgs
 from fl_labelskew_plugins.recipe.security import DpArgs, SecurityArgs
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.recipe import compatibility, plugins, policy, shipped, yaml
+from fl_labelskew_plugins.recipe.beside import Expected, Policy
 from fl_labelskew_plugins.recipe.conflicts import conflicts, form_conflicts
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown
 from fl_labelskew_plugins.recipe.model import (
@@ -25,15 +26,7 @@ from fl_labelskew_plugins.recipe.model import (
     Recipe,
     Sections,
 )
-from fl_labelskew_plugins.recipe.sections import (
-    HOSTS_TRACKING,
-    IS_PATH,
-    CommArgs,
-    Expected,
-    Policy,
-    TrackingArgs,
-    absolute,
-)
+from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING, IS_PATH, CommArgs, TrackingArgs, absolute
 from fl_labelskew_plugins.recipe.sections import names as split
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})

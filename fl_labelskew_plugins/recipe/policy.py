@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from fl_labelskew_registry import Federation
 
+from fl_labelskew_plugins.recipe.beside import Policy
 from fl_labelskew_plugins.recipe.mistakes import show
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.sections import Policy
 
 OTHER, OPTIMIZER = "other", "optimizer"
 

@@ -10,8 +10,9 @@ from fl_labelskew_registry import PluginError, catalog
 from pydantic import BaseModel
 
 from fl_labelskew_plugins.recipe import plugins
+from fl_labelskew_plugins.recipe.beside import Expected, Policy
 from fl_labelskew_plugins.recipe.model import EXPECTED, PLUGGED, POLICY, REQUIRED, SECTIONS, SILO
-from fl_labelskew_plugins.recipe.sections import Expected, MethodArgs, PluginArgs, Policy
+from fl_labelskew_plugins.recipe.sections import MethodArgs, PluginArgs
 
 
 def json_schema() -> dict[str, Any]:

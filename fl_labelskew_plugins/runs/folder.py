@@ -6,13 +6,9 @@ import contextlib
 import json
 import math
 import os
-import platform
-import resource
 import statistics
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +32,6 @@ Norms = dict[int, dict[int, dict[str, float]]]
 """Client, round, and norms by what they are of."""
 LEFT_BEHIND = ("fedml.yaml", locks.NAME, status.NAME, "revoked.crl")
 """What a server leaves in its folder that no silo came to, beside the audit log."""
-PACKAGES = ("fl-labelskew-plugins", "fl-labelskew-registry", "fedml", "torch", "torchvision", "numpy")
 
 
 class RunFolder:
@@ -338,40 +333,6 @@ def _meta(file: Path) -> dict[str, Any] | None:
     return None
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and machine, as far as numbers may depend on them."""
-    versions = {}
-    for name in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "threads": torch.get_num_threads(),
-        "versions": versions,
-        "argv": sys.argv[1:],
-    }
-
-
-def peak_memory(device: torch.device) -> dict[str, float]:
-    """The most memory that this process has held so far, in MB (10^6 bytes); on a GPU also what its tensors took there.
-
-    Not ``ru_maxrss`` where Linux has better: a process inherits that from the one that started it.
-    """
-    peak = float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                peak = float(line.split()[1]) * 1024
-    peaks = {"peak_mb": round(peak / 1e6, 1)}
-    if device.type == "cuda":
-        peaks["peak_gpu_mb"] = round(torch.cuda.max_memory_allocated(device) / 1e6, 1)
-    return peaks
-
-
 def best_test(lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The line of the best test of the global model, of equal ones the first; None where there is no test."""
     return max((line for line in lines if "accuracy" in line), key=lambda line: line["accuracy"], default=None)
@@ -414,11 +375,3 @@ def finite(value: Any) -> Any:
     if isinstance(value, list):
         return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor()

@@ -13,8 +13,8 @@ import numpy as np
 from fl_labelskew_registry import Dataset, LabelSkewError, MistakesError, catalog, mistake
 from numpy.typing import NDArray
 
-from fl_labelskew_plugins.data.image_folder import images_in
 from fl_labelskew_plugins.data.npz import read_archive
+from fl_labelskew_plugins.data.trees import images_in
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.text import clean

@@ -12,7 +12,8 @@ from PIL import Image
 
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.image_folder import ImageFolder, decode
+from fl_labelskew_plugins.data.image_folder import ImageFolder
+from fl_labelskew_plugins.data.pictures import decode
 
 
 def image(path, colour=(200, 100, 50), size=(40, 30)):

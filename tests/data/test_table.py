@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from fl_labelskew_plugins.cli.main import main
-from fl_labelskew_plugins.data import table
+from fl_labelskew_plugins.data import columns
 from fl_labelskew_plugins.data.table import Table
 
 load, load_test = (functools.partial(read, Table) for read in (datasets.load, datasets.load_test))
@@ -260,7 +260,7 @@ def test_which_file(tmp_path):
 
 def test_a_table_that_does_not_fit_is_not_read(tmp_path, monkeypatch):
     write(tmp_path / "t.csv", hospital=None)
-    monkeypatch.setattr(table.fits.__globals__["os"], "sysconf", lambda name: 1)
+    monkeypatch.setattr(columns.fits.__globals__["os"], "sysconf", lambda name: 1)
     assert "t.csv: its rows need 0.0 GB, and this machine has 0.0; use a smaller" in message(lambda: load(tmp_path))
 
 

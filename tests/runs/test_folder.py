@@ -1,14 +1,10 @@
-import json
-import os
-from pathlib import Path
-
 import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.machine.files import read_lines
-from fl_labelskew_plugins.runs.folder import RunFolder, environment, peak_memory, summary
+from fl_labelskew_plugins.runs.folder import RunFolder, summary
 from fl_labelskew_plugins.tensors import joined
 
 
@@ -152,23 +148,3 @@ def test_summary_by_hand():
     late = [{"bytes_up": 0, "bytes_down": 0, "opening_left_out": clients} for clients in ([3, 1], [1])]
     assert summary([*late, {"bytes_up": 0, "bytes_down": 0}], 5)["opening_left_out"] == [1, 3]
     assert summary([{"round": 0, "bytes_up": 1, "bytes_down": 2}], 5) == {"rounds": 1, "bytes_up": 1, "bytes_down": 2}
-
-
-def test_peak_memory_is_the_most_that_was_held():
-    def held():
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-    before = peak_memory(torch.device("cpu"))["peak_mb"]
-    assert before >= 0.99 * held() > 0
-    more = torch.ones(int((before - held() + 50) * 1e6), dtype=torch.uint8)
-    most = held()
-    del more
-    assert peak_memory(torch.device("cpu")) == {"peak_mb": pytest.approx(most, rel=0.02)}
-    assert most > before + 20
-
-
-def test_environment_names_what_numbers_depend_on():
-    found = environment(torch.device("cpu"))
-    assert found["versions"]["torch"] == torch.__version__.split("+")[0]
-    assert found["threads"] == torch.get_num_threads()
-    json.dumps(found)

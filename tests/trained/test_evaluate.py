@@ -8,7 +8,7 @@ import pytest
 from commands import call, errors
 from sklearn.metrics import confusion_matrix, f1_score, precision_score, recall_score
 
-from fl_labelskew_plugins.data.image_folder import images_in
+from fl_labelskew_plugins.data.trees import images_in
 
 
 def evaluated(*words):

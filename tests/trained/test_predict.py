@@ -12,7 +12,8 @@ import torch
 from commands import call, errors
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.data.image_folder import decode, images_in
+from fl_labelskew_plugins.data.pictures import decode
+from fl_labelskew_plugins.data.trees import images_in
 from fl_labelskew_plugins.trained import inputs
 from fl_labelskew_plugins.trained.network import load
 

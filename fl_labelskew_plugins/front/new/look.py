@@ -91,7 +91,7 @@ def _only_file(folder: Path) -> Path | None:
     Raises:
         LabelSkewError: there are several.
     """
-    from fl_labelskew_plugins.data.image_folder import images_in
+    from fl_labelskew_plugins.data.trees import images_in
 
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in {".npz", *TABLES} and file.is_file())
     if not files or any(images_in(below) for below in folder.iterdir() if below.is_dir()):
@@ -182,22 +182,22 @@ def _groups(data: Data) -> list[str]:
 def _table(path: Path, label: str | None, group: str | None) -> Look:
     """A table, read as a run reads it, but for columns that name or count its rows."""
     catalog.load("datasets", "table")
-    from fl_labelskew_plugins.data import table
+    from fl_labelskew_plugins.data.columns import header, measured, ordered, rows, texts
 
-    columns = table.header(path)
+    columns = header(path)
     label = _column(path, columns, label, LABELS, "--label")
     if label is None:
         raise mistake(clean(path), "has no column called label, class, target or the like", f"--label {_or(columns)}")
     group = _column(path, columns, group, GROUPS, "--group")
-    frame = table.rows(path, columns)
+    frame = rows(path, columns)
     args: dict[str, Any] = {"data_cache_dir": str(path), "label": label}
     if group is not None:
         args["group"] = group
     rest = [column for column in columns if column not in (label, group)]
     categories = {
-        column: table.ordered(table.texts(frame[column]))
+        column: ordered(texts(frame[column]))
         for column in rest
-        if table.measured(frame[column], f"{path}: column {clean(column, 40)}") is None
+        if measured(frame[column], f"{path}: column {clean(column, 40)}") is None
     }
     names = [c for c in rest if len(categories.get(c, ())) > MOST_VALUES or re.fullmatch(COUNTS, c.lower())]
     features = [column for column in rest if column not in names]
@@ -205,8 +205,8 @@ def _table(path: Path, label: str | None, group: str | None) -> Look:
     if names:
         args["features"] = features
         notes.append(f"features: without columns that name or count the rows ({few(names)})")
-    if texts := {column: values for column, values in categories.items() if column not in names}:
-        args["categorical"] = texts
+    if kept := {column: values for column, values in categories.items() if column not in names}:
+        args["categorical"] = kept
         notes.append("categorical: the values of columns that are no numbers, each of which is a feature")
     gaps = [column for column in (label, *([group] if group else []), *features) if frame[column].isna().any()]
     if gaps:

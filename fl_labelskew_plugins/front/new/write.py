@@ -230,15 +230,15 @@ def _deal_archive(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
 
 def _deal_table(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
     """Write each group's rows as a table, with the columns that count alone."""
-    from fl_labelskew_plugins.data import table
+    from fl_labelskew_plugins.data import columns
 
     args, source = seen.args, Path(seen.args["data_cache_dir"])
-    features = args.get("features") or [c for c in table.header(source) if c not in (args["label"], args["group"])]
-    frame = table.rows(source, [args["group"], *features, args["label"]])
-    groups = table.texts(frame.pop(args["group"]))
+    features = args.get("features") or [c for c in columns.header(source) if c not in (args["label"], args["group"])]
+    frame = columns.rows(source, [args["group"], *features, args["label"]])
+    groups = columns.texts(frame.pop(args["group"]))
     for group, path in zip(seen.groups, paths, strict=True):
         rows, file = frame[groups == group], path.with_name(f"{path.name}.csv")
-        if source.suffix.lower() in table.PARQUET:
+        if source.suffix.lower() in columns.PARQUET:
             file = file.with_suffix(".parquet")
             rows.to_parquet(file, index=False)
         else:

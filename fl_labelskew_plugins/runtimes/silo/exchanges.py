@@ -15,7 +15,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.runtimes.messages import measures, upload
-from fl_labelskew_plugins.runtimes.silo.facts import Census
+from fl_labelskew_plugins.runtimes.silo.census import Census
 from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
 from fl_labelskew_plugins.runtimes.silo.outliers import Judge, norms
 from fl_labelskew_plugins.runtimes.transport import Kind

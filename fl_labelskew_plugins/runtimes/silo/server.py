@@ -32,9 +32,9 @@ from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager
 from fl_labelskew_plugins.runtimes.silo import facts
+from fl_labelskew_plugins.runtimes.silo.census import Census, OtherClassesError, form
 from fl_labelskew_plugins.runtimes.silo.exchanges import LATE, ClientTests, Opening, Uploads
 from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
-from fl_labelskew_plugins.runtimes.silo.facts import Census
 from fl_labelskew_plugins.runtimes.silo.flood import Flood
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.members import Members
@@ -225,7 +225,7 @@ class SiloServer(Manager):
             self.census.check(client, reported)
             sums = facts.sums(message.get("tensors"), reported) if self.pools_moments else None
         except RunError as error:
-            other = isinstance(error, facts.OtherClassesError)
+            other = isinstance(error, OtherClassesError)
             self._turn_away(client, str(error), **({"class_names": self.census.class_names} if other else {}))
             return
         same_process = self._processes.get(client) == meta.get("process")
@@ -307,7 +307,7 @@ def server_session(
     """
     data = test
     if data is None:
-        shape, classes = facts.form(recipe, None)
+        shape, classes = form(recipe, None)
         dtype = np.uint8 if exact or recipe.dataset.picture_keys else np.float32
         empty = Arrays(np.zeros((0, *shape), dtype), np.zeros(0, np.int64))
         data = Data(empty, empty, facts.server_classes(recipe, None) or [str(c) for c in range(classes)])
