@@ -32,7 +32,7 @@ from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager
 from fl_labelskew_plugins.runtimes.silo import facts
-from fl_labelskew_plugins.runtimes.silo.census import Census, OtherClassesError, form
+from fl_labelskew_plugins.runtimes.silo.census import Census, OtherClassesError, form, server_classes
 from fl_labelskew_plugins.runtimes.silo.exchanges import LATE, ClientTests, Opening, Uploads
 from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
 from fl_labelskew_plugins.runtimes.silo.flood import Flood
@@ -310,7 +310,7 @@ def server_session(
         shape, classes = form(recipe, None)
         dtype = np.uint8 if exact or recipe.dataset.picture_keys else np.float32
         empty = Arrays(np.zeros((0, *shape), dtype), np.zeros(0, np.int64))
-        data = Data(empty, empty, facts.server_classes(recipe, None) or [str(c) for c in range(classes)])
+        data = Data(empty, empty, server_classes(recipe, None) or [str(c) for c in range(classes)])
     if moments is not None:
         data = replace(data, mean=moments[0], std=moments[1])
     session = assemble(recipe, facts.said(recipe, data), {}, {}, sizes)
