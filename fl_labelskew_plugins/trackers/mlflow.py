@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.machine.files import write_text
 
-INSTALL = "pip install --no-deps mlflow-skinny==2.12.2 entrypoints sqlparse"
+INSTALL = "pip install --no-deps mlflow-skinny==2.12.2 entrypoints pytz sqlparse"
 """FedML's pins leave pip no version of MLflow to choose; this one runs beside them."""
 KEPT = "mlflow.json"
 """Which run of MLflow a run is."""
