@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml registry/pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no python3.11 or python3.10 found; FedML 0.9.6 installs on no other" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -e registry -e '.[test,dev]'
-	$(BIN)/python -m pip install --quiet --no-deps mlflow-skinny==2.12.2 sqlparse  # docs/trackers.md says why
+	$(BIN)/python -m pip install --quiet --no-deps mlflow-skinny==2.12.2 entrypoints pytz sqlparse  # docs/trackers.md says why
 	touch $@
 
 demo: setup  ## a first run: several minutes to set up, then a short training on the digits

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.machine.files import write_text
 
-INSTALL = "pip install --no-deps mlflow-skinny==2.12.2 sqlparse"
+INSTALL = "pip install --no-deps mlflow-skinny==2.12.2 entrypoints pytz sqlparse"
 """FedML's pins leave pip no version of MLflow to choose; this one runs beside them."""
 KEPT = "mlflow.json"
 """Which run of MLflow a run is."""
@@ -54,7 +54,7 @@ class MLflow(Tracker):
     params: Params
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin a run of MLflow, or go on with the one that is named in ``mlflow.json``."""
+        """Begin a run of MLflow, or go on with the one that ``mlflow.json`` names at this address."""
         os.environ |= QUIET | dict(os.environ)
         try:
             import mlflow
@@ -66,8 +66,9 @@ class MLflow(Tracker):
             uri = Path(uri).expanduser().absolute().as_uri()
         mlflow.set_tracking_uri(uri)  # what sends files looks there, whatever the client was given
         self._client, kept = mlflow.MlflowClient(uri), run.folder / KEPT
-        if kept.exists():
-            self._run = str(json.loads(kept.read_text("utf-8"))["run_id"])
+        known = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
+        if known.get("uri") == uri:
+            self._run = str(known["run_id"])
             self._client.update_run(self._run, status="RUNNING")
             return
         experiment = self._client.get_experiment_by_name(self.params.experiment)
@@ -77,6 +78,8 @@ class MLflow(Tracker):
         parameters = [Param(key, str(value)) for key, value in run.parameters.items()]
         for first in range(0, len(parameters), MOST):
             self._client.log_batch(self._run, params=parameters[first : first + MOST])
+        for line in run.earlier:
+            self.on_round(run, line)
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
         """A point in each curve."""
