@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -54,11 +55,12 @@ class MLflow(Tracker):
     params: Params
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin a run of MLflow, or go on with the one that ``mlflow.json`` names at this address."""
+        """Begin a run of MLflow, or go on with the one that ``mlflow.json`` names, if it is at this address."""
         os.environ |= QUIET | dict(os.environ)
         try:
             import mlflow
             from mlflow.entities import Param
+            from mlflow.exceptions import MlflowException
         except ImportError as error:
             raise LabelSkewError(f"mlflow cannot be imported: {error}; {INSTALL}") from None
         uri = self.params.uri or str(run.folder.absolute().parent / "mlruns")
@@ -66,11 +68,11 @@ class MLflow(Tracker):
             uri = Path(uri).expanduser().absolute().as_uri()
         mlflow.set_tracking_uri(uri)  # what sends files looks there, whatever the client was given
         self._client, kept = mlflow.MlflowClient(uri), run.folder / KEPT
-        known = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
-        if known.get("uri") == uri:
-            self._run = str(known["run_id"])
-            self._client.update_run(self._run, status="RUNNING")
-            return
+        if kept.exists():
+            with contextlib.suppress(MlflowException):  # it is not there: the address is another one
+                self._run = str(json.loads(kept.read_text("utf-8"))["run_id"])
+                self._client.update_run(self._run, status="RUNNING")
+                return
         experiment = self._client.get_experiment_by_name(self.params.experiment)
         number = experiment.experiment_id if experiment else self._client.create_experiment(self.params.experiment)
         self._run = self._client.create_run(number, run_name=run.folder.name).info.run_id
