@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.cli.options import PATH, SET
 from fl_labelskew_plugins.machine.text import clean, counted, few
@@ -39,7 +39,7 @@ FOLLOWS = (
 
 
 @click.command("survey")
-@click.argument("recipe", type=PATH)
+@click.argument("recipe", type=PATH, shell_complete=completion.recipes)
 @SET
 @click.option(
     "--out",

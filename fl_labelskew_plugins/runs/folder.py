@@ -60,6 +60,10 @@ class RunFolder:
         known = self._environment.get("normalisation") if self.recipe.exists() else None
         return (tuple(known["mean"]), tuple(known["std"])) if known and known["mean"] is not None else None
 
+    def exact(self) -> bool:
+        """Whether the run's samples are known to be of type uint8."""
+        return self.recipe.exists() and self._environment.get("dtype") == "uint8"
+
     @property
     def _environment(self) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))

@@ -212,6 +212,7 @@ class Live(Plain):
     def _below(self) -> RenderableType:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
+        from rich.text import Text
 
         left = None if self._end is None else max(0.0, self._end - time.monotonic())
         texts = [f"round {min(self._done + 1, self._rounds)}/{self._rounds}", self._client, f"left {clock(left)}"]
@@ -219,7 +220,7 @@ class Live(Plain):
         room = self._console.width - 3  # where a terminal shows ^C as it is typed
         while len("  ".join(texts)) > room and len(texts) > 1:
             texts.pop(1)
-        text = "  ".join(texts)
+        text = Text("  ".join(texts))  # in which brackets mean nothing
         line = Table.grid(padding=(0, 2, 0, 0))
         width = min(room - len(text) - 2, BAR[-1])
         if width < BAR[0]:

@@ -206,6 +206,7 @@ class Record:
             "class_names": session.class_names,
             "made_up_data": made_up(session.recipe),
             "input_shape": list(session.input_shape),
+            "dtype": session.dtype,
             "normalisation": {"mean": session.mean, "std": session.std},
         }
         if session.recipe.objects:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -54,11 +55,12 @@ class MLflow(Tracker):
     params: Params
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin a run of MLflow, or go on with the one that is named in ``mlflow.json``."""
+        """Begin a run of MLflow, or go on with the one that ``mlflow.json`` names, if it is at this address."""
         os.environ |= QUIET | dict(os.environ)
         try:
             import mlflow
             from mlflow.entities import Param
+            from mlflow.exceptions import MlflowException
         except ImportError as error:
             raise LabelSkewError(f"mlflow cannot be imported: {error}; {INSTALL}") from None
         uri = self.params.uri or str(run.folder.absolute().parent / "mlruns")
@@ -67,9 +69,10 @@ class MLflow(Tracker):
         mlflow.set_tracking_uri(uri)  # what sends files looks there, whatever the client was given
         self._client, kept = mlflow.MlflowClient(uri), run.folder / KEPT
         if kept.exists():
-            self._run = str(json.loads(kept.read_text("utf-8"))["run_id"])
-            self._client.update_run(self._run, status="RUNNING")
-            return
+            with contextlib.suppress(MlflowException):  # it is not there: the address is another one
+                self._run = str(json.loads(kept.read_text("utf-8"))["run_id"])
+                self._client.update_run(self._run, status="RUNNING")
+                return
         experiment = self._client.get_experiment_by_name(self.params.experiment)
         number = experiment.experiment_id if experiment else self._client.create_experiment(self.params.experiment)
         self._run = self._client.create_run(number, run_name=run.folder.name).info.run_id
@@ -77,6 +80,8 @@ class MLflow(Tracker):
         parameters = [Param(key, str(value)) for key, value in run.parameters.items()]
         for first in range(0, len(parameters), MOST):
             self._client.log_batch(self._run, params=parameters[first : first + MOST])
+        for line in run.earlier:
+            self.on_round(run, line)
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
         """A point in each curve."""

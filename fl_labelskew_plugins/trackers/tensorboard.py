@@ -17,14 +17,20 @@ class TensorBoard(Tracker):
         """None."""
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin an event file; of those of earlier sittings, rounds that no longer count are hidden."""
+        """Begin an event file; of those of earlier sittings, rounds that no longer count are hidden.
+
+        Where there are none, the rounds that are complete come first.
+        """
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise LabelSkewError("needs tensorboard; pip install 'fl-labelskew-plugins[tensorboard]'") from None
-        folder, first = run.folder / "tensorboard", len(run.earlier) + 1
-        self._writer = SummaryWriter(str(folder), purge_step=first if folder.exists() else None)
+        folder = run.folder / "tensorboard"
+        known = folder.exists()
+        self._writer = SummaryWriter(str(folder), purge_step=len(run.earlier) + 1 if known else None)
         self._writer.add_text("parameters", table(run.parameters), 0)
+        for line in () if known else run.earlier:
+            self.on_round(run, line)
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
         """A point in each curve."""

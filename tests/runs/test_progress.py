@@ -198,9 +198,9 @@ def test_a_client_with_a_name_is_called_by_it():
     screen = io.StringIO()
     shown = Live(Console(file=screen, force_terminal=True, width=200))
     shown.start("fedmr", 0, 4, 2)
-    shown.client(0, 2, 2, "north")
+    shown.client(0, 2, 2, "north [/b]")
     shown.stop()
-    assert "client 2/2 north" in screen.getvalue()
+    assert "client 2/2 north [/b]" in screen.getvalue()
 
 
 def test_quiet_is_silent_and_pipes_get_lines(capsys):

@@ -231,6 +231,20 @@ def test_a_run_that_goes_back_goes_on_with_the_same_runs_of_its_trackers(tmp_pat
     assert len({file.name[-16:] for file in (folder / "wandb").glob("offline-run-*")}) == 1
 
 
+def test_a_run_that_is_shown_from_its_third_round_on_is_shown_whole(tmp_path, plain, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder, elsewhere = tmp_path / "runs" / "first", tmp_path / "elsewhere" / "mlruns"
+    assert len(list(islice(fl.simulate(with_trackers({"mlflow": {"uri": str(elsewhere)}}), folder), 2))) == 2
+
+    from fl_labelskew_plugins.front.start import start
+
+    now = "tracking_args.trackers=[tensorboard, {mlflow: {experiment: skew}}]"
+    start(None, [now], resume=folder, quiet=True)
+    assert [step for step, _ in scalars(folder, "seconds")[1]] == [1, 2, 3, 4]
+    run = mlflow_run(folder)
+    assert sorted(step for step, _ in run["told"]["seconds"]) == [1, 2, 3, 4]
+
+
 FAILS = """\
 import os, sys, time
 from fl_labelskew_registry import Tracker

@@ -229,7 +229,8 @@ def sums(tensors: Mapping[str, Tensor], facts: Facts) -> stats.Sums:
     """
     first, second = (tensors.get(name) for name in ("sum", "squares"))
     if first is None or second is None or len(tensors) != 2:
-        raise RunError("it does not send the sums that mean and std are made of (data_args.mean); use the same recipe")
+        use = "use the same recipe, without --survey"
+        raise RunError(f"it does not send the sums that mean and std are made of (data_args.mean); {use}")
     count, channels = facts.samples * math.prod(facts.input_shape[1:]), facts.input_shape[:1]
     kinds = {first.dtype, second.dtype}
     if not tuple(first.shape) == tuple(second.shape) == channels or kinds not in ({torch.int64}, {torch.float64}):

@@ -80,8 +80,9 @@ class CrossSilo(Runtime):
         return replace(session, counts=torch.stack(counts))
 
     def _alone(self, sizes: list[int]) -> Session:
-        """The server's session, with nobody to wait for."""
-        return server_session(self.recipe, facts.test_data(self.recipe), sizes)
+        """The server's session, with nobody to wait for; normalised as the run was, of one that is over."""
+        test, moments = facts.test_data(self.recipe), self.folder.moments()
+        return server_session(self.recipe, test, sizes, moments, exact=self.folder.exact())
 
     def session(self) -> Session:
         """Listen, and wait for the silos; not where all rounds are done and everybody knows."""

@@ -97,7 +97,8 @@ class SiloServer(Manager):
     def gather(self) -> Session:
         """Wait as :meth:`meet` does; then build what the server needs."""
         test = self.meet()
-        session = server_session(self.recipe, test, self.sizes, self._moments(), exact=self.census.exact)
+        exact = self.census.exact or self.folder.exact()
+        session = server_session(self.recipe, test, self.sizes, self._moments(), exact=exact)
         return replace(session, counts=self.census.class_counts(session))
 
     def meet(self) -> Data | None:

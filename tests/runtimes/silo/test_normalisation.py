@@ -6,12 +6,15 @@ import signal
 import numpy as np
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError, RunError
+from fl_labelskew_registry import LabelSkewError, RunError, catalog
 from recipe_texts import SILOS, simulation
 from scenes import FACTS, finished, same
+from wire_table import Wire
+from wiretap import watched
 
 from fl_labelskew_plugins.data import stats
 from fl_labelskew_plugins.recipe import parse as recipes
+from fl_labelskew_plugins.runs import model_file
 from fl_labelskew_plugins.runtimes.silo import facts as silos
 
 OWN = "client_specific_args: {data_silo_config: [silo1.yaml, silo2.yaml, silo3.yaml]}\n"
@@ -79,6 +82,21 @@ def test_silos_apart_and_all_data_in_one_place_are_one_run(apart, hospitals, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("holds_a_test_part", [True, False])
+def test_results_that_are_written_again_say_the_run_s_numbers(holds_a_test_part, apart):
+    apart.overrides = ["train_args.comm_round=1"]
+    if not holds_a_test_part:
+        apart.overrides += ["validation_args.server_test_data=false", "data_args.input_shape=[3,2,2]"]
+    finished(apart.server(), *apart.silos())
+    file = apart.run_dir / "model.safetensors"
+    said = model_file.said(file)
+    assert (said.dtype, said.mean) == ("uint8", known(apart.run_dir)["mean"])
+    (apart.run_dir / "curves.png").unlink()
+    finished(apart.server(resume=True))
+    assert model_file.said(file) == said
+
+
+@pytest.mark.slow
 def test_who_comes_late_or_after_a_resume_gets_the_numbers_of_the_run(apart, hospitals):
     apart.overrides = ["comm_args.quorum_timeout_s=3", "comm_args.min_clients=2", "train_args.comm_round=30"]
     apart.overrides += ["train_args.epochs=20", "tracking_args.checkpoint_every=1"]
@@ -93,6 +111,30 @@ def test_who_comes_late_or_after_a_resume_gets_the_numbers_of_the_run(apart, hos
     finished(again, *first, late)
     assert "together" not in again.text
     assert known(apart.run_dir)["mean"] == list(two[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["npz", "image_folder"])
+def test_a_survey_of_silos_with_data_of_their_own_makes_no_normalisation(kind, apart, tmp_path):
+    classes = 3
+    if kind == "image_folder":
+        classes, names = 4, "circle, cross, square, star"
+        dataset = catalog.load("datasets", kind)
+        dataset(dataset.Params(groups=("1", "2", "3"))).fake(tmp_path / "tree", samples=60, seed=0)
+        data = f"data_args: {{dataset: image_folder, image_size: 8, class_names: [{names}], data_cache_dir: %s}}\n"
+        apart.recipe.write_text(data % (tmp_path / "tree") + apart.recipe.read_text().partition("\n")[2])
+        for rank in (1, 2, 3):
+            (apart.folder / f"silo{rank}.yaml").write_text(data % (tmp_path / "tree" / str(rank)))
+    server, proxy = watched(apart, "--survey")
+    finished(server, *(apart.silo(rank, "--survey") for rank in (1, 2, 3)))
+    wire = Wire(proxy, {"C": classes, "A": 3, "d": 16}, {})
+    came = {(field.message, field.name) for field in wire.seen if not isinstance(field, tuple)}
+    assert [name for name in came if name[1].startswith("tensor")] == [("SURVEY", "tensor counts")]
+    recipe = recipes.load(apart.recipe)
+    assert recipe.pools_moments
+    held = [silos.load(recipes.silo(recipe, rank), rank - 1).counts.tolist() for rank in (1, 2, 3)]
+    survey = json.loads((apart.run_dir / "survey.json").read_text())
+    assert [client["counts"] for client in survey["clients"]] == held
 
 
 def test_a_recipe_with_numbers_asks_silos_for_nothing(apart):
