@@ -317,5 +317,6 @@ def server_session(
     session = assemble(recipe, facts.said(recipe, data), {}, {}, sizes)
     if test is not None:
         return replace(session, data=fingerprint(test))
-    known = moments is not None or recipe.data.mean is not None
+    # numbers of a recipe are of no use to who reads the model without the type of the samples that they are for
+    known = moments is not None or (recipe.data.mean is not None and bool(recipe.dataset.picture_keys))
     return session if known else replace(session, mean=None, std=None)
