@@ -21,8 +21,8 @@ labelskew evaluate . DATA
 labelskew export . --format onnx --out model.onnx
 ```
 
-From Python: `fl.open(".").predict(x)`, after `import fl_labelskew_plugins as fl`. With `--best` a command takes \
-`best.safetensors` in place of `model.safetensors`."""
+From Python: `fl.open(".").predict(x)`, after `import fl_labelskew_plugins as fl`."""
+WITH_BEST = " With `--best` a command takes `best.safetensors` in place of `model.safetensors`."
 
 
 def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[str, Any], *, best: bool) -> str:
@@ -70,7 +70,7 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
         "The whole recipe is `recipe.yaml`.",
         "## Numbers",
         *_numbers(session, lines, result),
-        USE,
+        USE + (WITH_BEST if best else ""),
         "## Limits",
         "\n".join(f"- {limit}" for limit in _limits(session, result, best=best)),
     ]
@@ -122,7 +122,7 @@ def _numbers(session: Session, lines: Sequence[Mapping[str, Any]], result: Mappi
             (f"best accuracy, after round {result['rounds_to_best']}", _percent(result["best_accuracy"])),
         ]  # fmt: skip
     if "personalised_last_mean" in result:
-        label = f"{session.own_models} on their clients' own test splits"
+        label = f"{session.own_models} on their clients' own test splits, mean of the same tests"
         rows.append((label, _percent(result["personalised_last_mean"])))
     if "private_models_accuracy" in result:
         label = "inherited private models, as they were kept, likewise"
@@ -147,8 +147,8 @@ def _limits(session: Session, result: Mapping[str, Any], *, best: bool) -> list[
         held = (session.clients.counts > 0).sum(1).tolist()
         classes = len(session.class_names)
         if min(held) < classes:
-            few = f"Clients hold {ranged(held, 'class', 'classes')} of {classes}"
-            limits.append(f"{few}: it was trained under label skew, and classes that few clients hold suffer first.")
+            hold = f"Clients hold {ranged(held, 'class', 'classes')} of {classes}"
+            limits.append(f"{hold}: it was trained under label skew, and classes that few clients hold suffer first.")
         nobody = [code(session.class_names[c]) for c in (session.clients.counts.sum(0) == 0).nonzero()[0].tolist()]
         if nobody:
             limits.append(f"No client holds {', '.join(nobody[:20])}: the model has never seen it.")

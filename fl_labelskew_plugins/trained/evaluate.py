@@ -59,10 +59,6 @@ def evaluate(trained: Trained, folder: Path) -> dict[str, Any]:
     }
 
 
-def _share(part: int, of: int) -> float | None:
-    return part / of if of else None
-
-
 def _groups(data: Data, predicted: Tensor, labels: Tensor, classes: int) -> list[dict[str, Any]]:
     """The measures of each group of the test part; none where it has no groups."""
     rows = []
