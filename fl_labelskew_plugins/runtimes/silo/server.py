@@ -310,7 +310,7 @@ def server_session(
         shape, classes = facts.form(recipe, None)
         dtype = np.uint8 if exact or recipe.dataset.picture_keys else np.float32
         empty = Arrays(np.zeros((0, *shape), dtype), np.zeros(0, np.int64))
-        data = Data(empty, empty, [str(c) for c in range(classes)])
+        data = Data(empty, empty, facts.server_classes(recipe, None) or [str(c) for c in range(classes)])
     if moments is not None:
         data = replace(data, mean=moments[0], std=moments[1])
     session = assemble(recipe, facts.said(recipe, data), {}, {}, sizes)
