@@ -121,6 +121,9 @@ def _numbers(session: Session, lines: Sequence[Mapping[str, Any]], result: Mappi
             ("balanced accuracy, mean of the same tests", _percent(result["balanced_last_mean"])),
             (f"best accuracy, after round {result['rounds_to_best']}", _percent(result["best_accuracy"])),
         ]  # fmt: skip
+    if "client_accuracy_mean" in result:
+        mean, worst = _percent(result["client_accuracy_mean"]), _percent(result["client_accuracy_worst"])
+        rows.append(("accuracy on clients' own test parts after the last round, mean and worst", f"{mean}, {worst}"))
     if "personalised_last_mean" in result:
         label = f"{session.own_models} on their clients' own test splits, mean of the same tests"
         rows.append((label, _percent(result["personalised_last_mean"])))

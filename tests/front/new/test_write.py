@@ -206,6 +206,9 @@ def test_a_federation_trains_as_it_is(own, here, kind, forker, request):
     assert run.wait(240) == 0, run.text
     lines = [json.loads(line) for line in (folder / "runs" / "first" / "metrics.jsonl").read_text().splitlines()]
     assert [line["clients"] for line in lines] == [[0, 1, 2]] * 2
+    summary = json.loads((folder / "runs" / "first" / "summary.json").read_text())
+    card = (folder / "runs" / "first" / "MODEL_CARD.md").read_text()
+    assert f"| {100 * summary['client_accuracy_mean']:.2f} %, {100 * summary['client_accuracy_worst']:.2f} % |" in card
     names = model_file.said(folder / "runs" / "first" / "model.safetensors").class_names
     assert names == (["0", "1", "2"] if kind == "grouped.npz" else ["benign", "malign", "unclear"])
     assert parse.load(folder / "federation.yaml").own_data
