@@ -29,9 +29,9 @@ GROUP = click.option(
 
 def say(out: Path, commands: Sequence[str]) -> None:
     """Name what was written, and what to type next."""
-    click.echo(f"written to {clean(out)}: {', '.join(sorted(clean(path.name) for path in out.iterdir()))}")
+    click.echo(f"written to {clean(out, 4096)}: {', '.join(sorted(clean(path.name) for path in out.iterdir()))}")
     click.echo("next (README.md has the rest):")
-    for command in (f"cd {shlex.quote(clean(out))}", *commands):
+    for command in (f"cd {shlex.quote(clean(out, 4096))}", *commands):
         click.echo(f"  {command}")
 
 

@@ -88,7 +88,7 @@ def _parts(survey: Survey) -> Iterator[str]:
     listed, which = list(range(number)), ""
     if number > MOST:
         order = sorted((k for k in listed if measured.samples[k]), key=lambda k: -measured.hellinger[k])
-        listed = [*order[:FURTHEST], *order[FURTHEST - MOST :]]
+        listed = [*order[:FURTHEST], *order[FURTHEST:][FURTHEST - MOST :]]
         nearest = f"and the {MOST - FURTHEST} nearest"
         which = f"\n(listed: the {FURTHEST} clients that are furthest from the federation's class shares, {nearest})"
     yield f"{title} of {classes}{which}"

@@ -21,8 +21,8 @@ labelskew evaluate . DATA
 labelskew export . --format onnx --out model.onnx
 ```
 
-From Python: `fl.open(".").predict(x)`, after `import fl_labelskew_plugins as fl`. With `--best` a command takes \
-`best.safetensors` in place of `model.safetensors`."""
+From Python: `fl.open(".").predict(x)`, after `import fl_labelskew_plugins as fl`."""
+WITH_BEST = " With `--best` a command takes `best.safetensors` in place of `model.safetensors`."
 
 
 def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[str, Any], *, best: bool) -> str:
@@ -70,7 +70,7 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
         "The whole recipe is `recipe.yaml`.",
         "## Numbers",
         *_numbers(session, lines, result),
-        USE,
+        USE + (WITH_BEST if best else ""),
         "## Limits",
         "\n".join(f"- {limit}" for limit in _limits(session, result, best=best)),
     ]
@@ -121,8 +121,11 @@ def _numbers(session: Session, lines: Sequence[Mapping[str, Any]], result: Mappi
             ("balanced accuracy, mean of the same tests", _percent(result["balanced_last_mean"])),
             (f"best accuracy, after round {result['rounds_to_best']}", _percent(result["best_accuracy"])),
         ]  # fmt: skip
+    if "client_accuracy_mean" in result:
+        mean, worst = _percent(result["client_accuracy_mean"]), _percent(result["client_accuracy_worst"])
+        rows.append(("accuracy on clients' own test parts after the last round, mean and worst", f"{mean}, {worst}"))
     if "personalised_last_mean" in result:
-        label = f"{session.own_models} on their clients' own test splits"
+        label = f"{session.own_models} on their clients' own test splits, mean of the same tests"
         rows.append((label, _percent(result["personalised_last_mean"])))
     if "private_models_accuracy" in result:
         label = "inherited private models, as they were kept, likewise"
@@ -147,8 +150,8 @@ def _limits(session: Session, result: Mapping[str, Any], *, best: bool) -> list[
         held = (session.clients.counts > 0).sum(1).tolist()
         classes = len(session.class_names)
         if min(held) < classes:
-            few = f"Clients hold {ranged(held, 'class', 'classes')} of {classes}"
-            limits.append(f"{few}: it was trained under label skew, and classes that few clients hold suffer first.")
+            hold = f"Clients hold {ranged(held, 'class', 'classes')} of {classes}"
+            limits.append(f"{hold}: it was trained under label skew, and classes that few clients hold suffer first.")
         nobody = [code(session.class_names[c]) for c in (session.clients.counts.sum(0) == 0).nonzero()[0].tolist()]
         if nobody:
             limits.append(f"No client holds {', '.join(nobody[:20])}: the model has never seen it.")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.machine.place import available_cores
-from fl_labelskew_plugins.machine.text import clean, counted
+from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.recipe import yaml
 from fl_labelskew_plugins.recipe.mistakes import keys_of
 from fl_labelskew_plugins.recipe.sections import DataArgs
@@ -59,10 +59,6 @@ def evaluate(trained: Trained, folder: Path) -> dict[str, Any]:
     }
 
 
-def _share(part: int, of: int) -> float | None:
-    return part / of if of else None
-
-
 def _groups(data: Data, predicted: Tensor, labels: Tensor, classes: int) -> list[dict[str, Any]]:
     """The measures of each group of the test part; none where it has no groups."""
     rows = []
@@ -79,8 +75,10 @@ def _groups(data: Data, predicted: Tensor, labels: Tensor, classes: int) -> list
 def _data(trained: Trained, folder: Path) -> Data:
     """The data set in a folder, its test part alone; with the model's classes in the model's order."""
     about, where = trained.about, clean(trained.file, 4096)
-    dataset, seed = _dataset(trained)
+    dataset, seed, recipe = _dataset(trained)
     dataset.check_test(folder, download=False)
+    if not folder.exists():  # which a data set that needs no files has not noticed
+        raise mistake(clean(folder, 4096), "does not exist", "what data_args.data_cache_dir would be")
     data = dataset.load_test(folder, download=False, seed=seed)
     if not len(data.test.y):
         raise mistake(clean(folder, 4096), "has no test samples", "data with a test part")
@@ -92,11 +90,16 @@ def _data(trained: Trained, folder: Path) -> Data:
         if name != trained_name and not numbered(names) and not numbered(about.class_names):
             what = f"class {number} is {name!r}, and in {where} it is {trained_name!r}"
             raise mistake(clean(folder, 4096), what, "data of the same classes")
+    kept = None if recipe is None else recipe.with_name("features.txt")
+    features = data.notes.get("features.txt")  # of a table; they have no names in the model
+    if kept and features and kept.is_file() and kept.read_text("utf-8", "replace") != features:
+        what = f"its features are {few(features.splitlines())}; they are not those of {clean(kept, 4096)}"
+        raise mistake(clean(folder, 4096), what, "a table with the same columns and categories, in the same order")
     return data
 
 
-def _dataset(trained: Trained) -> tuple[Dataset, int]:
-    """The data set that the model was trained on, as its recipe has it where that lies beside it, and the seed."""
+def _dataset(trained: Trained) -> tuple[Dataset, int, Path | None]:
+    """The data set that the model was trained on, as its recipe has it where that lies beside it; its seed; and it."""
     about, where = trained.about, clean(trained.file, 4096)
     kind = catalog.load("datasets", known("datasets", about.dataset, where))
     recipes = [folder / "recipe.yaml" for folder in trained.file.absolute().parents[:2]]
@@ -116,7 +119,7 @@ def _dataset(trained: Trained) -> tuple[Dataset, int]:
     if "classes" in known_keys and params.get("classes") is None:
         params["classes"] = len(about.class_names)
     dataset: Dataset = made(kind, params, f"{clean(recipe or trained.file, 4096)}: data_args.")
-    return dataset, seed
+    return dataset, seed, recipe
 
 
 def _batches(trained: Trained, data: Data, folder: Path) -> Iterator[NDArray[Any]]:

@@ -21,7 +21,7 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runs.model_file import About
 from fl_labelskew_plugins.trained.network import Trained, known, made
 
-FAR = 20.0
+FAR = 8.0
 """How many times the training's standard deviation an array's may be, or how far from its mean the array's."""
 
 
@@ -162,8 +162,8 @@ def warn_of_scale(about: About, x: NDArray[Any], where: str) -> None:
     """Warn where samples ``(N, ...)`` are plainly not of the training's scale.
 
     Normalised by the training's mean and standard deviation, what was trained on has mean 0 and standard deviation 1.
-    An array whose mean is further than 20 from that, or whose standard deviation is above 20 or below 1/20, is of
-    another scale, such as 0 to 255 for 0 to 1, or all of one value. Where training did not normalise, nobody can tell.
+    An array whose mean is further than 8 from that, or whose standard deviation is above 8 or below 1/8, is of another
+    scale, such as 0 to 255 for 0 to 1, or all of one value. Where training did not normalise, nobody can tell.
     """
     plain = about.mean == [0.0] and about.std == [1.0] and about.dtype == "float32"
     if not about.mean or not about.std or plain or not x.size:

@@ -35,10 +35,10 @@ def rows(trained: Trained, batches: Iterable[inputs.Batch], top: int) -> Iterato
     """The rows of each batch, see :func:`columns`; probabilities between 0 and 1.
 
     Raises:
-        LabelSkewError: the network does not take the samples, or there are fewer classes than ``top``.
+        LabelSkewError: the network does not take the samples, or there are not ``top`` classes.
     """
     names = trained.about.class_names
-    if top > len(names):
+    if not 1 <= top <= len(names):
         raise LabelSkewError(f"--top {top}: the model has {len(names)} classes; allowed: 1 to {len(names)}")
     for batch in batches:
         best = torch.softmax(trained.logits(batch.samples), 1).topk(top)

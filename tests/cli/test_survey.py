@@ -78,6 +78,9 @@ def test_of_many_clients_the_furthest_and_the_nearest_are_listed():
     assert rows[0].startswith("writer 1234 ")
     assert overall.splitlines()[1].split()[:2] == ["classes", "held"]
     assert len(survey.content()["clients"]) == len(survey.frame) == 3500
+    counts[5:] = 0  # and a client is not listed twice where few hold any
+    rows = text(Survey("few", survey.clients, survey.class_names, counts)).split("\n\n")[1].splitlines()
+    assert sorted(row.split()[1] for row in rows if row.startswith("writer")) == list("01234")
 
 
 def test_what_strangers_call_things_is_cleaned():

@@ -97,6 +97,7 @@ def test_no_model_stands_for_a_better_one_that_was_not_kept(whole, tmp_path, cap
     for _ in fl.simulate(off, tmp_path / "run"):
         pass
     assert not (tmp_path / "run" / "best.safetensors").exists()
+    assert "best.safetensors" not in (tmp_path / "run" / "MODEL_CARD.md").read_text()
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == (run.folder / "metrics.jsonl").read_bytes()
     folder = RunFolder(tmp_path / "run")
     folder.go_back(4)
@@ -122,6 +123,7 @@ def test_the_card_has_the_runs_numbers(whole):
     assert f"| accuracy after the last round | {100 * summary['final_accuracy']:.2f} % |" in text
     best = f"| best accuracy, after round {summary['rounds_to_best']} | {100 * summary['best_accuracy']:.2f} % |"
     assert best in text
+    assert "With `--best` a command takes `best.safetensors`" in text
     partition = run.partition
     for name in partition:
         holders, samples = int((partition[name] > 0).sum()), int(partition[name].sum())

@@ -4,10 +4,13 @@ import json
 import shutil
 
 import numpy as np
+import pandas as pd
 import pytest
 from commands import call, errors
 from sklearn.metrics import confusion_matrix, f1_score, precision_score, recall_score
 
+import fl_labelskew_plugins as fl
+from fl_labelskew_plugins.data.table import Table
 from fl_labelskew_plugins.data.trees import images_in
 
 
@@ -98,3 +101,31 @@ def test_mistakes_are_lines(pictures, arrays, tmp_path):
     (tmp_path / "out").touch()
     (line,) = errors("evaluate", arrays[1].folder, arrays[0], "--out", tmp_path / "out" / "x")
     assert line == f"{tmp_path}/out/x: cannot be written: Not a directory"
+
+
+def trained_on(folder, **data_args):
+    recipe = {
+        "data_args": data_args,
+        "partition_args": {"partition_method": "iid"},
+        "model_args": {"model": "logistic"},
+        "train_args": {"client_num_in_total": 2, "comm_round": 1},
+        "method_args": {"method": "fedavg"},
+        "device_args": {"threads": 1},
+    }
+    return fl.run(recipe, folder, quiet=True)
+
+
+def test_a_table_with_columns_in_another_order_is_refused(tmp_path):
+    """The model knows its features by their places alone."""
+    Table().fake(tmp_path / "data", samples=None, seed=0)
+    run = trained_on(tmp_path / "run", dataset="table", data_cache_dir=str(tmp_path / "data"))
+    assert evaluated(run.folder, tmp_path / "data")["accuracy"] == pytest.approx(run.summary["final_accuracy"])
+    frame = pd.read_csv(tmp_path / "data" / "table.csv")
+    frame[frame.columns[::-1]].to_csv(tmp_path / "turned.csv", index=False)
+    (line,) = errors("evaluate", run.folder, tmp_path / "turned.csv")
+    assert line.startswith(f"{tmp_path}/turned.csv: its features are feature 8, feature 7,")
+
+
+def test_data_that_are_not_there_are_refused_where_none_are_needed(tmp_path):
+    (line,) = errors("evaluate", trained_on(tmp_path / "run", dataset="digits").folder, tmp_path / "gone")
+    assert line.startswith(f"{tmp_path}/gone: does not exist; use ")

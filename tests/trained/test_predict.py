@@ -111,6 +111,8 @@ def test_arrays_by_number_and_what_python_gets(arrays, tmp_path):
     assert run.predict([str(tmp_path / "new.npz")], best=True).shape == (60, 2)
     assert run.predict(x[0]).shape == (1, 2)
     assert run.predict(x[:0]).shape == (0, 2)
+    with pytest.raises(LabelSkewError, match="--top 0: the model has 3 classes"):
+        run.predict(x, top=0)
     (tmp_path / "bad.npz").write_bytes(b"x")
     with pytest.raises(LabelSkewError, match=r"is not a sound \.npz archive"):
         run.predict([tmp_path / "new.npz", tmp_path / "bad.npz"])

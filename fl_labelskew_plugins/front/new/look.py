@@ -107,10 +107,9 @@ def _pictures(path: Path) -> Look:
 
     dataset = ImageFolder(ImageFolder.Params())
     with readable(clean(path)):
-        groups = [] if (path / "train").is_dir() else [f.name for f in sorted(path.iterdir()) if (f / "train").is_dir()]
-        parts = [dataset.find(path / group) for group in groups or [""]]
-    train = [sample for part, _ in parts for sample in part]
-    classes = dataset.names(train, [sample for _, test in parts for sample in test or ()])
+        groups = [folder.name for folder in dataset.groups(path)]
+        train, test = dataset.find(path)
+    classes = dataset.names(train, test or [])
     size, channels = _sampled(path, [file for file, _ in train])
     args = {"data_cache_dir": str(path), "image_size": size, "channels": channels}
     return Look("image_folder", path, args, (channels, size, size), classes, groups, len(train))
@@ -200,10 +199,10 @@ def _table(path: Path, label: str | None, group: str | None) -> Look:
         if measured(frame[column], f"{path}: column {clean(column, 40)}") is None
     }
     names = [c for c in rest if len(categories.get(c, ())) > MOST_VALUES or re.fullmatch(COUNTS, c.lower())]
-    features = [column for column in rest if column not in names]
+    # always listed: another table, of a silo or to evaluate on, may have them in another order
+    args["features"] = features = [column for column in rest if column not in names]
     notes = []
     if names:
-        args["features"] = features
         notes.append(f"features: without columns that name or count the rows ({few(names)})")
     if kept := {column: values for column, values in categories.items() if column not in names}:
         args["categorical"] = kept

@@ -134,13 +134,14 @@ def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
 def file_names(names: Sequence[str]) -> list[str]:
     """Names of files without their ending, for names that may hold anything; no two are alike, in any case.
 
-    >>> file_names(["St. Mary's", "north", "../North", "federation", "*"])
-    ['St.-Mary-s', 'north', 'North-3', 'federation-4', 'silo-5']
+    >>> file_names(["St. Mary's", "north", "../North", "federation", "*", "x-8", "x", "x?"])
+    ['St.-Mary-s', 'north', 'North-3', 'federation-4', 'silo-5', 'x-8', 'x', 'x-8-8']
     """
     taken, stems = {"federation"}, []
     for rank, name in enumerate(names, 1):
         stem = re.sub(r"[^\w.-]+", "-", name)[:60].strip("-.") or f"silo-{rank}"
-        stem = f"{stem}-{rank}" if stem.lower() in taken else stem
+        while stem.lower() in taken:
+            stem = f"{stem}-{rank}"
         taken.add(stem.lower())
         stems.append(stem)
     return stems
@@ -233,8 +234,7 @@ def _deal_table(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
     from fl_labelskew_plugins.data import columns
 
     args, source = seen.args, Path(seen.args["data_cache_dir"])
-    features = args.get("features") or [c for c in columns.header(source) if c not in (args["label"], args["group"])]
-    frame = columns.rows(source, [args["group"], *features, args["label"]])
+    frame = columns.rows(source, [args["group"], *args["features"], args["label"]])
     groups = columns.texts(frame.pop(args["group"]))
     for group, path in zip(seen.groups, paths, strict=True):
         rows, file = frame[groups == group], path.with_name(f"{path.name}.csv")

@@ -30,6 +30,15 @@ def test_folders_of_hospitals(own):
     assert seen.samples == 45  # the training parts'
 
 
+def test_folders_are_hospitals_to_it_as_they_are_to_a_run(tmp_path):
+    for name in ("north/train/a", "north/train/b", "south/train/a"):
+        picture(tmp_path / name / "0.png", 20)
+    (tmp_path / ".cache" / "train").mkdir(parents=True)
+    assert look(tmp_path).groups == ["north", "south"]
+    picture(tmp_path / "west" / "a" / "0.png", 20)
+    assert "west has no train/, but north has; use <group>/train/" in message(lambda: look(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("side", "mode", "fits"),
     [

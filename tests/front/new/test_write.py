@@ -16,6 +16,7 @@ from mistakes import message
 from fl_labelskew_plugins.front.new import write
 from fl_labelskew_plugins.front.new.look import Look, look
 from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runs import model_file
 
 HEAD = "# yaml-language-server: $schema=recipe.schema.json\n"
 SILOS = {"St.-Mary-s": ["St. Mary's"], "north": ["north"], "south": ["south"]}
@@ -205,5 +206,9 @@ def test_a_federation_trains_as_it_is(own, here, kind, forker, request):
     assert run.wait(240) == 0, run.text
     lines = [json.loads(line) for line in (folder / "runs" / "first" / "metrics.jsonl").read_text().splitlines()]
     assert [line["clients"] for line in lines] == [[0, 1, 2]] * 2
-    assert (folder / "runs" / "first" / "model.safetensors").is_file()
+    summary = json.loads((folder / "runs" / "first" / "summary.json").read_text())
+    card = (folder / "runs" / "first" / "MODEL_CARD.md").read_text()
+    assert f"| {100 * summary['client_accuracy_mean']:.2f} %, {100 * summary['client_accuracy_worst']:.2f} % |" in card
+    names = model_file.said(folder / "runs" / "first" / "model.safetensors").class_names
+    assert names == (["0", "1", "2"] if kind == "grouped.npz" else ["benign", "malign", "unclear"])
     assert parse.load(folder / "federation.yaml").own_data
