@@ -103,6 +103,21 @@ def form_conflicts(recipe: Sections, params: Any) -> Iterator[Conflict]:
         yield Conflict("data_args.classes", f"{why} how many classes there are, such as 10", others)
 
 
+def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
+    """What a silo has to say of its table, whose columns may stand in another order than those of the others.
+
+    ``params``: of its data set; ``whole``: of the recipe's, None where that is another data set.
+    """
+    features = getattr(params, "features", ())
+    if features is None:
+        yield "data_args.features", "missing; another silo's columns may stand in another order: list them, everywhere"
+    elif features != (getattr(whole, "features", None) or features):
+        yield "data_args.features", "are others, or in another order, than the recipe's; use the same list everywhere"
+    if getattr(params, "categorical", None) == "one_hot":
+        what = "one_hot takes a silo's own categories, which others may lack; use a mapping of columns to lists"
+        yield "data_args.categorical", what
+
+
 def _diagnostics_conflicts(recipe: Sections) -> Iterator[Conflict]:
     names, comm, key = recipe.tracking.diagnostics, recipe.comm, "tracking_args.diagnostics"
     if names and recipe.common.across_silos:

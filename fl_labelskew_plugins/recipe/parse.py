@@ -13,7 +13,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.recipe import compatibility, plugins, policy, shipped, yaml
 from fl_labelskew_plugins.recipe.beside import Expected, Policy
-from fl_labelskew_plugins.recipe.conflicts import conflicts, form_conflicts
+from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, form_conflicts
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown
 from fl_labelskew_plugins.recipe.model import (
     ATTRIBUTES,
@@ -183,10 +183,14 @@ class _Check(Mistakes):
         made = base.model_copy(update={name: value for name, value in changes.items() if value is not None})
         self._conflicts(made, changes.get("method", base.method), base.optimizer)
         self.end()
+        whole = base.dataset.params if type(base.dataset) is type(made.dataset) else None
+        for place, line in column_conflicts(made.dataset.params, whole):
+            self.say(place, line)
+        self.end()
         for key, value in made.normalisation.items():
             if not self.lines and base.normalisation[key] != value:
-                whole = base.normalisation[key]
-                there = f"that of {base.data.dataset}" if whole is None else show(whole)
+                of_all = base.normalisation[key]
+                there = f"that of {base.data.dataset}" if of_all is None else show(of_all)
                 what = f"{show(value)} here and {there} in the recipe, and silos share one normalisation"
                 self.say(f"data_args.{key}", f"{what}; set mean and std in the recipe: numbers, imagenet or data")
         self.end()

@@ -411,6 +411,21 @@ def test_a_silos_file_speaks_for_itself_alone(tmp_path):
         silo_with(tmp_path, "data_args: {dataset: digits}\n", rank=2)
 
 
+def test_silos_of_tables_say_which_columns_count(tmp_path):
+    table = "dataset: table, data_cache_dir: a.csv"
+    whole = {"dataset": "table", "features": ["a", "b"], "categorical": {"b": ["x", "y"]}}
+    base = text_with(**CROSS_SILO | {"data_args": whole})
+    same = "features: [a, b], categorical: {b: [x, y]}"
+    assert silo_with(tmp_path, f"data_args: {{{table}, {same}}}\n", base=base).data.dataset == "table"
+    for said, message in (
+        ("categorical: {b: [x, y]}", "data_args.features: missing; another silo's columns may stand in another order"),
+        (same.replace("a, b", "b, a"), "data_args.features: are others, or in another order, than the recipe's; use"),
+        ("features: [a, b], categorical: one_hot", "data_args.categorical: one_hot takes a silo's own categories, whi"),
+    ):
+        with pytest.raises(RecipeError, match=re.escape(message)):
+            silo_with(tmp_path, f"data_args: {{{table}, {said}}}\n", base=base)
+
+
 def test_a_silos_file_keeps_what_it_does_not_mention(tmp_path):
     base = cross_silo(send_measures=True)
     own = silo_with(tmp_path, "device_args: {threads: 1}\ncomm_args: {certs: mine}\n", base=base)
