@@ -13,6 +13,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.text import clean
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,6 +37,7 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
     """
     from PIL import Image
 
+    where = clean(file, 4096)
     try:
         with Image.open(file) as image:
             if draft is not None:
@@ -44,12 +46,12 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
                 high = image.getextrema()[1]
                 if high > 255 or (image.mode == "F" and high <= 1):
                     raise LabelSkewError(
-                        f"{file}: is not a sound image of 8 bits (its values go up to {high:g}); scale it to 0..255"
+                        f"{where}: is not a sound image of 8 bits (its values go up to {high:g}); scale it to 0..255"
                     )
             converted: Image.Image = image.convert(mode)
             return converted
     except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise LabelSkewError(f"{file}: is not a sound image ({' '.join(str(error).split())})") from error
+        raise LabelSkewError(f"{where}: is not a sound image ({clean(' '.join(str(error).split()), 4096)})") from error
 
 
 def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
@@ -73,6 +75,7 @@ def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
 def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> list[tuple[Item, str]]:
     """The items for which ``work`` raises LabelSkewError, and its text; several at a time, with a bar at a terminal."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import track
 
     def fault(item: Item) -> str:
@@ -86,7 +89,7 @@ def faults(work: Callable[[Item], object], items: Sequence[Item], what: str) -> 
     pool = ThreadPoolExecutor(os.cpu_count() or 1)
     try:
         done = pool.map(fault, items)
-        shown = track(done, what, total=len(items), console=console, disable=not console.is_terminal)
+        shown = track(done, escape(clean(what)), total=len(items), console=console, disable=not console.is_terminal)
         return [(item, wrong) for item, wrong in zip(items, shown, strict=True) if wrong]
     finally:
         pool.shutdown(cancel_futures=True)  # Ctrl-C does not wait for the rest

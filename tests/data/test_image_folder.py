@@ -101,6 +101,15 @@ def checked(*args):
     return result
 
 
+def test_a_name_that_cannot_be_printed_is_cleaned(tmp_path):
+    folder = tmp_path / "train" / "a"
+    folder.mkdir(parents=True)
+    (folder / "p\x1b[31m.png").write_bytes(b"x")
+    (line,) = ImageFolder().broken(tmp_path)
+    assert line.startswith(f"{folder}/p?[31m.png: is not a sound image (")
+    assert line.isprintable()
+
+
 def broken_tree(root, broken):
     """Ten pictures of each of two classes in each part, the first ``broken`` of all of them empty files."""
     files = [root / part / name / f"{i}.png" for part in ("train", "test") for name in "ab" for i in range(10)]
