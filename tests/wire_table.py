@@ -96,7 +96,7 @@ class Wire:
             elif frame.kind == "SETTINGS":
                 assert len(frame.payload) % 6 == 0
             elif frame.kind == "GOAWAY":
-                assert frame.payload[8:] in (b"", b"max_idle", b"Server shutdown"), frame
+                assert frame.payload[8:] in (b"", b"max_idle", b"Server shutdown", b"Cancelling all calls"), frame
             else:
                 size = {"PING": 8, "WINDOW_UPDATE": 4, "RST_STREAM": 4}
                 assert frame.kind == "DATA" or len(frame.payload) == size[frame.kind]
