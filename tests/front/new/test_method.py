@@ -1,7 +1,5 @@
 """The package of a method of one's own: it is built, installed and run, and its test passes."""
 
-import json
-
 import pytest
 from commands import call, errors
 
@@ -41,7 +39,7 @@ def test_a_name_that_cannot_be_is_one_line(here, name, says):
     assert not [*here.iterdir()]
 
 
-def test_it_is_installed_and_trains_and_its_test_passes(here, make_venv, wheels, build):
+def test_it_is_installed_and_its_test_passes(here, make_venv, wheels, build):
     call("new", "method", "my_loss", "mine")
     venv = make_venv()
     venv.install(*wheels, build(here / "mine", here / "dist"))
@@ -49,8 +47,7 @@ def test_it_is_installed_and_trains_and_its_test_passes(here, make_venv, wheels,
     assert "margin" in venv.run("labelskew", "methods", "my_loss").stdout
     tests = venv.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_loss.py", cwd=here / "mine")
     assert "5 passed" in tests.stdout
-    venv.run("labelskew", "run", "my_loss_digits.yaml", "--run-dir", "run", "--quiet", cwd=here / "mine")
-    assert json.loads((here / "mine" / "run" / "summary.json").read_text())["final_accuracy"] > 0.3  # chance is 0.1
+    venv.run("labelskew", "validate", "my_loss_digits.yaml", cwd=here / "mine")  # test_third_party.py runs its like
     assert errors("new", "method", "fedlc")
     again = venv.run("labelskew", "new", "method", "my_loss", "other", check=False)
     assert again.stderr.endswith(

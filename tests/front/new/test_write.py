@@ -190,7 +190,7 @@ def test_a_simulation_trains_as_it_is(own, here, kind, request):
         assert json.loads((here / "run" / "metrics.jsonl").read_text().splitlines()[0])["clients"] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("kind", ["tree", "grouped.npz", "table.csv"])
+@pytest.mark.parametrize("kind", ["tree", "table.csv"])
 def test_a_federation_trains_as_it_is(own, here, kind, forker, request):
     if kind == "table.csv":
         request.getfixturevalue("table")
@@ -210,5 +210,5 @@ def test_a_federation_trains_as_it_is(own, here, kind, forker, request):
     card = (folder / "runs" / "first" / "MODEL_CARD.md").read_text()
     assert f"| {100 * summary['client_accuracy_mean']:.2f} %, {100 * summary['client_accuracy_worst']:.2f} % |" in card
     names = model_file.said(folder / "runs" / "first" / "model.safetensors").class_names
-    assert names == (["0", "1", "2"] if kind == "grouped.npz" else ["benign", "malign", "unclear"])
+    assert names == ["benign", "malign", "unclear"]
     assert parse.load(folder / "federation.yaml").own_data
