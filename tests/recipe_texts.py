@@ -74,3 +74,15 @@ comm_args: {backend: GRPC, quorum_timeout_s: 60, reconnect_s: 20}
 def simulation(recipe):
     """The same for one process."""
     return "\n".join(line for line in recipe.splitlines() if not line.startswith(("common_args", "comm_args")))
+
+
+DIGITS = {
+    "data_args": {"dataset": "digits"},
+    "partition_args": {"partition_method": "pcdd", "classes_per_client": 2},
+    "model_args": {"model": "mlp", "hidden": [16]},
+    "train_args": {"client_num_in_total": 5, "comm_round": 2, "batch_size": 16, "learning_rate": 0.1},
+    "method_args": {"method": "fedavg"},
+    "device_args": {"threads": 1},
+    "tracking_args": {"checkpoint_every": 1},
+}
+"""A mapping for runs from Python, of seconds."""

@@ -32,21 +32,21 @@ PLACES = {
 """How a shell gets its script for good."""
 
 
-@click.command("completion")
+HELP = """Print the script by which a shell completes words of labelskew.
+
+It knows commands, options, recipes, plugins, run folders, and the keys and values of --set. To have it in every new
+shell:
+
+\b
+""" + "\n".join(PLACES.values())
+
+
+@click.command("completion", help=HELP)
 @click.argument("shell", type=click.Choice([*PLACES]))
 @click.pass_context
 @guarded
 def completion_command(context: click.Context, shell: str) -> None:
-    """Print the script by which a shell completes words of labelskew.
-
-    It knows commands, options, recipes, plugins, run folders, and the keys and values of --set. To have it in every
-    new shell:
-
-    \b
-    echo 'eval "$(labelskew completion bash)"' >> ~/.bashrc
-    echo 'eval "$(labelskew completion zsh)"' >> ~/.zshrc
-    labelskew completion fish > ~/.config/fish/completions/labelskew.fish
-    """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
+    """See :data:`HELP`."""
     complete: Any = get_completion_class(shell)
     script = complete(context.find_root().command, {}, NAME, f"_{NAME.upper()}_COMPLETE").source()
     click.echo(f"{script.rstrip()}\n# for every new shell: {PLACES[shell]}")

@@ -15,6 +15,8 @@ PATH = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 RECIPE_KEY = "SECTION.KEY=VALUE"
+RECIPE = click.argument("recipe", type=PATH, shell_complete=completion.recipes)
+"""A recipe's file, or its name."""
 RUN = click.argument("folder", metavar="RUN", type=FOLDER, shell_complete=completion.runs)
 """The folder of a run."""
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import click
 
-from fl_labelskew_plugins.cli import completion, table
+from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, writing
-from fl_labelskew_plugins.cli.options import PATH, SET
+from fl_labelskew_plugins.cli.options import PATH, RECIPE, SET
 from fl_labelskew_plugins.cli.survey import holdings
 from fl_labelskew_plugins.machine.files import write_text
 
 
 @click.command("partition")
-@click.argument("recipe", type=PATH, shell_complete=completion.recipes)
+@RECIPE
 @SET
 @click.option(
     "--out",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fl_labelskew_plugins.cli import completion, table
+from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, writing
-from fl_labelskew_plugins.cli.options import PATH, SET
+from fl_labelskew_plugins.cli.options import PATH, RECIPE, SET
 from fl_labelskew_plugins.machine.text import clean, counted, few
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ FOLLOWS = (
 
 
 @click.command("survey")
-@click.argument("recipe", type=PATH, shell_complete=completion.recipes)
+@RECIPE
 @SET
 @click.option(
     "--out",
@@ -108,10 +108,11 @@ def _parts(survey: Survey) -> Iterator[str]:
     notes = [f"{100 * measured.missing_pairs:.3g} % of the (client, class) pairs have no sample"]
     yield _wrapped(*notes, f"furthest from the federation's class shares: {furthest}", *survey.notes)
     follows = [_wrapped(FOLLOWS)]
-    for one in survey.suggestions:
-        words = {"found": one.finding, "paper": one.paper, "measured": one.measured, "recipe": one.line}
+    for suggestion in survey.suggestions:
+        words = {"found": suggestion.finding, "paper": suggestion.paper, "measured": suggestion.measured}
+        words |= {"recipe": suggestion.line}
         first, *others = [["", f"{name}:", what] for name, what in words.items() if what]
-        follows.append(f"{one.name}\n{table.plain(first, others)}")
+        follows.append(f"{suggestion.name}\n{table.plain(first, others)}")
     yield "\n".join(follows)
 
 

@@ -223,8 +223,9 @@ def _begin(_: int) -> None:
     which under a fork server is another one, and would stay.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    threading.Thread(target=_end_at_last, daemon=True).start()
+    if hasattr(signal, "sigtimedwait"):  # macOS has none: there it ends at once
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_at_last, daemon=True).start()
     if (parent := multiprocessing.parent_process()) is not None:
         end_with_parent(parent.sentinel, signal.SIGKILL)  # there is nothing to save
 

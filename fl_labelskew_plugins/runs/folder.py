@@ -32,6 +32,8 @@ Norms = dict[int, dict[int, dict[str, float]]]
 """Client, round, and norms by what they are of."""
 LEFT_BEHIND = ("fedml.yaml", locks.NAME, status.NAME, "revoked.crl")
 """What a server leaves in its folder that no silo came to, beside the audit log."""
+BEFORE = {"fedml.yaml", locks.NAME, status.NAME, "environment.json", "partition.json", "partition.png"}
+"""What a run writes before its recipe, beside the notes of its data set, which ``environment.json`` lists."""
 
 
 class RunFolder:
@@ -88,6 +90,13 @@ class RunFolder:
             raise mistake(f"--resume {self.path}", "no such folder", "the folder of an earlier run")
         if not self.recipe.is_file():
             raise LabelSkewError(f"--resume {self.path}: no recipe.yaml in it, so it is not the folder of a run")
+
+    def broke_off_at_once(self) -> bool:
+        """Whether all that is here is of a run that ended, if by force, before its recipe was written."""
+        names = {file.name.removesuffix(".part") for file in self.path.iterdir()} if self.path.is_dir() else set()
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # there is none, or it was changed
+            names -= set(self._environment.get("notes", []))
+        return bool(names) and names <= BEFORE
 
     def is_whole(self) -> bool:
         """Whether all that a run leaves behind at its end is there, and none of its pictures is missing."""

@@ -208,6 +208,7 @@ class Record:
             "input_shape": list(session.input_shape),
             "dtype": session.dtype,
             "normalisation": {"mean": session.mean, "std": session.std},
+            "notes": sorted(session.notes),
         }
         if session.recipe.objects:
             now["objects"] = {section: described(plugin) for section, plugin in session.recipe.objects.items()}

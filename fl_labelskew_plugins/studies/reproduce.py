@@ -25,7 +25,6 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.beside import Expected
 from fl_labelskew_plugins.recipe.model import Recipe, different
-from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause, clock
 from fl_labelskew_plugins.runs.session import data_folder, made_up
@@ -33,8 +32,6 @@ from fl_labelskew_plugins.studies import report
 
 SHARE = 0.8
 """Part of the time that is planned for at once: as rounds may get slower, what is left of it is planned for later."""
-BEFORE = {"environment.json", "fedml.yaml", "partition.json", "partition.png", status.NAME}
-"""What a run writes before its recipe: alone, they are a run that broke off with nothing to lose."""
 PROBED = 2
 """Rounds that a run has before more of them are planned: methods do more after the first."""
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -248,7 +245,7 @@ def complete(
     if state == "begun":
         run.start(None, (), resume=folder.path, quiet=quiet, pause=pause)
     elif state is None:
-        if folder.path.is_dir() and {file.name.removesuffix(".part") for file in folder.path.iterdir()} <= BEFORE:
+        if folder.broke_off_at_once():
             shutil.rmtree(folder.path)
         run.start(path, settings, run_dir=folder.path, quiet=quiet, pause=pause)
 

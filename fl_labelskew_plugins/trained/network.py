@@ -105,7 +105,8 @@ def load(file: Path, network: Network | None = None) -> Trained:
         raise mistake(where, f"its network was an object ({about.module})", "fl.open(RUN, model=...) in Python")
     kind = catalog.load("models", known("models", about.network, where))
     network = made(kind, about.network_params | dict(kind.trained_params), f"{where}: model {about.network}: ")
-    # by shapes alone first: what a stranger says may be of any size
+    # by shapes alone first: what a stranger says may be of any size; a network that cannot be built without numbers
+    # raises one of these, and is built with them below, which checks the same
     with suppress(NotImplementedError, RuntimeError, TypeError), torch.device("meta"):
         check(network.build(tuple(about.input_shape), len(about.class_names)), weights, where)
     return Trained(file, about, build(network, about.input_shape, len(about.class_names), weights, where))

@@ -10,19 +10,12 @@ import numpy as np
 import pytest
 import torch
 from fl_labelskew_registry import Arrays, Data, LabelSkewError, Method
+from recipe_texts import DIGITS
 from torch import nn
 
 import fl_labelskew_plugins as fl
 
-RECIPE = {
-    "data_args": {"dataset": "digits"},
-    "partition_args": {"partition_method": "pcdd", "classes_per_client": 2},
-    "model_args": {"model": "mlp", "hidden": [16]},
-    "train_args": {"client_num_in_total": 5, "comm_round": 2, "batch_size": 16, "learning_rate": 0.1},
-    "method_args": {"method": "map"},
-    "device_args": {"threads": 1},
-    "tracking_args": {"checkpoint_every": 1},
-}
+RECIPE = DIGITS | {"method_args": {"method": "map"}}
 
 
 @pytest.fixture(scope="module")

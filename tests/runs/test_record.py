@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
+from recipe_texts import DIGITS
 from safetensors.torch import load_file, save_file
 
 import fl_labelskew_plugins as fl
@@ -14,14 +15,10 @@ from fl_labelskew_plugins.data.npz import Npz
 from fl_labelskew_plugins.runs import card, model_file
 from fl_labelskew_plugins.runs.folder import RunFolder, best_test
 
-RECIPE = {
-    "data_args": {"dataset": "digits"},
-    "partition_args": {"partition_method": "pcdd", "classes_per_client": 2},
+RECIPE = DIGITS | {
     "model_args": {"model": "mlp", "hidden": [8]},
     "train_args": {"client_num_in_total": 5, "client_num_per_round": 2, "comm_round": 7, "learning_rate": 0.2},
-    "method_args": {"method": "fedavg"},
     "tracking_args": {"checkpoint_every": 2, "keep_checkpoints": 3},
-    "device_args": {"threads": 1},
 }
 """Two of five clients a round: the accuracy goes up and down."""
 

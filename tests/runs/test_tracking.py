@@ -12,21 +12,16 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from recipe_texts import SILOS, simulation
+from recipe_texts import DIGITS, SILOS, simulation
 
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.runs import tracking
 
 pytestmark = pytest.mark.slow
 
-RECIPE = {
-    "data_args": {"dataset": "digits"},
-    "partition_args": {"partition_method": "pcdd", "classes_per_client": 2},
-    "model_args": {"model": "mlp", "hidden": [16]},
+RECIPE = DIGITS | {
     "train_args": {"client_num_in_total": 5, "comm_round": 4, "batch_size": 32, "learning_rate": 0.1},
-    "method_args": {"method": "fedavg"},
     "validation_args": {"frequency_of_the_test": 2},
-    "device_args": {"threads": 1},
     "tracking_args": {"checkpoint_every": 1, "keep_checkpoints": 9},
 }
 ALL = ["csv", "tensorboard", {"mlflow": {"experiment": "skew"}}, {"wandb": {"project": "skew"}}]

@@ -314,9 +314,11 @@ def test_what_broke_off_is_gone_on_with_to_the_same_numbers(file, tmp_path, monk
     assert len(metrics(broken / "one" / "seed1")) == 3
     assert not (broken / "table.csv").exists()
     monkeypatch.setattr(Record, "round", real)
-    # and one that broke off while it was being prepared
+    # and one that was killed while it was being prepared
     late = broken / "one" / "seed2"
     late.mkdir()
+    for name, text in {"environment.json": '{"notes": ["features.txt"]}', "features.txt": "", ".lock": ""}.items():
+        (late / name).write_text(text)
     (late / "partition.json").write_text("{}")
     (late / "partition.png.part").write_text("")
     call("reproduce", file, "--seeds", 3, "--out", broken)
@@ -331,6 +333,7 @@ def test_a_folder_of_somebody_else_s_is_left_alone(file, tmp_path):
     mine = tmp_path / "out" / "one" / "seed0"
     mine.mkdir(parents=True)
     (mine / "thesis.txt").write_text("mine")
+    (mine / "environment.json").write_text("[]")
     (line,) = call("reproduce", file, "--out", tmp_path / "out", code=2).stderr.splitlines()
     assert f"run directory {mine} is not empty" in line
     assert (mine / "thesis.txt").read_text() == "mine"

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from fl_labelskew_registry import Data, LabelSkewError, MistakesError, catalog, mistake
 
+from fl_labelskew_plugins.data.columns import PARQUET, TEXT
 from fl_labelskew_plugins.data.files import readable
 from fl_labelskew_plugins.machine.text import clean, few
 
@@ -21,7 +22,8 @@ SAMPLED = 60
 SIDES = (8, 16, 28, 32, 64)
 """Pixels that pictures are brought to; larger ones would train for long without a GPU."""
 GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "F"}
-TABLES = {".csv", ".tsv", ".parquet", ".pq"}
+TABLES = {*TEXT, *PARQUET} - {".txt"}
+"""A folder's .txt is a note more often than a table."""
 LABELS = ("label", "labels", "class", "target", "diagnosis", "y")
 GROUPS = ("group", "hospital", "site", "centre", "center", "client", "silo")
 MOST_CLASSES = 10_000

@@ -4,11 +4,8 @@ import csv
 
 import numpy as np
 import pytest
-from fl_labelskew_registry import catalog
 from PIL import Image
 from sklearn.datasets import load_digits
-
-from fl_labelskew_plugins.data.image_folder import ImageFolder
 
 CLASSES = ("benign", "malign", "unclear")
 SHARES = {"St. Mary's": (12, 0, 8), "north": (8, 8, 4), "south": (4, 12, 4)}
@@ -50,14 +47,4 @@ def own(tmp_path_factory):
 
 @pytest.fixture
 def table(own):
-    if not any(entry.name == "table" for entry in catalog.entries("datasets")):
-        pytest.skip("no data set reads tables")
     return own / "table.csv"
-
-
-@pytest.fixture
-def tree(own):
-    """The hospitals' folder, for tests in which a simulation reads it."""
-    if not hasattr(ImageFolder, "groups"):
-        pytest.skip("image_folder reads no groups")
-    return own / "tree"

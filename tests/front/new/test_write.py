@@ -179,9 +179,7 @@ def test_the_readme_s_commands_are_commands(own, here, typed):
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("kind", ["flat", "tree", "grouped.npz", "table.csv"])
-def test_a_simulation_trains_as_it_is(own, here, kind, request):
-    if kind in ("tree", "table.csv"):
-        request.getfixturevalue(kind.partition(".")[0])
+def test_a_simulation_trains_as_it_is(own, here, kind):
     call("new", "simulation", "mine", "--data", own / kind)
     call("run", "mine/simulation.yaml", "--run-dir", "run", "--quiet", "--set", "train_args.comm_round=3")
     summary = json.loads((here / "run" / "summary.json").read_text())
@@ -191,9 +189,7 @@ def test_a_simulation_trains_as_it_is(own, here, kind, request):
 
 
 @pytest.mark.parametrize("kind", ["tree", "table.csv"])
-def test_a_federation_trains_as_it_is(own, here, kind, forker, request):
-    if kind == "table.csv":
-        request.getfixturevalue("table")
+def test_a_federation_trains_as_it_is(own, here, kind, forker):
     call("new", "federation", "mine", "--data", own / kind)
     folder = here / "mine"
     readme = (folder / "README.md").read_text()
