@@ -19,6 +19,7 @@ from fl_labelskew_plugins.cli.new import new_group
 from fl_labelskew_plugins.cli.partition import partition_command
 from fl_labelskew_plugins.cli.plugins import PLUGIN_COMMANDS
 from fl_labelskew_plugins.cli.predict import predict_command
+from fl_labelskew_plugins.cli.privacy import privacy_command
 from fl_labelskew_plugins.cli.recipes import recipes_group
 from fl_labelskew_plugins.cli.report import report_command
 from fl_labelskew_plugins.cli.reproduce import reproduce_command
@@ -55,6 +56,7 @@ for _command in (
     data_group,
     certs_group,
     audit_group,
+    privacy_command,
     silo_group,
     status_command,
     schema_command,

@@ -25,7 +25,7 @@ from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.recipe.objects import SECTIONS, described
-from fl_labelskew_plugins.runs import status
+from fl_labelskew_plugins.runs import privacy, status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Hear, Pause, Progress, clock, progress
 from fl_labelskew_plugins.runs.record import Record
@@ -189,7 +189,7 @@ def warned(session: Session) -> Session:
         name = session.recipe.data.dataset
         log.warn(f"data_args.data_cache_dir: made up, not the real {name}; numbers say nothing")
     hosts = compatibility.warnings(session.recipe, session.trainer.model)
-    for warning in [*session.method.warnings(session.federation), *hosts]:
+    for warning in [*session.method.warnings(session.federation), *hosts, *privacy.warnings(session)]:
         log.warn(warning)
     return session
 

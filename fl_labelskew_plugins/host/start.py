@@ -21,7 +21,7 @@ from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.recipe.model import Recipe
 
-OURS = ("partition_args", "method_args", "model_args", "client_specific_args")
+OURS = ("partition_args", "method_args", "model_args", "client_specific_args", "privacy_args")
 """Sections that the host does not get: it flattens all sections into one namespace, where later keys win silently."""
 
 

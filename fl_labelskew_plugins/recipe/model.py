@@ -33,6 +33,7 @@ class Sections(Params):
     tracking: sections.TrackingArgs = sections.TrackingArgs()
     security: SecurityArgs = SecurityArgs()
     dp: DpArgs = DpArgs()
+    privacy: sections.PrivacyArgs = sections.PrivacyArgs()
 
 
 ATTRIBUTES = {f"{name.removesuffix('_args')}_args": name for name in Sections.model_fields}
@@ -55,6 +56,7 @@ SILO: dict[str, tuple[str, ...] | None] = {
     "device_args": None,
     "comm_args": ("certs", "send_measures", "send_contributions", "audit_digests"),
     "tracking_args": tuple(key for key in sections.TrackingArgs.model_fields if key != "trackers"),  # the server's
+    "privacy_args": None,
     POLICY: None,
 }
 """Sections of a silo's own file, with the keys that it may set; None: all keys, or those that the method names."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.recipe import compatibility, plugins, policy, shipped, yaml
+from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, shipped, yaml
 from fl_labelskew_plugins.recipe.beside import Expected, Policy
 from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, form_conflicts
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown
@@ -175,7 +175,9 @@ class _Check(Mistakes):
             self.say("method_args.method", str(error))
         self.end()
         args["train"] = train.model_copy(update={"client_num_per_round": train.clients_per_round})
-        return Recipe(name=self.path.stem, path=self.path, expected=numbers, objects=objects, **args, **made)
+        whole = Recipe(name=self.path.stem, path=self.path, expected=numbers, objects=objects, **args, **made)
+        self._privacy(whole)
+        return whole
 
     def silo(self, text: str, base: Recipe, *, survey: bool = False) -> Recipe:
         """``base`` with what a silo's own file says in place of it."""
@@ -198,7 +200,14 @@ class _Check(Mistakes):
             if not survey or key == "server_fingerprint":
                 self.say(f"{POLICY}.{key}", line)
         self.end()
+        if not survey:
+            self._privacy(made)
         return made
+
+    def _privacy(self, recipe: Recipe) -> None:
+        for key, line in privacy.refused(recipe):
+            self.say(key, line)
+        self.end()
 
     def changes(self, text: str, base: Recipe | None = None) -> dict[str, Any]:
         """What a silo's own file says, by a recipe's attributes; None for what cannot be had."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from typing import Any
 
 from fl_labelskew_registry import Federation
 
@@ -17,6 +18,8 @@ from fl_labelskew_plugins.recipe.mistakes import show
 from fl_labelskew_plugins.recipe.model import Recipe
 
 OTHER, OPTIMIZER = "other", "optimizer"
+OPENING = " in the opening exchange of "
+"""Stands in what :func:`sent` says of all that leaves but once."""
 
 
 def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -32,12 +35,12 @@ def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield _line(policy, "min_clients", f"comm_args.min_clients {quorum}")
     if policy.server_fingerprint is not None and recipe.comm.certs is None:
         yield _line(policy, "server_fingerprint", "a connection without certificates (comm_args.certs)")
-    sent = list(_sent(recipe))
-    for kind, what in sent:
+    leaving = list(sent(recipe))
+    for kind, what in leaving:
         if policy.send is not None and kind not in policy.send:
             yield _line(policy, "send", f"{kind}: {what}")
     for name, least in policy.noise_at_least.items():
-        if (strength := _noise(recipe, name, [what for kind, what in sent if kind == "counts"])) < least:
+        if (strength := _noise(recipe, name, [what for kind, what in leaving if kind == "counts"])) < least:
             key, text = f"noise_at_least.{name}", f"noise of {strength:g}"
             yield key, f"{least:g} does not allow {text}; set more noise, or change this policy"
 
@@ -47,7 +50,7 @@ def _line(policy: Policy, key: str, demand: str) -> tuple[str, str]:
     return key, f"{limit} does not allow {demand}; use a recipe that keeps to it, or change this policy"
 
 
-def _sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """What leaves a silo, by kind, and where the recipe says so."""
     yield "weights", "every upload"
     if recipe.comm.send_measures:
@@ -59,7 +62,7 @@ def _sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
     method, names = recipe.method, recipe.method_name
     some = Federation(2, 2, 1, 1, 2, 1, 2, 1, 0)  # names do not depend on sizes
     for name in method.opening_shapes(some) if method.uses("opening") else ():
-        yield method.sends.get(name, OTHER), f"{name} in the opening exchange of {names}"
+        yield method.sends.get(name, OTHER), f"{name}{OPENING}{names}"
     if recipe.comm.send_contributions:
         for name in method.contribution_shapes(some):
             yield method.sends.get(name, OTHER), f"{name} in the uploads of {names}"
@@ -70,18 +73,23 @@ def _sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
 def _noise(recipe: Recipe, name: str, counts: list[str]) -> float:
     """Strength of one kind of noise, 0 without; infinite where there is nothing to add it to."""
     if name == "dp":
-        return _host_noise(recipe)
-    methods = list(getattr(recipe.method, "parts", {"": recipe.method}).values())
-    strengths = [float(getattr(method.params, name, None) or 0) for method in methods]
+        return host_noise(recipe)
+    parts = methods(recipe)
+    strengths = [float(getattr(method.params, name, None) or 0) for method in parts]
     if name == "upload_sigma":
         return max(strengths)
     # only an opening's counts may have noise; those of an upload or of HELLO are exact
-    exact = [what for what in counts if " in the opening exchange " not in what]
-    opens = [method.uses("opening") and "counts" in method.sends.values() for method in methods]
+    exact = [what for what in counts if OPENING not in what]
+    opens = [method.uses("opening") and "counts" in method.sends.values() for method in parts]
     return 0.0 if exact else min(itertools.compress(strengths, opens), default=math.inf)
 
 
-def _host_noise(recipe: Recipe) -> float:
+def methods(recipe: Recipe) -> list[Any]:
+    """The method, or the parts of a combination."""
+    return list(getattr(recipe.method, "parts", {"": recipe.method}).values())
+
+
+def host_noise(recipe: Recipe) -> float:
     """The scale that FedML 0.9.6 computes for the noise that a client adds (``fedml/core/dp/mechanisms``)."""
     dp = recipe.dp
     if not dp.enable_dp or dp.dp_solution_type != "ldp" or dp.epsilon is None or dp.sensitivity is None:

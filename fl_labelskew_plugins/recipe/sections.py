@@ -24,6 +24,7 @@ Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 AboveZero = Annotated[float, Field(ge=1 / LARGEST, le=LARGEST)]
 Statistics = Literal["imagenet", "data"]
+Level = Literal["silo", "claim"]
 IS_PATH = "path"
 """Marks keys that hold paths relative to the file that names them."""
 
@@ -325,6 +326,49 @@ class ClientSpecificArgs(Params):
         description="cross_silo: a YAML file for each silo, by rank, whose data_args replace the recipe's; the silo"
         " then trains on all of its own data",
     )
+
+
+class Budget(Params):
+    """As much as may be revealed: epsilon, at delta."""
+
+    epsilon: float = Field(gt=0, description="most that all answers of a silo may add up to")
+    delta: float = Field(gt=0, lt=1, description="chance that the bound may fail")
+
+
+class PrivacyArgs(Params):
+    """How much each silo may reveal; a silo's own file may set it for itself.
+
+    ``level`` says whose privacy it is. ``silo``: had the silo held any other samples, as many; this is proven for what
+    is clipped and has noise. ``claim``: had it held another sample in place of one; this is proven for class counts,
+    and for weights it is the claim of FedRS's appendix B that a sample moves an update by 2L/m at most (L: its largest
+    norm, m: samples of the smallest silo), or of who wrote ``dp_args.sensitivity``.
+    """
+
+    budget: Budget | None = Field(
+        None,
+        description="such as {epsilon: 8, delta: 1e-5}: a silo for which another answer would be more stops"
+        " answering; null: no end, the ledger counts all the same",
+    )
+    level: Level = Field("silo", description="silo: of all that it sends; claim: of one sample, as the paper has it")
+    ledger: Annotated[str | None, IS_PATH] = Field(
+        None, description="cross_silo: file of the silo's ledger; default: privacy.jsonl in the silo's folder"
+    )
+
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _is_a_budget(cls, value: Any) -> Any:
+        if value is None or isinstance(value, Budget):
+            return value
+        keys = [*Budget.model_fields]
+        if (
+            not isinstance(value, dict)
+            or sorted(value) != sorted(keys)
+            or not all(type(number) in (int, float) and number > 0 for number in value.values())
+            or value["delta"] >= 1
+        ):
+            form = "{epsilon: a number above 0, delta: a number above 0 and below 1}"
+            raise ValueError(f"{show(value)} is no budget; allowed: {form}, or null")
+        return value
 
 
 class TrackingArgs(Params):

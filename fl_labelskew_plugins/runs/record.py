@@ -22,7 +22,7 @@ from fl_labelskew_plugins.machine import log, signals
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.objects import described
-from fl_labelskew_plugins.runs import card, model_file, status
+from fl_labelskew_plugins.runs import card, model_file, privacy, status
 from fl_labelskew_plugins.runs.environment import environment, peak_memory
 from fl_labelskew_plugins.runs.folder import Checkpoint, RunFolder, summary
 from fl_labelskew_plugins.runs.model_file import about
@@ -67,6 +67,7 @@ class Record:
         if self._best >= 0 and recipe.tracking.keep_best and not folder.best.exists():
             log.warn(f"{folder.best.name}: the model of the best round so far was not kept; it comes with a better one")
         self.watch = watch(session, folder.diagnostics)
+        self.privacy = privacy.clients_of(session, folder.path, self.run)
         self._trackers = Trackers(recipe)
 
     @property

@@ -90,6 +90,8 @@ class Rounds:
         """Each round's line of metrics once it is complete; whoever goes no further leaves a checkpoint."""
         record, server = self.record, self.server
         try:
+            if record.privacy is not None and not record.next_round:
+                record.privacy.open()
             for round in range(record.next_round, self.session.federation.rounds):
                 if record.pauses:
                     record.abandon()
@@ -106,7 +108,8 @@ class Rounds:
     def _round(self, round: int, exchange: Exchange) -> dict[str, Any]:
         server, session = self.server, self.session
         sampled = self.sample(round)
-        clients = exchange.invite(round, list(sampled))
+        private = self.record.privacy
+        clients = exchange.invite(round, list(sampled) if private is None else private.willing(round, sampled))
         down = (num_bytes(server.weights.values()) + num_bytes(server.shared.values())) * len(clients)
         tally = Tally()
         counts = None if session.counts is None else session.counts[clients]

@@ -102,7 +102,7 @@ def test_what_keeps_to_it_is_taken(tmp_path, text, more):
 def test_the_hosts_noise_is_what_the_host_computes(tmp_path, mechanism, made):
     noise = LDP + f"mechanism_type: {mechanism}, delta: 0.1}}"
     own = parse.parse(RECIPE.format(method="method: fedavg", train="", comm="", more=noise))
-    assert policy._host_noise(own) == pytest.approx(made(0.5, 0.1, 2).scale)
+    assert policy.host_noise(own) == pytest.approx(made(0.5, 0.1, 2).scale)
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from fl_labelskew_registry import Images, LabelSkewError, RunError
-from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.data.fingerprint import add_array
@@ -29,7 +27,9 @@ from fl_labelskew_plugins.host.trainer import LabelSkewTrainer
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.recipe.privacy import Noise, leaving
 from fl_labelskew_plugins.runs import model_file
+from fl_labelskew_plugins.runs.privacy import Ledger
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
 from fl_labelskew_plugins.runtimes import wire
@@ -40,13 +40,14 @@ from fl_labelskew_plugins.runtimes.silo.facts import SiloData
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, question
 from fl_labelskew_plugins.runtimes.silo.own_folder import OwnFolder
 from fl_labelskew_plugins.runtimes.transport import Kind, message, reason
-from fl_labelskew_plugins.tensors import OPTIMIZER, State, group, joined, num_bytes, rest, trim
+from fl_labelskew_plugins.tensors import OPTIMIZER, State, group, num_bytes, rest, trim
 
 
 class SiloClient(Manager):
     """One silo, by its rank from 1, with its own recipe and samples.
 
-    In ``folder`` are its secret and, run by run, its states and measures; ``guard`` keeps it to its policy, if any.
+    In ``folder`` are its secret and, run by run, its states and measures; ``guard`` keeps it to its policy, if any, and
+    ``ledger`` to its budget.
     """
 
     def __init__(
@@ -59,15 +60,17 @@ class SiloClient(Manager):
         folder: Path,
         show: Progress,
         guard: Guard | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         super().__init__(args, transport, rank, recipe.train.client_num_in_total + 1)
-        self.recipe, self.data, self.folder, self.show, self.guard = recipe, data, folder, show, guard
+        self.recipe, self.data, self.folder, self.show = recipe, data, folder, show
+        self.guard, self.ledger = guard, ledger
         self.client = rank - 1
         self.failure: LabelSkewError | None = None
         self.session: Session | None = None
         self._secret = secret(folder)
         self._about = about(recipe, data)
-        self._seed = noise_seed(self._secret, self._about, {})
+        self._seed = noise_seed(self._secret, self._about)
         self._process = secrets.token_hex(8)
         self._run = ""
         self._normalisation: State = {}
@@ -147,6 +150,8 @@ class SiloClient(Manager):
             )
         assert self.session is not None
         if self.session.method.uses("opening"):
+            if self.ledger is not None:
+                self.ledger.spend(self._leaving()[0], self._answer(), run=self._run)
             self.send(Kind.OPENING, SERVER, tensors=self.session.opening(self.client).tensors)
         self._send_upload()  # the last one may have been lost with the connection
 
@@ -172,11 +177,15 @@ class SiloClient(Manager):
         weights = {k: v.to(device) for k, v in group(message.get("tensors"), "model").items()}
         shared = {k: v.to(device) for k, v in group(message.get("tensors"), "shared").items()}
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
-        if self.guard is not None:
+        request = ""  # a large model's digest is not for nothing
+        if self.guard is not None or self.ledger is not None or self._draws:
             rests_on = {key: value for key, value in meta.items() if key != "kept_rounds"}
             tensors = {**message.get("tensors"), **self._normalisation}
             request = question(session.federation, round, rests_on, tensors, self.states.get(before))
+        if self.guard is not None:
             self.guard.answer(self._run, round, request)
+        if self.ledger is not None:
+            self.ledger.spend(self._leaving()[1], self._answer(request), run=self._run, round=round)
         self._round = self.args.round_idx = round
         self.states.keep({before, *kept})
         result = self.trainer.take(
@@ -187,7 +196,7 @@ class SiloClient(Manager):
             state=self._state(before),
             times_selected=times,
             personalised=meta["personalised"] is True and self.recipe.validation.personalised,
-            noise_seed=self._noise_seed(joined(model=weights, shared=shared, data=self._normalisation)),
+            noise_seed=noise_seed(self._secret, self._about, request) if self._draws else None,
         )
         self.states.put(round, result.state)  # before the upload: what the server counts on has to be here
         if not self.recipe.comm.send_contributions:
@@ -203,10 +212,20 @@ class SiloClient(Manager):
             f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send"
         )
 
-    def _noise_seed(self, tensors: Mapping[str, Tensor]) -> int | None:
-        """See :func:`noise_seed`; None where nothing draws noise: a large model's digest would be for nothing."""
-        draws = self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
-        return noise_seed(self._secret, self._about, tensors) if draws else None
+    @property
+    def _draws(self) -> bool:
+        """Whether anything of an upload draws noise."""
+        return self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
+
+    def _leaving(self) -> tuple[list[Noise], list[Noise]]:
+        """What leaves in the opening, and in an upload."""
+        assert self.session is not None
+        samples = self.data.facts.samples
+        return leaving(self.recipe, samples, min(samples, self.session.federation.min_samples))
+
+    def _answer(self, request: str = "opening") -> str:
+        """Digest of an answer: of a question, and of this silo's samples and settings."""
+        return hashlib.blake2b(self._about + request.encode(), digest_size=16).hexdigest()
 
     def _state(self, round: int) -> State:
         assert self.session is not None
@@ -337,15 +356,12 @@ def about(recipe: Recipe, data: SiloData) -> bytes:
     return digest.digest()
 
 
-def noise_seed(secret: int, about: bytes, tensors: Mapping[str, Tensor]) -> int:
+def noise_seed(secret: int, about: bytes, question: str = "") -> int:
     """Seed of noise: the same where the same is asked again, another where anything differs that the answer rests on.
 
     With the same noise under two answers their difference would be free of it: the same counts with noise of strength
     4 and of strength 8, an upload before and after a sample was added, updates from two models that the server made up.
-    ``tensors`` are what the server sent.
+    ``question``: digest of what the server sent.
     """
-    digest = hashlib.blake2b(secret.to_bytes(16, "big") + about, digest_size=16)
-    for name, value in tensors.items():
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    digest = hashlib.blake2b(secret.to_bytes(16, "big") + about + question.encode(), digest_size=16)
     return int.from_bytes(digest.digest(), "big")

@@ -19,6 +19,7 @@ from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runs.folder import Checkpoint
+from fl_labelskew_plugins.runs.privacy import ledger_of
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, assemble, build, of_classes, refuse_host_switches
 from fl_labelskew_plugins.runs.survey import Survey
@@ -151,7 +152,7 @@ class CrossSilo(Runtime):
         recipe = recipes.silo(self.recipe, rank, survey=self.call.survey)
         refuse_host_switches(recipe)
         data = facts.load(recipe, rank - 1)
-        guard = guard_of(recipe, rank, self.folder.path)
+        guard, ledger = guard_of(recipe, rank, self.folder.path), ledger_of(recipe, self.folder.path)
         self.folder.hold()
         comm = recipe.comm
         held = of_classes(data.data.class_names, torch.from_numpy(data.counts)[None], data.facts.samples)
@@ -174,7 +175,7 @@ class CrossSilo(Runtime):
         self._transport = transport
         args = start.start(recipe, self.folder.path / "fedml.yaml", rank=rank)
         kind = SurveyedSilo if self.call.survey else SiloClient
-        client = kind(args, transport, rank, recipe, data, self.folder.path, self.show, guard)
+        client = kind(args, transport, rank, recipe, data, self.folder.path, self.show, guard, ledger)
         transport.start()
         client.run()
         if client.failure is not None:

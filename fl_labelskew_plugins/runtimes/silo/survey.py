@@ -22,7 +22,8 @@ from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.methods.fedshift import noisy_counts
-from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.recipe.privacy import count_noise, on_counts
+from fl_labelskew_plugins.runs.privacy import SpentError
 from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient, noise_seed, without_paths
@@ -161,18 +162,22 @@ class SurveyedSilo(SiloClient):
         raise LabelSkewError("the server trains, and this silo was started for a survey; leave --survey away")
 
     def _survey(self, message: Message) -> None:
-        scale, kind = strength(self.recipe)
+        scale, kind = count_noise(self.recipe)
         seed = self._seed
         if self.guard is not None and (least := self.guard.policy.noise_at_least.get("count_noise", 0.0)) > scale:
             scale = least
-            seed = noise_seed(self._secret, self._about, {"count_noise": torch.tensor(scale)})
-        if self.guard is not None:
-            try:
+            seed = noise_seed(self._secret, self._about, f"count_noise {scale}")
+        try:
+            if self.guard is not None:
                 self.guard.survey(hashlib.sha256(f"{seed} {scale}".encode()).hexdigest()[:32])
-            except PolicyError as error:
-                log.warn(f"no class counts leave this silo: {error}")
-                self.send(Kind.SURVEY, SERVER, meta={"reason": without_paths(str(error))})
-                return
+            if self.ledger is not None:
+                # the method's own noise: what the opening of a run of these settings reveals
+                answer = self._answer() if seed == self._seed else self._answer(f"survey {scale}")
+                self.ledger.spend([on_counts(scale, kind, self.data.facts.samples)], answer, run="survey")
+        except (PolicyError, SpentError) as error:
+            log.warn(f"no class counts leave this silo: {error}")
+            self.send(Kind.SURVEY, SERVER, meta={"reason": without_paths(str(error))})
+            return
         counts = torch.from_numpy(self.data.counts)
         if scale:
             # the stream of an opening exchange: what a run of these settings sends is this answer again
@@ -185,12 +190,3 @@ class SurveyedSilo(SiloClient):
         super()._finish(message)
         if self.failure is None:
             self.show.note("the survey is over; nothing was trained")
-
-
-def strength(recipe: Recipe) -> tuple[float, Any]:
-    """Scale of the noise on class counts that a silo's method has, 0 without, and its kind."""
-    methods = getattr(recipe.method, "parts", {"": recipe.method}).values()
-    for params in (method.params for method in methods):
-        if scale := float(getattr(params, "count_noise", 0.0)):
-            return scale, getattr(params, "count_noise_type", "laplace")
-    return 0.0, "laplace"

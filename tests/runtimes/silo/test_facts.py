@@ -14,6 +14,7 @@ from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runtimes.silo import facts as silos
 from fl_labelskew_plugins.runtimes.silo.client import about, noise_seed, secret, without_paths
+from fl_labelskew_plugins.runtimes.silo.guard import question
 
 RECIPE = """\
 common_args: {training_type: cross_silo}
@@ -182,11 +183,17 @@ def test_a_silo_s_last_words_name_no_folder_of_its_machine():
 
 
 def test_noise_repeats_with_a_round_and_changes_with_what_the_server_asks():
+    def asked(weights, **meta):
+        return question(session.Federation(3, 3, 5, 1, 10, 16, 900, 200, 0), 1, meta, weights, {})
+
     weights = {"w": torch.ones(3), "steps": torch.tensor(4)}
-    assert noise_seed(5, b"a", weights) == noise_seed(5, b"a", {k: v.clone() for k, v in weights.items()})
-    assert noise_seed(5, b"a", weights) != noise_seed(6, b"a", weights)
-    assert noise_seed(5, b"a", weights) != noise_seed(5, b"b", weights)
-    assert noise_seed(5, b"a", weights) != noise_seed(5, b"a", {**weights, "w": torch.tensor([1.0, 1.0, 1.0 + 1e-6])})
+    request = asked(weights, state_round=-1)
+    assert noise_seed(5, b"a", request) == noise_seed(5, b"a", asked({**weights}, state_round=-1))
+    assert noise_seed(5, b"a", request) != noise_seed(6, b"a", request)
+    assert noise_seed(5, b"a", request) != noise_seed(5, b"b", request)
+    nearly = {**weights, "w": torch.tensor([1.0, 1.0, 1.0 + 1e-6])}
+    for other in (asked(nearly, state_round=-1), asked(weights, state_round=0)):
+        assert noise_seed(5, b"a", request) != noise_seed(5, b"a", other)
 
 
 def test_no_two_answers_of_a_silo_share_their_noise():
@@ -197,7 +204,7 @@ def test_no_two_answers_of_a_silo_share_their_noise():
         silo = silos.load(recipe, 0)
         train = silo.data.train
         silo = replace(silo, data=replace(silo.data, train=replace(train, x=train.x[without:], y=train.y[without:])))
-        seed = noise_seed(2**100, about(recipe, silo), {})
+        seed = noise_seed(2**100, about(recipe, silo))
         made = session.assemble(recipe, silo.data, {0: silo.train}, {0: silo.test}, [silo.facts.samples], secret=seed)
         return made.opening(0).tensors["counts"], Turn(made.trainer, 0).view.counts
 

@@ -1,0 +1,182 @@
+"""``labelskew privacy``: what was revealed, by the ledger of a silo or a simulation, or how much a budget carries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from fl_labelskew_registry import LabelSkewError, mistake
+
+from fl_labelskew_plugins.cli import completion, table
+from fl_labelskew_plugins.cli.exits import guarded
+from fl_labelskew_plugins.cli.options import PATH, SET
+from fl_labelskew_plugins.machine.text import clean, counted, ranged
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.recipe.model import Recipe
+    from fl_labelskew_plugins.recipe.privacy import Noise
+    from fl_labelskew_plugins.runs.privacy import Entry, Ledger
+
+MOST = 20
+"""Clients of a simulation that are listed: those that have revealed most."""
+LEVELS = """\
+silo: had a silo held any other samples, as many; proven for what is clipped and has noise
+claim: had it held another sample in place of one; proven for class counts, for weights a claim of FedRS's appendix B,
+that a sample moves an update by 2L/m at most, or of who wrote dp_args.sensitivity"""
+
+
+@click.command("privacy")
+@click.argument("place", metavar="RUN|RECIPE", type=PATH, shell_complete=completion.recipes)
+@SET
+@click.option(
+    "--samples",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Training samples of the smallest silo.  [default: by RECIPE's own partition]",
+)
+@guarded
+def privacy_command(place: Path, overrides: tuple[str, ...], samples: int | None) -> None:
+    """Show what was revealed and epsilon so far, or how many rounds a budget carries.
+
+    RUN is the folder of a silo, or of a simulation: its ledger is shown, answer by answer or client by client. Of a
+    RECIPE it is said beforehand what leaves a client with which noise, and what its budget carries; --set and --samples
+    go with a RECIPE alone. docs/privacy.md explains epsilon and its two levels.
+    """
+    if not place.is_dir():
+        click.echo("\n\n".join(_beforehand(place, overrides, samples)))
+        return
+    if overrides or samples:
+        raise mistake("--set and --samples" if overrides and samples else "--set" if overrides else "--samples", *ALONE)
+    from fl_labelskew_plugins.runs.privacy import NAME, Ledger
+
+    file = place / NAME
+    if not file.exists():
+        others = sorted(other.parent for other in place.glob(f"silos/*/{NAME}"))
+        use = f"a silo's own folder, such as {others[0]}" if others else "the folder of a run with noise or a budget"
+        raise mistake(str(place), f"no ledger ({NAME}) in it", use)
+    ledger = Ledger(file)
+    simulated = any(entry.client is not None for entry in ledger.entries)
+    click.echo("\n\n".join([*(_clients(ledger) if simulated else _answers(ledger)), LEVELS]))
+
+
+ALONE = ("with the folder of a run", "it with a recipe alone")
+
+
+def _answers(ledger: Ledger) -> Iterator[str]:
+    """A silo's answers, one by one."""
+    rows = [
+        [entry.time, clean(entry.run, 16), _round(entry), *_epsilons(entry), _left(entry.answered)]
+        for entry in ledger.entries
+    ]
+    yield f"{ledger.file}: {counted(len(rows), 'answer')}"
+    yield table.plain(["time", "run", "round", "epsilon, silo", "claim", "at delta", "answered"], rows)
+
+
+def _clients(ledger: Ledger) -> Iterator[str]:
+    """A simulation's clients, those first that have revealed most."""
+    last: dict[int, Entry] = {}
+    times: dict[int, int] = {}
+    for entry in ledger.entries:
+        client = entry.client or 0
+        last[client], times[client] = entry, times.get(client, 0) + (entry.round >= 0)
+    order = sorted(last, key=lambda client: (-times[client], client))
+    rows = [
+        [str(client), str(times[client]), _round(last[client]), *_epsilons(last[client]), _left(last[client].answered)]
+        for client in order[:MOST]
+    ]
+    more = f", of which {MOST} are listed that answered most" if len(order) > MOST else ""
+    yield f"{ledger.file}: {counted(len(order), 'client')}{more}"
+    yield table.plain(["client", "rounds", "last", "epsilon, silo", "claim", "at delta", "answered last"], rows)
+
+
+def _round(entry: Entry) -> str:
+    return "before" if entry.round < 0 else str(entry.round + 1)
+
+
+def _epsilons(entry: Entry) -> list[str]:
+    silo, claim = (_epsilon(entry.epsilon[level]) if entry.epsilon else "?" for level in ("silo", "claim"))
+    return [silo, claim, f"{entry.delta:g}"]
+
+
+def _epsilon(value: float | None) -> str:
+    return "no bound" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _left(noises: list[Noise]) -> str:
+    exact = [clean(noise.on, 80) for noise in noises if noise.kind == "none"]
+    noisy = [f"{clean(noise.on, 80)} ({noise.kind} noise)" for noise in noises if noise.kind != "none"]
+    return "; ".join([*noisy, *(f"{what} (exact)" for what in exact)])
+
+
+def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> Iterator[str]:
+    from fl_labelskew_plugins.recipe.parse import load
+    from fl_labelskew_plugins.recipe.privacy import leaving
+    from fl_labelskew_plugins.runs import privacy
+
+    privacy.require("labelskew privacy")
+    recipe = load(path, overrides)
+    sizes = _sizes(recipe) if samples is None else [samples]
+    train, budget = recipe.train, recipe.privacy.budget
+    asked = f"{train.clients_per_round} of {counted(train.client_num_in_total, 'client')}"
+    head = f"{clean(recipe.name)}: {recipe.method_name}, {counted(train.comm_round, 'round')} of {asked}"
+    yield f"{head}, of {ranged(sizes, 'training sample')}"
+    most, least = max(sizes), min(sizes)
+    opening, upload = leaving(recipe, most, least)
+    rows = [
+        [when, *(f"{value:.3g}" if value else "-" for value in (noise.silo, noise.claim)), _left([noise])]
+        for when, noises in (("once", opening), ("each round", upload))
+        for noise in noises
+    ]
+    yield "Noise over sensitivity, for the client for which that is least:\n" + table.plain(
+        ["when", "silo", "claim", "what leaves a client"], rows
+    )
+    delta = privacy.DELTA if budget is None else budget.delta
+    answers = dict.fromkeys((1, _expected(recipe), train.comm_round))
+    rows = []
+    for level in privacy.LEVELS:
+        cells = []
+        for number in answers:
+            value = privacy.after(opening, upload, number, level, delta)
+            cells.append(_epsilon(value if math.isfinite(value) else None))
+        rows.append([level, *cells])
+    columns = ["epsilon", *(f"after {counted(number, 'answer')}" for number in answers)]
+    yield f"Of one client, at delta {delta:g}:\n" + table.plain(columns, rows)
+    yield _carries(recipe, sizes) if budget is not None else "privacy_args.budget: none, so nothing ends"
+    yield LEVELS
+
+
+def _carries(recipe: Recipe, sizes: list[int]) -> str:
+    from fl_labelskew_plugins.runs import privacy
+
+    train, budget = recipe.train, recipe.privacy.budget
+    assert budget is not None
+    most = privacy.carried(recipe, sizes, budget)
+    spent = f"budget of epsilon {budget.epsilon:g} at delta {budget.delta:g}, level {recipe.privacy.level}"
+    if most < 0:
+        return f"{spent}: not even the opening exchange; use more noise, or a larger budget"
+    if most >= privacy.MOST:
+        return f"{spent}: more answers of a client than are counted ({privacy.MOST})"
+    rounds, asked, clients = "", train.clients_per_round, train.client_num_in_total
+    if asked < clients:
+        rounds = f", about {counted(most * clients // asked, 'round')} where {asked} of {clients} are asked in each"
+    return f"{spent}: {counted(most, 'answer')} of a client{rounds} (the recipe has {train.comm_round} rounds)"
+
+
+def _expected(recipe: Recipe) -> int:
+    train = recipe.train
+    return -(-train.comm_round * train.clients_per_round // train.client_num_in_total)
+
+
+def _sizes(recipe: Recipe) -> list[int]:
+    """Training samples of each client, by the partition."""
+    if recipe.own_data:
+        raise LabelSkewError(
+            "client_specific_args.data_silo_config: silos have data of their own, which this command does not see; "
+            "use --samples N"
+        )
+    from fl_labelskew_plugins.runs.session import divided
+
+    return [int(n) for n in divided(recipe)[1].counts.sum(1) if n]

@@ -1,0 +1,101 @@
+"""Differential privacy as a recipe has it: what leaves a client with which noise, and how much of it may leave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.recipe.policy import OPENING, host_noise, methods, sent
+
+Kind = Literal["gaussian", "laplace", "none"]
+BUDGET = "privacy_args.budget"
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Noise on something that leaves a client.
+
+    Args:
+        on: what it is added to, such as ``counts``.
+        kind: its distribution; ``none``: what leaves is exact.
+        silo: standard deviation, or scale of a Laplace distribution, over how far what it is added to can move where
+            all samples of a silo are replaced; 0: no bound.
+        claim: the same where one sample is replaced, see ``PrivacyArgs``.
+    """
+
+    on: str
+    kind: Kind = "none"
+    silo: float = 0.0
+    claim: float = 0.0
+
+
+def leaving(recipe: Recipe, samples: int, least: int) -> tuple[list[Noise], list[Noise]]:
+    """What leaves a client in the opening exchange, and in each upload, with its noise.
+
+    Numbers of samples, and what follows from them alone, such as numbers of steps, are taken for known.
+
+    Args:
+        recipe: as this client runs it.
+        samples: training samples of the client.
+        least: those of the smallest client, appendix B's ``m``.
+    """
+    opening, upload = [], []
+    for kind, what in sent(recipe):
+        if kind == "weights":
+            upload.append(_on_weights(recipe, least))
+        elif OPENING not in what:
+            upload.append(Noise(what))
+        else:
+            opening.append(on_counts(*count_noise(recipe), samples) if kind == "counts" else Noise(what))
+    return opening, upload
+
+
+def on_counts(scale: float, kind: Kind, samples: int) -> Noise:
+    """Noise of this scale on each class count of a client with so many samples.
+
+    A sample replaced by another moves two counts by one; all samples replaced move the counts by ``2 N`` in L1 and by
+    ``sqrt(2) N`` in L2 norm at most, for their sum stays.
+    """
+    if scale == 0:
+        return Noise("counts")
+    claim = scale / (2 if kind == "laplace" else math.sqrt(2))
+    return Noise("counts", kind, claim / samples, claim)
+
+
+def _on_weights(recipe: Recipe, least: int) -> Noise:
+    """Noise on an upload: FedRS's, the host's, or both; of a method from elsewhere that protects, none is known."""
+    params = [method.params for method in methods(recipe)]
+    clip = next((p.upload_clip for p in params if getattr(p, "upload_clip", None)), None)
+    sigma = next((p.upload_sigma for p in params if getattr(p, "upload_sigma", None)), 0.0)
+    host, dp = host_noise(recipe), recipe.dp
+    if clip is not None and dp.mechanism_type == "gaussian":
+        sigma = math.hypot(sigma, host)
+    if clip is not None and sigma:
+        return Noise("weights", "gaussian", sigma / (2 * clip), sigma * least / (2 * clip))
+    if host and dp.sensitivity and dp.mechanism_type:
+        return Noise("weights", dp.mechanism_type, 0.0, host / dp.sensitivity)
+    return Noise("weights")
+
+
+def count_noise(recipe: Recipe) -> tuple[float, Any]:
+    """Scale of the noise on class counts that a silo's method has, 0 without, and its kind."""
+    for method in methods(recipe):
+        if scale := float(getattr(method.params, "count_noise", 0.0)):
+            return scale, getattr(method.params, "count_noise_type", "laplace")
+    return 0.0, "laplace"
+
+
+def refused(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """What a budget cannot bound: its key, and the rest of a line."""
+    budget, level = recipe.privacy.budget, recipe.privacy.level
+    if budget is None:
+        return
+    everything = [noise for part in leaving(recipe, 1, 1) for noise in part]
+    if free := [noise.on for noise in everything if not getattr(noise, level)]:
+        use = "use noise on it (method_args.count_noise; upload_clip and upload_sigma of FedRS), or no budget"
+        if level == "silo" and not [noise for noise in everything if not noise.claim]:
+            use = "use level: claim, or upload_clip of FedRS"
+        yield BUDGET, f"epsilon {budget.epsilon:g} at level {level} does not bound {', '.join(free)}; {use}"

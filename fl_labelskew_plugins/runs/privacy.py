@@ -1,0 +1,292 @@
+"""An account of what clients reveal: the ledger of their answers, epsilon so far, and how long a budget lasts.
+
+Epsilon is that of all answers of one client together, each with noise of its own. It is dp-accounting's, the least of
+two bounds that hold: Renyi differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise beside the exact
+one of Gaussian noise (Balle and Wang, ICML 2018). Nothing is taken off for rounds in which a client was not asked: who
+asks knows whom it asked, and such rounds reveal nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, get_args
+
+from fl_labelskew_registry import LabelSkewError, RunError
+from pydantic import BaseModel
+
+from fl_labelskew_plugins.machine.text import utc
+from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.recipe.privacy import BUDGET, Noise, leaving
+from fl_labelskew_plugins.recipe.sections import Budget, Level
+from fl_labelskew_plugins.runs.session import Session
+
+NAME = "privacy.jsonl"
+LEVELS: tuple[Level, ...] = get_args(Level)
+DELTA = 1e-5
+"""Where there is no budget, epsilon is told at this delta."""
+MOST = 10**6
+"""Answers that are counted ahead."""
+Spent = tuple[tuple[str, float, int], ...]
+"""Kind of noise, strength over sensitivity, and how often."""
+
+
+class SpentError(RunError):
+    """Another answer would be more than a client's budget allows."""
+
+
+class Entry(BaseModel):
+    """A line of a ledger: an answer, and epsilon with it; None: no bound. ``round``: -1 before the first."""
+
+    time: str
+    run: str
+    round: int
+    client: int | None = None
+    answer: str
+    answered: list[Noise]
+    delta: float
+    epsilon: dict[Level, float | None] = {}
+
+
+class Ledger:
+    """A file of answers, and the budget that they keep to, if any.
+
+    One line of JSON an answer, on the disk before the answer is worked out. The same question has the same answer, with
+    the same noise, and is spent once.
+
+    Raises:
+        LabelSkewError: the file is no ledger, or there is a budget and dp-accounting is not installed.
+    """
+
+    def __init__(self, file: Path, budget: Budget | None = None, level: Level = "silo") -> None:
+        self.file, self.budget, self.level = file, budget, level
+        if budget is not None:
+            require(BUDGET)
+        self.entries: list[Entry] = []
+        self._size = -1
+        self._spent: dict[int | None, Counter[Noise]] = {}
+        self._answers: set[tuple[int | None, str]] = set()
+        self._read()
+
+    def spend(
+        self, noises: Sequence[Noise], answer: str, *, run: str, round: int = -1, client: int | None = None
+    ) -> None:
+        """Write an answer down before it is worked out; nothing where the same one is written down already.
+
+        Args:
+            noises: what leaves, with its noise.
+            answer: digest of all that the answer depends on.
+            run: which one, for people.
+            round: from 0; -1: before the first.
+            client: whose, where a file is of several.
+
+        Raises:
+            SpentError: it would be more than the budget.
+            RunError: the ledger cannot be written.
+        """
+        self._read()
+        if (client, answer) in self._answers:
+            return
+        delta = DELTA if self.budget is None else self.budget.delta
+        spent = self._spent.get(client, Counter()) + Counter(noises)
+        so_far = {level: epsilon(at(spent, level), delta) for level in LEVELS} if installed() else {}
+        if self.budget is not None and so_far[self.level] > self.budget.epsilon:
+            before = epsilon(at(self._spent.get(client, Counter()), self.level), delta)
+            what = "an answer before the first round" if round < 0 else f"an answer to round {round + 1}"
+            raise SpentError(
+                f"{BUDGET}: epsilon {self.budget.epsilon:g} at delta {delta:g} does not allow {what}: {before:.3g} are "
+                f"spent, and with it {so_far[self.level]:.3g} would be; see {self.file}"
+            )
+        told = {level: value if math.isfinite(value) else None for level, value in so_far.items()}
+        entry = Entry(
+            time=utc(), run=run, round=round, client=client, answer=answer, answered=noises, delta=delta, epsilon=told
+        )
+        self._write(entry)
+        self._take(entry)
+
+    def _take(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self._answers.add((entry.client, entry.answer))
+        self._spent.setdefault(entry.client, Counter()).update(entry.answered)
+
+    def _read(self) -> None:
+        """Read the file where it is not as this process left it: another one may have written."""
+        try:
+            if not self.file.exists() or self.file.stat().st_size == self._size:
+                return
+            whole, newline, _ = self.file.read_bytes().rpartition(
+                b"\n"
+            )  # of a line that a kill has cut nothing was sent
+            lines = [Entry.model_validate_json(line) for line in whole.splitlines()]
+        except (OSError, ValueError):
+            raise LabelSkewError(
+                f"{self.file}: is no ledger of what was revealed; put back what was there, or remove it to begin anew"
+            ) from None
+        self.entries, self._spent, self._answers = [], {}, set()
+        for entry in lines:
+            self._take(entry)
+        self._size = len(whole) + len(newline)
+
+    def _write(self, entry: Entry) -> None:
+        line = json.dumps(entry.model_dump(exclude_none=True) | {"epsilon": entry.epsilon}) + "\n"
+        try:
+            with self.file.open("r+b" if self.file.exists() else "wb") as file:
+                file.seek(max(self._size, 0))
+                file.truncate()
+                file.write(line.encode())
+                if entry.client is None:  # what simulated clients revealed can be had again
+                    file.flush()
+                    os.fsync(file.fileno())
+                self._size = file.tell()
+        except OSError as error:
+            raise RunError(
+                f"{self.file}: cannot be written: {error.strerror}; without the ledger nothing is answered"
+            ) from None
+
+
+def ledger_of(recipe: Recipe, folder: Path) -> Ledger | None:
+    """The ledger in a folder, or where the recipe has it; None where nothing has noise, and there is none yet."""
+    args = recipe.privacy
+    file = folder / NAME if args.ledger is None else Path(args.ledger)
+    noisy = any(noise.claim for part in leaving(recipe, 1, 1) for noise in part)
+    return Ledger(file, args.budget, args.level) if noisy or args.budget is not None or file.exists() else None
+
+
+class Clients:
+    """The clients of a simulation, each with its budget."""
+
+    def __init__(self, ledger: Ledger, session: Session, run: str) -> None:
+        recipe, least = session.recipe, session.federation.min_samples
+        self.ledger, self.run = ledger, run
+        self._leaving = [leaving(recipe, samples, least) for samples in session.sizes]
+
+    def open(self) -> None:
+        """Write down what all of them reveal before the first round; raises SpentError where a budget allows none."""
+        for client, (opening, _) in enumerate(self._leaving):
+            if opening:
+                self.ledger.spend(opening, "opening", run=self.run, client=client)
+
+    def willing(self, round: int, clients: Iterable[int]) -> list[int]:
+        """Who of those asked may answer a round, which is written down; asked again, a client's answer is the same.
+
+        Raises:
+            RunError: nobody.
+        """
+        willing, why = [], None
+        for client in clients:
+            try:
+                upload = self._leaving[client][1]
+                self.ledger.spend(upload, f"round {round}", run=self.run, round=round, client=client)
+                willing.append(client)
+            except SpentError as error:
+                why = error
+        if not willing and why is not None:
+            raise RunError(f"nobody who was asked may answer: {why}")
+        return willing
+
+
+def clients_of(session: Session, folder: Path, run: str) -> Clients | None:
+    """The accounts of a simulation's clients; None where nothing has noise, and of silos, which keep their own."""
+    recipe = session.recipe
+    ledger = None if recipe.common.across_silos else ledger_of(recipe, folder)
+    return None if ledger is None else Clients(ledger, session, run)
+
+
+def at(noises: Mapping[Noise, int], level: Level) -> Spent:
+    """What answers add up to at one level."""
+    spent: Counter[tuple[str, float]] = Counter()
+    for noise, times in noises.items():
+        spent[noise.kind, getattr(noise, level)] += times
+    return tuple(sorted((*key, times) for key, times in spent.items()))
+
+
+@lru_cache(maxsize=4096)  # clients of one size that answered as often have one epsilon
+def epsilon(spent: Spent, delta: float) -> float:
+    """Epsilon of answers together; infinite where one of them has no bound.
+
+    >>> epsilon((("gaussian", 1.0, 100),), 1e-5)  # doctest: +SKIP
+    91.8
+    """
+    if not all(strength for _, strength, _ in spent):
+        return math.inf
+    dp = require("epsilon")
+    accountant = dp.rdp.RdpAccountant()
+    for kind, strength, times in spent:
+        event = dp.LaplaceDpEvent if kind == "laplace" else dp.GaussianDpEvent
+        accountant.compose(event(strength), times)
+    pure = sum(times / strength for kind, strength, times in spent if kind == "laplace")
+    # as many Gaussian answers are one, with their strengths' inverse squares added up
+    inverse = sum(times / strength**2 for kind, strength, times in spent if kind == "gaussian")
+    exact = dp.get_epsilon_gaussian(1 / math.sqrt(inverse), delta) if inverse else 0.0
+    return float(min(accountant.get_epsilon(delta), pure + exact)) if spent else 0.0
+
+
+def after(opening: Sequence[Noise], upload: Sequence[Noise], number: int, level: Level, delta: float) -> float:
+    """Epsilon of an opening and so many uploads."""
+    spent = Counter(opening)
+    for noise in upload:
+        spent[noise] += number
+    return epsilon(at(+spent, level), delta)  # without what there is none of
+
+
+def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: Budget, level: Level) -> int:
+    """Uploads that a budget carries after an opening; -1: not even that, and :data:`MOST` at most."""
+
+    def fits(number: int) -> bool:
+        return after(opening, upload, number, level, budget.delta) <= budget.epsilon
+
+    if not fits(0):
+        return -1
+    low, high = 0, 1
+    while high < MOST and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def carried(recipe: Recipe, sizes: Iterable[int], budget: Budget) -> int:
+    """Uploads that a budget carries of the client for which it carries fewest; ``sizes``: training samples of each."""
+    require(BUDGET)
+    sizes = {n for n in sizes if n}
+    parts = [leaving(recipe, n, min(sizes)) for n in sizes]
+    return min(answers(opening, upload, budget, recipe.privacy.level) for opening, upload in parts)
+
+
+def warnings(session: Session) -> list[str]:
+    """A sentence where a budget ends before a simulation does."""
+    recipe, federation, budget = session.recipe, session.federation, session.recipe.privacy.budget
+    if budget is None or recipe.common.across_silos:
+        return []
+    most = carried(recipe, session.sizes, budget)
+    expected = math.ceil(federation.rounds * federation.clients_per_round / federation.num_clients)
+    if most >= expected:
+        return []
+    asked = "each client answers all" if expected == federation.rounds else f"a client answers about {expected}"
+    return [
+        f"{BUDGET}: epsilon {budget.epsilon:g} at delta {budget.delta:g} is spent after {max(most, 0)} answers of a "
+        f"client, and of {federation.rounds} rounds {asked}; labelskew privacy RECIPE says what a budget carries"
+    ]
+
+
+def installed() -> bool:
+    """Whether epsilon can be computed here."""
+    return importlib.util.find_spec("dp_accounting") is not None
+
+
+def require(what: str) -> Any:
+    """dp-accounting; raises LabelSkewError where it is not installed."""
+    try:
+        dp = importlib.import_module("dp_accounting")
+        importlib.import_module("dp_accounting.rdp")
+    except ImportError:
+        install = "pip install 'fl-labelskew-plugins[privacy]'"
+        raise LabelSkewError(f"{what}: needs dp-accounting, which is not installed; to install it: {install}") from None
+    return dp
