@@ -120,8 +120,8 @@ def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> 
     recipe = load(path, overrides)
     sizes = _sizes(recipe) if samples is None else [samples]
     train, budget = recipe.train, recipe.privacy.budget
-    asked = f"{train.clients_per_round} of {counted(train.client_num_in_total, 'client')}"
-    head = f"{clean(recipe.name)}: {recipe.method_name}, {counted(train.comm_round, 'round')} of {asked}"
+    joining = f"{train.clients_per_round} of {counted(train.client_num_in_total, 'client')}"
+    head = f"{clean(recipe.name)}: {recipe.method_name}, {counted(train.comm_round, 'round')} of {joining}"
     yield f"{head}, of {ranged(sizes, 'training sample')}"
     most, least = max(sizes), min(sizes)
     opening, upload = leaving(recipe, most, least)
@@ -159,9 +159,9 @@ def _carries(recipe: Recipe, sizes: list[int]) -> str:
         return f"{spent}: not even the opening exchange; use more noise, or a larger budget"
     if most >= privacy.MOST:
         return f"{spent}: more answers of a client than are counted ({privacy.MOST})"
-    rounds, asked, clients = "", train.clients_per_round, train.client_num_in_total
-    if asked < clients:
-        rounds = f", about {counted(most * clients // asked, 'round')} where {asked} of {clients} are asked in each"
+    rounds, joining, clients = "", train.clients_per_round, train.client_num_in_total
+    if joining < clients:
+        rounds = f", about {counted(most * clients // joining, 'round')} where {joining} of {clients} are asked in each"
     return f"{spent}: {counted(most, 'answer')} of a client{rounds} (the recipe has {train.comm_round} rounds)"
 
 

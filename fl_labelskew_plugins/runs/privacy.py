@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from fl_labelskew_registry import LabelSkewError, RunError
 from pydantic import BaseModel
@@ -25,7 +25,9 @@ from fl_labelskew_plugins.machine.text import utc
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.privacy import BUDGET, Noise, leaving
 from fl_labelskew_plugins.recipe.sections import Budget, Level
-from fl_labelskew_plugins.runs.session import Session
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.runs.session import Session
 
 NAME = "privacy.jsonl"
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -103,9 +105,15 @@ class Ledger:
                 f"{BUDGET}: epsilon {self.budget.epsilon:g} at delta {delta:g} does not allow {what}: {before:.3g} are "
                 f"spent, and with it {so_far[self.level]:.3g} would be; see {self.file}"
             )
-        told = {level: value if math.isfinite(value) else None for level, value in so_far.items()}
         entry = Entry(
-            time=utc(), run=run, round=round, client=client, answer=answer, answered=noises, delta=delta, epsilon=told
+            time=utc(),
+            run=run,
+            round=round,
+            client=client,
+            answer=answer,
+            answered=noises,
+            delta=delta,
+            epsilon={level: value if math.isfinite(value) else None for level, value in so_far.items()},
         )
         self._write(entry)
         self._take(entry)
@@ -269,10 +277,10 @@ def warnings(session: Session) -> list[str]:
     expected = math.ceil(federation.rounds * federation.clients_per_round / federation.num_clients)
     if most >= expected:
         return []
-    asked = "each client answers all" if expected == federation.rounds else f"a client answers about {expected}"
+    part = "each client answers all" if expected == federation.rounds else f"a client answers about {expected}"
     return [
         f"{BUDGET}: epsilon {budget.epsilon:g} at delta {budget.delta:g} is spent after {max(most, 0)} answers of a "
-        f"client, and of {federation.rounds} rounds {asked}; labelskew privacy RECIPE says what a budget carries"
+        f"client, and of {federation.rounds} rounds {part}; labelskew privacy RECIPE says what a budget carries"
     ]
 
 

@@ -208,3 +208,39 @@ def test_a_server_that_is_not_there_or_another_authoritys_is_told_apart_before_a
     silo.stop_receive_message()
     server.stop_receive_message()
     assert checked == []
+
+
+def test_a_silo_stops_answering_when_its_budget_is_spent_however_it_is_asked(scene, federation):
+    noise = ["method_args.method=fedrs", "method_args.upload_clip=1", "method_args.upload_sigma=4"]
+    federation.overrides = [*noise, "privacy_args.budget={epsilon: 4, delta: 1e-5}"]
+    # the same question, before and after a restart, is the same answer; other weights and other rounds spend again
+    server, process, code = scene({}, [(0, 1.0), (0, 1.0)])
+    assert code == 0, process.text
+    first, again = server.uploads
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    server, process, code = scene({}, [(0, 1.0), (0, 1.001), (1, 1.0), (2, 1.0)], run="b" * 16)
+    assert code == 1, process.text
+    same, other, _ = server.uploads
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    file = federation.folder / "silo-1" / "privacy.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["run"][0], line["round"], line["answered"][0]["silo"]) for line in lines] == [
+        ("a", 0, 2.0),
+        ("b", 0, 2.0),
+        ("b", 1, 2.0),
+    ]
+    spent = [line["epsilon"]["silo"] for line in lines]
+    assert spent == sorted(spent)
+    line = (
+        f"privacy_args.budget: epsilon 4 at delta 1e-05 does not allow an answer to round 3: {spent[-1]:.3g} are "
+        "spent, and with it "
+    )
+    assert server.failed.startswith(line)
+    assert server.failed.endswith("; see (path)")
+    assert process.text.splitlines()[-1].startswith(f"error: {line}")
+    # two answers to one round do not share their noise: less the change of the model, they would be as good as none
+    trained = [name for name in first if name.startswith("model/") and name.endswith("weight")]
+    start = server.session.start
+    for name in trained:
+        plain = start[name.removeprefix("model/")]
+        assert ((other[name] - 1.001 * plain) - (first[name] - plain)).std() > 4  # noise of 4 sqrt(2)

@@ -1,0 +1,108 @@
+"""``labelskew privacy``: ledgers of silos and simulations, and what a recipe's budget carries."""
+
+from collections import Counter
+
+import pytest
+from commands import call, errors
+from recipe_texts import text_with
+
+import fl_labelskew_plugins as fl
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe.privacy import Noise, on_counts
+from fl_labelskew_plugins.runs.privacy import Ledger
+
+SETS = ["method_args.method=fedrs", "method_args.upload_clip=20", "method_args.upload_sigma=0.1"]
+NOISY = [word for text in [*SETS, "privacy_args.level=claim"] for word in ("--set", text)]
+BUDGET = ["--set", "privacy_args.budget={epsilon: 8, delta: 1e-5}"]
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    file = tmp_path / "r.yaml"
+    file.write_text(text_with(train_args={"comm_round": 20, "client_num_in_total": 10}))
+    return file
+
+
+def test_beforehand_it_says_what_leaves_and_what_a_budget_carries(recipe):
+    head, noise, epsilon, budget, levels = call("privacy", recipe, *NOISY, *BUDGET, "--samples", 400).output.split(
+        "\n\n"
+    )
+    assert head == "r: fedrs, 20 rounds of 10 of 10 clients, of 400 training samples"
+    assert noise.splitlines()[-1].split() == ["each", "round", "0.0025", "1", "weights", "(gaussian", "noise)"]
+    silo, claim = (line.split()[-2:] for line in epsilon.splitlines()[2:])
+    assert claim[0] == "4.38"  # theorem 8 of Balle and Wang at sigma 1
+    assert float(silo[0]) > 10_000
+    assert budget.startswith(
+        "budget of epsilon 8 at delta 1e-05, level claim: 2 answers of a client (the recipe has 20"
+    )
+    assert levels.startswith("silo: ")
+    few = call("privacy", recipe, *NOISY, *BUDGET, "--samples", 400, "--set", "train_args.client_num_per_round=2")
+    assert "2 answers of a client, about 10 rounds where 2 of 10 are asked in each (the recipe" in few.output
+
+
+def test_without_noise_there_is_no_bound_and_samples_are_the_partitions(recipe):
+    output = call(
+        "privacy", recipe, "--set", "method_args.method=fedshift", "--set", "method_args.count_noise=4"
+    ).output
+    assert "of 10 of 10 clients, of 95 to 217 training samples" in output
+    assert "weights (exact)" in output
+    assert "counts (laplace noise)" in output
+    assert output.count("no bound") == 4
+    assert "privacy_args.budget: none, so nothing ends" in output
+
+
+def test_a_silos_ledger_answer_by_answer_with_strangers_words_cleaned(tmp_path):
+    ledger = Ledger(tmp_path / "privacy.jsonl")
+    ledger.spend([on_counts(4.0, "laplace", 100)], "a", run="f" * 16)
+    ledger.spend([Noise("weights"), Noise("x\x1b[31m in the uploads of y")], "b", run="f" * 16, round=0)
+    title, rows, _ = call("privacy", tmp_path).output.split("\n\n")
+    assert title == f"{tmp_path / 'privacy.jsonl'}: 2 answers"
+    opening, upload = (line.split() for line in rows.splitlines()[1:3])
+    assert opening[1:6] == ["f" * 16, "before", "50", "0.5", "1e-05"]
+    assert upload[2:7] == ["1", "no", "bound", "no", "bound"]
+    assert "x?[31m in the uploads of y (exact)" in " ".join(rows.split())
+
+
+def test_a_simulations_ledger_client_by_client(tmp_path):
+    overrides = [
+        *SETS,
+        "train_args.client_num_in_total=5",
+        "train_args.client_num_per_round=3",
+        "model_args.hidden=[8]",
+    ]
+    whole = parse.parse(text_with(), overrides=[*overrides, "train_args.comm_round=3", "train_args.epochs=1"])
+    lines = list(fl.simulate(whole, tmp_path / "run"))
+    answers = Counter(client for line in lines for client in line["clients"])
+    title, rows, _ = call("privacy", tmp_path / "run").output.split("\n\n")
+    assert title.endswith(f"privacy.jsonl: {len(answers)} clients")
+    shown = {int(row.split()[0]): int(row.split()[1]) for row in rows.splitlines()[1:]}
+    assert shown == answers
+
+
+def test_mistakes_are_told_in_a_line(tmp_path, recipe, monkeypatch):
+    use = "use the folder of a run with noise or a budget"
+    assert errors("privacy", tmp_path) == [f"{tmp_path}: no ledger (privacy.jsonl) in it; {use}"]
+    silo = tmp_path / "silos" / "silo-1"
+    silo.mkdir(parents=True)
+    Ledger(silo / "privacy.jsonl").spend([Noise("weights")], "a", run="r")
+    (line,) = errors("privacy", tmp_path)
+    assert line.endswith(f"use a silo's own folder, such as {silo}")
+    assert errors("privacy", silo, "--samples", 3) == [
+        "--samples: with the folder of a run; use it with a recipe alone"
+    ]
+    (line,) = errors("privacy", recipe, *BUDGET)
+    assert line.startswith("--set privacy_args.budget: epsilon 8 at level silo does not bound weights, prototypes in")
+    own = tmp_path / "own.yaml"
+    files = {"data_silo_config": ["a.yaml", "b.yaml"]}
+    sections = {"common_args": {"training_type": "cross_silo"}, "comm_args": {"backend": "GRPC"}}
+    own.write_text(text_with(**sections, train_args={"client_num_in_total": 2}, client_specific_args=files))
+    (line,) = errors("privacy", own)
+    assert line.endswith("silos have data of their own, which this command does not see; use --samples N")
+    monkeypatch.setattr("fl_labelskew_plugins.runs.privacy.require", _lacking)
+    assert errors("privacy", recipe) == ["not here"]
+
+
+def _lacking(what):
+    from fl_labelskew_registry import LabelSkewError
+
+    raise LabelSkewError("not here")

@@ -1,0 +1,123 @@
+"""What leaves a client with which noise, and budgets that cannot hold."""
+
+import math
+
+import pytest
+from recipe_texts import cross_silo, only_line, text_with
+
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe.privacy import Noise, leaving, on_counts
+
+BUDGET = "privacy_args.budget={epsilon: 8, delta: 1e-5}"
+RS = ["method_args.method=fedrs", "method_args.upload_clip=20"]
+NOISY = [*RS, "method_args.upload_sigma=0.1"]
+LDP = ["dp_args.enable_dp=true", "dp_args.dp_solution_type=ldp", "dp_args.epsilon=0.5", "dp_args.delta=0.1"]
+GAUSSIAN = [*LDP, "dp_args.sensitivity=2", "dp_args.mechanism_type=gaussian"]
+
+
+def leaves(*overrides, method="fedavg"):
+    """Of a client of 900 samples in a federation whose smallest has 400."""
+    return leaving(parse.parse(text_with(), overrides=[f"method_args.method={method}", *overrides]), 900, 400)
+
+
+def test_the_papers_example_is_one_of_noise_as_large_as_its_claimed_sensitivity():
+    """Appendix B: L = 20, m = 400, sigma = 0.1, so 2L/m = 0.1; of all that a silo sends the sensitivity is 2L."""
+    opening, (weights,) = leaves(*NOISY)
+    assert opening == []
+    assert (weights.on, weights.kind) == ("weights", "gaussian")
+    assert weights.claim == pytest.approx(1.0)
+    assert weights.silo == pytest.approx(0.0025)
+
+
+def test_clipping_alone_is_no_noise_and_nor_is_nothing():
+    assert leaves(*RS)[1] == [Noise("weights")]
+    assert leaves()[1] == [Noise("weights")]
+
+
+@pytest.mark.parametrize(("kind", "claim"), [("laplace", 2.0), ("gaussian", 4 / math.sqrt(2))])
+def test_a_sample_moves_two_counts_and_all_samples_move_them_by_as_many_each(kind, claim):
+    (counts,), uploads = leaves("method_args.count_noise=4", f"method_args.count_noise_type={kind}", method="fedshift")
+    assert counts == on_counts(4.0, kind, 900)
+    assert counts.claim == pytest.approx(claim)
+    one, other = [900, 0], [0, 900]  # the furthest apart that counts of 900 samples can be
+    norm = sum(abs(a - b) ** (1 if kind == "laplace" else 2) for a, b in zip(one, other, strict=True))
+    assert counts.silo == pytest.approx(4 / (norm if kind == "laplace" else math.sqrt(norm)))
+    assert uploads == [Noise("weights")]
+
+
+def test_exact_counts_have_no_bound():
+    assert leaves(method="fedshift")[0] == [Noise("counts")]
+
+
+def test_the_hosts_noise_is_a_claim_and_a_bound_where_the_update_is_clipped():
+    scale = math.sqrt(2 * math.log(1.25 / 0.1)) * 2 / 0.5
+    (alone,) = leaves(*GAUSSIAN)[1]
+    assert (alone.kind, alone.silo, alone.claim) == ("gaussian", 0.0, pytest.approx(scale / 2))
+    (clipped,) = leaves(*GAUSSIAN, *RS)[1]
+    assert clipped.silo == pytest.approx(scale / 40)
+    (both,) = leaves(*GAUSSIAN, *NOISY)[1]
+    assert both.silo == pytest.approx(math.sqrt(scale**2 + 0.1**2) / 40)
+    (alone,) = leaves(*GAUSSIAN, "dp_args.mechanism_type=laplace")[1]
+    assert (alone.kind, alone.silo, alone.claim) == ("laplace", 0.0, pytest.approx(1 / (0.5 - math.log(0.9))))
+    assert leaves(*GAUSSIAN, "dp_args.dp_solution_type=cdp")[1] == [Noise("weights")]
+
+
+def test_what_is_exact_is_named():
+    on = [noise.on for noise in leaves("comm_args.send_measures=true", method="fedmr")[1]]
+    fedmr = ["prototypes in the uploads of fedmr", "counts in the uploads of fedmr"]
+    assert on == ["weights", "comm_args.send_measures true", *fedmr]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "free"),
+    [
+        ([], "at level silo does not bound weights, prototypes in the uploads of fedmr, counts in the upl"),
+        (["method_args.method=fedlc"], "at level silo does not bound weights; use noise on it (method_args.count_no"),
+        (
+            ["method_args.method=fedshift + fedrs", "method_args.fedrs={upload_clip: 1, upload_sigma: 1}"],
+            "does not bound counts; use noise on it",
+        ),
+        (["method_args.method=fedrs", "method_args.upload_clip=1"], "does not bound weights; use noise on it"),
+        (
+            ["method_args.method=fedavg", *GAUSSIAN],
+            "at level silo does not bound weights; use level: claim, or upload_clip of FedRS",
+        ),
+    ],
+)
+def test_a_budget_that_something_gets_around_is_refused(overrides, free):
+    line = only_line(text_with(), *overrides, BUDGET)
+    assert line.startswith("--set privacy_args.budget: epsilon 8 ")
+    assert free in line
+
+
+def test_a_budget_that_holds_is_taken():
+    overrides = ["method_args.method=fedrs", "method_args.upload_clip=1", "method_args.upload_sigma=1", BUDGET]
+    args = parse.parse(text_with(), overrides=overrides).privacy
+    assert (args.budget.epsilon, args.budget.delta, args.level) == (8.0, 1e-5, "silo")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("8", "8"),
+        ("{epsilon: 8}", '{"epsilon": 8}'),
+        ("{epsilon: 8, delta: 1}", '{"epsilon": 8, "delta": 1}'),
+        ("{epsilon: 0, delta: 0.1}", '{"epsilon": 0, "delta": 0.1}'),
+        ("{epsilon: true, delta: 0.1}", '{"epsilon": true, "delta": 0.1}'),
+        ("{epsilon: 8, delta: 0.1, more: 1}", '{"epsilon": 8, "delta": 0.1, "more": 1}'),
+    ],
+)
+def test_what_is_no_budget_is_said_with_what_is(value, shown):
+    form = "{epsilon: a number above 0, delta: a number above 0 and below 1}, or null"
+    line = f"--set privacy_args.budget: {shown} is no budget; allowed: {form}"
+    assert only_line(text_with(), f"privacy_args.budget={value}") == line
+
+
+def test_a_silos_own_file_has_its_own_budget(tmp_path):
+    (tmp_path / "north.yaml").write_text("privacy_args: {budget: {epsilon: 3, delta: 1e-6}, ledger: kept/north.jsonl}")
+    source = cross_silo().replace("one.yaml", "north.yaml")
+    recipe = parse.parse(source, source=tmp_path / "r.yaml", overrides=[*NOISY, "privacy_args.level=claim"])
+    assert recipe.privacy.budget is None
+    args = parse.silo(recipe, 1).privacy
+    assert (args.budget.epsilon, args.level) == (3.0, "claim")
+    assert args.ledger == str(tmp_path / "kept" / "north.jsonl")

@@ -1,0 +1,188 @@
+"""Epsilon against its own definition, ledgers over restarts and damage, and simulations whose budget ends."""
+
+import json
+import math
+import sys
+
+import pytest
+from fl_labelskew_registry import LabelSkewError, RunError
+from recipe_texts import text_with
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+import fl_labelskew_plugins as fl
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe.privacy import Noise, on_counts
+from fl_labelskew_plugins.recipe.sections import Budget
+from fl_labelskew_plugins.runs import privacy, session
+
+WEIGHTS = Noise("weights", "gaussian", 0.5, 4.0)
+COUNTS = on_counts(4.0, "laplace", 100)
+NOISY = [
+    "method_args.method=fedshift + fedrs", "method_args.fedrs={upload_clip: 2, upload_sigma: 0.1}",
+    "method_args.fedshift.count_noise=4", "model_args.hidden=[8]", "train_args.epochs=1", "train_args.comm_round=12",
+    "train_args.client_num_in_total=5", "train_args.client_num_per_round=3", "privacy_args.level=claim",
+]  # fmt: skip
+
+
+def gaussian(strength, delta):
+    """Epsilon of one Gaussian answer, from theorem 8 of Balle and Wang."""
+
+    def chance(epsilon):
+        a, b = 1 / (2 * strength), epsilon * strength
+        return norm.cdf(a - b) - math.exp(epsilon + norm.logcdf(-a - b))
+
+    return brentq(lambda epsilon: chance(epsilon) - delta, 0, 1e4, xtol=1e-9)
+
+
+@pytest.mark.parametrize("strength", [0.3, 1.0, 4.0, 30.0])
+@pytest.mark.parametrize("times", [1, 100])
+def test_gaussian_answers_add_up_to_the_exact_bound_and_never_below_it(strength, times):
+    exact = gaussian(strength / math.sqrt(times), 1e-5)
+    assert privacy.epsilon((("gaussian", strength, times),), 1e-5) == pytest.approx(exact, rel=1e-3)
+
+
+def test_laplace_answers_add_up_to_their_sum():
+    assert privacy.epsilon((("laplace", 2.0, 3),), 1e-5) == pytest.approx(1.5)
+
+
+def test_both_together_are_no_more_than_the_sum_and_many_small_ones_are_far_less():
+    both = privacy.epsilon((("gaussian", 4.0, 20), ("laplace", 2.0, 1)), 1e-5)
+    assert gaussian(4 / math.sqrt(20), 1e-5) < both <= gaussian(4 / math.sqrt(20), 1e-5) + 0.5 + 1e-6
+    assert privacy.epsilon((("laplace", 10.0, 1000),), 1e-5) < 30  # Renyi's bound; the sum is 100
+
+
+def test_what_has_no_noise_has_no_bound_and_nothing_is_nothing():
+    assert privacy.epsilon((("gaussian", 4.0, 20), ("none", 0.0, 1)), 1e-5) == math.inf
+    assert privacy.epsilon((), 1e-5) == 0
+
+
+def test_a_budget_carries_as_many_answers_as_fit_and_not_one_more():
+    budget = Budget(epsilon=8, delta=1e-5)
+    number = privacy.answers([COUNTS], [WEIGHTS], budget, "claim")
+    fits, more = (privacy.after([COUNTS], [WEIGHTS], n, "claim", 1e-5) for n in (number, number + 1))
+    assert fits <= 8 < more
+    assert privacy.answers([COUNTS], [WEIGHTS], Budget(epsilon=0.4, delta=1e-5), "claim") == -1
+    assert privacy.answers([], [WEIGHTS], Budget(epsilon=0.1, delta=1e-5), "claim") == 0
+    assert privacy.answers([], [Noise("weights", "gaussian", 1, 1e9)], budget, "claim") >= privacy.MOST
+
+
+def ledger(folder, epsilon=None, **options):
+    return privacy.Ledger(folder / "privacy.jsonl", epsilon and Budget(epsilon=epsilon, delta=1e-5), **options)
+
+
+def test_an_answer_is_written_down_once_and_the_next_one_adds_to_it(tmp_path):
+    first = ledger(tmp_path)
+    first.spend([COUNTS], "a", run="r")
+    first.spend([COUNTS], "a", run="another")  # the same answer, with the same noise
+    ledger(tmp_path).spend([WEIGHTS], "b", run="r", round=0)  # after a restart
+    lines = [json.loads(line) for line in (tmp_path / "privacy.jsonl").read_text().splitlines()]
+    assert [(line["round"], line["answer"], [noise["on"] for noise in line["answered"]]) for line in lines] == [
+        (-1, "a", ["counts"]),
+        (0, "b", ["weights"]),
+    ]
+    assert lines[0]["epsilon"] == {"silo": pytest.approx(50), "claim": pytest.approx(0.5)}
+    spent = privacy.at({COUNTS: 1, WEIGHTS: 1}, "claim")
+    assert lines[1]["epsilon"]["claim"] == pytest.approx(privacy.epsilon(spent, 1e-5))
+    first.spend([Noise("weights")], "c", run="r", round=1)
+    assert [entry.round for entry in first.entries] == [-1, 0, 1]  # what another process wrote, too
+    assert first.entries[-1].epsilon == {"silo": None, "claim": None}
+
+
+def test_no_answer_beyond_the_budget_of_whichever_level_and_the_same_one_again(tmp_path):
+    for round in range(2):
+        ledger(tmp_path, 1.5, level="claim").spend([WEIGHTS], f"{round}", run="r", round=round)
+    two, three = (privacy.after([], [WEIGHTS], n, "claim", 1e-5) for n in (2, 3))
+    assert two <= 1.5 < three
+    last = ledger(tmp_path, 1.5, level="claim")
+    with pytest.raises(privacy.SpentError) as refused:
+        last.spend([WEIGHTS], "2", run="r", round=2)
+    assert str(refused.value) == (
+        f"privacy_args.budget: epsilon 1.5 at delta 1e-05 does not allow an answer to round 3: {two:.3g} are spent, "
+        f"and with it {three:.3g} would be; see {tmp_path / 'privacy.jsonl'}"
+    )
+    last.spend([WEIGHTS], "1", run="r", round=1)
+    assert len(last.entries) == 2
+    with pytest.raises(privacy.SpentError):
+        ledger(tmp_path, 1.5).spend([WEIGHTS], "2", run="r", round=2)  # of all that a silo sends more is spent
+
+
+def test_a_line_that_a_kill_has_cut_is_no_answer(tmp_path):
+    file = tmp_path / "privacy.jsonl"
+    ledger(tmp_path).spend([WEIGHTS], "a", run="r", round=0)
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole[:40])
+    ledger(tmp_path).spend([WEIGHTS], "b", run="r", round=1)
+    first, second = file.read_bytes().splitlines()
+    assert first + b"\n" == whole
+    assert json.loads(second)["answer"] == "b"
+
+
+@pytest.mark.parametrize("damage", [b"?\n", b"{}\n", b'{"runs": 1}\n', b"\xff\n"])
+def test_a_damaged_ledger_is_not_begun_anew(tmp_path, damage):
+    ledger(tmp_path).spend([WEIGHTS], "a", run="r", round=0)
+    file = tmp_path / "privacy.jsonl"
+    file.write_bytes(damage + file.read_bytes())
+    with pytest.raises(LabelSkewError, match="is no ledger of what was revealed; put back what was there, or remove"):
+        ledger(tmp_path)
+
+
+def test_without_the_ledger_nothing_is_answered(tmp_path):
+    with pytest.raises(RunError, match=r"cannot be written: .*; without the ledger nothing is answered"):
+        ledger(tmp_path / "gone").spend([WEIGHTS], "a", run="r", round=0)
+
+
+def test_without_dp_accounting_answers_are_kept_and_a_budget_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    monkeypatch.setattr(privacy, "installed", lambda: False)
+    ledger(tmp_path).spend([WEIGHTS], "a", run="r", round=0)
+    assert ledger(tmp_path).entries[0].epsilon == {}
+    line = "privacy_args.budget: needs dp-accounting, which is not installed; to install it: pip install "
+    with pytest.raises(LabelSkewError) as error:
+        ledger(tmp_path, 2.0)
+    assert str(error.value) == f"{line}'fl-labelskew-plugins[privacy]'"
+
+
+def test_a_recipe_without_noise_has_no_ledger(tmp_path):
+    recipe = parse.parse(text_with())
+    assert privacy.ledger_of(recipe, tmp_path) is None
+    ledger(tmp_path).spend([WEIGHTS], "a", run="r", round=0)
+    kept = privacy.ledger_of(recipe, tmp_path)  # what was revealed before, and now without noise
+    kept.spend([Noise("weights")], "b", run="r", round=1)
+    assert kept.entries[-1].epsilon["silo"] is None
+
+
+def simulated(*overrides):
+    return parse.parse(text_with(), overrides=[*NOISY, *overrides])
+
+
+def test_each_client_of_a_simulation_answers_until_its_budget_is_spent(tmp_path):
+    whole = list(fl.simulate(simulated(), tmp_path / "whole"))
+    sizes = [n for n in session.build(simulated()).sizes if n]
+    budget = Budget(epsilon=1.7, delta=1e-5)
+    most = privacy.carried(simulated(), sizes, budget)
+    assert 1 < most < 7
+    loop = fl.simulate(simulated("privacy_args.budget={epsilon: 1.7, delta: 1e-5}"), tmp_path / "run")
+    lines, answers = [], [0] * 5
+    with pytest.raises(RunError, match=r"nobody who was asked may answer: privacy_args.budget: epsilon 1.7 at delta"):
+        lines.extend(loop)
+    for line, there in zip(lines, whole, strict=False):
+        asked = there["clients"]
+        assert line["clients"] == [client for client in asked if answers[client] < most]
+        for client in line["clients"]:
+            answers[client] += 1
+    assert answers == [most] * 5
+    assert lines[0] == whole[0]  # an account changes nothing of a run
+    entries = privacy.Ledger(tmp_path / "run" / "privacy.jsonl").entries
+    assert [entry.client for entry in entries if entry.round < 0] == [0, 1, 2, 3, 4]
+    assert max(entry.epsilon["claim"] for entry in entries) <= 1.7
+
+
+def test_a_run_says_before_it_begins_that_its_budget_ends_first(tmp_path):
+    said = privacy.warnings(session.build(simulated("privacy_args.budget={epsilon: 1.7, delta: 1e-5}")))
+    assert said == [
+        "privacy_args.budget: epsilon 1.7 at delta 1e-05 is spent after 5 answers of a client, and of 12 rounds a "
+        "client answers about 8; labelskew privacy RECIPE says what a budget carries"
+    ]
+    assert privacy.warnings(session.build(simulated("privacy_args.budget={epsilon: 20, delta: 1e-5}"))) == []
+    assert privacy.warnings(session.build(simulated())) == []
