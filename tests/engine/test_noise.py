@@ -1,0 +1,139 @@
+"""Discrete Gaussian noise: its distribution against the formula, norms after rounding, and sums in a ring."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from fl_labelskew_registry import LabelSkewError
+from scipy import stats
+
+from fl_labelskew_plugins.engine import noise
+from fl_labelskew_plugins.engine.noise import SumNoise, discrete_gaussian
+
+
+def expected(sigma, most):
+    """Chances of -most .. most, from the definition."""
+    mass = [math.exp(-(x**2) / (2 * sigma**2)) for x in range(-most, most + 1)]
+    whole = math.fsum(math.exp(-(x**2) / (2 * sigma**2)) for x in range(-most * 20, most * 20 + 1))
+    return np.array(mass) / whole
+
+
+def unlikely(draws, sigma):
+    """Chance that draws as unlikely as these, or more so, are of the discrete Gaussian; its tails taken together."""
+    most = math.ceil(3 * sigma)
+    chances = expected(sigma, most)
+    counts = np.array([(draws == x).sum() for x in range(-most, most + 1)])
+    chances = np.append(chances, 1 - chances.sum())
+    return stats.chisquare(np.append(counts, len(draws) - counts.sum()), chances * len(draws)).pvalue
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.7, 1.0, 2.5, 10.0])
+def test_draws_are_of_the_discrete_gaussian_distribution(sigma):
+    draws = discrete_gaussian(200_000, sigma, np.random.default_rng(3))
+    assert draws.dtype == np.int64
+    assert unlikely(draws, sigma) > 1e-3
+
+
+def test_another_distribution_would_be_seen():
+    rounded = np.rint(np.random.default_rng(3).normal(0, 0.7, 200_000))  # nearly, and not it
+    assert unlikely(rounded, 0.7) < 1e-6
+
+
+@pytest.mark.parametrize("sigma", [1e3, 12345.678, 2.0**31])
+def test_coarse_ones_look_normal_to_their_tails(sigma):
+    draws = discrete_gaussian(200_000, sigma, np.random.default_rng(4)) / sigma
+    assert stats.kstest(draws, "norm").pvalue > 1e-3
+    assert 4 < np.abs(draws).max() < 6
+
+
+def test_draws_that_floats_do_not_settle_are_settled_by_fractions(monkeypatch):
+    settled = []
+    real = noise.DIGITS.exp
+
+    class Counting:
+        divide = noise.DIGITS.divide
+
+        def exp(self, power):
+            settled.append(power)
+            return real(power)
+
+    monkeypatch.setattr(noise, "UNSURE", 2.0)  # all of them
+    monkeypatch.setattr(noise, "DIGITS", Counting())
+    monkeypatch.setattr(noise, "AT_ONCE", 256)
+    draws = discrete_gaussian(5_000, 1.5, np.random.default_rng(5))
+    assert len(settled) > 5_000
+    assert unlikely(draws, 1.5) > 1e-3
+
+
+def test_a_chance_is_that_of_its_fraction_beyond_what_a_float_can_say():
+    """exp(-50) is below a 53-bit draw's least step: only the further digits can say yes."""
+
+    class Zero(np.random.Generator):
+        def random(self, size=None):
+            return np.zeros(size)
+
+        def bytes(self, length):
+            return b"\0" * length
+
+    generator = Zero(np.random.PCG64(0))
+    assert noise._chance(np.array([50.0]), lambda _: Fraction(50), generator).tolist() == [True]
+    assert noise._chance(np.array([150.0]), lambda _: Fraction(150), generator).tolist() == [True]
+    Zero.bytes = lambda self, length: b"\xff" * length  # a draw just below 2 ** -53, which is above exp(-50)
+    assert noise._chance(np.array([50.0]), lambda _: Fraction(50), generator).tolist() == [False]
+
+
+def test_the_same_generator_draws_the_same_and_another_another():
+    first, again, other = (discrete_gaussian(100, 9.0, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert (first == again).all()
+    assert (first != other).any()
+
+
+def sums(**changes):
+    asked_for = {"multiplier": 1.0, "clip": 0.5, "largest": 2.0, "bits": 24, "clients": 5, "least": 4, "size": 300}
+    return SumNoise(**asked_for | changes)
+
+
+@pytest.mark.parametrize("bits", [16, 20, 32])
+@pytest.mark.parametrize("length", [0.1, 0.5, 40.0])
+def test_a_clipped_and_rounded_vector_is_no_longer_than_it_may_be(bits, length):
+    made = sums(bits=bits)
+    values = torch.randn(300, dtype=torch.float64, generator=torch.Generator().manual_seed(bits))
+    values = {"a": values[:100] / values.norm() * length, "b": values[100:].reshape(20, 10) / values.norm() * length}
+    clipped = made.clipped(values)
+    norm = math.sqrt(sum(float(value.square().sum()) for value in clipped.values()))
+    assert norm == pytest.approx(min(length, 0.5))
+    whole = torch.cat([(value / made.step).round().reshape(-1) for value in clipped.values()])
+    assert float(whole.norm()) <= made.norm
+    assert clipped["b"].shape == (20, 10)
+
+
+def test_nothing_is_clipped_to_nothing():
+    assert sums().clipped({"a": torch.zeros(3, dtype=torch.float64)})["a"].tolist() == [0, 0, 0]
+
+
+def test_the_sum_of_as_many_as_there_must_be_has_the_noise_that_was_asked_for():
+    made = sums(size=20_000, clip=0.5)
+    parts = [made.draw(np.random.default_rng(seed)) for seed in range(5)]
+    of_least = np.sum(parts[:4], axis=0) * made.step
+    assert of_least.std() == pytest.approx(made.multiplier * (0.5 + made.step * math.sqrt(20_000) / 2), rel=0.02)
+    assert np.sum(parts, axis=0).std() * made.step == pytest.approx(of_least.std() * math.sqrt(5 / 4), rel=0.03)
+
+
+@pytest.mark.parametrize("multiplier", [0.1, 1.0, 8.0])
+def test_the_ring_has_room_for_the_largest_sum_and_ten_standard_deviations(multiplier):
+    made = sums(multiplier=multiplier)
+    top = 2 ** (made.bits - 1) - 1
+    noise_of_all = made.deviation * math.sqrt(made.clients)
+    assert made.largest / made.step + made.clients + 10 * noise_of_all == pytest.approx(top)
+    assert made.step == pytest.approx(made.largest * (1 + made.head_room) / (top - made.clients))
+
+
+def test_too_few_bits_and_too_little_noise_are_told():
+    with pytest.raises(
+        LabelSkewError, match=r"noise_multiplier: 4 needs more room than sums of 16 bits have; use more"
+    ):
+        sums(bits=16, size=11_000_000, multiplier=4.0)
+    with pytest.raises(LabelSkewError, match=r"noise_multiplier: 0.01 is noise of 0.\d+ steps of a client, and at lea"):
+        sums(bits=16, multiplier=0.01, clip=0.001, largest=1.0)
