@@ -107,11 +107,11 @@ class Sizes(NamedTuple):
         scale: what is set in the papers' recipes.
     """
 
-    turns: int = 9
+    turns: int = 5
     samples: int = 1280
     large: Sequence[str] = ()
     batch: int = 1024
-    rounds: int = 5
+    rounds: int = 4
     workers: Sequence[int] = (1, 2, 4)
     tests: Sequence[str] = ("-m", "gpu")
     scale: Sequence[str] = ()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fl_labelskew_registry import Arrays, Data, Federation, Method, Optimizer, Stage
+from fl_labelskew_registry import Arrays, Data, Federation, Method, Optimizer, RunError, Stage
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -284,6 +284,22 @@ def test_bf16_stays_close_to_fp32_and_keeps_weights_fp32():
     for key, value in full.items():
         assert half[key].dtype == torch.float32
         torch.testing.assert_close(half[key], value, atol=0.05, rtol=0.1)
+
+
+class Greedy(Plain):
+    """Needs more memory than there is."""
+
+    def loss(self, batch, client):
+        return {"much": torch.empty(2**50, dtype=torch.uint8, device=batch.logits.device)}
+
+
+@on_devices
+def test_out_of_memory_names_the_batch_size(device):
+    with pytest.raises(RunError) as error:
+        fit(make(method=Greedy(), device=device), 1, 2)
+    assert str(error.value).replace("cuda:0", "cpu") == (
+        "round 3: client 1: out of memory (cpu); use a train_args.batch_size below 4, or a smaller network"
+    )
 
 
 class Keeps(Plain):
