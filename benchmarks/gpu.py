@@ -292,18 +292,23 @@ class Bench:
             if not report.exists():
                 raise RunError(f"pytest ended with exit code {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
             cases = list(ElementTree.parse(report).iter("testcase"))
-        wrong = {str(c.get("name")): c.find(kind) for c in cases for kind in ("error", "failure") if c.find(kind)}
-        rows = [{"test": name, "why": clean(str(wrong[name].get("message")), 300)} for name in wrong]
+        kinds = ("error", "failure")
+        wrong = [(case, found) for case in cases for kind in kinds if (found := case.find(kind)) is not None]
+        rows = [
+            {"test": case.get("name"), "why": clean(found.get("message", "").split("\n")[0], 300)}
+            for case, found in wrong
+        ]
         skipped = sum(case.find("skipped") is not None for case in cases)
         counts = {"passed": len(cases) - len(rows) - skipped, "failed": len(rows), "skipped": skipped}
         return [{"test": "all"} | counts, *rows]
 
     def process(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """A command, for as long as there is time.
+        """A command, for as long as there is time, with all of the device's memory that is not in use here.
 
         Raises:
             RunError: it took longer.
         """
+        torch.cuda.empty_cache()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             output = process.communicate(timeout=max(1.0, self.left))

@@ -124,6 +124,23 @@ def test_gpu_keeps_what_it_has(tmp_path, monkeypatch, capsys):
         bench(60)
 
 
+def test_gpu_tells_which_test_fails(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import gpu
+
+    monkeypatch.setattr(gpu, "ROOT", tmp_path)
+    (tmp_path / "tests").mkdir()
+    text = "import pytest\ndef test_good():\n  pass  # mark.gpu\ndef test_bad_fedmr_cpu():\n  assert 1 == 2\n"
+    text += "@pytest.fixture\ndef broken():\n  raise OSError\ndef test_unready_fedmr_cpu(broken):\n  pass\n"
+    text += "def test_left_fedmr_cpu():\n  pytest.skip('why')\n"
+    (tmp_path / "tests" / "test_some.py").write_text(text)
+    bench = gpu.Bench(smoke=True, seconds=60, out=tmp_path, begun=time.monotonic(), data=None)
+    every, *wrong = bench.tests()
+    assert every == {"test": "all", "passed": 0, "failed": 2, "skipped": 1}
+    assert [row["test"] for row in wrong] == ["test_bad_fedmr_cpu", "test_unready_fedmr_cpu"]
+    assert wrong[0]["why"] == "assert 1 == 2"
+
+
 def test_gpu_stops_a_process_that_takes_too_long(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     from gpu import Bench
