@@ -4,7 +4,11 @@ Nothing in here needs FedML or scikit-learn: ``benchmarks/gpu.py`` runs it on a 
 """
 
 import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, when CUDA starts
 
@@ -12,6 +16,7 @@ import pytest
 import torch
 from federated import play
 from fl_labelskew_registry import Method, catalog
+from safetensors.torch import load_file
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -94,6 +99,22 @@ def test_bf16_is_a_rounding_of_fp32(build):
     weights = trained(half)
     assert 0 < difference(weights, trained(full), full.start) < 0.05
     assert {value.dtype for value in half.trainer.model.state_dict().values()} == {torch.float32}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mpirun") is None or not find_spec("mpi4py"), reason="no mpirun, or no mpi4py")
+def test_two_workers_share_a_device(build, tmp_path):
+    """And come to the weights of one process."""
+    made, recipe, weights = build("train_args.comm_round=1"), tmp_path / "recipe.yaml", []
+    recipe.write_text(made.recipe.dump())
+    over_mpi = ["comm_args.backend=MPI", "comm_args.workers=2", "device_args.workers_per_gpu=2"]
+    for name, overrides in (("sp", []), ("mpi", over_mpi)):
+        sets = [word for override in overrides for word in ("--set", override)]
+        command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", recipe, "--run-dir", tmp_path / name]
+        done = subprocess.run([*command, "--quiet", *sets], capture_output=True, text=True, timeout=250, check=False)
+        assert done.returncode == 0, done.stderr
+        weights.append(flat(load_file(tmp_path / name / "model.safetensors")))
+    assert difference(weights[1], weights[0], made.start) < 1e-2
 
 
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal", "_unique2", "unique_dim"}
