@@ -63,11 +63,12 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import read_lines, write_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.runs import session, simulation
+from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.environment import environment
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.simulation import Simulation
 from fl_labelskew_plugins.studies import reproduce
 
 ROOT = Path(__file__).parent.parent
@@ -345,7 +346,7 @@ class Bench:
         made = session.build(parse.load(NETWORKS[network], self.overrides(network, *more)))
         with tempfile.TemporaryDirectory() as folder:
             record = Record(made, RunFolder(Path(folder)), Progress(), resume=False)
-            ours, plain = simulation.simulate(record), Plain(made, cast=precision == "bf16")
+            ours, plain = Simulation(record), Plain(made, cast=precision == "bf16")
             lines = iter(ours)
             actions: dict[str, Callable[[], object]] = {
                 "ours": lambda: next(lines),
@@ -408,7 +409,15 @@ class Bench:
         with tempfile.TemporaryDirectory() as name:
             folder = RunFolder(Path(name) / "run")
             sets = [word for override in overrides for word in ("--set", override)]
-            command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", str(NETWORKS[network])]
+            command = [
+                sys.executable,
+                "-m",
+                "fl_labelskew_plugins.cli.main",
+                "run",
+                str(NETWORKS[network]),
+                "--host",
+                "none",
+            ]
             done = self.process([*command, "--run-dir", str(folder.path), "--quiet", *sets])
             if done.returncode:
                 raise RunError(f"exit code {done.returncode}: {done.stderr[-300:]}")
@@ -486,7 +495,9 @@ def main() -> None:
     begun = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, help="time for all of it; default: 10")
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "gpu", help="folder of what it writes")
+    parser.add_argument(
+        "--out", type=Path, help="folder of what it writes; default: runs/gpu, or with --smoke one that is deleted"
+    )
     parser.add_argument("--smoke", action="store_true", help="all of it, tiny, on a CPU")
     options = parser.parse_args()
     if options.minutes <= 0:
@@ -494,11 +505,12 @@ def main() -> None:
     if not options.smoke and not torch.cuda.is_available():
         raise LabelSkewError("no GPU that torch can use; use --smoke to try all of this on a CPU")
     with tempfile.TemporaryDirectory() as folder:
+        out = (options.out or Path(folder if options.smoke else ROOT / "runs" / "gpu")).resolve()
         data = CARRIED if CARRIED.is_dir() else None
         if options.smoke:
-            data = Path(folder) / "data"
-            FashionMNIST().fake(data, samples=SAMPLES, seed=0)
-        out = Path(folder) / "out" if options.smoke and options.out == parser.get_default("out") else options.out
+            data = out / "data"
+            if not data.exists():
+                FashionMNIST().fake(data, samples=SAMPLES, seed=0)
         Bench(smoke=options.smoke, seconds=60 * options.minutes, out=out, begun=begun, data=data).run()
         print((out / "results.md").read_text("utf-8"))
 

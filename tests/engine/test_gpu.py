@@ -17,10 +17,10 @@ import torch
 from federated import play
 from fl_labelskew_registry import Method, catalog
 from safetensors.torch import load_file
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fl_labelskew_plugins.engine.server import Server
+from fl_labelskew_plugins.engine.sgd import SGD
 from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import parse
@@ -110,8 +110,10 @@ def test_two_workers_share_a_device(build, tmp_path):
     over_mpi = ["comm_args.backend=MPI", "comm_args.workers=2", "device_args.workers_per_gpu=2"]
     for name, overrides in (("sp", []), ("mpi", over_mpi)):
         sets = [word for override in overrides for word in ("--set", override)]
-        command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", recipe, "--run-dir", tmp_path / name]
-        done = subprocess.run([*command, "--quiet", *sets], capture_output=True, text=True, timeout=250, check=False)
+        command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", recipe, "--host", "none", "--quiet"]
+        done = subprocess.run(
+            [*command, "--run-dir", tmp_path / name, *sets], capture_output=True, text=True, timeout=250, check=False
+        )
         assert done.returncode == 0, done.stderr
         weights.append(flat(load_file(tmp_path / name / "model.safetensors")))
     assert difference(weights[1], weights[0], made.start) < 1e-2
@@ -129,17 +131,20 @@ class Waits(TorchDispatchMode):
         self.left, self.device, self.between, self.found = steps, device, False, []
 
     def __enter__(self):
-        self.hook = register_optimizer_step_post_hook(self.stepped)
+        step = self.step = SGD.step
+
+        def stepped(optimizer):
+            step(optimizer)
+            self.left -= 1
+            self.watch(self.left > 0)
+
+        SGD.step = stepped
         return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
-        self.hook.remove()
+        SGD.step = self.step
         self.watch(False)
-
-    def stepped(self, *_):
-        self.left -= 1
-        self.watch(self.left > 0)
 
     def watch(self, on):
         self.between = on
