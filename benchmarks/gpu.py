@@ -142,9 +142,9 @@ class Results:
         self.write()
 
     def has(self, part: str, name: str) -> bool:
-        """Whether this is measured as a whole."""
+        """Whether this is measured as a whole, and no test has failed."""
         rows = [line for line in self.lines if (line["part"], line["name"]) == (part, name)]
-        return bool(rows) and not any("missing" in row for row in rows)
+        return bool(rows) and not any({"missing", "why"} & row.keys() for row in rows)
 
     def add(self, part: str, name: str, rows: Sequence[Mapping[str, Any]], *, show: bool = True) -> None:
         """Keep a measurement in place of an earlier one; ``missing`` in a row: why it is not there."""
@@ -294,10 +294,10 @@ class Bench:
                 raise RunError(f"pytest ended with exit code {done.returncode}: {(done.stdout + done.stderr)[-300:]}")
             cases = list(ElementTree.parse(report).iter("testcase"))
         kinds = ("error", "failure")
-        wrong = [(case, found) for case in cases for kind in kinds if (found := case.find(kind)) is not None]
+        wrong = [(case, reason) for case in cases for kind in kinds if (reason := case.find(kind)) is not None]
         rows = [
-            {"test": case.get("name"), "why": clean(found.get("message", "").split("\n")[0], 300)}
-            for case, found in wrong
+            {"test": case.get("name"), "why": clean(reason.get("message", "").split("\n")[0], 300)}
+            for case, reason in wrong
         ]
         skipped = sum(case.find("skipped") is not None for case in cases)
         counts = {"passed": len(cases) - len(rows) - skipped, "failed": len(rows), "skipped": skipped}
