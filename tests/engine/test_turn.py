@@ -280,6 +280,9 @@ def test_client_batches_walk_the_clients_samples():
 
 
 def test_bf16_stays_close_to_fp32_and_keeps_weights_fp32():
+    trainer = make(precision="bf16")
+    features, logits = trainer.forward(trainer.model, trainer.train.inputs(torch.arange(4)))
+    assert (features.dtype, logits.dtype) == (torch.float32, torch.float32)
     full, half = fit(make(epochs=2)).upload, fit(make(epochs=2, precision="bf16")).upload
     for key, value in full.items():
         assert half[key].dtype == torch.float32
