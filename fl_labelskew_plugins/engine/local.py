@@ -141,7 +141,7 @@ class LocalTrainer:
             yield self._spares[number]
 
     def forward(self, model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Features ``(B, d)`` and logits ``(B, C)`` of the network, or of a copy of it, float32: losses are made of both."""
+        """Features ``(B, d)`` and logits ``(B, C)`` of the network, or of a copy of it, both float32."""
         with self.autocast():
             features = model.features(inputs)  # type: ignore[operator]
             logits = model.classifier(features)  # type: ignore[operator]
