@@ -84,7 +84,7 @@ def holdings(survey: Survey, clients: Sequence[int] | None = None) -> tuple[list
 def _parts(survey: Survey) -> Iterator[str]:
     measured, number = survey.skew, len(survey.clients)
     classes = counted(len(survey.class_names), "class", "classes")
-    title = f"{survey.title}: {counted(number, 'client')}, {counted(measured.samples.sum(), 'training sample')}"
+    title = f"{survey.title}: {counted(number, 'client')}, {counted(int(measured.samples.sum()), 'training sample')}"
     listed, which = list(range(number)), ""
     if number > MOST:
         order = sorted((k for k in listed if measured.samples[k]), key=lambda k: -measured.hellinger[k])

@@ -29,7 +29,8 @@ def shares(counts: NDArray[Any]) -> Numbers:
     """
     total = counts.sum(-1, keepdims=True)
     parts: Numbers = np.full(counts.shape, np.nan)
-    return np.divide(counts, total, out=parts, where=total > 0)
+    np.divide(counts, total, out=parts, where=total > 0)
+    return parts
 
 
 def hellinger(p: Numbers, q: Numbers) -> Numbers:

@@ -65,7 +65,7 @@ class Survey:
         """What to know of these data, and of these numbers, a sentence each."""
         held = (self.counts > 0).sum(0)
         classes = "class", "classes"
-        of_none, of_one = ([self.class_names[c] for c in np.flatnonzero(held == number)] for number in (0, 1))
+        of_none, of_one = ([self.class_names[c] for c in np.flatnonzero(held == number).tolist()] for number in (0, 1))
         lines = []
         if of_none:
             lines.append(f"{counted(len(of_none), *classes)} that no client has a sample of: {few(of_none)}")
