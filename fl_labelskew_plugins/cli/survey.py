@@ -52,7 +52,7 @@ FOLLOWS = (
 def survey_command(recipe: Path, overrides: tuple[str, ...], out: Path | None, as_json: bool) -> None:
     """Show who would hold what under RECIPE's partition, how skewed that is, and what follows, without training.
 
-    Silos with data of their own are surveyed by "fedml run RECIPE --survey"; docs/survey.md explains the numbers.
+    Silos with data of their own are surveyed by "labelskew run RECIPE --survey"; docs/survey.md explains the numbers.
     """
     from fl_labelskew_plugins.recipe.parse import load
     from fl_labelskew_plugins.runs.survey import of_partition

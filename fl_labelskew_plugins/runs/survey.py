@@ -146,7 +146,7 @@ def of_partition(recipe: Recipe) -> Survey:
     if recipe.own_data:
         what = "its silos have data of their own, which this command does not see"
         raise mistake(
-            "client_specific_args.data_silo_config", what, "fedml run RECIPE --survey at the server and silos"
+            "client_specific_args.data_silo_config", what, "labelskew run RECIPE --survey at the server and silos"
         )
     data, clients = divided(recipe)
     title = clean(f"{recipe.data.dataset}, {recipe.partition.partition_method}")
