@@ -281,7 +281,8 @@ class Forker:
         command = ["mpirun", *root, "--oversubscribe", "--bind-to", "none", *options, "-np", ranks]
         command += [sys.executable, "-ES", Path(__file__).with_name("rank.py")]
         command += [self._door.getsockname()[1:].decode(), script or "", *argv]
-        env = self.environment | (environment or {})
+        env = self.environment | {"OMPI_MCA_btl_tcp_if_include": "127.0.0.1/8"}  # as launch.py has it
+        env |= environment or {}
         return subprocess.run(
             [*map(str, command)], env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
         )
