@@ -176,7 +176,7 @@ def test_recipes_are_listed_shown_and_copied(tmp_path):
     call("recipes", "cp", "small/fedmr_fmnist", tmp_path / "mine.yaml")
     first, second, *_ = (tmp_path / "mine.yaml").read_text().splitlines()
     assert f"{first}\n" == MODELINE
-    assert second == "# fedml run recipes/small/fedmr_fmnist.yaml"
+    assert second == "# labelskew run recipes/small/fedmr_fmnist.yaml"
     assert schema.read_text() == "mine"
 
 
@@ -349,7 +349,7 @@ def test_run_hands_everything_on(monkeypatch, tmp_path):
     call("run", "--resume", tmp_path)
     call("run", QUICK, "--resume", tmp_path, "--from-round", "3")
     call("run", QUICK, "--role", "client", "--rank", "2", "--server", "[::1]:8890")
-    nothing = dict.fromkeys(("run_dir", "resume", "from_round", "role", "rank", "server", "passphrase_fd")) | {
+    nothing = dict.fromkeys(("run_dir", "resume", "from_round", "role", "rank", "server", "host", "passphrase_fd")) | {
         "dry_run": False,
         "quiet": False,
         "survey": False,

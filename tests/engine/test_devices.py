@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from fedml.device import gpu_mapping_mpi
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.engine import devices
@@ -53,8 +52,11 @@ def test_gpu_slots(ids, each, workers, slots):
     assert devices.gpu_slots(asked(ids, f"device_args.workers_per_gpu={each}"), workers) == slots
 
 
+@pytest.mark.host
 @pytest.mark.parametrize(("ids", "each", "workers", "slots"), CASES)
 def test_the_host_reads_the_same_out_of_its_mapping(ids, each, workers, slots, monkeypatch, tmp_path):
+    from fedml.device import gpu_mapping_mpi
+
     # a GPU is what the host would make of it here, had this machine one
     monkeypatch.setattr(gpu_mapping_mpi.ml_engine_adapter, "get_device", lambda args, device_id, device_type: device_id)
     mapping = devices.host_mapping(asked(ids, f"device_args.workers_per_gpu={each}"), workers)
