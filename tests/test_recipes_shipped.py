@@ -83,7 +83,7 @@ def test_each_opens_with_its_command_and_the_source_of_its_numbers():
     for name in [*FILES, *ROWS]:
         modeline, first, *rest = text_of(name).splitlines() if name in FILES else ["", *text_of(name).splitlines()]
         assert modeline == (f"{shipped.MODELINE}{'../' * name.count('/')}{shipped.SCHEMA}" if name in FILES else "")
-        assert first == (f"# labelskew run recipes/{name}.yaml" if name in FILES else f"# labelskew run {name}")
+        assert first == (f"# fedml run recipes/{name}.yaml" if name in FILES else f"# fedml run {name}")
         comments = [line for line in rest if line.startswith("# ")]
         assert comments, name
         assert load(name).method_name in "".join(comments).lower(), name

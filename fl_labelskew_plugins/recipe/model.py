@@ -127,7 +127,7 @@ class Recipe(Sections):
         content: dict[str, Any] = {**self.resolved()}
         if self.expected:
             content[EXPECTED] = [number.model_dump(mode="json", exclude_none=True) for number in self.expected]
-        return f"# labelskew run {clean(self.name)}.yaml\n{yaml.write(content)}"
+        return f"# fedml run {clean(self.name)}.yaml\n{yaml.write(content)}"
 
 
 def different(a: Mapping[str, Mapping[str, Any]], b: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -149,7 +149,7 @@ class Table:
         scene = ", ".join(filter(None, (cell.row.data, cell.row.split, method)))
         title = f"{page.paper}, {cell.part.table.replace('Table', 'table')}: {scene}"
         comment = [
-            f"labelskew run {called}",
+            f"fedml run {called}",
             f"{title}." if EXPECTED in content else f"{title}; no number is printed.",
             *textwrap.wrap(" ".join(filter(None, (page.comment, cell.part.comment, cell.row.comment))), 118),
             f"{page.source}.",

@@ -176,7 +176,7 @@ def test_recipes_are_listed_shown_and_copied(tmp_path):
     call("recipes", "cp", "small/fedmr_fmnist", tmp_path / "mine.yaml")
     first, second, *_ = (tmp_path / "mine.yaml").read_text().splitlines()
     assert f"{first}\n" == MODELINE
-    assert second == "# labelskew run recipes/small/fedmr_fmnist.yaml"
+    assert second == "# fedml run recipes/small/fedmr_fmnist.yaml"
     assert schema.read_text() == "mine"
 
 

@@ -32,7 +32,7 @@ def test_a_dump_loads_to_the_same(tmp_path):
     again = parse.load(path)
     assert again.resolved() == first.resolved()
     assert again.security == first.security
-    assert first.dump().startswith("# labelskew run odd.yaml\ncommon_args: {")
+    assert first.dump().startswith("# fedml run odd.yaml\ncommon_args: {")
 
 
 def test_differences_name_the_key_and_leave_tracking_out():
