@@ -10,6 +10,7 @@ from fl_labelskew_registry import Aggregation, Method, Optimizer, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.tensors import Weights, pieces
 
 PROXIES = ("classifier.weight", "classifier.bias")
@@ -33,7 +34,7 @@ def client_weights(samples: Sequence[int], aggregation: Aggregation, population:
 
 def share_of_old(weights: Sequence[float]) -> float:
     """What the weights leave to 1 for the old model; exactly 0 where they differ from 1 by rounding alone."""
-    rest = 1 - sum(weights)
+    rest = 1 - added(weights)
     return rest if abs(rest) > 1e-9 else 0.0
 
 

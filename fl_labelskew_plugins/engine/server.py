@@ -21,6 +21,7 @@ from fl_labelskew_plugins.engine.aggregate import (
     share_of_old,
 )
 from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
@@ -145,7 +146,7 @@ class Server:
             weights = self.hooks(self, round, raw)
         else:
             weights = self._mean_of_those_who_came(mean, came, sizes, counts, shares, proxies)
-        corrections.scale(1 / sum(shares[i] for i in came))
+        corrections.scale(1 / added(shares[i] for i in came))
         shared = self.method.combine(contributions, rest(self.shared, OPTIMIZER))
         rows_alike = self._mean_of_those_who_came(whole, came, sizes, None, shares, None)
         weights, sent = self._step(weights, rows_alike, corrections.sums, len(came))
