@@ -28,7 +28,7 @@ def test_nesterov_with_adam():
         ("client_specific_args.data_silo_config=[a]", "client_specific_args.data_silo_config: does not go with "),
         (
             "comm_args.round_deadline_s=0",
-            "comm_args.round_deadline_s: 0 is out of range; allowed: a number above 0, or null",
+            "comm_args.round_deadline_s: 0 is out of range; allowed: a number above 0",
         ),
     ],
 )
