@@ -26,10 +26,7 @@ def test_nesterov_with_adam():
         ("comm_args.min_clients=11", "comm_args.min_clients: 11 is out of range; allowed: an integer from 1 to "),
         ("comm_args.send_contributions=false", "comm_args.send_contributions: false does not go with training_type "),
         ("client_specific_args.data_silo_config=[a]", "client_specific_args.data_silo_config: does not go with "),
-        (
-            "comm_args.round_deadline_s=0",
-            "comm_args.round_deadline_s: 0 is out of range; allowed: a number above 0",
-        ),
+        ("comm_args.round_deadline_s=0", "comm_args.round_deadline_s: 0 is out of range; allowed: a number above 0"),
     ],
 )
 def test_keys_that_do_not_go_with_the_runtime(override, message):
