@@ -15,7 +15,7 @@ import torch
 from fl_labelskew_registry import Aggregation, Federation, Method, Optimizer, RunError, Total
 from torch import Tensor
 
-from fl_labelskew_plugins.engine.aggregate import PROXIES, announced, check_extra, check_upload, numbers, origin
+from fl_labelskew_plugins.engine.aggregate import PROXIES, announced, check_result, origin
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
 from fl_labelskew_plugins.engine.ring import Narrow, Ring, Vector, Wide
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
@@ -86,10 +86,11 @@ class Sums:
 
     def _of_round(self, federation: Federation, clip: float) -> dict[str, Narrow | Wide]:
         entries: dict[str, Narrow | Wide] = {}
+        # what a change is divided by is not known here, so one that is divided may be as small as it likes
+        narrow = () if self.optimizer.sends_change else dict(self.trainer.model.named_parameters())
         for name, form in self.forms.items():
-            fine = name in self.parameters and not self.optimizer.sends_change
             shape = tuple(form.shape)
-            entries[f"model/{name}"] = Narrow(shape, clip) if fine else Wide(shape, MEAN)
+            entries[f"model/{name}"] = Narrow(shape, clip) if name in narrow else Wide(shape, MEAN)
             if name in PROXIES and self.proxy_smoothing is not None:
                 entries[f"rows/{name}"] = Wide(shape, SUMMED)
         shapes = announced(self.method, self.optimizer, federation, self.forms, self.parameters)
@@ -126,9 +127,16 @@ class Sums:
         """
         trainer, extra = self.trainer, result.contributions
         where = f"round {round + 1}: {trainer.name(client)}"
-        check_upload(result.upload, start, where=where, keys=numbers(self.optimizer))
-        shapes = announced(self.method, self.optimizer, trainer.federation, start, self.parameters)
-        check_extra(extra, shapes, where=where, dtypes={name: [value.dtype] for name, value in extra.items()})
+        check_result(
+            result.upload,
+            extra,
+            start,
+            method=self.method,
+            optimizer=self.optimizer,
+            federation=trainer.federation,
+            parameters=self.parameters,
+            where=where,
+        )
         counts = trainer.counts(client)
         samples = int(counts.sum())
         share, old = self.share(samples), origin(start, self.optimizer, self.parameters)
