@@ -142,11 +142,11 @@ class Sums:
         share, old = self.share(samples), origin(start, self.optimizer, self.parameters)
         tensors: dict[str, Tensor] = {"samples": torch.tensor(samples)}
         weights = counts if self.proxy_smoothing is None else counts + self.proxy_smoothing
-        use = {}
+        words = {}
         for name, value in result.upload.items():
             key, change = f"model/{name}", value.double() - old[name].double()
             if isinstance(self.round.entries[key], Narrow):
-                tensors[key], use[key] = change, LARGER
+                tensors[key], words[key] = change, (f"the change of {name}", LARGER)
             else:
                 tensors[key] = share * change
             if f"rows/{name}" in self.round.entries:
@@ -162,13 +162,13 @@ class Sums:
         if measures and result.personalised is not None:
             measured[2:] = result.personalised[0] / result.personalised[1], 1
         tensors["measured"] = torch.tensor(measured, dtype=torch.float64)
-        return self.round.encode(tensors, share=share, where=where, use=use)
+        return self.round.encode(tensors, share=share, where=where, words=words)
 
     def opened(self, client: int, tensors: Mapping[str, Tensor]) -> Vector:
         """What a client adds before round 0: its samples, and the method's opening."""
         samples = self.trainer.counts(client).sum()
         added = {"samples": samples, **_as_sent(tensors, self.opening)}
-        return self.opening.encode(added, share=1, where=f"opening of {self.trainer.name(client)}", use={})
+        return self.opening.encode(added, share=1, where=f"opening of {self.trainer.name(client)}", words={})
 
     def sealed(self, client: int, round: int, start: Weights, result: LocalResult) -> LocalResult:
         """A result of which nothing leaves the client but its vector, and its private state where that travels."""

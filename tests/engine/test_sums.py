@@ -156,7 +156,7 @@ def test_a_change_beyond_the_clip_is_one_line_at_the_client():
     with pytest.raises(RunError) as error:
         list(run.sealed(2, [1]))
     line = str(error.value)
-    assert line.startswith("round 3: client 1: model/body.1.weight reaches 0.")
+    assert line.startswith("round 3: client 1: the change of body.1.weight reaches 0.")
     assert line.endswith(", and at most 0.001 fits; use a larger comm_args.secure_clip")
 
 
