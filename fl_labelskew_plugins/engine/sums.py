@@ -192,12 +192,13 @@ class Sums:
         """What a round's sum over so many clients says; ``old``: the state dict that the round started from.
 
         Raises:
-            RunError: it says that they have no samples.
+            RunError: it says that they have no samples, or more than all clients, whose changes may not fit the ring.
         """
         sums = self.round.decode(vector)
         share = self.share(float(sums["samples"]), clients)
-        if not share > 0:
-            raise RunError(f"round {round + 1}: the sum over {clients} clients is of no training samples")
+        if not 0 < share < 1 + 1e-9:
+            of = f"{float(sums['samples']):.0f} training samples, and all have {self.trainer.federation.num_samples}"
+            raise RunError(f"round {round + 1}: the sum over {clients} clients is of {of}")
         start = origin(old, self.optimizer, self.parameters)
         of_mean = 1.0 if self.aggregation == "population" else share
         mean = {name: _moved(value, sums[f"model/{name}"] / of_mean) for name, value in start.items()}
