@@ -87,7 +87,7 @@ def prepared(
         method, optimizer = recipe.method, recipe.optimizer
         local = replace(base, method=method, optimizer=optimizer, settings=session.local_settings(recipe))
         server = Server(local.model, method=method, federation=made.federation, weights=start, optimizer=optimizer)
-        server.shared = method.open([Contribution(k, method.opening(Turn(local, k).view)) for k in range(10)])
+        server.open([Contribution(k, method.opening(Turn(local, k).view)) for k in range(10)])
         results = [(k, fit(local, k, 0, start, shared=server.shared, times_selected=1)) for k in range(2)]
         server.run_round([0, 1], made.sizes[:2], iter(results))
         ready[case] = Case(local, start, dict(server.shared), {k: result.state for k, result in results})

@@ -184,6 +184,7 @@ class Worker(Manager):
     def __init__(self, host: Host, transport: MPITransport, rank: int, size: int, session: Session) -> None:
         super().__init__(host, transport, rank, size)
         self.local, self._take = session.trainer, host.turns(session.trainer)
+        self._sums = session.sums
         self._weights: dict[str, Tensor] = {}
         self._shared: dict[str, Tensor] = {}
 
@@ -216,6 +217,8 @@ class Worker(Manager):
         state = group(tensors, "state")
         try:
             result = self._take(client, round, self._weights, shared=self._shared, state=state, **turn)
+            if self._sums is not None:
+                result = self._sums.sealed(client, round, self._weights, result)
         except LabelSkewError as error:
             self.send(Kind.FAILED, SERVER, meta={"reason": str(error), "frames": error.frames})
             return
