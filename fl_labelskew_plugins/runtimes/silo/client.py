@@ -199,8 +199,6 @@ class SiloClient(Manager):
             noise_seed=noise_seed(self._secret, self._about, request) if self._draws else None,
         )
         self.states.put(round, result.state)  # before the upload: what the server counts on has to be here
-        if not self.recipe.comm.send_contributions:
-            result.contributions = {}
         if self.guard is not None:
             self.guard.leaving(result.contributions, session.method.sends)
         sent = num_bytes(result.upload.values()) + num_bytes(result.contributions.values())
