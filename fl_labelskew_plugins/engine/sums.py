@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Aggregation, Federation, Method, Optimizer, RunError, Total
+from fl_labelskew_registry import Aggregation, Federation, Method, Optimizer, RunError, Total, mistake
 from torch import Tensor
 
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.aggregate import PROXIES, announced, check_extra, check_upload, numbers, origin
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
+from fl_labelskew_plugins.engine.noise import MULTIPLIER, SumNoise
 from fl_labelskew_plugins.engine.ring import Narrow, Ring, Vector, Wide
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
@@ -57,15 +59,35 @@ class Sums:
         bits: of the ring.
         clip: largest change of a parameter in a round.
         proxy_smoothing: lambda of per-class weights for the classifier's rows; None: as the model's.
+        noise: multiplier, norm and fewest clients of :class:`.SumNoise`, if there is any.
+
+    Raises:
+        LabelSkewError: there is noise, and something of the network would leave without it, or there is no room for it.
     """
 
     def __init__(
-        self, trainer: LocalTrainer, forms: Weights, *, bits: int, clip: float, proxy_smoothing: float | None
+        self,
+        trainer: LocalTrainer,
+        forms: Weights,
+        *,
+        bits: int,
+        clip: float,
+        proxy_smoothing: float | None,
+        noise: tuple[float, float, int] | None = None,
     ) -> None:
         self.trainer, self.forms, self.proxy_smoothing = trainer, forms, proxy_smoothing
         self.parameters = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
-        federation = trainer.federation
-        self.round = Ring(self._of_round(federation, clip), bits, federation.clients_per_round)
+        federation, clients = trainer.federation, trainer.federation.clients_per_round
+        self.noise: SumNoise | None = None
+        if noise is not None:
+            if any(True for _ in trainer.model.buffers()):
+                what = "is noise on what is trained alone, and the network has buffers, such as batch normalisation's"
+                raise mistake(MULTIPLIER, what, "a network without, or no noise")
+            multiplier, norm, least = noise
+            size = sum(forms[name].numel() for name in self.parameters)
+            self.noise = SumNoise(multiplier, norm, clip, bits, clients, least, size)
+        room = 0.0 if self.noise is None else self.noise.head_room
+        self.round = Ring(self._of_round(federation, clip), bits, clients, head_room=room)
         opening = self.method.opening_shapes(federation) if self.method.uses("opening") else {}
         self.opening = Ring({"samples": Wide((), SUMMED), **_sent(opening)}, bits, federation.num_clients)
 
@@ -111,7 +133,16 @@ class Sums:
 
     # a client's side
 
-    def added(self, client: int, round: int, start: Weights, result: LocalResult, *, measures: bool = True) -> Vector:
+    def added(
+        self,
+        client: int,
+        round: int,
+        start: Weights,
+        result: LocalResult,
+        *,
+        measures: bool = True,
+        noise_seed: int | None = None,
+    ) -> Vector:
         """What a client adds in a round.
 
         Args:
@@ -119,7 +150,8 @@ class Sums:
             round: the round's number.
             start: the state dict that the round started from.
             result: of the client's training.
-            measures: whether its loss and accuracy are among it.
+            measures: whether its loss and accuracy are among it; where there is noise, they never are.
+            noise_seed: seed of noise in the trainer's place.
 
         Raises:
             RunError: a tensor is not finite, not announced, or out of range; one line that names it.
@@ -149,12 +181,21 @@ class Sums:
         tensors |= joined(**{OPTIMIZER: {name: share * value.double() for name, value in sent.items()}})
         tensors |= _as_sent(rest(extra, OPTIMIZER), self.round)
         told = [0.0] * 4
+        measures = measures and self.noise is None
         if measures and result.loss_terms:
             told[:2] = math.fsum(result.loss_terms.values()), 1
         if measures and result.personalised is not None:
             told[2:] = result.personalised[0] / result.personalised[1], 1
         tensors["told"] = torch.tensor(told, dtype=torch.float64)
-        return self.round.encode(tensors, share=share, where=where, use=use)
+        if self.noise is None:
+            return self.round.encode(tensors, share=share, where=where, use=use)
+        tensors |= self.noise.clipped({name: tensors[name] for name in use}, share)
+        vector = self.round.encode(tensors, share=share, where=where, use=use)
+        secret = trainer.noise_seed if noise_seed is None else noise_seed
+        drawn = self.noise.draw(seeds.numpy_generator(secret, "noise of a sum", round, client))
+        vector[self.round.narrow] += drawn.astype(np.uint32)  # modulo 2 ** 32
+        vector &= self.round.mask
+        return vector
 
     def opened(self, client: int, tensors: Mapping[str, Tensor]) -> Vector:
         """What a client adds before round 0: its samples, and the method's opening."""

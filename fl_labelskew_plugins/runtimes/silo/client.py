@@ -344,7 +344,11 @@ def about(recipe: Recipe, data: SiloData) -> bytes:
     """Digest of all that this silo's answers depend on beside what the server sends: its samples, and its settings."""
     resolved = recipe.resolved()
     sections = ("common_args", "model_args", "train_args", "method_args", "dp_args")
-    settings = [{name: resolved[name] for name in sections}, recipe.device.precision, data.data.mean, data.data.std]
+    settings: list[Any] = [{name: resolved[name] for name in sections}, recipe.device.precision]
+    settings += [data.data.mean, data.data.std]
+    if recipe.privacy.noise_multiplier is not None:
+        ring = {key: value for key, value in resolved["comm_args"].items() if key.startswith("secure_")}
+        settings += [recipe.privacy.noise_multiplier, recipe.privacy.clip, ring]
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=32)
     for array in (data.data.train.x, data.data.train.y):
         if isinstance(array, Images):
