@@ -3,8 +3,8 @@
 Epsilon is that of all answers of one client together, each with noise of its own. It is dp-accounting's, the least of
 two bounds that hold: Renyi differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise beside the exact
 one of Gaussian noise (Balle and Wang, ICML 2018). Of discrete Gaussian noise it is the first alone, by which both kinds
-are alike (Kairouz, Liu, Steinke, ICML 2021, theorem 1). Nothing is taken off for rounds in which a client was not asked:
-who asks knows whom it asked, and such rounds reveal nothing.
+are alike (Kairouz, Liu, Steinke, ICML 2021, theorem 1). Nothing is taken off for rounds in which a client was not
+asked: who asks knows whom it asked, and such rounds reveal nothing.
 """
 
 from __future__ import annotations
