@@ -196,6 +196,33 @@ def check_upload(
             )
 
 
+def check_result(
+    upload: Weights,
+    extra: Mapping[str, Tensor],
+    old: Weights,
+    *,
+    method: Method,
+    optimizer: Optimizer,
+    federation: Federation,
+    parameters: Sequence[str],
+    where: str,
+) -> None:
+    """Refuse what a client's training leaves where it is not of the model's and the plugins' form, or not finite.
+
+    Raises:
+        RunError: one line that begins with ``where`` and names the tensor.
+    """
+    check_upload(upload, old, where=where, keys=numbers(optimizer))
+    shapes = announced(method, optimizer, federation, old, parameters)
+    needed = [name for name in shapes if name.startswith(f"{OPTIMIZER}/")]
+    # where a tensor of the optimiser is named as a parameter is, it has that one's type
+    named = {name: old.get(name.removeprefix(f"{OPTIMIZER}/")) for name in needed}
+    dtypes = {n: (torch.float32, torch.float64) if like is None else (like.dtype,) for n, like in named.items()}
+    check_extra(extra, shapes, where=where, dtypes=dtypes)
+    if missing := sorted(set(needed) - extra.keys()):
+        raise RunError(f"{where} lacks {missing[0]}, which the server's optimiser needs from everybody")
+
+
 def check_terms(terms: Mapping[str, float], upload: Mapping[str, Tensor], method: Method, *, where: str) -> None:
     """Refuse a loss that is not finite where its gradients are, so that the weights do not tell.
 

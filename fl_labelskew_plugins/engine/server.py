@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
-from fl_labelskew_registry import Aggregated, Contribution, Federation, Method, Optimizer, RunError, Total
+from fl_labelskew_registry import Aggregated, Contribution, Federation, Method, Optimizer, Total
 from torch import Tensor, nn
 
 from fl_labelskew_plugins.engine.aggregate import (
@@ -13,12 +13,10 @@ from fl_labelskew_plugins.engine.aggregate import (
     Addition,
     WeightedMean,
     announced,
-    check_extra,
     check_made,
-    check_upload,
+    check_result,
     class_weights,
     client_weights,
-    numbers,
     origin,
     share_of_old,
 )
@@ -67,7 +65,7 @@ class Server:
         self.memory: Mapping[str, Tensor] = {}
         self.opened: list[int] = []
         self.hooks, self.proxy_smoothing, self.sums, self.name = hooks, proxy_smoothing, sums, name
-        self.told: dict[str, float] = {}
+        self.measured: dict[str, float] = {}
         """With secure aggregation, mean ``loss`` and ``accuracy`` that the last round's clients told."""
 
     def open(self, openings: Sequence[Contribution]) -> None:
@@ -108,25 +106,20 @@ class Server:
         if self.sums is not None:
             self.sums.check(result.upload, self.sums.round, where=where)
             return
-        check_upload(result.upload, self.weights, where=where, keys=numbers(self.optimizer))
-        needed = self.optimizer_shapes()
-        dtypes = {name: self._dtypes(name) for name in needed}
-        check_extra(result.contributions, self.contribution_shapes(), where=where, dtypes=dtypes)
-        if missing := sorted(needed.keys() - result.contributions.keys()):
-            raise RunError(f"{where} lacks {missing[0]}, which the server's optimiser needs from everybody")
+        check_result(
+            result.upload,
+            result.contributions,
+            self.weights,
+            method=self.method,
+            optimizer=self.optimizer,
+            federation=self.federation,
+            parameters=self.parameters,
+            where=where,
+        )
 
     def contribution_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all that may come beside a model's weights: the method's, and the optimiser's."""
         return announced(self.method, self.optimizer, self.federation, self.weights, self.parameters)
-
-    def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of what the optimiser needs from everybody."""
-        return {name: shape for name, shape in self.contribution_shapes().items() if name.startswith(f"{OPTIMIZER}/")}
-
-    def _dtypes(self, name: str) -> tuple[torch.dtype, ...]:
-        """What a tensor of the optimiser may be of: where it is named as a parameter is, of that one's alone."""
-        parameter = self.weights.get(name.removeprefix(f"{OPTIMIZER}/"))
-        return (torch.float32, torch.float64) if parameter is None else (parameter.dtype,)
 
     def run_round(
         self,
@@ -195,7 +188,7 @@ class Server:
         assert self.sums is not None
         if came:
             read = self.sums.read(vector, self.weights, len(came), round)
-            self.told = read.told
+            self.measured = read.measured
             self._advance(read.mean, read.whole, read.optimizer, read.total)
         return came
 

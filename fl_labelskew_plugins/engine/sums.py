@@ -16,10 +16,11 @@ from fl_labelskew_registry import Aggregation, Federation, Method, Optimizer, Ru
 from torch import Tensor
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.engine.aggregate import PROXIES, announced, check_extra, check_upload, numbers, origin
+from fl_labelskew_plugins.engine.aggregate import PROXIES, announced, check_result, origin
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
 from fl_labelskew_plugins.engine.noise import MULTIPLIER, SumNoise
 from fl_labelskew_plugins.engine.ring import Narrow, Ring, Vector, Wide
+from fl_labelskew_plugins.machine.text import few
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
 SUMMED = 20
@@ -40,14 +41,14 @@ class Read:
         whole: see ``Aggregated.whole``.
         optimizer: weighted mean of what the optimiser sends.
         total: the sum of what the method sends.
-        told: mean training loss and personalised accuracy of those who told theirs.
+        measured: mean training loss and personalised accuracy of those who told theirs.
     """
 
     mean: Weights
     whole: Weights
     optimizer: Weights
     total: Total
-    told: dict[str, float]
+    measured: dict[str, float]
 
 
 class Sums:
@@ -78,16 +79,17 @@ class Sums:
         self.trainer, self.forms, self.proxy_smoothing = trainer, forms, proxy_smoothing
         self.parameters = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
         federation, clients = trainer.federation, trainer.federation.clients_per_round
+        entries = self._of_round(federation, clip)
         self.noise: SumNoise | None = None
         if noise is not None:
-            if any(True for _ in trainer.model.buffers()):
-                what = "is noise on what is trained alone, and the network has buffers, such as batch normalisation's"
-                raise mistake(MULTIPLIER, what, "a network without, or no noise")
+            if bare := [name for name in forms if isinstance(entries[f"model/{name}"], Wide)]:
+                what = f"is noise on what is trained alone, not on the network's {few(bare, 2)}"
+                raise mistake(MULTIPLIER, what, "a network without batch normalisation or other buffers")
             multiplier, norm, least = noise
-            size = sum(forms[name].numel() for name in self.parameters)
+            size = sum(form.numel() for form in forms.values())
             self.noise = SumNoise(multiplier, norm, clip, bits, clients, least, size)
         room = 0.0 if self.noise is None else self.noise.head_room
-        self.round = Ring(self._of_round(federation, clip), bits, clients, head_room=room)
+        self.round = Ring(entries, bits, clients, head_room=room)
         opening = self.method.opening_shapes(federation) if self.method.uses("opening") else {}
         self.opening = Ring({"samples": Wide((), SUMMED), **_sent(opening)}, bits, federation.num_clients)
 
@@ -108,10 +110,11 @@ class Sums:
 
     def _of_round(self, federation: Federation, clip: float) -> dict[str, Narrow | Wide]:
         entries: dict[str, Narrow | Wide] = {}
+        # what a change is divided by is not known here, so one that is divided may be as small as it likes
+        narrow = () if self.optimizer.sends_change else dict(self.trainer.model.named_parameters())
         for name, form in self.forms.items():
-            fine = name in self.parameters and not self.optimizer.sends_change
             shape = tuple(form.shape)
-            entries[f"model/{name}"] = Narrow(shape, clip) if fine else Wide(shape, MEAN)
+            entries[f"model/{name}"] = Narrow(shape, clip) if name in narrow else Wide(shape, MEAN)
             if name in PROXIES and self.proxy_smoothing is not None:
                 entries[f"rows/{name}"] = Wide(shape, SUMMED)
         shapes = announced(self.method, self.optimizer, federation, self.forms, self.parameters)
@@ -121,7 +124,7 @@ class Sums:
         entries["samples"] = Wide((), SUMMED)
         if self.proxy_smoothing is not None:
             entries["counts"] = Wide((federation.num_classes,), SUMMED)
-        entries["told"] = Wide((4,), SUMMED)
+        entries["measured"] = Wide((4,), SUMMED)
         return entries
 
     def share(self, samples: float, clients: int = 1) -> float:
@@ -158,9 +161,16 @@ class Sums:
         """
         trainer, extra = self.trainer, result.contributions
         where = f"round {round + 1}: {trainer.name(client)}"
-        check_upload(result.upload, start, where=where, keys=numbers(self.optimizer))
-        shapes = announced(self.method, self.optimizer, trainer.federation, start, self.parameters)
-        check_extra(extra, shapes, where=where, dtypes={name: [value.dtype] for name, value in extra.items()})
+        check_result(
+            result.upload,
+            extra,
+            start,
+            method=self.method,
+            optimizer=self.optimizer,
+            federation=trainer.federation,
+            parameters=self.parameters,
+            where=where,
+        )
         counts = trainer.counts(client)
         samples = int(counts.sum())
         share, old = self.share(samples), origin(start, self.optimizer, self.parameters)
@@ -180,13 +190,12 @@ class Sums:
         sent = group(extra, OPTIMIZER)
         tensors |= joined(**{OPTIMIZER: {name: share * value.double() for name, value in sent.items()}})
         tensors |= _as_sent(rest(extra, OPTIMIZER), self.round)
-        told = [0.0] * 4
-        measures = measures and self.noise is None
+        measured, measures = [0.0] * 4, measures and self.noise is None
         if measures and result.loss_terms:
-            told[:2] = math.fsum(result.loss_terms.values()), 1
+            measured[:2] = math.fsum(result.loss_terms.values()), 1
         if measures and result.personalised is not None:
-            told[2:] = result.personalised[0] / result.personalised[1], 1
-        tensors["told"] = torch.tensor(told, dtype=torch.float64)
+            measured[2:] = result.personalised[0] / result.personalised[1], 1
+        tensors["measured"] = torch.tensor(measured, dtype=torch.float64)
         if self.noise is None:
             return self.round.encode(tensors, share=share, where=where, use=use)
         tensors |= self.noise.clipped({name: tensors[name] for name in use}, share)
@@ -243,12 +252,12 @@ class Sums:
                 whole[name], mean[name] = mean[name], _moved(start[name], change)
         sent = {name: value / share for name, value in group(sums, OPTIMIZER).items()}
         sent = {name: value.to(old.get(name, value)) for name, value in sent.items()}
-        loss, losses, accuracy, accuracies = sums["told"].tolist()
-        told = {"loss": loss / losses} if losses >= 0.5 else {}
-        told |= {"accuracy": accuracy / accuracies} if accuracies >= 0.5 else {}
+        loss, losses, accuracy, accuracies = sums["measured"].tolist()
+        measured = {"loss": loss / losses} if losses >= 0.5 else {}
+        measured |= {"accuracy": accuracy / accuracies} if accuracies >= 0.5 else {}
         device = next(iter(old.values())).device
         total = Total({n: v.to(device) for n, v in _those_sent(sums).items()}, clients, round)
-        return Read(mean, whole, sent, total, told)
+        return Read(mean, whole, sent, total, measured)
 
 
 def travelling(vector: Vector, ring: Ring) -> Tensor:

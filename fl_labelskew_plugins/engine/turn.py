@@ -95,8 +95,8 @@ class Turn:
             upload, terms = self._train(work, observer)
             check_terms(terms, upload, method, where=f"round {view.round + 1}: {trainer.name(view.id)}")
             sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
-            sent.update(method.contribute(view) if view.sends else {})
-            contributions = {k: v.detach() for k, v in sent.items()}
+            added = method.contribute(view) if view.sends else {}
+            contributions = {k: v.detach() for k, v in {**added, **sent}.items()}
             method.after_round(view)
         if method.protects():
             _protect(upload, weights, view, method)
