@@ -91,7 +91,7 @@ def test_mistakes_are_told_in_a_line(tmp_path, recipe, monkeypatch):
         "--samples: with the folder of a run; use it with a recipe alone"
     ]
     (line,) = errors("privacy", recipe, *BUDGET)
-    assert line.startswith("--set privacy_args.budget: epsilon 8 at level silo does not bound weights, prototypes in")
+    assert line.startswith("--set privacy_args.budget: epsilon 8 at level silo does not bound weights, ")
     own = tmp_path / "own.yaml"
     files = {"data_silo_config": ["a.yaml", "b.yaml"]}
     sections = {"common_args": {"training_type": "cross_silo"}, "comm_args": {"backend": "GRPC"}}
