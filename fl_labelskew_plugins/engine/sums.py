@@ -136,16 +136,7 @@ class Sums:
 
     # a client's side
 
-    def added(
-        self,
-        client: int,
-        round: int,
-        start: Weights,
-        result: LocalResult,
-        *,
-        measures: bool = True,
-        noise_seed: int | None = None,
-    ) -> Vector:
+    def added(self, client: int, round: int, start: Weights, result: LocalResult, *, measures: bool = True) -> Vector:
         """What a client adds in a round.
 
         Args:
@@ -154,7 +145,6 @@ class Sums:
             start: the state dict that the round started from.
             result: of the client's training.
             measures: whether its loss and accuracy are among it; where there is noise, they never are.
-            noise_seed: seed of noise in the trainer's place.
 
         Raises:
             RunError: a tensor is not finite, not announced, or out of range; one line that names it.
@@ -200,8 +190,8 @@ class Sums:
             return self.round.encode(tensors, share=share, where=where, use=use)
         tensors |= self.noise.clipped({name: tensors[name] for name in use}, share)
         vector = self.round.encode(tensors, share=share, where=where, use=use)
-        secret = trainer.noise_seed if noise_seed is None else noise_seed
-        drawn = self.noise.draw(seeds.numpy_generator(secret, "noise of a sum", round, client))
+        assert result.noise_seed is not None  # of a turn in this process
+        drawn = self.noise.draw(seeds.numpy_generator(result.noise_seed, "noise of a sum", round, client))
         vector[self.round.narrow] += drawn.astype(np.uint32)  # modulo 2 ** 32
         vector &= self.round.mask
         return vector
@@ -215,7 +205,9 @@ class Sums:
     def sealed(self, client: int, round: int, start: Weights, result: LocalResult) -> LocalResult:
         """A result of which nothing leaves the client but its vector, and its private state where that travels."""
         vector = travelling(self.added(client, round, start, result), self.round)
-        return replace(result, upload={VECTOR: vector}, contributions={}, loss_terms={}, personalised=None)
+        return replace(
+            result, upload={VECTOR: vector}, contributions={}, loss_terms={}, personalised=None, noise_seed=None
+        )
 
     # a server's side
 

@@ -1,6 +1,7 @@
 """Discrete Gaussian noise: its distribution against the formula, norms after rounding, and sums in a ring."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -168,6 +169,10 @@ def trained(session):
     return fit(session.trainer, 1, 0, session.start, times_selected=1, personalised=True)
 
 
+def added(session, trained, seed):
+    return session.sums.added(1, 0, session.start, replace(trained, noise_seed=seed))
+
+
 def differs(made, a, b):
     """The difference of two vectors' parameters, unwrapped, in units of the weights."""
     bits = made.round.bits
@@ -177,8 +182,8 @@ def differs(made, a, b):
 
 def test_a_client_adds_its_part_of_the_noise_to_what_is_trained_and_to_nothing_else(session, trained):
     made = session.sums
-    first, other = (made.added(1, 0, session.start, trained, noise_seed=seed) for seed in (2**100, 2**100 + 1))
-    assert (first == made.added(1, 0, session.start, trained, noise_seed=2**100)).all()
+    again, first, other = (added(session, trained, seed) for seed in (2**100, 2**100, 2**100 + 1))
+    assert (first == again).all()
     noise = differs(made, first, other)
     assert len(noise) == 610
     assert noise.std() == pytest.approx(made.noise.deviation * made.noise.step * math.sqrt(2), rel=0.1)
@@ -194,7 +199,7 @@ def test_what_a_client_adds_is_clipped_weighted_and_around_it_is_the_noise(sessi
     share = session.sizes[1] / sum(session.sizes)
     change = torch.cat([(trained.upload[k] - session.start[k]).double().reshape(-1) for k in session.start]) * share
     assert change.norm() > 0.1  # or there would be nothing to clip
-    vectors = [made.added(1, 0, session.start, trained, noise_seed=seed) for seed in range(60)]
+    vectors = [added(session, trained, seed) for seed in range(60)]
     mean = np.mean([differs(made, vector, np.uint32(0)) for vector in vectors], axis=0)
     rest = torch.from_numpy(mean) - change * 0.1 / change.norm()
     assert rest.std() == pytest.approx(made.noise.deviation * made.noise.step / math.sqrt(60), rel=0.1)

@@ -151,7 +151,7 @@ class SiloClient(Manager):
         assert self.session is not None
         if self.session.method.uses("opening"):
             if self.ledger is not None:
-                self.ledger.spend(self._leaving()[0], self._answer(), run=self._run)
+                self.ledger.spend(self._revealed()[0], self._answer(), run=self._run)
             self.send(Kind.OPENING, SERVER, tensors=self.session.opening(self.client).tensors)
         self._send_upload()  # the last one may have been lost with the connection
 
@@ -185,7 +185,7 @@ class SiloClient(Manager):
         if self.guard is not None:
             self.guard.answer(self._run, round, request)
         if self.ledger is not None:
-            self.ledger.spend(self._leaving()[1], self._answer(request), run=self._run, round=round)
+            self.ledger.spend(self._revealed()[1], self._answer(request), run=self._run, round=round)
         self._round = self.args.round_idx = round
         self.states.keep({before, *kept})
         result = self.trainer.take(
@@ -213,9 +213,10 @@ class SiloClient(Manager):
     @property
     def _draws(self) -> bool:
         """Whether anything of an upload draws noise."""
-        return self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
+        in_sums = self.recipe.privacy.noise_multiplier is not None
+        return in_sums or self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
 
-    def _leaving(self) -> tuple[list[Noise], list[Noise]]:
+    def _revealed(self) -> tuple[list[Noise], list[Noise]]:
         """What leaves in the opening, and in an upload."""
         assert self.session is not None
         samples = self.data.facts.samples
