@@ -48,8 +48,8 @@ def privacy_command(place: Path, overrides: tuple[str, ...], samples: int | None
     if not place.is_dir():
         click.echo("\n\n".join(_beforehand(place, overrides, samples)))
         return
-    if overrides or samples:
-        raise mistake("--set and --samples" if overrides and samples else "--set" if overrides else "--samples", *ALONE)
+    if given := [option for option, value in (("--set", overrides), ("--samples", samples)) if value]:
+        raise mistake(" and ".join(given), "with the folder of a run", "a recipe, or the folder alone")
     from fl_labelskew_plugins.runs.privacy import NAME, Ledger
 
     file = place / NAME
@@ -60,9 +60,6 @@ def privacy_command(place: Path, overrides: tuple[str, ...], samples: int | None
     ledger = Ledger(file)
     simulated = any(entry.client is not None for entry in ledger.entries)
     click.echo("\n\n".join([*(_clients(ledger) if simulated else _answers(ledger)), LEVELS]))
-
-
-ALONE = ("with the folder of a run", "it with a recipe alone")
 
 
 def _answers(ledger: Ledger) -> Iterator[str]:
@@ -134,7 +131,7 @@ def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> 
         ["when", "silo", "claim", "what leaves a client"], rows
     )
     delta = privacy.DELTA if budget is None else budget.delta
-    answers = dict.fromkeys((1, _expected(recipe), train.comm_round))
+    answers = dict.fromkeys((1, privacy.expected(recipe), train.comm_round))
     rows = []
     for level in privacy.LEVELS:
         cells = []
@@ -163,11 +160,6 @@ def _carries(recipe: Recipe, sizes: list[int]) -> str:
     if joining < clients:
         rounds = f", about {counted(most * clients // joining, 'round')} where {joining} of {clients} are asked in each"
     return f"{spent}: {counted(most, 'answer')} of a client{rounds} (the recipe has {train.comm_round} rounds)"
-
-
-def _expected(recipe: Recipe) -> int:
-    train = recipe.train
-    return -(-train.comm_round * train.clients_per_round // train.client_num_in_total)
 
 
 def _sizes(recipe: Recipe) -> list[int]:

@@ -63,7 +63,7 @@ def on_counts(scale: float, kind: Kind, samples: int) -> Noise:
     if scale == 0:
         return Noise("counts")
     claim = scale / (2 if kind == "laplace" else math.sqrt(2))
-    return Noise("counts", kind, claim / samples, claim)
+    return Noise("counts", kind, claim / max(samples, 1), claim)
 
 
 def _on_weights(recipe: Recipe, least: int) -> Noise:

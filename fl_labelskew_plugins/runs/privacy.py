@@ -129,9 +129,8 @@ class Ledger:
         try:
             if not self.file.exists() or self.file.stat().st_size == self._size:
                 return
-            whole, newline, _ = self.file.read_bytes().rpartition(
-                b"\n"
-            )  # of a line that a kill has cut nothing was sent
+            # a line that a kill has cut is of an answer that was not given
+            whole, newline, _ = self.file.read_bytes().rpartition(b"\n")
             lines = [Entry.model_validate_json(line) for line in whole.splitlines()]
         except (OSError, ValueError):
             raise LabelSkewError(
@@ -221,8 +220,7 @@ def at(noises: Mapping[Noise, int], level: Level) -> Spent:
 def epsilon(spent: Spent, delta: float) -> float:
     """Epsilon of answers together; infinite where one of them has no bound.
 
-    >>> epsilon((("gaussian", 1.0, 100),), 1e-5)  # doctest: +SKIP
-    91.8
+    Of 100 Gaussian ones of strength 1 it is 91.8 at delta 1e-5.
     """
     if not all(strength for _, strength, _ in spent):
         return math.inf
@@ -273,19 +271,24 @@ def carried(recipe: Recipe, sizes: Iterable[int], budget: Budget) -> int:
     return min(answers(opening, upload, budget, recipe.privacy.level) for opening, upload in parts)
 
 
+def expected(recipe: Recipe) -> int:
+    """Rounds that a client may expect to be asked in."""
+    train = recipe.train
+    return math.ceil(train.comm_round * train.clients_per_round / train.client_num_in_total)
+
+
 def warnings(session: Session) -> list[str]:
     """A sentence where a budget ends before a simulation does."""
-    recipe, federation, budget = session.recipe, session.federation, session.recipe.privacy.budget
+    recipe, budget = session.recipe, session.recipe.privacy.budget
     if budget is None or recipe.common.across_silos:
         return []
-    most = carried(recipe, session.sizes, budget)
-    expected = math.ceil(federation.rounds * federation.clients_per_round / federation.num_clients)
-    if most >= expected:
+    most, rounds, number = carried(recipe, session.sizes, budget), recipe.train.comm_round, expected(recipe)
+    if most >= number:
         return []
-    part = "each client answers all" if expected == federation.rounds else f"a client answers about {expected}"
+    part = "each client answers all" if number == rounds else f"a client answers about {number}"
     return [
         f"{BUDGET}: epsilon {budget.epsilon:g} at delta {budget.delta:g} is spent after {max(most, 0)} answers of a "
-        f"client, and of {federation.rounds} rounds {part}; labelskew privacy RECIPE says what a budget carries"
+        f"client, and of {rounds} rounds {part}; labelskew privacy RECIPE says what a budget carries"
     ]
 
 

@@ -88,7 +88,7 @@ def test_mistakes_are_told_in_a_line(tmp_path, recipe, monkeypatch):
     (line,) = errors("privacy", tmp_path)
     assert line.endswith(f"use a silo's own folder, such as {silo}")
     assert errors("privacy", silo, "--samples", 3) == [
-        "--samples: with the folder of a run; use it with a recipe alone"
+        "--samples: with the folder of a run; use a recipe, or the folder alone"
     ]
     (line,) = errors("privacy", recipe, *BUDGET)
     assert line.startswith("--set privacy_args.budget: epsilon 8 at level silo does not bound weights, ")
