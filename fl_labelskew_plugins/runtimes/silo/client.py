@@ -220,7 +220,8 @@ class SiloClient(Manager):
         """What leaves in the opening, and in an upload."""
         assert self.session is not None
         samples = self.data.facts.samples
-        return leaving(self.recipe, samples, min(samples, self.session.federation.min_samples))
+        least = self.session.federation.min_samples or samples  # which nobody knows where sizes are summed
+        return leaving(self.recipe, samples, min(samples, least))
 
     def _answer(self, request: str = "opening") -> str:
         """Digest of an answer: of a question, and of this silo's samples and settings."""
