@@ -62,6 +62,7 @@ class LocalResult:
         state: the client's private state from now on.
         loss_terms: mean of each term of the loss over the round's batches.
         personalised: right answers and samples of the client's own test split under its final weights, or None.
+        noise_seed: seed of its privacy noise in this turn, which leaves it by no means.
     """
 
     upload: Weights
@@ -69,6 +70,7 @@ class LocalResult:
     state: dict[str, Tensor]
     loss_terms: dict[str, float]
     personalised: tuple[int, int] | None = None
+    noise_seed: int | None = field(default=None, repr=False)
 
 
 class Observer(Protocol):

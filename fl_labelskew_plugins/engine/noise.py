@@ -91,9 +91,9 @@ class SumNoise:
         """Standard deviation, in steps, of one client's part."""
         return self.multiplier * self.norm / math.sqrt(self.least)
 
-    def clipped(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The same weighted values, float64, shortened to the largest norm that a client may add."""
-        norm = math.sqrt(math.fsum(float(value.square().sum()) for value in values.values()))
+    def clipped(self, values: Mapping[str, Tensor], share: float = 1.0) -> dict[str, Tensor]:
+        """The same values, float64, shortened so that, weighted by ``share``, they are no longer than they may be."""
+        norm = share * math.sqrt(math.fsum(float(value.square().sum()) for value in values.values()))
         factor = min(1.0, self.clip / norm) * (1 - 2**-40) if norm else 1.0  # nothing that rounding adds is left
         return {name: value * factor for name, value in values.items()}
 

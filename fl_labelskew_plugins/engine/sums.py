@@ -12,12 +12,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Aggregation, Federation, Method, Optimizer, RunError, Total
+from fl_labelskew_registry import Aggregation, Federation, Method, Optimizer, RunError, Total, mistake
 from torch import Tensor
 
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.aggregate import PROXIES, announced, check_result, origin
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
+from fl_labelskew_plugins.engine.noise import MULTIPLIER, SumNoise
 from fl_labelskew_plugins.engine.ring import Narrow, Ring, Vector, Wide
+from fl_labelskew_plugins.machine.text import few
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
 SUMMED = 20
@@ -57,15 +60,36 @@ class Sums:
         bits: of the ring.
         clip: largest change of a parameter in a round.
         proxy_smoothing: lambda of per-class weights for the classifier's rows; None: as the model's.
+        noise: multiplier, norm and fewest clients of :class:`.SumNoise`, if there is any.
+
+    Raises:
+        LabelSkewError: there is noise, and something of the network would leave without it, or there is no room for it.
     """
 
     def __init__(
-        self, trainer: LocalTrainer, forms: Weights, *, bits: int, clip: float, proxy_smoothing: float | None
+        self,
+        trainer: LocalTrainer,
+        forms: Weights,
+        *,
+        bits: int,
+        clip: float,
+        proxy_smoothing: float | None,
+        noise: tuple[float, float, int] | None = None,
     ) -> None:
         self.trainer, self.forms, self.proxy_smoothing = trainer, forms, proxy_smoothing
         self.parameters = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
-        federation = trainer.federation
-        self.round = Ring(self._of_round(federation, clip), bits, federation.clients_per_round)
+        federation, clients = trainer.federation, trainer.federation.clients_per_round
+        entries = self._of_round(federation, clip)
+        self.noise: SumNoise | None = None
+        if noise is not None:
+            if bare := [name for name in forms if isinstance(entries[f"model/{name}"], Wide)]:
+                what = f"is noise on what is trained alone, not on the network's {few(bare, 2)}"
+                raise mistake(MULTIPLIER, what, "a network without batch normalisation or other buffers")
+            multiplier, norm, least = noise
+            size = sum(form.numel() for form in forms.values())
+            self.noise = SumNoise(multiplier, norm, clip, bits, clients, least, size)
+        room = 0.0 if self.noise is None else self.noise.head_room
+        self.round = Ring(entries, bits, clients, head_room=room)
         opening = self.method.opening_shapes(federation) if self.method.uses("opening") else {}
         self.opening = Ring({"samples": Wide((), SUMMED), **_sent(opening)}, bits, federation.num_clients)
 
@@ -120,7 +144,7 @@ class Sums:
             round: the round's number.
             start: the state dict that the round started from.
             result: of the client's training.
-            measures: whether its loss and accuracy are among it.
+            measures: whether its loss and accuracy are among it; where there is noise, they never are.
 
         Raises:
             RunError: a tensor is not finite, not announced, or out of range; one line that names it.
@@ -156,13 +180,21 @@ class Sums:
         sent = group(extra, OPTIMIZER)
         tensors |= joined(**{OPTIMIZER: {name: share * value.double() for name, value in sent.items()}})
         tensors |= _as_sent(rest(extra, OPTIMIZER), self.round)
-        measured = [0.0] * 4
+        measured, measures = [0.0] * 4, measures and self.noise is None
         if measures and result.loss_terms:
             measured[:2] = math.fsum(result.loss_terms.values()), 1
         if measures and result.personalised is not None:
             measured[2:] = result.personalised[0] / result.personalised[1], 1
         tensors["measured"] = torch.tensor(measured, dtype=torch.float64)
-        return self.round.encode(tensors, share=share, where=where, words=words)
+        if self.noise is None:
+            return self.round.encode(tensors, share=share, where=where, words=words)
+        tensors |= self.noise.clipped({name: tensors[name] for name in words}, share)
+        vector = self.round.encode(tensors, share=share, where=where, words=words)
+        assert result.noise_seed is not None  # of a turn in this process
+        drawn = self.noise.draw(seeds.numpy_generator(result.noise_seed, "noise of a sum", round, client))
+        vector[self.round.narrow] += drawn.astype(np.uint32)  # modulo 2 ** 32
+        vector &= self.round.mask
+        return vector
 
     def opened(self, client: int, tensors: Mapping[str, Tensor]) -> Vector:
         """What a client adds before round 0: its samples, and the method's opening."""
@@ -173,7 +205,9 @@ class Sums:
     def sealed(self, client: int, round: int, start: Weights, result: LocalResult) -> LocalResult:
         """A result of which nothing leaves the client but its vector, and its private state where that travels."""
         vector = travelling(self.added(client, round, start, result), self.round)
-        return replace(result, upload={VECTOR: vector}, contributions={}, loss_terms={}, personalised=None)
+        return replace(
+            result, upload={VECTOR: vector}, contributions={}, loss_terms={}, personalised=None, noise_seed=None
+        )
 
     # a server's side
 

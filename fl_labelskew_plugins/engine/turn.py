@@ -58,7 +58,7 @@ class Turn:
         federation = trainer.federation
         # the opening has a stream apart from round 0: noise that is used twice cancels out
         purpose = "noise" if times_selected else "opening noise"
-        secret = trainer.noise_seed if noise_seed is None else noise_seed
+        self.noise_seed = secret = trainer.noise_seed if noise_seed is None else noise_seed
         self.view = ClientView(
             id=client,
             round=round,
@@ -101,7 +101,8 @@ class Turn:
             method.after_round(view)
         if method.protects():
             _protect(upload, weights, view, method)
-        result = LocalResult(upload, contributions, view.state | joined(**{OPTIMIZER: work.client.state}), terms)
+        state = view.state | joined(**{OPTIMIZER: work.client.state})
+        result = LocalResult(upload, contributions, state, terms, noise_seed=self.noise_seed)
         test = trainer.test_indices[view.id]
         if personalised and len(test):
             logits, labels = trainer.predict(test, view=view)

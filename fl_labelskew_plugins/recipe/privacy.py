@@ -10,8 +10,8 @@ from typing import Any, Literal
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.policy import OPENING, host_noise, methods, sent
 
-Kind = Literal["gaussian", "laplace", "none"]
-BUDGET = "privacy_args.budget"
+Kind = Literal["gaussian", "laplace", "discrete", "none"]
+BUDGET, MULTIPLIER = "privacy_args.budget", "privacy_args.noise_multiplier"
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Noise:
 
     Args:
         on: what it is added to, such as ``counts``.
-        kind: its distribution; ``none``: what leaves is exact.
+        kind: its distribution; ``discrete``: discrete Gaussian, of all clients of a sum together; ``none``: there is
+            none.
         silo: standard deviation, or scale of a Laplace distribution, over how far what it is added to can move where
             all samples of a silo are replaced; 0: no bound.
         claim: the same where one sample is replaced, see ``PrivacyArgs``.
@@ -66,7 +67,9 @@ def on_counts(scale: float, kind: Kind, samples: int) -> Noise:
 
 
 def _on_weights(recipe: Recipe, least: int) -> Noise:
-    """Noise on an upload: FedRS's, the host's, or both; of a method from elsewhere that protects, none is known."""
+    """Noise on an upload: a sum's; or FedRS's, the host's or both; of other methods that protect, none is known."""
+    if (multiplier := recipe.privacy.noise_multiplier) is not None:
+        return Noise("weights", "discrete", multiplier / 2, multiplier * least / 2)
     params = [method.params for method in methods(recipe)]
     clip = next((p.upload_clip for p in params if getattr(p, "upload_clip", None)), None)
     sigma = next((p.upload_sigma for p in params if getattr(p, "upload_sigma", None)), 0.0)
@@ -80,6 +83,12 @@ def _on_weights(recipe: Recipe, least: int) -> Noise:
     return Noise("weights")
 
 
+def least_summed(recipe: Recipe) -> int:
+    """Clients of which a round's sum is at least, and so whose noise is in it; ``comm_args.secure_threshold``."""
+    clients = recipe.train.clients_per_round
+    return getattr(recipe.comm, "secure_threshold", None) or min(clients, max(3, 2 * clients // 3 + 1))
+
+
 def count_noise(recipe: Recipe) -> tuple[float, Any]:
     """Scale of the noise on class counts that a silo's method has, 0 without, and its kind."""
     for method in methods(recipe):
@@ -90,10 +99,21 @@ def count_noise(recipe: Recipe) -> tuple[float, Any]:
 
 def refused(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """What a budget cannot bound: its key, and the rest of a line."""
-    budget, level = recipe.privacy.budget, recipe.privacy.level
+    budget, level, multiplier = recipe.privacy.budget, recipe.privacy.level, recipe.privacy.noise_multiplier
+    opening, upload = leaving(recipe, 1, 1)
+    if multiplier is not None:
+        beside = [noise.on for noise in upload if noise.on != "weights"]
+        if recipe.optimizer.sends_change:
+            beside.append(f"the changes that {recipe.train.federated_optimizer} sends")
+        if not recipe.comm.secure_aggregation:
+            use = "comm_args.secure_aggregation: true, or upload_clip and upload_sigma of FedRS"
+            yield MULTIPLIER, f"{multiplier:g} is noise on a sum, and uploads leave one by one; use {use}"
+        elif beside:
+            use = "use a method and an optimiser that send weights alone, or no noise"
+            yield MULTIPLIER, f"{multiplier:g} is noise on weights alone, not on {', '.join(beside)}; {use}"
     if budget is None:
         return
-    everything = [noise for part in leaving(recipe, 1, 1) for noise in part]
+    everything = [*opening, *upload]
     if free := [noise.on for noise in everything if not getattr(noise, level)]:
         use = "use noise on it (method_args.count_noise; upload_clip and upload_sigma of FedRS), or no budget"
         if level == "silo" and not [noise for noise in everything if not noise.claim]:

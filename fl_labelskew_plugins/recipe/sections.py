@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from fl_labelskew_registry import catalog
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fl_labelskew_plugins.params import LARGEST, Params
 from fl_labelskew_plugins.recipe import addresses
@@ -367,6 +367,18 @@ class PrivacyArgs(Params):
     norm, m: samples of the smallest silo), or of who wrote ``dp_args.sensitivity``.
     """
 
+    noise_multiplier: float | None = Field(
+        None,
+        gt=0,
+        le=1e6,
+        description="with secure_aggregation: least standard deviation of the noise in a round's sum, over clip",
+    )
+    clip: float | None = Field(
+        None,
+        gt=0,
+        description="noise_multiplier: largest norm of what a client adds, which is its change of all parameters times"
+        " its weight in the mean, such as its share of all samples; what is longer is shortened",
+    )
     budget: Budget | None = Field(
         None,
         description="such as {epsilon: 8, delta: 1e-5}: a silo for which another answer would be more stops"
@@ -392,6 +404,12 @@ class PrivacyArgs(Params):
             form = "{epsilon: a number above 0, delta: a number above 0 and below 1}"
             raise ValueError(f"{show(value)} is no budget; allowed: {form}, or null")
         return value
+
+    @model_validator(mode="after")
+    def _noise_needs_clip(self) -> PrivacyArgs:
+        if (self.noise_multiplier is None) != (self.clip is None):
+            raise ValueError("noise_multiplier and clip go together; give both or neither")
+        return self
 
 
 class TrackingArgs(Params):

@@ -2,8 +2,9 @@
 
 Epsilon is that of all answers of one client together, each with noise of its own. It is dp-accounting's, the least of
 two bounds that hold: Renyi differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise beside the exact
-one of Gaussian noise (Balle and Wang, ICML 2018). Nothing is taken off for rounds in which a client was not asked: who
-asks knows whom it asked, and such rounds reveal nothing.
+one of Gaussian noise (Balle and Wang, ICML 2018). Of discrete Gaussian noise it is the first alone, by which both kinds
+are alike (Kairouz, Liu, Steinke, ICML 2021, theorem 1). Nothing is taken off for rounds in which a client was not
+asked: who asks knows whom it asked, and such rounds reveal nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pydantic import BaseModel
 
 from fl_labelskew_plugins.machine.text import utc
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.privacy import BUDGET, Noise, leaving
+from fl_labelskew_plugins.recipe.privacy import BUDGET, Noise, least_summed, leaving
 from fl_labelskew_plugins.recipe.sections import Budget, Level
 
 if TYPE_CHECKING:
@@ -172,6 +173,7 @@ class Clients:
         recipe, least = session.recipe, session.federation.min_samples
         self.ledger, self.run = ledger, run
         self._leaving = [leaving(recipe, samples, least) for samples in session.sizes]
+        self._least = 1 if recipe.privacy.noise_multiplier is None else least_summed(recipe)
 
     def open(self) -> None:
         """Write down what all of them reveal before the first round; raises SpentError where a budget allows none."""
@@ -183,7 +185,7 @@ class Clients:
         """Who of those asked may answer a round, which is written down; asked again, a client's answer is the same.
 
         Raises:
-            RunError: nobody.
+            RunError: nobody, or too few for the noise of a sum.
         """
         willing, why = [], None
         for client in clients:
@@ -193,8 +195,9 @@ class Clients:
                 willing.append(client)
             except SpentError as error:
                 why = error
-        if not willing and why is not None:
-            raise RunError(f"nobody who was asked may answer: {why}")
+        if len(willing) < self._least and why is not None:
+            few = "nobody who was asked" if not willing else f"too few ({len(willing)}, and {self._least} are needed)"
+            raise RunError(f"{few} may answer: {why}")
         return willing
 
 
@@ -230,6 +233,8 @@ def epsilon(spent: Spent, delta: float) -> float:
     # as many Gaussian answers are one, with their strengths' inverse squares added up
     inverse = sum(times / strength**2 for kind, strength, times in spent if kind == "gaussian")
     exact = dp.get_epsilon_gaussian(1 / math.sqrt(inverse), delta) if inverse else 0.0
+    if any(kind == "discrete" for kind, _, _ in spent):
+        exact = math.inf
     return float(min(accountant.get_epsilon(delta), pure + exact)) if spent else 0.0
 
 

@@ -30,6 +30,7 @@ from fl_labelskew_plugins.machine.place import available_cores, mpi_rank
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.recipe.privacy import least_summed
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.tensors import Weights
 
@@ -96,15 +97,19 @@ class Session:
     @cached_property
     def sums(self) -> Sums | None:
         """What clients add and the server reads; None without secure aggregation."""
-        comm = self.recipe.comm
+        comm, privacy = self.recipe.comm, self.recipe.privacy
         if not comm.secure_aggregation:
             return None
+        noise = None
+        if privacy.noise_multiplier is not None and privacy.clip is not None:
+            noise = (privacy.noise_multiplier, privacy.clip, least_summed(self.recipe))
         return Sums(
             self.trainer,
             self.start,
             bits=comm.secure_bits,
             clip=comm.largest_change,
             proxy_smoothing=self.recipe.train.proxies_by_class,
+            noise=noise,
         )
 
     def admit(self, client: int, samples: int, counts: Sequence[int] | None) -> None:
@@ -201,6 +206,7 @@ def build(recipe: Recipe) -> Session:
     counts = torch.from_numpy(clients.counts).to(session.trainer.device)
     session = replace(session, clients=clients, counts=counts, data=fingerprint(data))
     watch(session, Path())  # what cannot be watched is told before anything is written
+    _ = session.sums  # and what has no room for its noise
     return session
 
 

@@ -1,6 +1,7 @@
 """Discrete Gaussian noise: its distribution against the formula, norms after rounding, and sums in a ring."""
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -11,6 +12,9 @@ from scipy import stats
 
 from fl_labelskew_plugins.engine import noise
 from fl_labelskew_plugins.engine.noise import SumNoise, discrete_gaussian
+from fl_labelskew_plugins.engine.turn import fit
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runs.session import build
 
 
 def expected(sigma, most):
@@ -137,3 +141,74 @@ def test_too_few_bits_and_too_little_noise_are_told():
         sums(bits=16, size=11_000_000, multiplier=4.0)
     with pytest.raises(LabelSkewError, match=r"noise_multiplier: 0.01 is noise of 0.\d+ steps of a client, and at lea"):
         sums(bits=16, multiplier=0.01, clip=0.001, largest=1.0)
+
+
+# In what a client adds
+
+
+TEXT = """\
+data_args: {dataset: digits}
+partition_args: {partition_method: dirichlet, beta: 0.5}
+model_args: {model: mlp, hidden: [8]}
+train_args: {client_num_in_total: 5, batch_size: 32, learning_rate: 0.1}
+method_args: {method: fedavg}
+device_args: {threads: 1}
+comm_args: {secure_aggregation: true}
+privacy_args: {noise_multiplier: 0.5, clip: 0.1}
+"""
+
+
+@pytest.fixture(scope="module")
+def session():
+    return build(parse.parse(TEXT))
+
+
+@pytest.fixture(scope="module")
+def trained(session):
+    """Client 1's result of round 0."""
+    return fit(session.trainer, 1, 0, session.start, times_selected=1, personalised=True)
+
+
+def added(session, trained, seed):
+    return session.sums.added(1, 0, session.start, replace(trained, noise_seed=seed))
+
+
+def differs(made, a, b):
+    """The difference of two vectors' parameters, unwrapped, in units of the weights."""
+    bits = made.round.bits
+    whole = (a - b)[made.round.narrow].astype(np.int64)
+    return (whole - ((whole >> (bits - 1)) << bits)) * made.noise.step
+
+
+def test_a_client_adds_its_part_of_the_noise_to_what_is_trained_and_to_nothing_else(session, trained):
+    made = session.sums
+    again, first, other = (added(session, trained, seed) for seed in (2**100, 2**100, 2**100 + 1))
+    assert (first == again).all()
+    noise = differs(made, first, other)
+    assert len(noise) == 610
+    assert noise.std() == pytest.approx(made.noise.deviation * made.noise.step * math.sqrt(2), rel=0.1)
+    beside = slice(made.round.narrow.stop, None)
+    assert (first[beside] == other[beside]).all()
+    said = made.round.decode(first)
+    assert float(said["samples"]) == session.sizes[1]
+    assert said["measured"].tolist() == [0] * 4  # which no noise is on
+
+
+def test_what_a_client_adds_is_clipped_weighted_and_around_it_is_the_noise(session, trained):
+    made = session.sums
+    share = session.sizes[1] / sum(session.sizes)
+    change = torch.cat([(trained.upload[k] - session.start[k]).double().reshape(-1) for k in session.start]) * share
+    assert change.norm() > 0.1  # or there would be nothing to clip
+    vectors = [added(session, trained, seed) for seed in range(60)]
+    mean = np.mean([differs(made, vector, np.uint32(0)) for vector in vectors], axis=0)
+    rest = torch.from_numpy(mean) - change * 0.1 / change.norm()
+    assert rest.std() == pytest.approx(made.noise.deviation * made.noise.step / math.sqrt(60), rel=0.1)
+
+
+def test_a_network_with_buffers_has_what_noise_on_weights_does_not_hide():
+    with pytest.raises(
+        LabelSkewError, match=r"noise_multiplier: is noise on what is trained alone, not on the network"
+    ):
+        build(
+            parse.parse(TEXT, overrides=["model_args.model=wide_resnet", "model_args.depth=10", "model_args.widen=1"])
+        )

@@ -6,7 +6,7 @@ import pytest
 from recipe_texts import cross_silo, only_line, text_with
 
 from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.recipe.privacy import Noise, leaving, on_counts
+from fl_labelskew_plugins.recipe.privacy import Noise, least_summed, leaving, on_counts
 
 BUDGET = "privacy_args.budget={epsilon: 8, delta: 1e-5}"
 RS = ["method_args.method=fedrs", "method_args.upload_clip=20"]
@@ -89,6 +89,48 @@ def test_a_budget_that_something_gets_around_is_refused(overrides, free):
     line = only_line(text_with(), *overrides, BUDGET)
     assert line.startswith("--set privacy_args.budget: epsilon 8 ")
     assert free in line
+
+
+SUM = ["comm_args.secure_aggregation=true", "privacy_args.noise_multiplier=2", "privacy_args.clip=0.1"]
+
+
+def test_noise_of_a_sum_is_over_what_one_silo_may_add_and_a_replaced_one_moves_it_twice_as_far():
+    assert leaves(*SUM) == ([], [Noise("weights", "discrete", 1.0, 400.0)])
+
+
+def test_a_sum_is_of_more_than_two_thirds_and_of_three_at_least():
+    several = [parse.parse(text_with(), overrides=[f"train_args.client_num_in_total={n}"]) for n in (10, 6, 5, 2)]
+    assert [least_summed(recipe) for recipe in several] == [7, 5, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["comm_args.secure_aggregation=false"],
+            "2 is noise on a sum, and uploads leave one by one; use comm_args.secu",
+        ),
+        (
+            ["method_args.method=fedmr"],
+            "2 is noise on weights alone, not on sums in the uploads of fedmr, counts in the",
+        ),
+        (["train_args.federated_optimizer=SCAFFOLD"], "not on what SCAFFOLD sends beside weights; use a method and an"),
+        (
+            ["train_args.proxy_aggregation=class"],
+            "not on train_args.proxy_aggregation class; use a method and an optim",
+        ),
+        (["comm_args.send_measures=true"], "not on comm_args.send_measures true; use a method"),
+    ],
+)
+def test_noise_that_something_gets_around_is_refused(overrides, said):
+    line = only_line(text_with(), "method_args.method=fedlc", *SUM, *overrides)
+    assert line.startswith("--set privacy_args.noise_multiplier: 2 is noise on ")
+    assert said in line
+
+
+def test_noise_and_clip_go_together():
+    line = only_line(text_with(), "privacy_args.noise_multiplier=2")
+    assert line.endswith("privacy_args: noise_multiplier and clip go together; give both or neither")
 
 
 def test_a_budget_that_holds_is_taken():

@@ -52,6 +52,17 @@ def test_both_together_are_no_more_than_the_sum_and_many_small_ones_are_far_less
     assert privacy.epsilon((("laplace", 10.0, 1000),), 1e-5) < 30  # Renyi's bound; the sum is 100
 
 
+def test_noise_of_sums_is_counted_by_renyi_alone():
+    """For concentrated differential privacy, the bound that a continuous Gaussian of the same strength has there."""
+    orders = [1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 128, 256, 512, 1024]
+    times, strength = 20, 4.0
+    naive = min(
+        times * a / (2 * strength**2) + math.log1p(-1 / a) - (math.log(1e-5) + math.log(a)) / (a - 1) for a in orders
+    )  # theorem 21 of Balle, Barthe, Gaboardi, Hsu and Sato
+    assert privacy.epsilon((("discrete", strength, times),), 1e-5) == pytest.approx(naive)
+    assert naive > gaussian(strength / math.sqrt(times), 1e-5)
+
+
 def test_what_has_no_noise_has_no_bound_and_nothing_is_nothing():
     assert privacy.epsilon((("gaussian", 4.0, 20), ("none", 0.0, 1)), 1e-5) == math.inf
     assert privacy.epsilon((), 1e-5) == 0
@@ -176,6 +187,20 @@ def test_each_client_of_a_simulation_answers_until_its_budget_is_spent(tmp_path)
     entries = privacy.Ledger(tmp_path / "run" / "privacy.jsonl").entries
     assert [entry.client for entry in entries if entry.round < 0] == [0, 1, 2, 3, 4]
     assert max(entry.epsilon["claim"] for entry in entries) <= 1.7
+
+
+def test_a_round_ends_where_its_sum_would_be_of_too_few(tmp_path):
+    secure = ["comm_args.secure_aggregation=true", "privacy_args.noise_multiplier=2", "privacy_args.clip=0.5"]
+    budget = ["privacy_args.level=silo", "privacy_args.budget={epsilon: 10, delta: 1e-5}"]
+    four = ["train_args.client_num_in_total=5", "train_args.client_num_per_round=4", "train_args.comm_round=30"]
+    recipe = parse.parse(text_with(), overrides=["method_args.method=fedlc", *four, *secure, *budget])
+    loop = fl.simulate(recipe, tmp_path / "run")
+    lines = []
+    with pytest.raises(RunError, match=r"too few \(2, and 3 are needed\) may answer: privacy_args.budget: epsilon 10"):
+        lines.extend(loop)
+    assert min(len(line["clients"]) for line in lines) >= 3
+    entries = privacy.Ledger(tmp_path / "run" / "privacy.jsonl").entries
+    assert {noise.kind for entry in entries for noise in entry.answered} == {"discrete"}
 
 
 def test_a_run_says_before_it_begins_that_its_budget_ends_first(tmp_path):

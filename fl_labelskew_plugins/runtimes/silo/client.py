@@ -213,7 +213,8 @@ class SiloClient(Manager):
     @property
     def _draws(self) -> bool:
         """Whether anything of an upload draws noise."""
-        return self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
+        in_sums = self.recipe.privacy.noise_multiplier is not None
+        return in_sums or self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
 
     def _revealed(self) -> tuple[list[Noise], list[Noise]]:
         """What leaves in the opening, and in an upload."""
@@ -345,7 +346,11 @@ def about(recipe: Recipe, data: SiloData) -> bytes:
     """Digest of all that this silo's answers depend on beside what the server sends: its samples, and its settings."""
     resolved = recipe.resolved()
     sections = ("common_args", "model_args", "train_args", "method_args", "dp_args")
-    settings = [{name: resolved[name] for name in sections}, recipe.device.precision, data.data.mean, data.data.std]
+    settings: list[Any] = [{name: resolved[name] for name in sections}, recipe.device.precision]
+    settings += [data.data.mean, data.data.std]
+    if recipe.privacy.noise_multiplier is not None:
+        ring = {key: value for key, value in resolved["comm_args"].items() if key.startswith("secure_")}
+        settings += [recipe.privacy.noise_multiplier, recipe.privacy.clip, ring]
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=32)
     for array in (data.data.train.x, data.data.train.y):
         if isinstance(array, Images):

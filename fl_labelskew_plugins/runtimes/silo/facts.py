@@ -260,6 +260,8 @@ def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
         "train_args": resolved["train_args"],
         "method_args": _common(recipe.method, resolved["method_args"]),
     }
+    if recipe.privacy.noise_multiplier is not None:
+        sections["privacy_args"] = {key: resolved["privacy_args"][key] for key in ("noise_multiplier", "clip")}
     return {name: {key: _exact(value) for key, value in keys.items()} for name, keys in sections.items()}
 
 
