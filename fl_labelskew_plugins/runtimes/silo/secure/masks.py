@@ -38,12 +38,12 @@ def common(key: X25519PrivateKey, other: bytes, about: bytes) -> bytes:
     return derived(key.exchange(X25519PublicKey.from_public_bytes(other)), about + both)
 
 
-def own(vector: Vector, secret: bytes, rank: int, attempt: Attempt, *, remove: bool = False) -> None:
+def add_own(vector: Vector, secret: bytes, rank: int, attempt: Attempt, *, remove: bool = False) -> None:
     """Add a silo's own mask, which its secret stands for, or take it off; modulo the dtype's range, in place."""
     _add(vector, derived(secret, attempt.about("own mask", rank)), negative=remove)
 
 
-def shared(
+def add_shared(
     vector: Vector, key: X25519PrivateKey, rank: int, other: bytes, peer: int, attempt: Attempt, *, remove: bool = False
 ) -> None:
     """Add the mask that two silos share, as ``rank`` adds it: the other adds its negative; ``remove``: take it off.

@@ -118,13 +118,13 @@ class ServerRound:
             if dealer in self._added:
                 if seed_digest(secret, dealer, attempt) != shown.seed_digest:
                     raise attempt.error(f"the shares that silo {dealer} has dealt of its seed do not fit together")
-                masks.own(total, secret, dealer, attempt, remove=True)
+                masks.add_own(total, secret, dealer, attempt, remove=True)
                 continue
             key = masks.key_pair(secret, attempt)
             if masks.public(key) != shown.mask_key:
                 raise attempt.error(f"the shares that silo {dealer} has dealt of its key do not fit together")
             for peer in self._there:  # who has added a mask that it shares with the one that is lost
-                masks.shared(total, key, peer, self._shown[peer].mask_key, dealer, attempt, remove=True)
+                masks.add_shared(total, key, peer, self._shown[peer].mask_key, dealer, attempt, remove=True)
         total &= total.dtype.type(2**attempt.bits - 1)
         self._total = np.zeros(0, total.dtype)  # once
         return total

@@ -106,11 +106,11 @@ class SiloRound:
         self._begin("mask")
         attempt = self.attempt
         masked = attempt.vector(vector, "what this silo would send").copy()
-        masks.own(masked, self._seed, self.rank, attempt)
+        masks.add_own(masked, self._seed, self.rank, attempt)
         for peer in self._shares.keys() - {self.rank}:
             key = self._adverts[peer].mask_key
             try:
-                masks.shared(masked, self._mask_key, self.rank, key, peer, attempt)
+                masks.add_shared(masked, self._mask_key, self.rank, key, peer, attempt)
             except ValueError:
                 raise attempt.error(f"the keys of silo {peer} are none") from None
         masked &= masked.dtype.type(2**attempt.bits - 1)
