@@ -30,7 +30,10 @@ UNREAD = 4
 HELLO_S = 10.0
 SILENT = 2
 """Streams that one certificate may hold before HELLO; a further one takes the place of the oldest."""
-FROM_SILOS = (Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.TESTED, Kind.FAILED, Kind.FINISH, Kind.SURVEY)
+FROM_SILOS = (
+    *(Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.TESTED, Kind.FAILED, Kind.FINISH, Kind.SURVEY),
+    *(Kind.KEYS, Kind.SHARES, Kind.MASKED, Kind.THERE, Kind.REVEALED),
+)
 
 
 class DaemonThreads(Executor):

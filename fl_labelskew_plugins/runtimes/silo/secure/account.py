@@ -13,7 +13,7 @@ from fl_labelskew_registry import LabelSkewError
 from pydantic import BaseModel
 
 from fl_labelskew_plugins.machine.files import replacing
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SitsOutError, listed
 
 NAME = "secure.json"
 
@@ -36,11 +36,11 @@ class Account:
         self._read()
 
     def check(self, attempt: Attempt, there: list[int]) -> None:
-        """Raise SecureError where this round's sum was opened with other silos."""
+        """Raise SitsOutError where this round's sum was opened with other silos."""
         before = self._read().runs.get(attempt.run, {}).get(attempt.round)
         if before is not None and before != there:
-            raise attempt.error(
-                f"this silo has helped to open its sum of {listed(before)}, and now the server asks for that of "
+            raise SitsOutError(
+                f"{attempt.where}: this silo has helped to open its sum of {listed(before)}, and now the server asks for that of "
                 f"{listed(there)}; the two would differ by single uploads ({self.file})"
             )
 

@@ -21,6 +21,10 @@ class SecureError(RunError):
     """Somebody did not keep to the protocol, or too few are left of it."""
 
 
+class SitsOutError(SecureError):
+    """Why a silo takes no part in an attempt; it stays in the run, for this need not be the server's doing."""
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One attempt at one sum.

@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.runtimes.silo.names import Files, silo_name
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SitsOutError
 
 KEY = 32
 MOST = 10_000
@@ -94,7 +94,7 @@ class Authority:
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
             raise attempt.error(f"the certificate that silo {rank} shows does not hold today")
         if why := self._barred(certificate.public_bytes(Encoding.PEM)):
-            raise attempt.error(f"the certificate that silo {rank} shows is revoked: {why}")
+            raise SitsOutError(f"{attempt.where}: silo {rank} is not to be believed: {why}")
         return certificate
 
 

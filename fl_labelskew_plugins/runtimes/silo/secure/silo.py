@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, Attempt, Vector, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, Attempt, SitsOutError, Vector, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert, Authority, Identity, seed_digest
 from fl_labelskew_plugins.runtimes.silo.secure.shares import Way
 
@@ -58,12 +58,18 @@ class SiloRound:
         self._roster = b""
         self._threshold = LEAST
         self._shares: dict[int, tuple[bytes, bytes]] = {}
-        self._there: list[int] = []
+        self.there: list[int] = []
+        """Who is in the sum, once this silo has agreed to it."""
 
     @property
     def step(self) -> str:
         """The next step; empty after the last."""
         return (*STEPS, "")[self._done]
+
+    @property
+    def lost(self) -> list[int]:
+        """Who has shared masks and is not in the sum."""
+        return sorted(self._shares.keys() - set(self.there))
 
     def advertise(self) -> bytes:
         """Step 0: this silo's public keys, signed."""
@@ -127,19 +133,19 @@ class SiloRound:
             )
         self._enough(ranks, "are in the sum")
         self._account.check(self.attempt, ranks)
-        self._there = ranks
+        self.there = ranks
         return self._identity.sign(agreement(self.attempt, self._roster, ranks))
 
     def reveal(self, signatures: Mapping[int, bytes]) -> dict[int, bytes]:
         """Step 4: once enough have signed the same, a share of each seed, or of the key of who is not in the sum."""
         self._begin("reveal")
-        attempt, text = self.attempt, agreement(self.attempt, self._roster, self._there)
+        attempt, text = self.attempt, agreement(self.attempt, self._roster, self.there)
         for rank, signature in signatures.items():
-            if rank not in self._there or not self._authority.signed(rank, self._adverts[rank], signature, text):
-                raise attempt.error(f"silo {rank} has not signed that the sum is of {listed(self._there)}")
-        self._enough(signatures, f"have signed that the sum is of {listed(self._there)}")
-        self._account.open(attempt, self._there)
-        return {dealer: pair[dealer not in self._there] for dealer, pair in sorted(self._shares.items())}
+            if rank not in self.there or not self._authority.signed(rank, self._adverts[rank], signature, text):
+                raise attempt.error(f"silo {rank} has not signed that the sum is of {listed(self.there)}")
+        self._enough(signatures, f"have signed that the sum is of {listed(self.there)}")
+        self._account.open(attempt, self.there)
+        return {dealer: pair[dealer not in self.there] for dealer, pair in sorted(self._shares.items())}
 
     def _begin(self, step: str) -> None:
         if self.step != step:
@@ -163,8 +169,10 @@ class SiloRound:
         pair = way.opened(text, self._share_key, key, self._roster) if len(text) == shares.SEALED else None
         if pair is None:
             what = f"the shares of silo {dealer} do not open"
-            raise attempt.error(f"{what}: they were changed, are of another attempt, or it was shown another list")
+            why = "they were changed, are of another attempt, or it was shown another list"
+            raise SitsOutError(f"{attempt.where}: {what}: {why}")
         for (what, digest), share in zip(shares.digests(text).items(), pair, strict=True):
             if way.digest(what, share) != digest:
-                raise attempt.error(f"silo {dealer} has dealt another share of its {what} than it has committed to")
+                what = f"silo {dealer} has dealt another share of its {what} than it has committed to"
+                raise SitsOutError(f"{attempt.where}: {what}")
         return pair

@@ -1,0 +1,167 @@
+"""The server's side of secure sums over the wire: who is asked for what, waited for, and left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.runs.audit import Audit
+from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
+from fl_labelskew_plugins.runtimes.silo.secure import wire
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SecureError, Vector, listed
+from fl_labelskew_plugins.runtimes.silo.secure.identity import MOST, Authority
+from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
+
+Said = tuple[dict[str, Any], dict[str, Tensor]]
+"""What a silo is told at a step, beside which attempt it is: a mapping, and tensors."""
+
+
+class Sums:
+    """Asks silos for what a secure sum takes, step by step.
+
+    Args:
+        members: who is there.
+        send: sends a message.
+        limits: bytes of a message of each kind, at most; changed here.
+        at_least: ``comm_args.secure_threshold``.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        authority: Authority,
+        send: Callable[..., None],
+        limits: dict[Kind, int],
+        audit: Audit,
+        *,
+        bits: int,
+        at_least: int | None,
+    ) -> None:
+        self._members, self._authority, self._send, self._limits = members, authority, send, limits
+        self._audit, self._bits, self._at_least = audit, bits, at_least
+        self._numbers: dict[int, int] = {}
+        self._attempt = Attempt("", -1, 0, bits, 0)
+        self._close()
+
+    def total(self, run: str, round: int, clients: Sequence[int], length: int) -> tuple[list[int], Vector]:
+        """One attempt at the sum of what these clients have for a round, with new masks.
+
+        Returns:
+            Whose vectors are in it, ascending, and the sum of ``length`` numbers.
+
+        Raises:
+            SecureError: too few are left, or somebody has cheated; nothing is known of any vector then.
+        """
+        number = self._numbers[round] = self._numbers.get(round, -1) + 1
+        self._attempt = attempt = Attempt(run, round, number, self._bits, length, self._at_least)
+        for kind in wire.STEPS:
+            self._limits[kind] = 2**20 + len(clients) * 2 * MOST
+        self._limits[Kind.MASKED] += 4 * length
+        facts = {"run": run, "round": round if round >= 0 else None, "attempt": number}
+        try:
+            there, lost, total = self._steps(ServerRound(attempt, self._authority), clients)
+        except SecureError as error:
+            self._audit.note("sum", **facts, why=str(error))
+            raise
+        finally:
+            self._close()
+        self._audit.note("sum", **facts, silos=there, lost=lost)
+        if lost:
+            log.warn(f"{attempt.where}: {listed(lost)} lost after masks were shared; the sum is of {listed(there)}")
+        return [rank - 1 for rank in there], total
+
+    def _steps(self, server: ServerRound, clients: Sequence[int]) -> tuple[list[int], list[int], Vector]:
+        attempt = server.attempt
+
+        def alone(rank: int, arrived: Mapping[str, Tensor]) -> bytes:
+            return wire.texts(arrived, attempt).get(rank, b"")
+
+        here = self._step(
+            Kind.KEYS, clients, lambda rank: ({}, {}), lambda rank, got: server.advertised(rank, alone(rank, got))
+        )
+        roster = wire.tensors(server.roster())
+        here = self._step(
+            Kind.SHARES,
+            here,
+            lambda rank: ({}, roster),
+            lambda rank, got: server.shared(rank, wire.texts(got, attempt)),
+        )
+        here = self._step(
+            Kind.MASKED,
+            here,
+            lambda rank: ({}, wire.tensors(server.sealed(rank))),
+            lambda rank, got: server.masked(rank, wire.vector(got, attempt)),
+        )
+        there = server.there()
+        here = self._step(
+            Kind.THERE,
+            here,
+            lambda rank: ({"there": there}, {}),
+            lambda rank, got: server.agreed(rank, alone(rank, got)),
+        )
+        signatures = wire.tensors(server.signatures())
+        self._step(
+            Kind.REVEALED,
+            here,
+            lambda rank: ({}, signatures),
+            lambda rank, got: server.revealed(rank, wire.texts(got, attempt)),
+        )
+        return there, server.lost, server.total()
+
+    def _step(
+        self,
+        kind: Kind,
+        clients: Sequence[int],
+        said: Callable[[int], Said],
+        taken: Callable[[int, Mapping[str, Tensor]], None],
+    ) -> list[int]:
+        """Ask these clients, and wait for all who may still answer; who has."""
+        self._kind, self._said, self._taken = kind, said, taken
+        answers: dict[int, bool] = {}
+        self._poll = Poll(self._members, clients, f"{kind.name.lower()} of secure aggregation", answers, least=0)
+        for client in clients:
+            self._ask(client)
+        for _ in self._poll.take():
+            pass
+        return sorted(answers)
+
+    def came(self, client: int, *, same_process: bool) -> None:
+        """A silo has come back: asked again, or left out of the attempt where its process, and so its keys, are new."""
+        if self._poll.awaits(client):
+            if same_process:
+                self._ask(client)
+            else:
+                self._poll.settled.add(client)
+                self._members.warn(f"{self._attempt.where}: silo {client + 1} has lost its keys by a restart")
+
+    def take(self, message: Message) -> None:
+        """A silo's answer."""
+        client, attempt = message.sender - 1, self._attempt
+        asked = (self._kind, attempt.round, attempt.number)
+        if (message.kind, message.round, message.meta.get("attempt")) != asked or not self._poll.awaits(client):
+            return  # too late, or sent twice as its connection broke
+        try:
+            if (why := reason(message)) is not None:
+                raise attempt.error(f"silo {client + 1} takes no part: {why}")
+            self._taken(message.sender, message.tensors)
+        except SecureError as error:
+            self._poll.settled.add(client)
+            self._members.warn(str(error))
+        else:
+            self._poll.answers[client] = True
+
+    def _ask(self, client: int) -> None:
+        meta, tensors = self._said(client + 1)
+        attempt = {"attempt": self._attempt.number}
+        self._send(self._kind, client + 1, round=self._attempt.round, meta=attempt | meta, tensors=tensors)
+
+    def _close(self) -> None:
+        """Nobody is asked any more, and nothing is kept of the attempt."""
+        self._poll: Poll[bool] = Poll(self._members, [], "", {}, least=0)
+        self._kind = Kind.KEYS
+        self._said: Callable[[int], Said] = lambda rank: ({}, {})
+        self._taken: Callable[[int, Mapping[str, Tensor]], None] = lambda rank, got: None
