@@ -173,6 +173,6 @@ class SiloRound:
             raise SitsOutError(f"{attempt.where}: {what}: {why}")
         for (what, digest), share in zip(shares.digests(text).items(), pair, strict=True):
             if way.digest(what, share) != digest:
-                what = f"silo {dealer} has dealt another share of its {what} than it has committed to"
-                raise SitsOutError(f"{attempt.where}: {what}")
+                why = f"silo {dealer} has dealt another share of its {what} than it has committed to"
+                raise SitsOutError(f"{attempt.where}: {why}")
         return pair

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SecureError, Vector
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, Vector
 from fl_labelskew_plugins.runtimes.silo.secure.identity import MOST
 from fl_labelskew_plugins.runtimes.transport import Kind
 
@@ -47,7 +46,7 @@ def vector(arrived: Mapping[str, Tensor], attempt: Attempt) -> Vector:
     """
     value = arrived.get(VECTOR)
     if value is None or len(arrived) != 1 or value.dtype not in (torch.int16, torch.int32):
-        raise SecureError(f"{attempt.where}: there is no {VECTOR} of the ring")
+        raise attempt.error(f"there is no {VECTOR} of the ring")
     return (
         value.numpy()
         .view(f"u{value.element_size()}")
