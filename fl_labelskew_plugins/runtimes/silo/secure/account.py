@@ -39,7 +39,7 @@ class Account:
         """Raise SitsOutError where this round's sum was opened with other silos."""
         before = self._read().runs.get(attempt.run, {}).get(attempt.round)
         if before is not None and before != there:
-            what = f"this silo has helped to open its sum of {listed(before)}, and is now asked for that of {listed(there)}"
+            what = f"this silo has opened its sum of {listed(before)}, and is now asked for that of {listed(there)}"
             raise SitsOutError(f"{attempt.where}: {what}; the two would differ by single uploads ({self.file})")
 
     def open(self, attempt: Attempt, there: list[int]) -> None:

@@ -45,6 +45,10 @@ class Sums:
         self._audit, self._bits, self._at_least = audit, bits, at_least
         self._numbers: dict[int, int] = {}
         self._attempt = Attempt("", -1, 0, bits, 0)
+        self._kind = Kind.KEYS
+        self._said: Callable[[int], Said] = lambda rank: ({}, {})
+        self._taken: Callable[[int, Mapping[str, Tensor]], None] = lambda rank, got: None
+        self._poll: Poll[bool]
         self._close()
 
     def total(self, run: str, round: int, clients: Sequence[int], length: int) -> tuple[list[int], Vector]:
@@ -161,7 +165,5 @@ class Sums:
 
     def _close(self) -> None:
         """Nobody is asked any more, and nothing is kept of the attempt."""
-        self._poll: Poll[bool] = Poll(self._members, [], "", {}, least=0)
-        self._kind = Kind.KEYS
-        self._said: Callable[[int], Said] = lambda rank: ({}, {})
-        self._taken: Callable[[int, Mapping[str, Tensor]], None] = lambda rank, got: None
+        self._poll = Poll(self._members, [], "", {}, least=0)
+        self._said, self._taken = lambda rank: ({}, {}), lambda rank, got: None

@@ -47,8 +47,5 @@ def vector(arrived: Mapping[str, Tensor], attempt: Attempt) -> Vector:
     value = arrived.get(VECTOR)
     if value is None or len(arrived) != 1 or value.dtype not in (torch.int16, torch.int32):
         raise attempt.error(f"there is no {VECTOR} of the ring")
-    return (
-        value.numpy()
-        .view(f"u{value.element_size()}")
-        .astype(np.uint16 if attempt.bits == 16 else np.uint32, copy=False)
-    )
+    unsigned: Vector = value.numpy().view(f"u{value.element_size()}")
+    return unsigned

@@ -194,7 +194,7 @@ def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
     line = refused(again.silos[1].agree, [1, 2, 3, 4])
     file = wards[0].folder / "secure.json"
     assert line == (
-        "this silo has helped to open its sum of silos 1, 2, 3, 4, 5, and is now asked for that of silos 1, 2, 3, 4; "
+        "this silo has opened its sum of silos 1, 2, 3, 4, 5, and is now asked for that of silos 1, 2, 3, 4; "
         f"the two would differ by single uploads ({file})"
     )
     same = Play(wards, attempt(number=2), values)  # of the same silos it is the same sum: nothing new
