@@ -13,7 +13,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fl_labelskew_registry.contracts import ClientView, Contribution, Federation, LocalWork
+    from fl_labelskew_registry.contracts import ClientView, Federation, LocalWork, Total
     from torch import Generator, Tensor
 
 Scaling = Literal["indicator", "proportional"]
@@ -202,57 +202,42 @@ def class_means(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Ten
     return sums / counts.clamp(min=1)[:, None], counts
 
 
-def global_prototypes(
-    means: Tensor, counts: Tensor, previous: Tensor | None = None, known: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    r"""Merge clients' prototypes; a class that nobody held keeps what it had.
-
-    .. math:: g_c = \sum_k n_{kc} g_{kc} / \sum_k n_{kc}
-
-    Args:
-        means: ``(K, C, d)`` of the round's clients.
-        counts: ``(K, C)``, samples behind each mean.
-        previous: ``(C, d)``, the last global prototypes.
-        known: ``(C,)`` bool, which of these are prototypes at all.
-
-    Returns:
-        ``(C, d)`` prototypes and ``(C,)`` bool.
-
-    >>> global_prototypes(torch.tensor([[[1.0], [0.0]], [[4.0], [0.0]]]), torch.tensor([[2, 0], [1, 0]]))
-    (tensor([[2.],
-            [0.]]), tensor([ True, False]))
-    """
-    total = counts.sum(dim=0)
-    held = total > 0
-    merged = (means * counts[:, :, None]).sum(dim=0) / total.clamp(min=1)[:, None]
-    if not merged.isfinite().all():  # the products overflow float32, and inf - inf would be NaN
-        shares = counts.double() / counts.double().sum(dim=0).clamp(min=1)
-        merged = (means.double() * shares[:, :, None]).sum(dim=0).to(merged.dtype)
-    if previous is None or known is None:
-        return merged, held
-    return torch.where(held[:, None], merged, previous.to(merged)), held | known.to(held.device)
-
-
-def own_prototypes(client: ClientView) -> dict[str, Tensor]:
-    """What a client contributes: ``prototypes`` ``(C, d)`` under its final weights, and the ``counts`` behind them."""
+def own_sums(client: ClientView) -> dict[str, Tensor]:
+    """What a client adds to the prototypes: :func:`class_sums` under its final weights, as ``sums`` and ``counts``."""
     if client.features is None:
         raise RuntimeError("Expected `client.features` to be a function but got None: prototypes are made with it.")
-    means, counts = class_means(*client.features(), len(client.counts))
-    return {"prototypes": means, "counts": counts}
+    sums, counts = class_sums(*client.features(), len(client.counts))
+    return {"sums": sums, "counts": counts}
 
 
-def prototype_shapes(federation: Federation) -> dict[str, tuple[int, ...]]:
-    """Shapes of what :func:`own_prototypes` returns."""
-    return {"prototypes": (federation.num_classes, federation.num_features), "counts": (federation.num_classes,)}
+def sum_shapes(federation: Federation) -> dict[str, tuple[int, ...]]:
+    """Shapes of what :func:`own_sums` returns."""
+    return {"sums": (federation.num_classes, federation.num_features), "counts": (federation.num_classes,)}
 
 
-def merged_prototypes(contributions: Sequence[Contribution], shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """``shared`` with the global ``prototypes`` ``(C, d)`` and which are ``known`` ``(C,)``, after a round."""
-    sent = [contribution.tensors for contribution in contributions if contribution.tensors]
-    if not sent:
+def global_prototypes(total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    r"""``shared`` with a round's prototypes; a class that nobody held keeps what it had.
+
+    .. math:: g_c = \sum_k \sum_{n: y_n = c} z_{kn} / \sum_k n_{kc}
+
+    Args:
+        total: the sum of what the clients' :func:`own_sums` returned, if any client sent it.
+        shared: the last ``prototypes`` ``(C, d)``, and which of them are ``known`` ``(C,)``; neither at first.
+
+    >>> from fl_labelskew_registry import Total
+    >>> sums, counts = torch.tensor([[6.0], [0.0]]), torch.tensor([3, 0])
+    >>> global_prototypes(Total({"sums": sums, "counts": counts}, clients=2), {})
+    {'prototypes': tensor([[2.],
+            [0.]]), 'known': tensor([ True, False])}
+    """
+    if not total.tensors:
         return shared
-    means, counts = (torch.stack([tensors[name] for tensors in sent]) for name in ("prototypes", "counts"))
-    prototypes, known = global_prototypes(means, counts, shared.get("prototypes"), shared.get("known"))
+    sums, counts = total.tensors["sums"], total.tensors["counts"]
+    prototypes, known = sums / counts.clamp(min=1)[:, None], counts > 0
+    if "prototypes" in shared:
+        before = {name: shared[name].to(prototypes.device) for name in ("prototypes", "known")}
+        prototypes = torch.where(known[:, None], prototypes, before["prototypes"])
+        known = known | before["known"]
     return {**shared, "prototypes": prototypes, "known": known}
 
 

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from fl_labelskew_registry import Total
 from fl_labelskew_registry.contracts import ClientView, Federation
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -262,18 +263,21 @@ def test_class_means_equal_a_loop():
 
 
 def test_global_prototypes_equal_a_loop():
-    means, counts = torch.randn(4, 5, 3), torch.randint(0, 9, (4, 5))
+    sums, counts = torch.randn(4, 5, 3), torch.randint(0, 9, (4, 5))
     counts[:, 3:] = 0
-    previous, known = torch.randn(5, 3), torch.tensor([True, True, False, True, False])
-    merged, now = ops.global_prototypes(means, counts, previous, known)
-    assert now.tolist() == [True, True, True, True, False]
+    sums[:, 3:] = 0
+    before = {"prototypes": torch.randn(5, 3), "known": torch.tensor([True, True, False, True, False])}
+    total = Total({"sums": sums.sum(0), "counts": counts.sum(0)}, clients=4)
+    shared = ops.global_prototypes(total, {**before, "prior": counts})
+    assert set(shared) == {"prototypes", "known", "prior"}
+    assert shared["known"].tolist() == [True, True, True, True, False]
     for c in range(3):
-        expected = sum(counts[k, c] * means[k, c] for k in range(4)) / counts[:, c].sum()
-        torch.testing.assert_close(merged[c], expected)
-    assert torch.equal(merged[3:], previous[3:])
-    first, seen = ops.global_prototypes(means, counts)
-    assert seen.tolist() == [True, True, True, False, False]
-    assert not first[3:].any()
+        expected = sum(sums[k, c] for k in range(4)) / sum(int(counts[k, c]) for k in range(4))
+        torch.testing.assert_close(shared["prototypes"][c], expected)
+    assert torch.equal(shared["prototypes"][3:], before["prototypes"][3:])
+    first = ops.global_prototypes(total, {})
+    assert first["known"].tolist() == [True, True, True, False, False]
+    assert not first["prototypes"][3:].any()
 
 
 def test_a_private_model_is_kept_and_found_again():

@@ -69,7 +69,7 @@ def test_the_tutorial_s_code_runs():
     names["test_equals_a_loop"]()
     names["test_temperature_1_changes_nothing"]()
     assert issubclass(names["Tempered"], Method)
-    assert issubclass(names["Counted"], Method)
+    assert issubclass(names["Centred"], Method)
     method = names["Tempered"](names["Tempered"].Params(temperature=4.0))
     assert method.calibrate(torch.tensor([[2.0, 4.0]]), None).tolist() == [[0.5, 1.0]]
 

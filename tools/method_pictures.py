@@ -24,7 +24,7 @@ from fl_labelskew_plugins.methods.fedmmd import two_stream_loss
 from fl_labelskew_plugins.methods.fedmr import inter_class_loss, intra_class_loss
 from fl_labelskew_plugins.methods.fedproc import contrast_share, prototype_contrast
 from fl_labelskew_plugins.methods.fedrod import balanced_logits
-from fl_labelskew_plugins.methods.fedshift import global_prior, shifted_logits
+from fl_labelskew_plugins.methods.fedshift import global_prior, shifted_logits, smoothed_counts
 from fl_labelskew_plugins.methods.flda import mixed
 from fl_labelskew_plugins.methods.map import hpm_momentum
 from fl_labelskew_plugins.methods.moon import model_contrast
@@ -123,7 +123,7 @@ def fedshift(left: Axes, right: Axes) -> None:
     smoothings = {"a = 1": torch.ones(3, 1), "a = 0.1 N": federation.sum(dim=1, keepdim=True) * 0.1}
     shifts = {}
     for label, a in smoothings.items():
-        prior = global_prior(federation, smoothing=a)
+        prior = global_prior(smoothed_counts(federation, smoothing=a).sum(0))
         shifts[label] = lambda z, a=a[0], prior=prior: shifted_logits(z, COUNTS, prior, smoothing=a)
     left.set_title("shift ln P_k(c) / P(c)")
     bars(left, {label: shift(torch.zeros(1, 6))[0] for label, shift in shifts.items()})
@@ -161,7 +161,8 @@ def fedmr(left: Axes, right: Axes) -> None:
 def reweighting(left: Axes, right: Axes) -> None:
     """Weights of samples, and what they do in training."""
     federation = torch.stack([COUNTS, COUNTS.flip(0), torch.full((6,), 70)])
-    weights = importance_weights(COUNTS, global_prior(federation, smoothing=1.0), smoothing=1.0)
+    prior = global_prior(smoothed_counts(federation, smoothing=1.0).sum(0))
+    weights = importance_weights(COUNTS, prior, smoothing=1.0)
     left.set_title("weight of a sample, P(c) / P_k(c)")
     bars(left, {"weight": weights})
     right.set_title("push on each logit in the first step")

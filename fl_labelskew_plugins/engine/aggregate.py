@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from fl_labelskew_registry import Aggregation, Method, Optimizer, RunError
+from fl_labelskew_registry import Aggregation, Contribution, Method, Optimizer, RunError, Total
 from torch import Tensor
 
 from fl_labelskew_plugins.machine.text import clean
@@ -108,6 +108,39 @@ class WeightedMean:
         }
 
 
+class Addition:
+    """Running sum of what clients send beside their weights, each name in the type it is sent in.
+
+    ``individual``: also keep what each of them sent, see ``Method.individual``.
+    """
+
+    def __init__(self, *, individual: bool) -> None:
+        self._individual = individual
+        self._sums: dict[str, Tensor] = {}
+        self._contributions: list[Contribution] = []
+
+    def add(self, client: int, tensors: Mapping[str, Tensor]) -> None:
+        """Add what one client sent; those who sent nothing need not be told of."""
+        for name, value in tensors.items():
+            self._sums[name] = self._sums[name] + value if name in self._sums else value.clone()
+        if self._individual and tensors:
+            self._contributions.append(Contribution(client, tensors))
+
+    def total(self, clients: int, round: int = 0) -> Total:
+        """The sum over so many clients.
+
+        Raises:
+            RunError: it is not finite; the line names the tensor.
+        """
+        for name, value in self._sums.items():
+            if not _finite(value):
+                raise RunError(
+                    f"round {round + 1}: the sum of {clean(name, 80)} over {clients} clients is not finite, training "
+                    "diverged; use a smaller train_args.learning_rate"
+                )
+        return Total(self._sums, clients, round, self._contributions)
+
+
 def matching(into: Tensor, term: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
     """Parts of two tensors that belong together; of what is on disk one at a time is in memory."""
     return zip(pieces(into), pieces(term), strict=True) if into.stride() == term.stride() else [(into, term)]
@@ -177,8 +210,8 @@ def check_extra(
 ) -> None:
     """Refuse tensors beside the weights that the method has not announced, or that are not finite, or counts below 0.
 
-    A client may send fewer than announced in ``shapes``, see ``Method.contribution_shapes``. ``dtypes``: of those that
-    have others than float32 or int64, since one client's would become everybody's.
+    They are float32, float64 or int64. A client may send fewer than announced in ``shapes``. ``dtypes``: of those that
+    have others than these three, since one client's would become everybody's.
 
     Raises:
         RunError: one line that begins with ``where`` and names the tensor.
@@ -188,7 +221,7 @@ def check_extra(
     for key, value in tensors.items():
         if tuple(value.shape) != tuple(shapes[key]):
             raise RunError(f"{where}: {key} is of shape {tuple(value.shape)}, expected {tuple(shapes[key])}")
-        if value.dtype not in (expected := (dtypes or {}).get(key, (torch.float32, torch.int64))):
+        if value.dtype not in (expected := (dtypes or {}).get(key, (torch.float32, torch.float64, torch.int64))):
             raise RunError(f"{where}: {key} is {value.dtype}, expected {' or '.join(map(str, expected))}")
         if not _finite(value):
             raise RunError(f"{where}: {key} is not finite")

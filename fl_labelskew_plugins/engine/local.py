@@ -94,6 +94,7 @@ class LocalTrainer:
         optimizer: how the federation optimises; its local part.
         fresh: state dict of another network, freshly initialised: the same one at each call and in each process.
         names: clients' names for people, by their numbers; none: clients have only numbers.
+        sends: whether what the method contributes leaves a client.
     """
 
     model: nn.Module
@@ -108,6 +109,7 @@ class LocalTrainer:
     optimizer: Optimizer = field(default_factory=FedAvg)
     fresh: Callable[[], Weights] | None = None
     names: Mapping[int, str] = field(default_factory=dict)
+    sends: bool = True
     _spares: list[nn.Module] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fl_labelskew_plugins.engine.aggregate import (
     PROXIES,
+    Addition,
     WeightedMean,
     check_extra,
     check_made,
@@ -65,8 +66,11 @@ class Server:
     def open(self, openings: Sequence[Contribution]) -> None:
         """Before round 0: the first shared tensors, from every client's opening; later ones, when a client joins."""
         if openings:
+            addition = Addition(individual=self.method.individual)
+            for opening in openings:
+                addition.add(opening.id, opening.tensors)
             self.opened = [opening.id for opening in openings]
-            self.shared = {**self.shared, **self.method.open(openings)}
+            self.shared = {**self.shared, **self.method.open(addition.total(len(openings)))}
 
     def check(self, client: int, round: int, result: LocalResult) -> None:
         """Refuse what is not of the model's and the method's form, or not finite.
@@ -112,7 +116,7 @@ class Server:
             sizes: training samples of each of them.
             uploads: client and result, ascending and checked; who is missing is left out of the mean.
             counts: ``(|S|, C)`` training samples per class of those clients, for per-class weights of the proxies.
-            round: number of the round, for the host's hooks.
+            round: number of the round, for the method and the host's hooks.
 
         Returns:
             Whose uploads came.
@@ -123,15 +127,15 @@ class Server:
             proxies = class_weights(counts, self.proxy_smoothing)
         position = {client: i for i, client in enumerate(clients)}
         old = origin(self.weights, self.optimizer, self.parameters)
-        mean, contributions, raw, came = WeightedMean(old), [], [], []
+        mean, raw, came = WeightedMean(old), [], []
+        addition = Addition(individual=self.method.individual)
         classifier = {key: old[key] for key in PROXIES if key in old and proxies is not None}
         whole = WeightedMean(classifier)
         corrections = WeightedMean({})
         for client, result in uploads:
             i = position[client]
             came.append(i)
-            if extra := rest(result.contributions, OPTIMIZER):
-                contributions.append(Contribution(client, extra))
+            addition.add(client, rest(result.contributions, OPTIMIZER))
             corrections.add(group(result.contributions, OPTIMIZER), shares[i])
             if self.hooks is not None:
                 raw.append((sizes[i], result.upload))
@@ -146,7 +150,7 @@ class Server:
         else:
             weights = self._mean_of_those_who_came(mean, came, sizes, counts, shares, proxies)
         corrections.scale(1 / sum(shares[i] for i in came))
-        shared = self.method.combine(contributions, rest(self.shared, OPTIMIZER))
+        shared = self.method.combine(addition.total(len(came), round), rest(self.shared, OPTIMIZER))
         rows_alike = self._mean_of_those_who_came(whole, came, sizes, None, shares, None)
         weights, sent = self._step(weights, rows_alike, corrections.sums, len(came))
         weights = self.method.after_aggregation(weights, shared)

@@ -72,6 +72,7 @@ class Turn:
             frozen=partial(_frozen, trainer.spares()),  # not of this turn's own, or it would be kept by itself
             fresh=trainer.fresh,
             features=partial(_features, trainer, self.samples, self.index),
+            sends=trainer.sends,
         )
 
     def fit(self, weights: Weights, *, personalised: bool = False, observer: Observer | None = None) -> LocalResult:
@@ -94,7 +95,8 @@ class Turn:
             upload, terms = self._train(work, observer)
             check_terms(terms, upload, method, where=f"round {view.round + 1}: {trainer.name(view.id)}")
             sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
-            contributions = {k: v.detach() for k, v in {**method.contribute(view), **sent}.items()}
+            sent.update(method.contribute(view) if view.sends else {})
+            contributions = {k: v.detach() for k, v in sent.items()}
             method.after_round(view)
         if method.protects():
             _protect(upload, weights, view, method)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
-from fl_labelskew_registry import HOOKS, Contribution, Federation, LabelSkewError, Method
+from fl_labelskew_registry import HOOKS, Federation, LabelSkewError, Method, Total
 from pydantic import WrapSerializer, create_model
 from torch import Tensor
 
@@ -29,6 +29,7 @@ class Combined(Method):
         self.parts = dict(parts)
         self.carrier = next((part for part in parts.values() if not part.logits_only()), None)
         self.aggregation = parts[last].aggregation
+        self.individual = any(part.individual for part in parts.values())
         vars(self).update(
             paper="; ".join(part.paper for part in parts.values() if part.paper),
             runtimes=tuple(kind for kind in Method.runtimes if all(kind in p.runtimes for p in parts.values())),
@@ -90,9 +91,9 @@ class Combined(Method):
         """Everybody's."""
         return {key: tensor for part in self._openings() for key, tensor in part.opening(client).items()}
 
-    def open(self, openings: Sequence[Contribution]) -> dict[str, Tensor]:
+    def open(self, total: Total) -> dict[str, Tensor]:
         """Everybody's, of which each finds its own tensors by their names."""
-        return {key: tensor for part in self._openings() for key, tensor in part.open(openings).items()}
+        return {key: tensor for part in self._openings() for key, tensor in part.open(total).items()}
 
     def _openings(self) -> list[Method]:
         return [part for part in self.parts.values() if part.uses("opening")]

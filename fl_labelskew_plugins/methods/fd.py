@@ -13,7 +13,8 @@ a class they teach each other; a class without another holder has no teacher.
   the mean logits; ``outputs: probabilities`` averages what comes out of the softmax, and ``distance: l2`` is the mean
   squared difference. The default of ``gamma`` is ours.
 - The teacher is the last round's: none for a class that none of its clients held, and none at all if nobody sent
-  outputs. With them goes a random number, by which a client finds out whether its own are in the sum that it gets.
+  outputs. The server sends their sum, and the number of its round. A client's private state is that of the last round
+  whose upload was taken, so its own outputs are in that sum if both are of one round; it takes them off itself.
 
 ``gamma = 0`` is plain cross-entropy, bit for bit, and sends nothing.
 """
@@ -23,7 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from fl_labelskew_registry.contracts import Batch, ClientView, Contribution, Federation, Method
+from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method, Total
 from pydantic import Field
 from torch.nn import functional
 
@@ -31,13 +32,13 @@ from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import check_choice, class_sums, full
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from torch import Tensor
 
 Outputs = Literal["logits", "probabilities"]
 Distance = Literal["cross_entropy", "l2"]
-SUMS, TEACHER, NUMBER = "fd.sums", "fd.teacher", "fd.number"
+SUMS, TEACHER = "fd.sums", "fd.teacher"
 
 
 def distillation(
@@ -116,23 +117,20 @@ class FD(Method):
         distance: Distance = Field("cross_entropy", description="from the mean output of a sample's label")
         exclude_own: bool = Field(True, description="whether a client's own mean is left out of its teacher's")
 
-    sends: ClassVar[Mapping[str, str]] = {"outputs": "prototypes", "held": "prototypes", "number": "prototypes"}
+    sends: ClassVar[Mapping[str, str]] = {"outputs": "prototypes", "held": "prototypes"}
     paper = (
         "Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation under Non-IID "
         "Private Data, NeurIPS workshop 2018, https://arxiv.org/abs/1811.11479"
     )
 
     def before_round(self, client: ClientView) -> None:
-        """The client's teacher, as soon as somebody has sent something; and this round's random number."""
-        if self.params.gamma == 0:
+        """The client's teacher, as soon as somebody has sent something."""
+        if self.params.gamma == 0 or "total" not in client.shared:
             return
-        client.scratch[NUMBER] = torch.randint(2**62, (1,), generator=client.generator, device=client.generator.device)
-        if "total" not in client.shared:
-            return
-        total, senders, numbers = (client.shared[name] for name in ("total", "senders", "numbers"))
+        total, senders, round = (client.shared[name] for name in ("total", "senders", "round"))
         sent, counted = torch.zeros_like(total), torch.zeros_like(senders, dtype=torch.bool)
         last = client.state
-        if self.params.exclude_own and last and bool((last["number"].to(numbers) == numbers).any()):
+        if self.params.exclude_own and last and bool(last["round"].to(round) == round):
             sent, counted = last["outputs"].to(total), last["held"].to(senders) > 0
         teacher, known = without_own(total, senders, sent, counted)
         client.scratch[TEACHER] = teacher.to(client.counts.device), known.to(client.counts.device)
@@ -153,30 +151,30 @@ class FD(Method):
         return terms
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Mean output for each label, which of them the client has, and its random number."""
+        """Mean output for each label, and which of them the client has."""
         classes = federation.num_classes
-        return {} if self.params.gamma == 0 else {"outputs": (classes, classes), "held": (classes,), "number": (1,)}
+        return {} if self.params.gamma == 0 else {"outputs": (classes, classes), "held": (classes,)}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
         """Mean output for each label, over all batches of the round."""
         if client.scratch.get(SUMS) is None:
             return {}
         sums, counts = client.scratch[SUMS]
-        held, number = (counts > 0).long(), client.scratch[NUMBER]
-        return {"outputs": sums / counts.clamp(min=1)[:, None], "held": held, "number": number}
+        return {"outputs": sums / counts.clamp(min=1)[:, None], "held": (counts > 0).long()}
 
     def after_round(self, client: ClientView) -> None:
-        """Keep what was sent, to leave it out of the next teacher."""
-        client.state.update({name: tensor.to("cpu", copy=True) for name, tensor in self.contribute(client).items()})
+        """Keep what was sent and when, to take it off the next teacher."""
+        if client.sends and (sent := self.contribute(client)):
+            client.state.update({name: tensor.to("cpu", copy=True) for name, tensor in sent.items()})
+            client.state["round"] = torch.tensor(client.round)
 
-    def combine(self, contributions: Sequence[Contribution], shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Sum of the means for each label, how many they are, and the random numbers of who sent them."""
-        sent = [contribution.tensors for contribution in contributions if contribution.tensors]
-        if not sent:  # an older sum would teach clients what they sent themselves, under another number
-            return {name: tensor for name, tensor in shared.items() if name not in ("total", "senders", "numbers")}
-        outputs, held, numbers = (torch.stack([row[name] for row in sent]) for name in ("outputs", "held", "number"))
-        total = outputs.masked_fill(held[:, :, None] == 0, 0).sum(dim=0)
-        return {**shared, "total": total, "senders": (held > 0).sum(dim=0), "numbers": numbers.flatten()}
+    def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Sum of the means for each label, how many they are, and of which round."""
+        rest = {name: tensor for name, tensor in shared.items() if name not in ("total", "senders", "round")}
+        if not total.tensors:  # an older sum would teach clients what they sent themselves, in a later round
+            return rest
+        outputs, held = total.tensors["outputs"], total.tensors["held"]
+        return {**rest, "total": outputs, "senders": held, "round": torch.tensor(total.round)}
 
     def deviations(self) -> list[str]:
         """What FD as published has not."""

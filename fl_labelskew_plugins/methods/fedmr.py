@@ -25,7 +25,7 @@ import math
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from fl_labelskew_registry.contracts import Batch, ClientView, Contribution, Federation, Method
+from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method, Total
 from pydantic import Field
 
 from fl_labelskew_plugins import params, seeds
@@ -34,16 +34,16 @@ from fl_labelskew_plugins.ops import (
     class_sums,
     full,
     full_precision,
-    merged_prototypes,
+    global_prototypes,
     on_device,
     one_hot,
-    own_prototypes,
-    prototype_shapes,
+    own_sums,
+    sum_shapes,
     value_with_gradient,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from torch import Tensor
 
@@ -192,7 +192,7 @@ class FedMR(Method):
         "Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping, TMLR 2024, "
         "https://arxiv.org/abs/2405.18983"
     )
-    sends: ClassVar[Mapping[str, str]] = {"prototypes": "prototypes", "counts": "counts"}
+    sends: ClassVar[Mapping[str, str]] = {"sums": "prototypes", "counts": "counts"}
 
     @property
     def inter(self) -> bool:
@@ -242,23 +242,23 @@ class FedMR(Method):
         )
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Prototypes and the samples behind them, if they are used."""
-        return prototype_shapes(federation) if self.inter else {}
+        """Class sums of features and of samples, if prototypes are used."""
+        return sum_shapes(federation) if self.inter else {}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """Mean feature of each class and the samples behind it."""
+        """Sum of each class's features, and its samples."""
         if not self.shares(client):
             return {}
         if self.params.prototypes == "after":
-            return own_prototypes(client)
+            return own_sums(client)
         if client.scratch.get("fedmr.sums") is None:
             return {}
         sums, counts = client.scratch["fedmr.sums"]
-        return {"prototypes": sums / counts.clamp(min=1)[:, None], "counts": counts}
+        return {"sums": sums, "counts": counts}
 
-    def combine(self, contributions: Sequence[Contribution], shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Global prototypes of the next round."""
-        return merged_prototypes(contributions, shared)
+        return global_prototypes(total, shared)
 
     def deviations(self) -> list[str]:
         """Where the chosen readings leave the printed equations."""

@@ -19,22 +19,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from fl_labelskew_registry.contracts import Batch, ClientView, Contribution, Federation, Method
+from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method, Total
 from pydantic import Field
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import (
     full_precision,
-    merged_prototypes,
+    global_prototypes,
     on_device,
-    own_prototypes,
-    prototype_shapes,
+    own_sums,
+    sum_shapes,
     unit,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from torch import Tensor
 
@@ -102,7 +102,7 @@ class FedProc(Method):
         "FedProc: Prototypical Contrastive Federated Learning on Non-IID Data, FGCS 2023, "
         "https://arxiv.org/abs/2109.12273"
     )
-    sends: ClassVar[Mapping[str, str]] = {"prototypes": "prototypes", "counts": "counts"}
+    sends: ClassVar[Mapping[str, str]] = {"sums": "prototypes", "counts": "counts"}
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         """Cross-entropy and contrast; the contrast waits for the first prototypes."""
@@ -119,16 +119,16 @@ class FedProc(Method):
         return {"cross_entropy": ((1 - alpha * known[batch.labels]) * losses).mean(), "contrast": alpha * contrast}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Prototypes and the samples behind them, if they are used."""
-        return prototype_shapes(federation) if self.params.mu > 0 else {}
+        """Class sums of features and of samples, if prototypes are used."""
+        return sum_shapes(federation) if self.params.mu > 0 else {}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """Mean feature of each class under the final weights, and the samples behind it."""
-        return own_prototypes(client) if self.params.mu > 0 else {}
+        """Sum of each class's features under the final weights, and its samples."""
+        return own_sums(client) if self.params.mu > 0 else {}
 
-    def combine(self, contributions: Sequence[Contribution], shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Global prototypes of the next round."""
-        return merged_prototypes(contributions, shared)
+        return global_prototypes(total, shared)
 
     def deviations(self) -> list[str]:
         """Where this is not the printed method."""

@@ -19,14 +19,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from fl_labelskew_registry.contracts import ClientView, Contribution, Federation, Method
+from fl_labelskew_registry.contracts import ClientView, Federation, Method, Total
 from pydantic import Field
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import check_choice, check_per_class, full, noise_of, on_device
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from fl_labelskew_registry.contracts import Aggregation
     from torch import Tensor
@@ -56,26 +56,41 @@ def smoothed_distribution(counts: Tensor, *, smoothing: float | Tensor) -> Tenso
     return smoothed.to(full(counts.new_empty(0)).dtype)
 
 
-def global_prior(counts_by_client: Tensor, *, smoothing: float | Tensor) -> Tensor:
+def smoothed_counts(counts: Tensor, *, smoothing: float | Tensor) -> Tensor:
+    r"""A client's part of the global prior: its samples, dealt to the classes as its smoothed distribution has them.
+
+    .. math:: N_k P_k(c)
+
+    Args:
+        counts: ``(C,)``, of one client, or ``(K, C)``.
+        smoothing: ``a``: a number, or a tensor of shape ``(1,)`` or ``(K, 1)``.
+
+    Returns:
+        float64, of the shape of ``counts``.
+
+    >>> smoothed_counts(torch.tensor([3, 0]), smoothing=1.0)
+    tensor([2.4000, 0.6000], dtype=torch.float64)
+    """
+    return counts.sum(dim=-1, keepdim=True) * smoothed_distribution(counts.double(), smoothing=smoothing)
+
+
+def global_prior(smoothed: Tensor) -> Tensor:
     r"""Label distribution of the whole federation (below eq. 5).
 
     .. math:: P(c) = \sum_k \frac{N_k}{N} P_k(c)
 
     Args:
-        counts_by_client: ``(K, C)``, of **all** clients.
-        smoothing: ``a``: a number, or a tensor of shape ``()`` or ``(K, 1)``.
+        smoothed: ``(C,)`` float64, the sum of :func:`smoothed_counts` over **all** clients.
 
     Returns:
-        ``(C,)``.
+        ``(C,)`` float32; uniform where nobody has a sample.
 
-    >>> global_prior(torch.tensor([[3, 0], [0, 1]]), smoothing=1.0)
+    >>> clients = [smoothed_counts(torch.tensor(n), smoothing=1.0) for n in ([3, 0], [0, 1])]
+    >>> global_prior(sum(clients))
     tensor([0.6833, 0.3167])
     """
-    counts = counts_by_client.double()
-    sizes = counts.sum(dim=1, keepdim=True)
-    weights = (sizes / sizes.sum()).where(sizes.sum() > 0, 1 / sizes.shape[0])
-    prior = (weights * smoothed_distribution(counts, smoothing=smoothing)).sum(dim=0)
-    return prior.to(full(counts_by_client.new_empty(0)).dtype)
+    total = smoothed.sum()
+    return (smoothed / total).where(total > 0, 1 / len(smoothed)).float()
 
 
 def shifted_logits(logits: Tensor, counts: Tensor, prior: Tensor, *, smoothing: float | Tensor) -> Tensor:
@@ -169,10 +184,10 @@ class KnownPrior(Method):
 
     corrects = "class counts"
     silo_choices = ("count_noise", "count_noise_type")
-    sends: ClassVar[Mapping[str, str]] = {"counts": "counts"}
+    sends: ClassVar[Mapping[str, str]] = {"smoothed": "counts"}
 
     def smoothing_of(self, counts: Tensor) -> float | Tensor:
-        """``a`` of each client: a number, or ``(..., 1)``."""
+        """``a`` of a client: a number, or ``(1,)``."""
         fraction = self.params.smoothing_fraction
         if fraction is None:
             return float(self.params.smoothing)
@@ -181,20 +196,18 @@ class KnownPrior(Method):
 
     def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
         """One number for each class."""
-        return {"counts": (federation.num_classes,)}
+        return {"smoothed": (federation.num_classes,)}
 
     def opening(self, client: ClientView) -> dict[str, Tensor]:
-        """The class counts, all that the prior needs; noise, if any, is drawn once in a run."""
-        p = self.params
-        if p.count_noise == 0:
-            return {"counts": client.counts}
-        noise = noise_of(client)
-        return {"counts": noisy_counts(client.counts, scale=p.count_noise, noise=p.count_noise_type, generator=noise)}
+        """The smoothed class counts, all that the prior needs; noise, if any, is drawn once in a run."""
+        p, counts = self.params, client.counts
+        if p.count_noise > 0:
+            counts = noisy_counts(counts, scale=p.count_noise, noise=p.count_noise_type, generator=noise_of(client))
+        return {"smoothed": smoothed_counts(counts, smoothing=self.smoothing_of(counts))}
 
-    def open(self, openings: Sequence[Contribution]) -> dict[str, Tensor]:
+    def open(self, total: Total) -> dict[str, Tensor]:
         """The global prior."""
-        counts = torch.stack([opening.tensors["counts"] for opening in openings]).clamp(min=0)  # no prior below 0
-        return {"prior": global_prior(counts, smoothing=self.smoothing_of(counts))}
+        return {"prior": global_prior(total.tensors["smoothed"].clamp(min=0))}  # no prior below 0
 
     def report(self, federation: Federation) -> dict[str, Any]:
         """The privacy bound of the counts that a client reveals."""

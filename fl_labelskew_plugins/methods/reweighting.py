@@ -39,7 +39,7 @@ def importance_weights(counts: Tensor, prior: Tensor, *, smoothing: float | Tens
 
     Args:
         counts: ``(C,)``, the client's own training samples of each class.
-        prior: ``(C,)``, from ``global_prior`` with the same smoothing.
+        prior: ``(C,)``, from ``global_prior``, with the same smoothing.
         smoothing: ``a`` above 0: a number, or a tensor of shape ``()`` or ``(1,)``.
 
     Returns:

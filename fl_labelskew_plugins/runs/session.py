@@ -265,6 +265,7 @@ def assemble(
         optimizer=recipe.optimizer,
         fresh=lambda: snapshot(network("another model")),
         names=names or {},
+        sends=recipe.comm.send_contributions,
     )
     start = snapshot(trainer.model) if train else trainer.hand_back()
     return Session(

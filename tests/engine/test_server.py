@@ -96,17 +96,23 @@ def test_each_upload_is_let_go_once_it_is_added():
     central.run_round(range(4), made.sizes, uploads())
 
 
-def test_contributions_reach_the_method_with_their_client():
+@pytest.mark.parametrize("individual", [False, True])
+def test_contributions_reach_the_method_as_their_sum(individual):
     made, central = server("method_args.method=fedmr")
     d, classes = made.federation.num_features, made.federation.num_classes
     seen = []
-    central.method.combine = lambda contributions, shared: seen.extend(contributions) or shared
-    extra = {"prototypes": torch.zeros(classes, d), "counts": torch.ones(classes)}
-    uploads = [(0, result(made, 0)), (2, replace(result(made, 2), contributions=extra))]
+    central.method.individual = individual
+    central.method.combine = lambda total, shared: seen.append(total) or shared
+    sent = [{"sums": torch.full((classes, d), k + 0.5), "counts": torch.full((classes,), k)} for k in range(4)]
+    uploads = [(0, result(made, 0)), *((k, replace(result(made, k), contributions=sent[k])) for k in (2, 3))]
     for client, one in uploads:
         central.check(client, 0, one)
-    central.run_round([0, 1, 2], made.sizes[:3], iter(uploads))
-    assert seen == [Contribution(2, extra)]
+    central.run_round([0, 1, 2, 3], made.sizes, iter(uploads), round=6)
+    (total,) = seen
+    assert (total.clients, total.round) == (3, 6)
+    assert total.tensors["sums"].tolist() == [[6.0] * d] * classes
+    assert total.tensors["counts"].tolist() == [5] * classes
+    assert total.contributions == ([Contribution(2, sent[2]), Contribution(3, sent[3])] if individual else [])
 
 
 class Watches(FedAvg):

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fl_labelskew_registry import Contribution
 from mistakes import message
 from torch.nn.functional import cross_entropy
+from totals import total_of
 
 from fl_labelskew_plugins.methods import combined
 from fl_labelskew_plugins.methods.fedavg import FedAvg
@@ -94,12 +94,10 @@ def test_it_is_what_its_parts_are():
 
 def test_opening_and_prototypes_live_side_by_side():
     both = combined.combine({"fedshift": FedShift(), "fedmr": FedMR()})
-    opened = both.open(
-        [Contribution(0, {"counts": torch.tensor([1, 1])}), Contribution(1, {"counts": torch.tensor([2, 0])})]
-    )
+    opened = both.open(total_of({"smoothed": torch.tensor([1.0, 1.0])}, {"smoothed": torch.tensor([2.0, 0.0])}))
     assert list(opened) == ["prior"]
-    sent = [Contribution(0, {"prototypes": torch.ones(2, 3), "counts": torch.tensor([1, 1])})]
-    assert set(both.combine(sent, opened)) == {"prior", "prototypes", "known"}
+    sent = {"sums": torch.ones(2, 3), "counts": torch.tensor([1, 1])}
+    assert set(both.combine(total_of(sent), opened)) == {"prior", "prototypes", "known"}
 
 
 @pytest.mark.parametrize(

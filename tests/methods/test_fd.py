@@ -2,11 +2,11 @@ import math
 
 import pytest
 import torch
-from fl_labelskew_registry.contracts import Contribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses import assert_finite, softmax
 from torch.nn.functional import cross_entropy
+from totals import total_of
 
 from fl_labelskew_plugins.methods.fd import FD, distillation, without_own
 
@@ -101,7 +101,7 @@ def played(method, world, *, indices=(slice(0, 16), slice(16, 40)), **changes):
 class TestFD:
     def test_neutral_setting_sends_and_keeps_nothing(self, world, federation):
         method = FD(FD.Params(gamma=0.0))
-        view, _, sent = played(method, world, shared=FD().combine([Contribution(1, played(FD(), world)[2])], {}))
+        view, _, sent = played(method, world, shared=FD().combine(total_of(played(FD(), world)[2]), {}))
         assert (view.state, view.scratch, sent, method.deviations()) == ({}, {}, {}, [])
         assert method.contribution_shapes(federation) == {}
 
@@ -118,14 +118,16 @@ class TestFD:
         assert sent["held"].tolist() == [1, 1, 1, 0, 0]
         assert {k: tuple(v.shape) for k, v in sent.items()} == method.contribution_shapes(federation)
         assert all(torch.equal(view.state[k], v) for k, v in sent.items())
+        assert view.state["round"] == 0
         assert not sent["outputs"].requires_grad
 
     @pytest.mark.parametrize(("exclude_own", "known"), [(True, [1, 0, 0, 1, 0]), (False, [1, 1, 1, 1, 0])])
     def test_others_teach(self, world, exclude_own, known):
         method = FD(FD.Params(gamma=0.5, exclude_own=exclude_own))
         view, _, sent = played(method, world)
-        other = {"outputs": torch.randn(5, 5), "held": torch.tensor([1, 0, 0, 1, 0]), "number": torch.tensor([7])}
-        shared = method.combine([Contribution(3, sent), Contribution(9, other)], {})
+        other = {"outputs": torch.randn(5, 5), "held": torch.tensor([1, 0, 0, 1, 0])}
+        other["outputs"][other["held"] == 0] = 0
+        shared = method.combine(total_of(sent, other), {})
         assert shared["senders"].tolist() == [2, 1, 1, 1, 0]
         next_round = world.client(round=1, shared=shared, state=view.state)
         method.before_round(next_round)
@@ -141,31 +143,30 @@ class TestFD:
     def test_what_was_not_in_the_sum_is_not_taken_out(self, world):
         """A client that stayed away, or whose outputs its silo kept, learns from all who sent."""
         method = FD()
-        view, _, sent = played(method, world)
-        other = {"outputs": torch.randn(5, 5), "held": torch.ones(5).long(), "number": torch.tensor([7])}
-        shared = method.combine([Contribution(9, other)], {})
-        for state in (view.state, {}):
-            next_round = world.client(round=1, shared=shared, state=state)
+        before, kept = played(method, world)[0], played(method, world, round=1, sends=False)[0]
+        assert kept.state == {}
+        other = {"outputs": torch.randn(5, 5), "held": torch.ones(5).long()}
+        shared = method.combine(total_of(other, round=1), {})
+        for state in (before.state, kept.state):
+            next_round = world.client(round=2, shared=shared, state=state)
             method.before_round(next_round)
             teacher, known = next_round.scratch["fd.teacher"]
             torch.testing.assert_close(teacher, other["outputs"])
             assert known.all()
-        assert sent["number"] != other["number"]
 
     def test_a_round_without_outputs_leaves_no_teacher(self, world):
         method = FD()
         sent = played(method, world)[2]
-        shared = method.combine([Contribution(9, sent)], {"prior": torch.ones(5)})
-        assert set(shared) == {"prior", "total", "senders", "numbers"}
-        for silent in ([], [Contribution(1, {})]):
-            assert set(method.combine(silent, shared)) == {"prior"}
+        shared = method.combine(total_of(sent), {"prior": torch.ones(5)})
+        assert set(shared) == {"prior", "total", "senders", "round"}
+        assert set(method.combine(total_of({}), shared)) == {"prior"}
 
     def test_a_client_that_trained_on_nothing_sends_nothing(self, world):
         assert played(FD(), world, indices=())[2] == {}
 
     def test_batch_of_one(self, world):
         sent = played(FD(), world)[2]
-        teachers = FD().combine([Contribution(9, sent)], {})
+        teachers = FD().combine(total_of(sent), {})
         world.net.eval()
         _, terms, _ = played(FD(), world, indices=([0],), shared=teachers, round=1)
         assert terms[0]["distillation"].isfinite()

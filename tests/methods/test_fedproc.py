@@ -2,11 +2,11 @@ import math
 
 import pytest
 import torch
-from fl_labelskew_registry.contracts import Contribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses import assert_finite
 from torch.nn.functional import cross_entropy
+from totals import total_of
 
 from fl_labelskew_plugins.methods.fedproc import FedProc, contrast_share, prototype_contrast
 
@@ -122,9 +122,9 @@ def test_prototypes_travel(world):
     method = FedProc()
     sent = method.contribute(world.client())
     assert {name: tuple(tensor.shape) for name, tensor in sent.items()} == method.contribution_shapes(world.federation)
-    merged = method.combine([Contribution(3, sent)], {})
+    merged = method.combine(total_of(sent), {})
     assert merged["known"].tolist() == [True, True, True, False, False]
-    torch.testing.assert_close(merged["prototypes"], sent["prototypes"])
+    torch.testing.assert_close(merged["prototypes"], sent["sums"] / sent["counts"].clamp(min=1)[:, None])
 
 
 def test_two_rounds_on_digits(digits):

@@ -2,10 +2,10 @@ import math
 
 import pytest
 import torch
-from fl_labelskew_registry.contracts import Contribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses import assert_finite
+from totals import total_of
 
 from fl_labelskew_plugins.methods.fedshift import (
     FedShift,
@@ -13,6 +13,7 @@ from fl_labelskew_plugins.methods.fedshift import (
     global_prior,
     noisy_counts,
     shifted_logits,
+    smoothed_counts,
     smoothed_distribution,
 )
 from fl_labelskew_plugins.methods.reweighting import Reweighting
@@ -35,11 +36,15 @@ def naive_prior(histograms, smoothing):
     return prior
 
 
+def prior_of(counts, smoothing):
+    return global_prior(smoothed_counts(counts, smoothing=smoothing).sum(0))
+
+
 @settings(max_examples=40, deadline=None)
 @given(HISTOGRAMS, st.floats(1e-3, 1e3))
 def test_equals_double_loops(histograms, smoothing):
     counts = torch.tensor(histograms)
-    prior = global_prior(counts, smoothing=smoothing)
+    prior = prior_of(counts, smoothing)
     expected = naive_prior(histograms, smoothing)
     assert prior.tolist() == pytest.approx(expected, rel=1e-5)
     assert prior.sum().item() == pytest.approx(1, rel=1e-5)
@@ -58,7 +63,8 @@ def test_equals_double_loops(histograms, smoothing):
 def test_hand_numbers():
     counts = torch.tensor([[3, 0], [0, 1]])
     assert smoothed_distribution(counts, smoothing=1.0)[0].tolist() == pytest.approx([0.8, 0.2])
-    prior = global_prior(counts, smoothing=1.0)
+    assert smoothed_counts(counts, smoothing=1.0)[0].tolist() == pytest.approx([2.4, 0.6])
+    prior = prior_of(counts, 1.0)
     assert prior.tolist() == pytest.approx([0.75 * 0.8 + 0.25 / 3, 0.75 * 0.2 + 0.25 * 2 / 3])
     shift = shifted_logits(torch.zeros(1, 2), counts[0], prior, smoothing=1.0)[0]
     assert shift.tolist() == pytest.approx([math.log(0.8 / prior[0]), math.log(0.2 / prior[1])], rel=1e-5)
@@ -68,7 +74,7 @@ def test_smoothing_may_be_a_tensor():
     counts = torch.tensor([[30, 0, 10], [0, 500, 0]])
     a = counts.sum(1, keepdim=True) * 0.1
     expected = sum(n.sum() / counts.sum() * smoothed_distribution(n, smoothing=float(n.sum() * 0.1)) for n in counts)
-    torch.testing.assert_close(global_prior(counts, smoothing=a), expected)
+    torch.testing.assert_close(prior_of(counts, a), expected)
     logits, prior = torch.randn(2, 3), torch.tensor([0.2, 0.5, 0.3])
     number = shifted_logits(logits, counts[0], prior, smoothing=4.0)
     for tensor in (torch.tensor(4.0), torch.tensor([4.0])):
@@ -78,9 +84,9 @@ def test_smoothing_may_be_a_tensor():
 def test_clients_without_samples():
     counts = torch.tensor([[0, 0], [3, 1]])
     fraction = counts.sum(1, keepdim=True) * 0.1
-    prior = global_prior(counts, smoothing=fraction)
+    prior = prior_of(counts, fraction)
     torch.testing.assert_close(prior, smoothed_distribution(counts[1], smoothing=0.4))
-    assert global_prior(torch.zeros(2, 4), smoothing=1.0).tolist() == [0.25] * 4
+    assert prior_of(torch.zeros(2, 4), 1.0).tolist() == [0.25] * 4
 
 
 @pytest.mark.parametrize("smoothing", [0, 0.0, -1.0])
@@ -97,7 +103,7 @@ KINDS = [(FedShift, {}), (Reweighting, {"mean": "samples"}), (Reweighting, {"mea
 def test_one_client_or_huge_smoothing_is_plain_cross_entropy(world, assert_plain, clients, smoothing, kind, params):
     method = kind(kind.Params(smoothing=smoothing, **params))
     histograms = [torch.randint(0, 300, (5,)) for _ in range(clients - 1)] + [world.counts]
-    shared = method.open([Contribution(i, {"counts": n}) for i, n in enumerate(histograms)])
+    shared = method.open(total_of(*(method.opening(world.client(counts=n)) for n in histograms)))
     assert_plain(method, shared=shared)
 
 
@@ -128,12 +134,12 @@ def test_opening_exchange_and_loss(world, params):
     for i, n in enumerate((world.counts, others)):
         tensors = method.opening(world.client(id=i, counts=n))
         assert {name: tuple(t.shape) for name, t in tensors.items()} == method.opening_shapes(world.federation)
-        openings.append(Contribution(i, tensors))
-    shared = method.open(openings)
+        openings.append(tensors)
+    shared = method.open(total_of(*openings))
     assert list(shared) == ["prior"]
     counts = torch.stack([world.counts, others])
     a = 0.1 * counts.sum(1, keepdim=True) if "smoothing_fraction" in params else params.get("smoothing", 1.0)
-    torch.testing.assert_close(shared["prior"], global_prior(counts, smoothing=a))
+    torch.testing.assert_close(shared["prior"], prior_of(counts, a))
     logits = torch.randn(3, 5)
     smoothing = a[1] if isinstance(a, torch.Tensor) else a
     torch.testing.assert_close(
@@ -146,15 +152,16 @@ def test_opening_exchange_and_loss(world, params):
 def test_noise_on_the_counts(world, noise):
     method = FedShift(FedShift.Params(count_noise=3.0, count_noise_type=noise))
     big = torch.full((5,), 1000)
-    one = method.opening(world.client(counts=big))["counts"]
-    assert one.dtype == big.dtype
-    assert torch.equal(one, method.opening(world.client(counts=big))["counts"])
+    one = method.opening(world.client(counts=big))["smoothed"]
+    noisy = noisy_counts(big, scale=3.0, noise=noise, generator=world.client().noise)
+    assert torch.equal(one, smoothed_counts(noisy, smoothing=1.0))
+    assert torch.equal(one, method.opening(world.client(counts=big))["smoothed"])
     assert 0 < (one - 1000).abs().max() < 50
     other = torch.Generator().manual_seed(3)
-    assert not torch.equal(one, method.opening(world.client(counts=big, noise=other))["counts"])
+    assert not torch.equal(one, method.opening(world.client(counts=big, noise=other))["smoothed"])
     nobody = torch.zeros(5, dtype=torch.long)
-    assert method.opening(world.client(counts=nobody))["counts"].min() == 0
-    prior = method.open([Contribution(0, {"counts": one})])["prior"]
+    assert method.opening(world.client(counts=nobody))["smoothed"].min() >= 0
+    prior = method.open(total_of({"smoothed": one}))["prior"]
     assert prior.sum().item() == pytest.approx(1)
     with pytest.raises(RuntimeError, match=r"client.noise"):
         method.opening(world.client(noise=None))
@@ -191,7 +198,7 @@ def test_noisy_counts_are_counts_and_their_prior_a_distribution(counts, scale, n
     noisy = noisy_counts(torch.tensor(counts), scale=scale, noise=noise, generator=generator)
     assert noisy.dtype == torch.int64
     assert noisy.min() >= 0
-    prior = global_prior(torch.stack([noisy, torch.tensor(counts)]), smoothing=1.0)
+    prior = prior_of(torch.stack([noisy, torch.tensor(counts)]), 1.0)
     assert prior.min() >= 0
     assert prior.sum().item() == pytest.approx(1, rel=1e-4)
 
@@ -207,12 +214,9 @@ def test_epsilon_of_the_counts(federation):
 
 
 def test_counts_below_0_from_a_client_leave_a_prior():
-    openings = [
-        Contribution(0, {"counts": torch.tensor([-9.0, 3.0])}),
-        Contribution(1, {"counts": torch.tensor([1.0, 1.0])}),
-    ]
-    prior = FedShift().open(openings)["prior"]
-    assert prior.min() > 0
+    sent = ({"smoothed": torch.tensor([-9.0, 3.0])}, {"smoothed": torch.tensor([1.0, 1.0])})
+    prior = FedShift().open(total_of(*sent))["prior"]
+    assert prior.min() == 0
     assert prior.sum().item() == pytest.approx(1)
 
 

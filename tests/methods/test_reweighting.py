@@ -2,11 +2,11 @@ import math
 
 import pytest
 import torch
-from fl_labelskew_registry.contracts import Contribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses import assert_finite
 from torch.nn.functional import cross_entropy
+from totals import total_of
 
 from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.methods.fedshift import FedShift
@@ -68,7 +68,7 @@ def test_gradcheck_and_clear_errors():
 def test_the_prior_is_fedshifts(world, params):
     method, batch = Reweighting(Reweighting.Params(**params)), world.batch()
     others = torch.tensor([0, 0, 40, 50, 60])
-    openings = [Contribution(0, method.opening(world.client())), Contribution(1, {"counts": others})]
+    openings = total_of(*(method.opening(world.client(counts=n)) for n in (world.counts, others)))
     shared = method.open(openings)
     same = {name: value for name, value in params.items() if name != "mean"}
     assert torch.equal(shared["prior"], FedShift(FedShift.Params(**same)).open(openings)["prior"])
@@ -82,7 +82,7 @@ def test_the_prior_is_fedshifts(world, params):
 
 def test_what_it_shares_with_fedshift(world):
     noisy = Reweighting(Reweighting.Params(count_noise=3.0))
-    sent = noisy.opening(world.client(counts=torch.full((5,), 1000)))["counts"]
+    sent = noisy.opening(world.client(counts=torch.full((5,), 1000)))["smoothed"]
     assert 0 < (sent - 1000).abs().max() < 50
     assert "noisy" in noisy.deviations()[0]
     assert Reweighting().aggregation == "samples"  # FedAvg's; algorithm 1's is FedShift's

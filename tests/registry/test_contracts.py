@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fl_labelskew_registry import HOOKS, Batch, ClientView, Federation, Method, Optimizer, Partitioner
+from fl_labelskew_registry import HOOKS, Batch, ClientView, Federation, Method, Optimizer, Partitioner, Total
 from pydantic import BaseModel
 
 
@@ -43,8 +43,8 @@ def test_a_method_as_it_stands_is_fedavg(client):
     assert [(stage.name, stage.epochs, stage.upload) for stage in method.stages(5)] == [("train", 5, True)]
     update = {"weight": torch.ones(2)}
     assert method.protect(update, client) is update
-    assert method.combine([], {"kept": logits})["kept"] is logits
-    assert (method.opening(client), method.open([]), method.contribute(client)) == ({}, {}, {})
+    assert method.combine(Total({}, 0), {"kept": logits})["kept"] is logits
+    assert (method.opening(client), method.open(Total({}, 0)), method.contribute(client)) == ({}, {}, {})
     assert (method.opening_shapes(client.federation), method.contribution_shapes(client.federation)) == ({}, {})
     assert (method.runtimes, method.silo_choices) == (("sp", "MPI", "GRPC"), ())
     assert method.before_round(client) is None

@@ -190,8 +190,6 @@ class SiloClient(Manager):
             noise_seed=self._noise_seed(joined(model=weights, shared=shared, data=self._normalisation)),
         )
         self.states.put(round, result.state)  # before the upload: what the server counts on has to be here
-        if not self.recipe.comm.send_contributions:
-            result.contributions = {}
         if self.guard is not None:
             self.guard.leaving(result.contributions, session.method.sends)
         sent = num_bytes(result.upload.values()) + num_bytes(result.contributions.values())

@@ -162,7 +162,10 @@ class Uploads:
         poll.answers[client], self._taken[client] = result, round
         if self._judge.ratio is not None:
             change = server.optimizer.sends_change
-            if not self._judge.add(client, norms(result, server.weights, server.parameters, sends_change=change)):
+            sends = self._rounds.session.method.sends
+            if not self._judge.add(
+                client, norms(result, server.weights, server.parameters, sends, sends_change=change)
+            ):
                 poll.held.add(client)
         return TAKEN
 

@@ -23,18 +23,22 @@ ROUNDS = 10
 """Rounds of its own past that a silo's upload is compared with."""
 
 
-def norms(result: LocalResult, old: Weights, parameters: Collection[str], *, sends_change: bool) -> dict[str, float]:
+def norms(
+    result: LocalResult, old: Weights, parameters: Collection[str], sends: Mapping[str, str], *, sends_change: bool
+) -> dict[str, float]:
     """L2 norms of an upload, in double precision, without copies of it.
 
     Args:
         result: what came, of the form of ``old``.
         old: the model that was sent.
         parameters: names of what is trained.
+        sends: see ``Method.sends``; where ``counts`` are among what came, so are sums over so many samples.
         sends_change: whether the upload holds the parameters' changes rather than the parameters.
 
     Returns:
         ``update``: how far the parameters moved; ``buffers``: how far all else did, without whole numbers; of the
-        optimiser's tensors together, and of each of the method's by its name. Whole numbers are left out.
+        optimiser's tensors together, and of each of the method's by its name, for each sample where it is a sum over
+        samples. Whole numbers are left out.
     """
     totals: dict[str, float] = {}
     for name, value in result.upload.items():
@@ -42,7 +46,9 @@ def norms(result: LocalResult, old: Weights, parameters: Collection[str], *, sen
         totals |= _with(totals, UPDATE if trained else BUFFERS, value, None if trained and sends_change else old[name])
     for name, value in result.contributions.items():
         totals |= _with(totals, OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else name, value, None)
-    return totals
+    samples = sum(float(value.sum()) for name, value in result.contributions.items() if sends.get(name) == "counts")
+    summed = {name for name in result.contributions if sends.get(name) == "prototypes"} if samples else ()
+    return {name: norm / samples if name in summed else norm for name, norm in totals.items()}
 
 
 def _with(totals: Mapping[str, float], name: str, value: Tensor, old: Tensor | None) -> dict[str, float]:

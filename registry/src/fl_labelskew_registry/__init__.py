@@ -12,12 +12,13 @@ from fl_labelskew_registry.contracts import (
     Method,
     Optimizer,
     Stage,
+    Total,
 )
 from fl_labelskew_registry.data import Arrays, Data, Dataset, Images, Network, Partitioner
 from fl_labelskew_registry.errors import LabelSkewError, MistakesError, PluginError, RunError, mistake
 from fl_labelskew_registry.tracker import TrackedRun, Tracker
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "HOOKS",
@@ -43,6 +44,7 @@ __all__ = [
     "PluginError",
     "RunError",
     "Stage",
+    "Total",
     "TrackedRun",
     "Tracker",
     "entries",

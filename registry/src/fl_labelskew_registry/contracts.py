@@ -87,6 +87,7 @@ class ClientView:
         features: all training features and labels of this client under the current weights, in eval mode;
             ``features() -> (N_k, d), (N_k,)``, one pass over the client's data.
         scratch: anything the method wants to keep for the rest of this round.
+        sends: whether what :meth:`Method.contribute` returns leaves this client; where not, it is not called.
     """
 
     id: int
@@ -104,6 +105,7 @@ class ClientView:
     fresh: Callable[[], Tensors] | None = None
     features: Callable[[], tuple[Tensor, Tensor]] | None = None
     scratch: dict[str, Any] = field(default_factory=dict)
+    sends: bool = True
 
     @property
     def num_samples(self) -> int:
@@ -138,14 +140,33 @@ class Contribution:
     tensors: Tensors
 
 
+@dataclass(frozen=True)
+class Total:
+    """What clients sent beside their weights, added up.
+
+    Args:
+        tensors: the sum over the clients, by name; a name that nobody sent is missing.
+        clients: how many there were: uploads of a round, or openings.
+        round: the round's number, from 0; 0 for the opening, too.
+        contributions: each client's own, ascending, for a method that is ``individual``; empty for all others.
+    """
+
+    tensors: Tensors
+    clients: int
+    round: int = 0
+    contributions: Sequence[Contribution] = ()
+
+
 class Method(Plugin):
     """A label-skew method. Every hook has a neutral default: as it stands, this class is FedAvg.
 
     Subclasses name their ``Params`` (a frozen pydantic model with ranges, defaults and help texts), their ``paper``
     and, where it is not sample-weighted, their ``aggregation``, with ``aggregation_key`` the parameter that chooses it,
     if one does. ``silo_choices`` are parameters that a silo may set for itself, such as the noise on what it reveals.
-    ``sends`` says of each tensor of an opening or a contribution, by name, whether it is ``prototypes`` (means of a
-    class) or ``counts`` (samples of a class); silos' policies go by it, and what it does not name is ``other`` to them.
+    ``sends`` says of each tensor of an opening or a contribution, by name, whether it is ``prototypes`` (features or
+    outputs of a class) or ``counts`` (samples of a class); silos' policies go by it, and what it does not name is
+    ``other`` to them. The server adds these tensors up, and no more; ``individual`` says that a method needs those of
+    each client, so that it does not run with secure aggregation.
     A method that only changes logits overrides :meth:`calibrate` alone. One object serves all clients, so whatever
     belongs to a client lives in its view.
 
@@ -157,6 +178,7 @@ class Method(Plugin):
     runtimes: ClassVar[tuple[str, ...]] = ("sp", "MPI", "GRPC")
     silo_choices: ClassVar[tuple[str, ...]] = ()
     sends: ClassVar[Mapping[str, str]] = {}
+    individual: bool = False
     combines: bool = True
     corrects: ClassVar[str] = ""
     aggregation: Aggregation = "samples"
@@ -190,22 +212,28 @@ class Method(Plugin):
         return self.uses("personalised", "private_logits")
 
     def opening_shapes(self, federation: Federation) -> Mapping[str, tuple[int, ...]]:
-        """Names and shapes of what :meth:`opening` may send, float32 or int64; a server refuses anything else."""
+        """Names and shapes of what :meth:`opening` may send; a server refuses anything else.
+
+        They are float32, float64 or int64.
+        """
         return {}
 
     def contribution_shapes(self, federation: Federation) -> Mapping[str, tuple[int, ...]]:
-        """Names and shapes of what :meth:`contribute` may send, float32 or int64; a server refuses anything else."""
+        """Names and shapes of what :meth:`contribute` may send; a server refuses anything else.
+
+        They are float32, float64 or int64.
+        """
         return {}
 
     def opening(self, client: ClientView) -> Tensors:
-        """Client, once before round 0 (every client is asked): tensors for :meth:`open`, none by default.
+        """Client, once before round 0 (every client is asked): tensors to be added up for :meth:`open`; default: none.
 
         A method that sends some names them in :meth:`opening_shapes`.
         """
         return {}
 
-    def open(self, openings: Sequence[Contribution]) -> Tensors:
-        """Server, once before round 0: the first shared tensors, from every client's opening."""
+    def open(self, total: Total) -> Tensors:
+        """Server, once before round 0: the first shared tensors, from the sum of all clients' openings."""
         return {}
 
     def stages(self, epochs: int) -> list[Stage]:
@@ -233,9 +261,10 @@ class Method(Plugin):
         return {"cross_entropy": cross_entropy(self.calibrate(batch.logits, client), batch.labels)}
 
     def contribute(self, client: ClientView) -> Tensors:
-        """Client, after local training: tensors that ride with the upload. Override only if something is sent.
+        """Client, after local training: tensors to be added up. Override only if something is sent.
 
-        A method that sends some names them in :meth:`contribution_shapes`.
+        Sums over samples, such as a class's features and its samples, not means: the server cannot weigh them. A method
+        that sends some names them in :meth:`contribution_shapes`.
         """
         return {}
 
@@ -246,8 +275,8 @@ class Method(Plugin):
         """
         return update
 
-    def combine(self, contributions: Sequence[Contribution], shared: Tensors) -> Tensors:
-        """Server: the tensors that ride with the next model, from this round's contributions and the last ones."""
+    def combine(self, total: Total, shared: Tensors) -> Tensors:
+        """Server: the tensors that ride with the next model, from the sum of this round's and from the last ones."""
         return shared
 
     def after_aggregation(self, weights: dict[str, Tensor], shared: Tensors) -> dict[str, Tensor]:

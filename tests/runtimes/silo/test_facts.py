@@ -199,7 +199,7 @@ def test_no_two_answers_of_a_silo_share_their_noise():
         silo = replace(silo, data=replace(silo.data, train=replace(train, x=train.x[without:], y=train.y[without:])))
         seed = noise_seed(2**100, about(recipe, silo), {})
         made = session.assemble(recipe, silo.data, {0: silo.train}, {0: silo.test}, [silo.facts.samples], secret=seed)
-        return made.opening(0).tensors["counts"], Turn(made.trainer, 0).view.counts
+        return made.opening(0).tensors["smoothed"], Turn(made.trainer, 0).view.counts
 
     one, true = counts(20.0)
     other, _ = counts(40.0)

@@ -187,14 +187,14 @@ def test_prototypes_and_counts_out_of_all_proportion_are_refused_too(federation)
 
     def with_prototypes(value, count):
         def answer(tensors):
-            beside = {"prototypes": torch.full((10, 16), value), "counts": torch.full((10,), count)}
+            beside = {"sums": torch.full((10, 16), value), "counts": torch.full((10,), count)}
             return model(tensors) | {f"contribution/{name}": tensor for name, tensor in beside.items()}, {}
 
         return answer
 
     FakeSilo(federation.address, [with_prototypes(3.4e38, 40), with_prototypes(1.0, 2**60)])
     finished(server, *silos)
-    assert "round 1: upload of silo 3 refused: the norm of its prototypes is " in server.text
+    assert "round 1: upload of silo 3 refused: the norm of its sums is " in server.text
     assert "round 2: upload of silo 3 refused: counts are of more than 1000000000 training samples" in server.text
     assert left_out(federation) == [[2], [2]]
 
@@ -279,7 +279,7 @@ def test_what_nobody_asked_for_is_dropped(method, federation):
     fake = FakeSilo(federation.address, [])
     server.says("silo 3 is here")  # the run has not begun
     for kind, round, tensors in (
-        (Kind.OPENING, -1, {"counts": torch.full((3,), -1.0)}),
+        (Kind.OPENING, -1, {"smoothed": torch.full((3,), -1.0)}),
         (Kind.UPLOAD, -1, {"model/x": torch.zeros(2)}),
         (Kind.UPLOAD, 0, {}),
     ):
@@ -293,9 +293,9 @@ def test_an_opening_that_is_none_turns_a_silo_away(federation):
     federation.overrides = ["train_args.comm_round=1", "method_args.method=fedshift"]
     server, silos = federation.server(), federation.silos(1, 2)
     server.says("listening on")
-    fake = FakeSilo(federation.address, [], opening={"counts": torch.full((10,), float("nan"))})
+    fake = FakeSilo(federation.address, [], opening={"smoothed": torch.full((10,), float("nan"))})
     finished(server, *silos)
-    assert "opening of silo 3: counts is not finite" in fake.finish["reason"]
+    assert "opening of silo 3: smoothed is not finite" in fake.finish["reason"]
     assert federation.lines()[0]["left_out"] == [2]
 
 

@@ -79,15 +79,16 @@ def test_norms_by_hand(sends_change):
     upload = {"w": torch.full((2, 2), 7.0), "b": torch.tensor([3.0, 0.0]), "mean": torch.full((1,), -2.0)}
     upload["steps"] = torch.tensor(2**62)
     sent = {"optimizer/a": torch.tensor(3.0), "optimizer/b": torch.full((4,), 2.0), "counts": torch.tensor([9])}
-    sent["prototypes"] = torch.full((3, 3), 2.0)
-    values = norms(LocalResult(upload, sent, {}, {}), old, ["w", "b"], sends_change=sends_change)
+    sent |= {"sums": torch.full((3, 3), 2.0), "outputs": torch.ones(4)}
+    kinds = {"sums": "prototypes", "counts": "counts"}  # sums over 9 samples
+    values = norms(LocalResult(upload, sent, {}, {}), old, ["w", "b"], kinds, sends_change=sends_change)
     moved = math.sqrt(4 * 49 + 9) if sends_change else 5.0  # the parameters themselves are changes
-    assert values == pytest.approx({"update": moved, "buffers": 3.0, "optimizer": 5.0, "prototypes": 6.0})
+    assert values == pytest.approx({"update": moved, "buffers": 3.0, "optimizer": 5.0, "sums": 6 / 9, "outputs": 2.0})
 
 
 def test_norms_overflow_nowhere_and_go_through_large_tensors_in_parts():
     old = {"w": torch.full((10,), -3.4e38), "x": torch.zeros(PIECE + 3)}
     upload = {"w": torch.full((10,), 3.4e38), "x": torch.full((PIECE + 3,), 2.0)}
-    assert norms(LocalResult(upload, {}, {}, {}), old, ["w"], sends_change=False) == pytest.approx(
+    assert norms(LocalResult(upload, {}, {}, {}), old, ["w"], {}, sends_change=False) == pytest.approx(
         {"update": 6.8e38 * math.sqrt(10), "buffers": 2 * math.sqrt(PIECE + 3)}
     )

@@ -1,10 +1,12 @@
 """What leaves a silo, read off the wire: a proxy between silos and server keeps every byte that passes."""
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from scenes import finished
 from wiretap import messages, watched
 
+from fl_labelskew_plugins.methods.fedshift import smoothed_counts
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runtimes.silo import facts
 from fl_labelskew_plugins.runtimes.transport import Kind
@@ -36,12 +38,12 @@ EXTRA = {
     "map": (set(), set()),
     "fedphp": (set(), set()),
     "fedlc": (set(), set()),
-    "fedshift": (set(), {"counts"}),
-    "fedmr": ({"contribution/prototypes", "contribution/counts"}, set()),
-    "fedproc": ({"contribution/prototypes", "contribution/counts"}, set()),
-    "reweighting": (set(), {"counts"}),
+    "fedshift": (set(), {"smoothed"}),
+    "fedmr": ({"contribution/sums", "contribution/counts"}, set()),
+    "fedproc": ({"contribution/sums", "contribution/counts"}, set()),
+    "reweighting": (set(), {"smoothed"}),
     "fd with SCAFFOLD": (
-        {f"contribution/{name}" for name in ("outputs", "held", "number")}
+        {f"contribution/{name}" for name in ("outputs", "held")}
         | {name.replace("model/", "contribution/optimizer/") for name in WEIGHTS},
         set(),
     ),
@@ -84,7 +86,8 @@ def test_only_weights_and_what_the_method_announces_leave_a_silo(mixture, travel
     # FedPHP's first private model is the upload; from the second round on no private model is
     for file in federation.folder.glob("silo-*/*/states/round000001.safetensors"):
         for name, tensor in load_file(file).items():
-            if f"contribution/{name}" not in contribution:  # of what it announces, FD keeps a copy
+            # of what it announces, FD keeps a copy, and the number of the round
+            if f"contribution/{name}" not in contribution and name != "round":
                 assert tensor.numpy().tobytes() not in bytes_sent, name
 
 
@@ -105,7 +108,8 @@ def test_counts_leave_a_silo_with_the_noise_it_wants(travelled, federation):
     for kind, header, _, tensors in sent:
         if kind == Kind.OPENING:
             labels = true[header.sender - 1].data.train.y
-            assert tensors["counts"].tolist() != [int((labels == c).sum()) for c in range(10)]
+            counts = torch.tensor([int((labels == c).sum()) for c in range(10)])
+            assert not torch.equal(tensors["smoothed"], smoothed_counts(counts, smoothing=1.0))
 
 
 def test_a_silo_gets_what_everybody_gets(travelled, federation):

@@ -1,0 +1,13 @@
+"""What a method's server side gets."""
+
+from fl_labelskew_registry import Total
+
+from fl_labelskew_plugins.engine.aggregate import Addition
+
+
+def total_of(*sent, round=0) -> Total:
+    """The sum of what clients sent, as the server adds it up."""
+    addition = Addition(individual=False)
+    for client, tensors in enumerate(sent):
+        addition.add(client, tensors)
+    return addition.total(len(sent), round)
