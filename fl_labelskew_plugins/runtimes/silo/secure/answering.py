@@ -12,7 +12,7 @@ from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SitsOutError, Vector
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SitsOutError, Vector
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
@@ -108,6 +108,6 @@ class Part:
                 raise attempt.error(f"the server does not say who is in the sum, but {clean(there)}")
             return wire.tensors({self._rank: part.agree(there)})
         revealed = part.reveal(wire.texts(tensors, attempt))
-        facts = {"run": run, "round": round if round >= 0 else None, "attempt": number}
+        facts = {"run": run, "round": round if round != OPENING else None, "attempt": number}
         self._audit.note("revealed", **facts, silos=part.there, lost=part.lost)
         return wire.tensors(revealed)

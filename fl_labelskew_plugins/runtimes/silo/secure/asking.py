@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fl_labelskew_registry import RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
 from fl_labelskew_plugins.runtimes.silo.secure import wire
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SecureError, Vector, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, OPENING, Attempt, SecureError, Vector, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import MOST, Authority
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 
+TRIES = 3
+"""Attempts at one sum with the same silos."""
 Said = tuple[dict[str, Any], dict[str, Tensor]]
 """What a silo is told at a step, beside which attempt it is: a mapping, and tensors."""
 
@@ -44,12 +48,35 @@ class Sums:
         self._members, self._authority, self._send, self._limits = members, authority, send, limits
         self._audit, self._bits, self._at_least = audit, bits, at_least
         self._numbers: dict[int, int] = {}
-        self._attempt = Attempt("", -1, 0, bits, 0)
+        self._out: set[int] = set()
+        self._attempt = Attempt("", OPENING, 0, bits, 0)
         self._kind = Kind.KEYS
         self._said: Callable[[int], Said] = lambda rank: ({}, {})
         self._taken: Callable[[int, Mapping[str, Tensor]], None] = lambda rank, got: None
         self._poll: Poll[bool]
         self._close()
+
+    def repeated(
+        self, run: str, round: int, who: Callable[[set[int]], list[int]], length: int
+    ) -> tuple[list[int], Vector]:
+        """Attempts at one sum, see :meth:`total`, until one goes well.
+
+        ``who`` is called before each: whose vectors, without some that have not kept to the protocol; it may wait.
+
+        Raises:
+            RunError: too few are left, or the same silos have failed :data:`TRIES` times.
+        """
+        self._out = set()
+        tries: Counter[tuple[int, ...]] = Counter()
+        while True:
+            clients = who(self._out)
+            try:
+                return self.total(run, round, clients, length)
+            except SecureError as error:
+                tries[tuple(clients)] += 1
+                if len(clients) < LEAST or tries[tuple(clients)] == TRIES:
+                    raise RunError(f"{error}; {self._members.go_on}") from None
+                self._members.warn(f"{error}; nothing is opened, and it is repeated with new masks")
 
     def total(self, run: str, round: int, clients: Sequence[int], length: int) -> tuple[list[int], Vector]:
         """One attempt at the sum of what these clients have for a round, with new masks.
@@ -65,7 +92,7 @@ class Sums:
         for kind in wire.STEPS:
             self._limits[kind] = 2**20 + len(clients) * 2 * MOST
         self._limits[Kind.MASKED] += 4 * length
-        facts = {"run": run, "round": round if round >= 0 else None, "attempt": number}
+        facts = {"run": run, "round": round if round != OPENING else None, "attempt": number}
         try:
             there, lost, total = self._steps(ServerRound(attempt, self._authority), clients)
         except SecureError as error:
@@ -154,6 +181,7 @@ class Sums:
             self._taken(message.sender, message.tensors)
         except SecureError as error:
             self._poll.settled.add(client)
+            self._out.add(client)
             self._members.warn(str(error))
         else:
             self._poll.answers[client] = True

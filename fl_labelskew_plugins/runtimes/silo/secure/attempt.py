@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 LEAST = 3
 """Silos below which a sum hides nobody."""
+OPENING = -1
+"""Stands for a round's number in what comes before the first."""
 
 Vector = NDArray[np.unsignedinteger[Any]]
 
@@ -31,7 +33,7 @@ class Attempt:
 
     Args:
         run: the run's name.
-        round: from 0; -1: the opening exchange.
+        round: from 0, or :data:`OPENING`.
         number: which attempt at it this is, from 0.
         bits: of the ring; sums are modulo ``2 ** bits``.
         length: numbers in a vector.
@@ -48,7 +50,7 @@ class Attempt:
     @property
     def where(self) -> str:
         """For messages."""
-        return f"secure aggregation, {f'round {self.round + 1}' if self.round >= 0 else 'opening exchange'}"
+        return f"secure aggregation, {f'round {self.round + 1}' if self.round != OPENING else 'opening exchange'}"
 
     def about(self, step: str, *more: object) -> bytes:
         """What keys are derived for, and what is signed: this attempt, a step of it and no other."""
