@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from fl_labelskew_registry import Aggregation, Contribution, Method, Optimizer, RunError, Total
+from fl_labelskew_registry import Aggregation, Contribution, Federation, Method, Optimizer, RunError, Total
 from torch import Tensor
 
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.tensors import Weights, pieces
+from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, pieces
 
 PROXIES = ("classifier.weight", "classifier.bias")
 
@@ -56,6 +56,15 @@ def origin(weights: Weights, optimizer: Optimizer, parameters: Sequence[str]) ->
     if not optimizer.sends_change:
         return weights
     return weights | {name: torch.zeros_like(weights[name]) for name in parameters}
+
+
+def announced(
+    method: Method, optimizer: Optimizer, federation: Federation, weights: Weights, parameters: Sequence[str]
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all that may come beside a model's weights: the method's, the optimiser's in its group."""
+    shapes = {name: tuple(weights[name].shape) for name in parameters}
+    of_optimizer = {f"{OPTIMIZER}/{k}": tuple(v) for k, v in optimizer.contribution_shapes(shapes).items()}
+    return {**method.contribution_shapes(federation), **of_optimizer}
 
 
 class WeightedMean:

@@ -131,6 +131,10 @@ class LocalTrainer:
         """Seed of all privacy noise; not the recipe's where that would let the server subtract the noise."""
         return self.federation.seed if self.secret is None else self.secret
 
+    def counts(self, client: int) -> Tensor:
+        """``(C,)`` int64 training samples of each class of a client of this process."""
+        return torch.bincount(self.train.y[self.indices[client]], minlength=self.federation.num_classes)
+
     def name(self, client: int) -> str:
         """What people call a client: ``client north``, or ``client 3`` where it has no name."""
         return f"client {self.names.get(client, client)}"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
-from fl_labelskew_registry import Aggregated, Contribution, Federation, Method, Optimizer, RunError
+from fl_labelskew_registry import Aggregated, Contribution, Federation, Method, Optimizer, RunError, Total
 from torch import Tensor, nn
 
 from fl_labelskew_plugins.engine.aggregate import (
     PROXIES,
     Addition,
     WeightedMean,
+    announced,
     check_extra,
     check_made,
     check_upload,
@@ -22,6 +23,8 @@ from fl_labelskew_plugins.engine.aggregate import (
     share_of_old,
 )
 from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.engine.ring import Vector
+from fl_labelskew_plugins.engine.sums import VECTOR, Sums, arrived
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
@@ -39,6 +42,7 @@ class Server:
         weights: the state dict to begin with.
         hooks: the host's attacks, defences and noise, where a switch of them is on.
         proxy_smoothing: lambda of per-class weights for the classifier's rows; None: as the model's.
+        sums: with secure aggregation, what clients add.
         name: what people call a client.
     """
 
@@ -52,6 +56,7 @@ class Server:
         optimizer: Optimizer | None = None,
         hooks: Hooks | None = None,
         proxy_smoothing: float | None = None,
+        sums: Sums | None = None,
         name: Callable[[int], str] = "client {}".format,
     ) -> None:
         self.method, self.federation = method, federation
@@ -61,16 +66,37 @@ class Server:
         self.shared: Mapping[str, Tensor] = {}
         self.memory: Mapping[str, Tensor] = {}
         self.opened: list[int] = []
-        self.hooks, self.proxy_smoothing, self.name = hooks, proxy_smoothing, name
+        self.hooks, self.proxy_smoothing, self.sums, self.name = hooks, proxy_smoothing, sums, name
+        self.told: dict[str, float] = {}
+        """With secure aggregation, mean ``loss`` and ``accuracy`` that the last round's clients told."""
 
     def open(self, openings: Sequence[Contribution]) -> None:
         """Before round 0: the first shared tensors, from every client's opening; later ones, when a client joins."""
-        if openings:
-            addition = Addition(individual=self.method.individual)
+        if not openings:
+            return
+        clients = [opening.id for opening in openings]
+        if self.sums is not None:
+            vector = self.sums.opening.zeros()
             for opening in openings:
-                addition.add(opening.id, opening.tensors)
-            self.opened = [opening.id for opening in openings]
-            self.shared = {**self.shared, **self.method.open(addition.total(len(openings)))}
+                self.sums.check(opening.tensors, self.sums.opening, where=f"opening of {self.name(opening.id)}")
+                self.sums.opening.add(vector, arrived(opening.tensors[VECTOR]))
+            self.open_sum(vector, clients)
+            return
+        addition = Addition(individual=self.method.individual)
+        for opening in openings:
+            addition.add(opening.id, opening.tensors)
+        self._open(clients, addition.total(len(openings)))
+
+    def open_sum(self, vector: Vector, clients: list[int]) -> int:
+        """As :meth:`open`, from the sum of these clients' vectors; returns their training samples."""
+        assert self.sums is not None
+        samples, total = self.sums.read_opening(vector, len(clients))
+        if self.method.uses("opening"):
+            self._open(clients, total)
+        return samples
+
+    def _open(self, clients: list[int], total: Total) -> None:
+        self.opened, self.shared = clients, {**self.shared, **self.method.open(total)}
 
     def check(self, client: int, round: int, result: LocalResult) -> None:
         """Refuse what is not of the model's and the method's form, or not finite.
@@ -79,6 +105,9 @@ class Server:
             RunError: one line that names the client, the round and the tensor.
         """
         where = f"round {round + 1}: upload of {self.name(client)}"
+        if self.sums is not None:
+            self.sums.check(result.upload, self.sums.round, where=where)
+            return
         check_upload(result.upload, self.weights, where=where, keys=numbers(self.optimizer))
         needed = self.optimizer_shapes()
         dtypes = {name: self._dtypes(name) for name in needed}
@@ -88,12 +117,11 @@ class Server:
 
     def contribution_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all that may come beside a model's weights: the method's, and the optimiser's."""
-        return {**self.method.contribution_shapes(self.federation), **self.optimizer_shapes()}
+        return announced(self.method, self.optimizer, self.federation, self.weights, self.parameters)
 
     def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of what the optimiser needs from everybody."""
-        parameters = {name: tuple(self.weights[name].shape) for name in self.parameters}
-        return {f"{OPTIMIZER}/{k}": v for k, v in self.optimizer.contribution_shapes(parameters).items()}
+        return {name: shape for name, shape in self.contribution_shapes().items() if name.startswith(f"{OPTIMIZER}/")}
 
     def _dtypes(self, name: str) -> tuple[torch.dtype, ...]:
         """What a tensor of the optimiser may be of: where it is named as a parameter is, of that one's alone."""
@@ -121,6 +149,14 @@ class Server:
         Returns:
             Whose uploads came.
         """
+        if self.sums is not None:
+            those: list[int] = []
+            vector = self.sums.round.zeros()
+            for client, result in uploads:
+                those.append(client)
+                self.sums.round.add(vector, arrived(result.upload[VECTOR]))
+                del result
+            return self.run_sum(those, vector, round=round)
         shares = self.shares(sizes)
         proxies = None
         if self.proxy_smoothing is not None and counts is not None:
@@ -150,14 +186,27 @@ class Server:
         else:
             weights = self._mean_of_those_who_came(mean, came, sizes, counts, shares, proxies)
         corrections.scale(1 / sum(shares[i] for i in came))
-        shared = self.method.combine(addition.total(len(came), round), rest(self.shared, OPTIMIZER))
         rows_alike = self._mean_of_those_who_came(whole, came, sizes, None, shares, None)
-        weights, sent = self._step(weights, rows_alike, corrections.sums, len(came))
+        self._advance(weights, rows_alike, corrections.sums, addition.total(len(came), round))
+        return [clients[i] for i in came]
+
+    def run_sum(self, came: list[int], vector: Vector, *, round: int = 0) -> list[int]:
+        """As :meth:`run_round`, from the sum of the vectors of those who came, ascending."""
+        assert self.sums is not None
+        if came:
+            read = self.sums.read(vector, self.weights, len(came), round)
+            self.told = read.told
+            self._advance(read.mean, read.whole, read.optimizer, read.total)
+        return came
+
+    def _advance(self, mean: Weights, whole: Weights, contributions: Weights, total: Total) -> None:
+        """The steps of the method and of the optimiser, once a round's sums are there."""
+        shared = self.method.combine(total, rest(self.shared, OPTIMIZER))
+        weights, sent = self._step(mean, whole, contributions, total.clients)
         weights = self.method.after_aggregation(weights, shared)
         check_made(weights, self.method)
         self.weights = weights
         self.shared = {**shared, **joined(**{OPTIMIZER: sent})}
-        return [clients[i] for i in came]
 
     def shares(self, sizes: Sequence[int]) -> list[float]:
         """Weights in the mean of clients with so many training samples."""

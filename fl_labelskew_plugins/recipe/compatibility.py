@@ -49,6 +49,9 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
         message = f"{name} sends more than weights, which the method's protection of uploads would not cover"
         right = "FedAvg, FedProx, FedOpt, FedDyn, or no protection"
         yield Conflict(key[0], f"{message}; allowed: {right}", ("method_args",))
+    if comm.secure_aggregation and method.individual:
+        message = "true does not go with a method that needs what each client sends, not their sum; allowed: false"
+        yield Conflict("comm_args.secure_aggregation", message, ("method_args.method",))
     if optimizer.changes_upload and (blind := [kind for kind in recipe.tracking.diagnostics if kind in OF_UPLOADS]):
         message = f"{', '.join(blind)}: what clients upload with federated_optimizer {name} is no trained model"
         yield Conflict("tracking_args.diagnostics", f"{message}; allowed: others, or another optimiser", key)
@@ -157,6 +160,7 @@ def _why_not(recipe: Sections, method: Method, optimizer: Optimizer) -> str | No
         "the host's attacks and defences are FedAvg's (security_args)": security.enable_attack
         or security.enable_defense,
         "the host's noise is FedAvg's (dp_args)": recipe.dp.enable_dp,
+        "the host's server sees single uploads (comm_args.secure_aggregation)": comm.secure_aggregation,
         "the host's training cannot be watched (tracking_args.diagnostics)": bool(recipe.tracking.diagnostics),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from fl_labelskew_plugins.recipe import addresses, security
-from fl_labelskew_plugins.recipe.diagnostics import BESIDE_TRAINING, IN_TRAINING
+from fl_labelskew_plugins.recipe.diagnostics import BESIDE_TRAINING, IN_TRAINING, OF_UPLOADS
 from fl_labelskew_plugins.recipe.mistakes import Conflict
 from fl_labelskew_plugins.recipe.model import Sections
 from fl_labelskew_plugins.recipe.sections import CommArgs, DataArgs, TrainArgs
 
 KIND, DEAL = "common_args.training_type", "train_args.client_num_in_total"
+SECURE = "comm_args.secure_aggregation"
 
 
 def conflicts(recipe: Sections) -> Iterator[Conflict]:
@@ -20,6 +21,7 @@ def conflicts(recipe: Sections) -> Iterator[Conflict]:
     yield from _comm_conflicts(recipe)
     yield from _silo_conflicts(recipe)
     yield from _diagnostics_conflicts(recipe)
+    yield from _secure_conflicts(recipe)
     yield from security.conflicts(recipe.security, recipe.dp, recipe.train.clients_per_round)
 
 
@@ -116,6 +118,31 @@ def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
     if getattr(params, "categorical", None) == "one_hot":
         what = "one_hot takes a silo's own categories, which others may lack; use a mapping of columns to lists"
         yield "data_args.categorical", what
+
+
+def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
+    """What asks for single uploads, which a server that gets sums alone has not."""
+    comm, bits = recipe.comm, recipe.comm.secure_bits
+    if not comm.secure_aggregation:
+        return
+    if recipe.common.across_silos:
+        yield Conflict(SECURE, "true does not run across silos yet; allowed: false, or simulation", (KIND,))
+    host = (("security_args", "enable_attack"), ("security_args", "enable_defense"), ("dp_args", "enable_dp"))
+    for section, switch in host:
+        if getattr(recipe.dp if section == "dp_args" else recipe.security, switch):
+            message = f"true does not go with {SECURE}: the host's works on single uploads, which nobody sees then"
+            yield Conflict(f"{section}.{switch}", f"{message}; allowed: false", (SECURE,))
+    ratio, usual = comm.max_update_ratio, type(comm).model_fields["max_update_ratio"].default
+    if ratio not in (None, usual):
+        message = f"{ratio:g} compares single uploads, which nobody sees with {SECURE}; allowed: null, or nothing"
+        yield Conflict("comm_args.max_update_ratio", message, (SECURE,))
+    if blind := [name for name in recipe.tracking.diagnostics if name in OF_UPLOADS]:
+        message = f"{', '.join(blind)}: look at single uploads, which nobody sees with {SECURE}; allowed: others"
+        yield Conflict("tracking_args.diagnostics", message, (SECURE,))
+    most = 2 ** (bits - 4)
+    if recipe.train.client_num_in_total > most:
+        message = f"{bits} are too few for the sums of more than {most} clients; allowed: more, up to 32"
+        yield Conflict("comm_args.secure_bits", message, (SECURE, DEAL))
 
 
 def _diagnostics_conflicts(recipe: Sections) -> Iterator[Conflict]:

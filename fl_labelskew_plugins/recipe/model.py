@@ -143,6 +143,6 @@ def different(a: Mapping[str, Mapping[str, Any]], b: Mapping[str, Mapping[str, A
         for section in dict.fromkeys([*a, *b])
         if section != "tracking_args"
         for key in dict.fromkeys([*a.get(section, {}), *b.get(section, {})])
-        if section != "comm_args" or key == "backend"
+        if section != "comm_args" or key == "backend" or key.startswith("secure_")
         if (key in a.get(section, {})) != (key in b.get(section, {})) or a[section][key] != b[section][key]
     ]

@@ -167,6 +167,11 @@ class TrainArgs(PluginArgs):
     proxy_smoothing: float = Field(0.0, ge=0, description="lambda of proxy_aggregation: class, in samples")
 
     @property
+    def proxies_by_class(self) -> float | None:
+        """``proxy_smoothing`` where the classifier's rows have weights of their own, else None."""
+        return self.proxy_smoothing if self.proxy_aggregation == "class" else None
+
+    @property
     def clients_per_round(self) -> int:
         """``client_num_per_round``, or all clients where it is null."""
         return self.client_num_in_total if self.client_num_per_round is None else self.client_num_per_round
@@ -286,6 +291,24 @@ class CommArgs(Params):
     max_samples: int = Field(
         10**9, ge=1, le=10**12, description="cross_silo: training samples that a silo may say it has"
     )
+
+    secure_aggregation: bool = Field(
+        False, description="the server sees the sum of what clients send, in whole numbers, and no client's part of it"
+    )
+    secure_bits: int = Field(
+        32, ge=16, le=32, description="secure_aggregation: bits of each of these numbers; 16 halve the bytes"
+    )
+    secure_clip: float | None = Field(
+        None,
+        gt=0,
+        description="secure_aggregation: the most that a parameter may change in a client's round, an error beyond it;"
+        " the smaller, the finer the steps; default: 16 with 32 bits, 1 with 16, in between 2^((bits - 16) / 4)",
+    )
+
+    @property
+    def largest_change(self) -> float:
+        """``secure_clip``, or its default."""
+        return 2.0 ** ((self.secure_bits - 16) / 4) if self.secure_clip is None else self.secure_clip
 
     @property
     def in_process(self) -> bool:

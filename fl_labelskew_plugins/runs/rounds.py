@@ -68,7 +68,8 @@ class Rounds:
             weights=record.weights,
             optimizer=recipe.optimizer,
             hooks=hooks,
-            proxy_smoothing=recipe.train.proxy_smoothing if recipe.train.proxy_aggregation == "class" else None,
+            proxy_smoothing=recipe.train.proxies_by_class,
+            sums=self.session.sums,
             name=trainer.name,
         )
         self.server.shared, self.server.memory, self.server.opened = record.shared, record.memory, record.opened
@@ -117,6 +118,8 @@ class Rounds:
         came = server.run_round(clients, sizes, uploads, counts, round=round)
         if watch is not None:
             watch.aggregated(round, server.weights)
+        if session.sums is not None:
+            tally.hear(server.told)
         line: dict[str, Any] = {"round": round, "clients": came, "loss_terms": tally.loss_terms()}
         if absent := [client for client in sampled if client not in came]:
             line["left_out"] = absent
@@ -172,6 +175,7 @@ class Tally:
         self.personalised: dict[int, float] = {}
         """Accuracy of each client's own model on its own test split, of those that told theirs."""
         self._terms: list[dict[str, float]] = []
+        self._accuracy: float | None = None
 
     def of(self, uploads: Iterator[tuple[int, LocalResult]]) -> Iterator[tuple[int, LocalResult]]:
         """The same results, counted."""
@@ -183,6 +187,11 @@ class Tally:
                 self.personalised[client] = result.personalised[0] / result.personalised[1]
             yield client, result
 
+    def hear(self, told: Mapping[str, float]) -> None:
+        """With secure aggregation: means over the clients, of the whole loss and of their own models' accuracy."""
+        self._terms = [{"total": told["loss"]}] if "loss" in told else []
+        self._accuracy = told.get("accuracy")
+
     def loss_terms(self) -> dict[str, float]:
         """Mean of each term over the clients that told theirs."""
         names = dict.fromkeys(name for terms in self._terms for name in terms)
@@ -190,4 +199,4 @@ class Tally:
 
     def personalised_accuracy(self) -> float | None:
         """Mean over the clients that told theirs."""
-        return sum(self.personalised.values()) / len(self.personalised) if self.personalised else None
+        return sum(self.personalised.values()) / len(self.personalised) if self.personalised else self._accuracy

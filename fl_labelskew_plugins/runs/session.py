@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.engine.aggregate import check_extra
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.engine.samples import samples
+from fl_labelskew_plugins.engine.sums import VECTOR, Sums, travelling
 from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.machine.place import available_cores, mpi_rank
 from fl_labelskew_plugins.machine.text import counted, few
@@ -73,21 +75,37 @@ class Session:
     std: tuple[float, ...] | None = None
 
     def openings(self) -> list[Contribution]:
-        """Every client's part of the opening exchange; none where the method has no such exchange.
+        """Every client's part of the opening exchange; none where there is no such exchange.
 
         Raises:
             RunError: the method sends something that it has not announced.
         """
-        if not self.method.uses("opening"):
+        if self.sums is None and not self.method.uses("opening"):
             return []
         return [self.opening(k) for k in range(self.federation.num_clients)]
 
     def opening(self, client: int) -> Contribution:
-        """One client's part of the opening exchange."""
+        """One client's part of the opening exchange; with secure aggregation, its vector."""
         tensors = self.method.opening(Turn(self.trainer, client).view)
         shapes = self.method.opening_shapes(self.federation)
         check_extra(tensors, shapes, where=f"opening of {self.trainer.name(client)}")
+        if self.sums is not None:
+            tensors = {VECTOR: travelling(self.sums.opened(client, tensors), self.sums.opening)}
         return Contribution(client, tensors)
+
+    @cached_property
+    def sums(self) -> Sums | None:
+        """What clients add and the server reads; None without secure aggregation."""
+        comm = self.recipe.comm
+        if not comm.secure_aggregation:
+            return None
+        return Sums(
+            self.trainer,
+            self.start,
+            bits=comm.secure_bits,
+            clip=comm.largest_change,
+            proxy_smoothing=self.recipe.train.proxies_by_class,
+        )
 
     def admit(self, client: int, samples: int, counts: Sequence[int] | None) -> None:
         """A client that nobody had heard of is here, with so many training samples, and of each class where told."""

@@ -61,6 +61,8 @@ class Simulation:
                 personalised=record.personalised and record.tests(round),
                 observer=None if record.watch is None else record.watch.observer(round),
             )
+            if self.session.sums is not None:
+                result = self.session.sums.sealed(client, round, server.weights, result)
             server.check(client, round, result)
             states.put(client, round, result.state)
             yield client, result

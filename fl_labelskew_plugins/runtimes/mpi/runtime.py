@@ -188,6 +188,7 @@ class Worker(Manager):
     def __init__(self, args: Any, transport: MPITransport, rank: int, size: int, session: Session) -> None:
         super().__init__(args, transport, rank, size)
         self.trainer = LabelSkewTrainer(session.trainer, args, hooks=bool(host_switches(session.recipe)))
+        self._sums = session.sums
         self._weights: dict[str, Tensor] = {}
         self._shared: dict[str, Tensor] = {}
 
@@ -221,6 +222,8 @@ class Worker(Manager):
         state = group(tensors, "state")
         try:
             result = self.trainer.take(client, round, self._weights, shared=self._shared, state=state, **turn)
+            if self._sums is not None:
+                result = self._sums.sealed(client, round, self._weights, result)
         except LabelSkewError as error:
             self.send(Kind.FAILED, SERVER, meta={"reason": str(error), "frames": error.frames})
             return

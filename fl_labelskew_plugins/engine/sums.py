@@ -1,0 +1,257 @@
+"""Secure aggregation without its cryptography: what one client adds in a round, and what a server reads off the sum.
+
+Each client's part is one vector of whole numbers, see :mod:`.ring`; the server sees their sum and no other tensor. In
+one process and with MPI the vectors are added as they are, so that the sum is, bit for bit, that of masked ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from fl_labelskew_registry import Aggregation, Federation, Method, Optimizer, RunError, Total
+from torch import Tensor
+
+from fl_labelskew_plugins.engine.aggregate import PROXIES, announced, check_extra, check_upload, numbers, origin
+from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
+from fl_labelskew_plugins.engine.ring import Narrow, Ring, Vector, Wide
+from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
+
+SUMMED = 20
+"""Fraction bits of sums over samples: the method's tensors and counts."""
+MEAN = 30
+"""Fraction bits of what clients' shares weigh: buffers, the optimiser's tensors, changes that are divided by steps."""
+VECTOR = "sum"
+"""Name of the one tensor of an upload, and of an opening."""
+LARGER = "use a larger comm_args.secure_clip"
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a server reads off a round's sum.
+
+    Args:
+        mean: weighted mean of the uploads, see ``Aggregated.mean``.
+        whole: see ``Aggregated.whole``.
+        optimizer: weighted mean of what the optimiser sends.
+        total: the sum of what the method sends.
+        told: mean training loss and personalised accuracy of those who told theirs.
+    """
+
+    mean: Weights
+    whole: Weights
+    optimizer: Weights
+    total: Total
+    told: dict[str, float]
+
+
+class Sums:
+    """What clients add and a server reads, of one recipe; both sides have an equal one.
+
+    Args:
+        trainer: of this process; a server's needs no samples.
+        forms: a state dict, for its names, shapes and types.
+        bits: of the ring.
+        clip: largest change of a parameter in a round.
+        proxy_smoothing: lambda of per-class weights for the classifier's rows; None: as the model's.
+    """
+
+    def __init__(
+        self, trainer: LocalTrainer, forms: Weights, *, bits: int, clip: float, proxy_smoothing: float | None
+    ) -> None:
+        self.trainer, self.forms, self.proxy_smoothing = trainer, forms, proxy_smoothing
+        self.parameters = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
+        federation = trainer.federation
+        self.round = Ring(self._of_round(federation, clip), bits, federation.clients_per_round)
+        opening = self.method.opening_shapes(federation) if self.method.uses("opening") else {}
+        self.opening = Ring({"samples": Wide((), SUMMED), **_sent(opening)}, bits, federation.num_clients)
+
+    @property
+    def method(self) -> Method:
+        """The method in use."""
+        return self.trainer.method
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimiser in use."""
+        return self.trainer.optimizer
+
+    @property
+    def aggregation(self) -> Aggregation:
+        """Weights of the uploads."""
+        return self.optimizer.aggregation or self.method.aggregation
+
+    def _of_round(self, federation: Federation, clip: float) -> dict[str, Narrow | Wide]:
+        entries: dict[str, Narrow | Wide] = {}
+        for name, form in self.forms.items():
+            fine = name in self.parameters and not self.optimizer.sends_change
+            shape = tuple(form.shape)
+            entries[f"model/{name}"] = Narrow(shape, clip) if fine else Wide(shape, MEAN)
+            if name in PROXIES and self.proxy_smoothing is not None:
+                entries[f"rows/{name}"] = Wide(shape, SUMMED)
+        shapes = announced(self.method, self.optimizer, federation, self.forms, self.parameters)
+        of_optimizer = {name: shape for name, shape in shapes.items() if name.startswith(f"{OPTIMIZER}/")}
+        entries |= {name: Wide(shape, MEAN) for name, shape in of_optimizer.items()}
+        entries |= _sent({name: shape for name, shape in shapes.items() if name not in of_optimizer})
+        entries["samples"] = Wide((), SUMMED)
+        if self.proxy_smoothing is not None:
+            entries["counts"] = Wide((federation.num_classes,), SUMMED)
+        entries["told"] = Wide((4,), SUMMED)
+        return entries
+
+    def share(self, samples: float, clients: int = 1) -> float:
+        """Weight of so many clients that have so many samples together."""
+        federation = self.trainer.federation
+        if self.aggregation == "uniform":
+            return clients / federation.clients_per_round
+        return samples / federation.num_samples
+
+    # a client's side
+
+    def added(self, client: int, round: int, start: Weights, result: LocalResult, *, measures: bool = True) -> Vector:
+        """What a client adds in a round.
+
+        Args:
+            client: whose turn it was, in this process.
+            round: the round's number.
+            start: the state dict that the round started from.
+            result: of the client's training.
+            measures: whether its loss and accuracy are among it.
+
+        Raises:
+            RunError: a tensor is not finite, not announced, or out of range; one line that names it.
+        """
+        trainer, extra = self.trainer, result.contributions
+        where = f"round {round + 1}: {trainer.name(client)}"
+        check_upload(result.upload, start, where=where, keys=numbers(self.optimizer))
+        shapes = announced(self.method, self.optimizer, trainer.federation, start, self.parameters)
+        check_extra(extra, shapes, where=where, dtypes={name: [value.dtype] for name, value in extra.items()})
+        counts = trainer.counts(client)
+        samples = int(counts.sum())
+        share, old = self.share(samples), origin(start, self.optimizer, self.parameters)
+        tensors: dict[str, Tensor] = {"samples": torch.tensor(samples)}
+        weights = counts if self.proxy_smoothing is None else counts + self.proxy_smoothing
+        use = {}
+        for name, value in result.upload.items():
+            key, change = f"model/{name}", value.double() - old[name].double()
+            if isinstance(self.round.entries[key], Narrow):
+                tensors[key], use[key] = change, LARGER
+            else:
+                tensors[key] = share * change
+            if f"rows/{name}" in self.round.entries:
+                tensors[f"rows/{name}"] = _by_class(weights.double(), change) * change
+        if self.proxy_smoothing is not None:
+            tensors["counts"] = weights
+        sent = group(extra, OPTIMIZER)
+        tensors |= joined(**{OPTIMIZER: {name: share * value.double() for name, value in sent.items()}})
+        tensors |= _as_sent(rest(extra, OPTIMIZER), self.round)
+        told = [0.0] * 4
+        if measures and result.loss_terms:
+            told[:2] = math.fsum(result.loss_terms.values()), 1
+        if measures and result.personalised is not None:
+            told[2:] = result.personalised[0] / result.personalised[1], 1
+        tensors["told"] = torch.tensor(told, dtype=torch.float64)
+        return self.round.encode(tensors, share=share, where=where, use=use)
+
+    def opened(self, client: int, tensors: Mapping[str, Tensor]) -> Vector:
+        """What a client adds before round 0: its samples, and the method's opening."""
+        samples = self.trainer.counts(client).sum()
+        added = {"samples": samples, **_as_sent(tensors, self.opening)}
+        return self.opening.encode(added, share=1, where=f"opening of {self.trainer.name(client)}", use={})
+
+    def sealed(self, client: int, round: int, start: Weights, result: LocalResult) -> LocalResult:
+        """A result of which nothing leaves the client but its vector, and its private state where that travels."""
+        vector = travelling(self.added(client, round, start, result), self.round)
+        return replace(result, upload={VECTOR: vector}, contributions={}, loss_terms={}, personalised=None)
+
+    # a server's side
+
+    def check(self, upload: Mapping[str, Tensor], ring: Ring, *, where: str) -> None:
+        """Raise RunError where this is not a vector of a ring."""
+        value = upload.get(VECTOR)
+        if len(upload) != 1 or value is None or value.shape != (ring.size,) or value.dtype != _type(ring):
+            raise RunError(f"{where} is no vector of {ring.size} whole numbers of {ring.bits} bits")
+
+    def read_opening(self, vector: Vector, clients: int) -> tuple[int, Total]:
+        """Samples of so many clients, and the sum of what the method opens with, from the sum of their vectors."""
+        sums = self.opening.decode(vector)
+        return round(float(sums["samples"])), Total(_those_sent(sums), clients)
+
+    def read(self, vector: Vector, old: Weights, clients: int, round: int) -> Read:
+        """What a round's sum over so many clients says; ``old``: the state dict that the round started from.
+
+        Raises:
+            RunError: it says that they have no samples.
+        """
+        sums = self.round.decode(vector)
+        share = self.share(float(sums["samples"]), clients)
+        if not share > 0:
+            raise RunError(f"round {round + 1}: the sum over {clients} clients is of no training samples")
+        start = origin(old, self.optimizer, self.parameters)
+        of_mean = 1.0 if self.aggregation == "population" else share
+        mean = {name: _moved(value, sums[f"model/{name}"] / of_mean) for name, value in start.items()}
+        whole = {}
+        if self.proxy_smoothing is not None:
+            held = sums["counts"]
+            for name in (key for key in PROXIES if key in mean):
+                rows = _by_class(held, sums[f"rows/{name}"])
+                change = (sums[f"rows/{name}"] / rows).where(rows > 0, 0.0)
+                whole[name], mean[name] = mean[name], _moved(start[name], change)
+        sent = {name: value / share for name, value in group(sums, OPTIMIZER).items()}
+        sent = {name: value.to(old.get(name, value)) for name, value in sent.items()}
+        loss, losses, accuracy, accuracies = sums["told"].tolist()
+        told = {"loss": loss / losses} if losses >= 0.5 else {}
+        told |= {"accuracy": accuracy / accuracies} if accuracies >= 0.5 else {}
+        device = next(iter(old.values())).device
+        total = Total({n: v.to(device) for n, v in _those_sent(sums).items()}, clients, round)
+        return Read(mean, whole, sent, total, told)
+
+
+def travelling(vector: Vector, ring: Ring) -> Tensor:
+    """A vector as a tensor of signed whole numbers, which travel in half the bytes where 16 bits are enough."""
+    return torch.from_numpy(vector.astype(np.uint16).view(np.int16) if ring.bits == 16 else vector.view(np.int32))
+
+
+def arrived(tensor: Tensor) -> Vector:
+    """The vector that :func:`travelling` made a tensor of."""
+    unsigned = tensor.cpu().numpy()
+    return unsigned.view(np.uint16 if unsigned.dtype == np.int16 else np.uint32).astype(np.uint32)
+
+
+def _type(ring: Ring) -> torch.dtype:
+    return torch.int16 if ring.bits == 16 else torch.int32
+
+
+def _sent(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Narrow | Wide]:
+    """Entries for a method's tensors, and for how many clients have sent each: a client may send fewer."""
+    entries: dict[str, Narrow | Wide] = {f"method/{name}": Wide(tuple(shape), SUMMED) for name, shape in shapes.items()}
+    return entries | {f"sent/{name}": Wide((), SUMMED) for name in shapes}
+
+
+def _as_sent(tensors: Mapping[str, Tensor], ring: Ring) -> dict[str, Tensor]:
+    values: dict[str, Tensor] = {}
+    for key, entry in ring.entries.items():
+        kind, _, name = key.partition("/")
+        if kind == "method":
+            values[key] = tensors.get(name, torch.zeros(entry.shape))
+        elif kind == "sent":
+            values[key] = torch.tensor(float(name in tensors))
+    return values
+
+
+def _those_sent(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Sums of the method's tensors that anybody sent; float32, as these can tell no whole numbers from others."""
+    return {name: value.float() for name, value in group(sums, "method").items() if sums[f"sent/{name}"] >= 0.5}
+
+
+def _by_class(per_class: Tensor, like: Tensor) -> Tensor:
+    return per_class.to(like.device).reshape(-1, *[1] * (like.dim() - 1))
+
+
+def _moved(old: Tensor, change: Tensor) -> Tensor:
+    """``old`` plus a change in double precision, in its own type."""
+    moved = old.double() + change.to(old.device)
+    return moved.to(old.dtype) if old.is_floating_point() else moved.round().to(old.dtype)
