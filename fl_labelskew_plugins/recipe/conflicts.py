@@ -13,6 +13,8 @@ from fl_labelskew_plugins.recipe.sections import CommArgs, DataArgs, TrainArgs
 
 KIND, DEAL = "common_args.training_type", "train_args.client_num_in_total"
 SECURE = "comm_args.secure_aggregation"
+LEAST_SUMMED = 3
+"""Silos below which a sum hides nobody."""
 
 
 def conflicts(recipe: Sections) -> Iterator[Conflict]:
@@ -126,7 +128,7 @@ def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
     if not comm.secure_aggregation:
         return
     if recipe.common.across_silos:
-        yield Conflict(SECURE, "true does not run across silos yet; allowed: false, or simulation", (KIND,))
+        yield from _secure_silo_conflicts(recipe)
     host = (("security_args", "enable_attack"), ("security_args", "enable_defense"), ("dp_args", "enable_dp"))
     for section, switch in host:
         if getattr(recipe.dp if section == "dp_args" else recipe.security, switch):
@@ -143,6 +145,24 @@ def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
     if recipe.train.client_num_in_total > most:
         message = f"{bits} are too few for the sums of more than {most} clients; allowed: more, up to 32"
         yield Conflict("comm_args.secure_bits", message, (SECURE, DEAL))
+
+
+def _secure_silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
+    """What masks need: enough silos, which know each other."""
+    comm, clients = recipe.comm, recipe.train.clients_per_round
+    if comm.certs is None:
+        message = (
+            f"missing; with {SECURE} silos sign their keys, or the server could put its own in their place; use a "
+            "folder of `labelskew certs new`"
+        )
+        yield Conflict("comm_args.certs", message, (SECURE, KIND))
+    if clients < LEAST_SUMMED:
+        message = f"true needs at least {LEAST_SUMMED} silos in a round: a sum of fewer hides nobody; allowed: false"
+        yield Conflict(SECURE, message, security.ROUND)
+    least, threshold = max(LEAST_SUMMED, clients // 2 + 1), comm.secure_threshold
+    if threshold is not None and not least <= threshold <= clients:
+        message = f"{threshold} is out of range; allowed: {least} to {clients}, more than half of client_num_per_round"
+        yield Conflict("comm_args.secure_threshold", message, (SECURE, *security.ROUND))
 
 
 def _diagnostics_conflicts(recipe: Sections) -> Iterator[Conflict]:

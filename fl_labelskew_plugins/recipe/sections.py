@@ -305,6 +305,13 @@ class CommArgs(Params):
         " the smaller, the finer the steps; default: 16 with 32 bits, 1 with 16, in between 2^((bits - 16) / 4)",
     )
 
+    secure_threshold: int | None = Field(
+        None,
+        ge=3,
+        description="cross_silo with secure_aggregation: silos that have to be there to the end of a sum; default: more"
+        " than two thirds of those that began it",
+    )
+
     @property
     def largest_change(self) -> float:
         """``secure_clip``, or its default."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fl_labelskew_plugins.host import BaseCommunicationManager, Message, Observer
+from fl_labelskew_plugins.host import BaseCommunicationManager, Message as Message, Observer
 from fl_labelskew_plugins.machine.text import clean
 
 
@@ -78,6 +78,8 @@ def message(
     made.add_params("round", round)
     made.add_params("meta", dict(meta or {}))
     made.add_params("tensors", dict(tensors or {}))
+    made.kind, made.sender, made.receiver, made.round = kind, sender, receiver, round
+    made.meta, made.tensors = dict(meta or {}), dict(tensors or {})
     return made
 
 

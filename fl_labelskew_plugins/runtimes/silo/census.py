@@ -43,15 +43,24 @@ class Census:
         test: the server's own test samples; None where it holds none.
         sizes: training samples of each silo, kept up to date here; 0 where it has not said, 1 where a sum says it.
         warn: told a client and what an operator should look at.
+        summed: whether no silo tells its samples, but secure aggregation their sum.
     """
 
-    def __init__(self, recipe: Recipe, test: Data | None, sizes: list[int], warn: Callable[[int, str], None]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        test: Data | None,
+        sizes: list[int],
+        warn: Callable[[int, str], None],
+        *,
+        summed: bool = False,
+    ) -> None:
         self._recipe, self.sizes, self._warn = recipe, sizes, warn
         self._form, self.class_names = form(recipe, test), server_classes(recipe, test)
         self._classes = None if self.class_names is None else digest(self.class_names)
         self._facts: dict[int, Facts] = {}
         self._sums: dict[int, stats.Sums] = {}
-        self.samples: int | None = 0 if recipe.sums_alone else None
+        self.samples: int | None = 0 if summed else None
         """Of all silos, where no silo tells its own; 0 before the sum is made."""
 
     def check(self, client: int, facts: Facts) -> None:

@@ -6,30 +6,42 @@ by :mod:`.secure`, and repeated with new masks where too many are lost meanwhile
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fl_labelskew_registry import RunError
+import numpy as np
+from fl_labelskew_registry import Federation, RunError
 
 from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.engine.ring import Vector
+from fl_labelskew_plugins.engine.sums import VECTOR, arrived, travelling
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
-from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.rounds import Rounds
+from fl_labelskew_plugins.runs.session import Session
+from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient
+from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.exchanges import LATE, TAKEN, Opening, Uploads
-from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
+from fl_labelskew_plugins.runtimes.silo.facts import Facts
+from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
+from fl_labelskew_plugins.runtimes.silo.members import Poll
 from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
 from fl_labelskew_plugins.runtimes.silo.secure.answering import Part
 from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, OPENING, SecureError, Vector, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, OPENING, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
-from fl_labelskew_plugins.runtimes.silo.server import SLACK, SiloServer
+from fl_labelskew_plugins.runtimes.silo.server import SiloServer
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
-from fl_labelskew_plugins.tensors import State, joined
+from fl_labelskew_plugins.tensors import Weights, joined
+
+OPENED = "opened.json"
+"""In the server's folder: the sum of all silos' samples, and whose they are."""
+
 
 class SummedOpening(Opening):
     """The opening exchange as one sum, of samples and of what the method opens with; made once in a run.
@@ -37,15 +49,17 @@ class SummedOpening(Opening):
     A later one, with a silo more, would differ from it by what that silo has.
     """
 
-    def __init__(self, *args: Any, sums: Sums, run: str, told: Callable[[int, list[int]], None]) -> None:
+    def __init__(self, *args: Any, sums: Sums, run: str, share: Callable[[int, list[int]], None]) -> None:
         super().__init__(*args)
-        self._sums, self._run, self._told = sums, run, told
+        self._sums, self._run, self._tell = sums, run, share
         self.wanted = False
+        self.known: list[int] = []
+        """Whose it is, once it is made."""
 
     def exchange(self, *, resumed: bool) -> None:
         """Make it, where it is not made yet."""
         server, members = self._rounds.server, self._members
-        if server.opened:
+        if self.known:
             return
         made, clock = self._rounds.session.sums, members.clock
         assert made is not None
@@ -58,7 +72,8 @@ class SummedOpening(Opening):
                     return here
 
         clients, vector = self._sums.repeated(self._run, OPENING, there, made.opening.size)
-        self._told(server.open_sum(vector, clients), clients)
+        self.known = clients
+        self._tell(server.open_sum(vector.astype(np.uint32, copy=False), clients), clients)
 
     def catch_up(self) -> None:
         """Nothing: it is made once."""
@@ -103,16 +118,16 @@ class SummedUploads(Uploads):
             states.note(client, round)
         self._ready = {}
         self.close()
-        return came, vector
+        return came, vector.astype(np.uint32, copy=False)
 
     def restarted(self, client: int) -> None:
-        """A silo's process is another one, so what it had is gone: it is asked again, in the next attempt if not now."""
+        """A silo's process is another one, so what it had is gone: it is asked again, at the next attempt or now."""
         self._ready.pop(client, None)
 
-    def take(self, client: int, message: Message) -> dict[str, Any]:
-        """A silo is ready; an empty verdict, for there is none before the sum."""
+    def take(self, client: int, message: Message) -> dict[str, Any] | None:
+        """A silo is ready; there is no verdict before the sum."""
         if message.round == self._members.round and client in self._ready:
-            return {}  # sent twice, because its connection broke
+            return None  # sent twice, because its connection broke
         if message.round != self._members.round or not self._poll.awaits(client):
             return TAKEN if self._taken.get(client) == message.round else LATE
         if message.tensors or message.meta:
@@ -120,25 +135,98 @@ class SummedUploads(Uploads):
             what = f"silo {client + 1} sends its upload in the clear; use the same recipe everywhere"
             self._members.warn(f"round {message.round + 1}: {what}")
             return {"taken": False, "reason": what}
-        self._poll.answers[client] = LocalResult({}, {}, {}, {}, None)
-        return {}
+        self._poll.answers[client] = LocalResult({}, {}, {}, {})
+        return None
 
 
 class SummedServer(SiloServer):
-    """Rank 0 of a federation whose server sees sums alone; ``authority`` checks who has signed."""
+    """Rank 0 of a federation whose server sees sums alone."""
 
-    def __init__(self, *args: Any, authority: Authority, **options: Any) -> None:
-        super().__init__(*args, **options)
+    summed = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.members.quorum = max(self.members.quorum, LEAST)
-        comm = self.recipe.comm
-        self._sums = Sums(
-            self.members,
-            authority,
+        comm, transport = self.recipe.comm, self.transport
+        ways = self.members, _identity(transport)[1], self.send, transport.limits, transport.audit
+        self._sums = Sums(*ways, bits=comm.secure_bits, at_least=comm.secure_threshold)
+        self._opened = self.folder.path / OPENED
+
+    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
+        """The steps of a secure sum, too."""
+        return {**super().handlers(), **dict.fromkeys(wire.STEPS, self._take_step)}
+
+    def total(self, round: int, clients: Sequence[int]) -> tuple[list[int], Vector]:
+        """See :meth:`SummedUploads.total`."""
+        total = self._summed.total(round, clients)
+        self.transport.audit.sync()
+        return total
+
+    def _exchanges(self, rounds: Rounds) -> tuple[Opening, Uploads]:
+        run = self.record.run
+        opening = SummedOpening(rounds, self.members, self.census, sums=self._sums, run=run, share=self._share)
+        opening.known = self._known()
+        if opening.known:
+            self._tell(rounds, json.loads(self._opened.read_text(encoding="utf-8"))["samples"])
+        self._summed = SummedUploads(rounds, self.members, self.sizes, self.send, sums=self._sums, run=run)
+        return opening, self._summed
+
+    def _known(self) -> list[int]:
+        """Whose samples are in the sum that this run began with; none before."""
+        return json.loads(self._opened.read_text(encoding="utf-8"))["clients"] if self._opened.exists() else []
+
+    def _share(self, samples: int, clients: list[int]) -> None:
+        """The opening sum is made: keep it, and tell everybody how many samples there are."""
+        assert self.rounds is not None
+        self.folder.write_json(OPENED, {"samples": samples, "clients": clients})
+        self._tell(self.rounds, samples)
+        self.say(f"{counted(samples, 'training sample')} of {listed([client + 1 for client in clients])} together")
+        for client in sorted(self.members.present):
+            self._welcome(client)
+
+    def _tell(self, rounds: Rounds, samples: int) -> None:
+        self.census.samples = samples
+        sums, server = rounds.session.sums, rounds.server
+        assert sums is not None
+        server.federation = self.census.federation(server.federation)
+        sums.trainer = replace(sums.trainer, federation=server.federation)
+
+    def _welcome(self, client: int) -> None:
+        if (known := self._known()) and client not in known:
+            why = "the samples of this run were summed without it, and a second sum would tell its own; begin a new run"
+            self._turn_away(client, why)
+            return
+        super()._welcome(client)
+
+    def _returned(self, client: int, *, same_process: bool) -> None:
+        if not same_process:
+            self._summed.restarted(client)
+        self._sums.came(client, same_process=same_process)
+
+    def _take_step(self, message: Message) -> None:
+        self.members.away.discard(message.sender - 1)
+        self._sums.take(message)
+
+
+class SummedSilo(SiloClient):
+    """A silo that sends nothing but its part of a sum."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        comm, least = self.recipe.comm, 0
+        if self.guard is not None:
+            least = self.guard.policy.min_clients or 0
+        self._part = Part(
+            self.rank,
+            *_identity(self.transport),
+            Account(self.folder),
+            self._vector,
             self.send,
-            self.transport.limits,
+            partial(self.show.note, level=log.WARNING),
             self.transport.audit,
             bits=comm.secure_bits,
             at_least=comm.secure_threshold,
+            least=least,
         )
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
@@ -146,5 +234,51 @@ class SummedServer(SiloServer):
         return {**super().handlers(), **dict.fromkeys(wire.STEPS, self._take_step)}
 
     def _take_step(self, message: Message) -> None:
-        self.members.away.discard(message.sender - 1)
-        self._sums.take(message)
+        if self.session is None:
+            raise RunError("the server asks for a sum before it has said what the run is")
+        self._part.take(self._run, message)
+
+    def _facts(self) -> Facts:
+        return super()._facts().summed()
+
+    def _open(self, session: Session, federation: Federation) -> None:
+        """Nothing is sent: the server asks for the opening sum. It says once of how many samples that is."""
+        samples, known = federation.num_samples, session.federation.num_samples
+        if known and samples != known:
+            raise RunError(f"the server says that all silos have {samples} training samples, and before {known}")
+        if samples != known:
+            self._use(replace(session, federation=federation, trainer=replace(session.trainer, federation=federation)))
+
+    def _vector(self, round: int) -> Vector | None:
+        """What this silo has for a round's sum."""
+        assert self.session is not None
+        if round == OPENING:
+            return arrived(self.session.opening(self.client).tensors[VECTOR])
+        if self._upload is None or self._upload[0] != round:
+            return None
+        return arrived(self._upload[1].upload[VECTOR])
+
+    def _leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
+        assert self.session is not None
+        sums = self.session.sums
+        if sums is None or not self.session.federation.num_samples:
+            raise RunError("the server asks for training before the samples of all silos are summed")
+        vector = sums.added(self.client, round, start, result, measures=self.recipe.comm.send_measures)
+        return LocalResult({VECTOR: travelling(vector, sums.round)}, {}, {}, {})
+
+    def _send_upload(self) -> None:
+        """Say that this silo is ready; the sum is made once enough are."""
+        if self._upload is not None:
+            self.send(Kind.UPLOAD, SERVER, round=self._upload[0])
+
+    def _verdict(self, message: Message) -> None:
+        super()._verdict(message)
+        self._part.end()
+
+
+def _identity(transport: ServerTransport | SiloTransport) -> tuple[Identity, Authority]:
+    """What this process signs with, and checks others by."""
+    files = transport.tls
+    assert files is not None  # or the recipe would have been refused
+    authority = Authority(files.ca) if transport.revoked is None else Authority(files.ca, transport.revoked.barred)
+    return Identity(files), authority

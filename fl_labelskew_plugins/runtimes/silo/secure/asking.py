@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.runs.audit import Audit
+from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
 from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, OPENING, Attempt, SecureError, Vector, listed
-from fl_labelskew_plugins.runtimes.silo.secure.identity import MOST, Authority
+from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 
@@ -89,9 +90,7 @@ class Sums:
         """
         number = self._numbers[round] = self._numbers.get(round, -1) + 1
         self._attempt = attempt = Attempt(run, round, number, self._bits, length, self._at_least)
-        for kind in wire.STEPS:
-            self._limits[kind] = 2**20 + len(clients) * 2 * MOST
-        self._limits[Kind.MASKED] += 4 * length
+        self._limits[Kind.MASKED] = streams.LIMIT + 4 * length
         facts = {"run": run, "round": round if round != OPENING else None, "attempt": number}
         try:
             there, lost, total = self._steps(ServerRound(attempt, self._authority), clients)
