@@ -90,6 +90,11 @@ if __name__ == "__main__":  # processes that decode pictures read this file too,
     import fl_labelskew_plugins.cli.main
     import fl_labelskew_plugins.runtimes.silo.client
     import fl_labelskew_plugins.runtimes.sp.runtime
+    from fl_labelskew_plugins.recipe.compatibility import host_installed
+
+    if host_installed():
+        import fl_labelskew_plugins.host
+        import fl_labelskew_plugins.runtimes.sp.single
 
     assert "grpc" not in sys.modules, "gRPC does not survive a fork"
 

@@ -5,7 +5,7 @@ import threading
 import torch
 
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
-from fl_labelskew_plugins.runtimes.transport import Kind, message
+from fl_labelskew_plugins.runtimes.transport import Kind, Message
 
 FACTS = {"samples": 400, "input_shape": [1, 8, 8], "num_classes": 10, "process": "x", "round": -1}
 
@@ -32,7 +32,7 @@ class Echo:
     def __init__(self, address, rank, *, tls=None, facts=FACTS, factor=1):
         self.rank, self.factor = rank, factor
         self.transport = SiloTransport(address, rank, tls=tls)
-        self.transport.hello = lambda: message(Kind.HELLO, rank, 0, meta=facts)
+        self.transport.hello = lambda: Message(Kind.HELLO, rank, 0, meta=facts)
         self.transport.limits = dict.fromkeys(self.transport.limits, 2**30)
         self.transport.add_observer(self)
         self.transport.start()
@@ -46,11 +46,11 @@ class Echo:
             self.leave()
 
     def answer(self, arrived):
-        tensors = {name: value * self.factor for name, value in arrived.get("tensors").items()}
-        self.transport.send_message(message(Kind.UPLOAD, self.rank, 0, round=arrived.get("round"), tensors=tensors))
+        tensors = {name: value * self.factor for name, value in arrived.tensors.items()}
+        self.transport.send_message(Message(Kind.UPLOAD, self.rank, 0, round=arrived.round, tensors=tensors))
 
     def leave(self):
-        self.transport.send_message(message(Kind.FINISH, self.rank, 0))
+        self.transport.send_message(Message(Kind.FINISH, self.rank, 0))
         self.transport.stop_receive_message()
 
 
@@ -69,16 +69,16 @@ class Peer:
 
     @property
     def kinds(self):
-        return [Kind(arrived.get_type()).name for arrived in self.got]
+        return [Kind(arrived.kind).name for arrived in self.got]
 
     def wait(self, kind, count=1):
         """The ``count``-th message of a kind."""
         while self.kinds.count(kind.name) < count:
             assert self.transport.receive(60), f"no {kind.name}, only {self.kinds}"
-        return [arrived for arrived in self.got if arrived.get_type() == kind][count - 1]
+        return [arrived for arrived in self.got if arrived.kind == kind][count - 1]
 
     def send(self, kind, receiver=0, **content):
-        self.transport.send_message(message(kind, getattr(self.transport, "rank", 0), receiver, **content))
+        self.transport.send_message(Message(kind, getattr(self.transport, "rank", 0), receiver, **content))
 
 
 class Hostile:

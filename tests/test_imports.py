@@ -25,7 +25,7 @@ FLOORS = (
     {"cli"},
 )
 """From the ground. A room imports from floors below its own, and on the ground floor from its neighbours, too."""
-KNOWS_THE_HOST = ("host", "runtimes.sp")
+KNOWS_THE_HOST = ("host", "runtimes.sp.single", "runtimes.sp.hosted", "runtimes.sp.host_optimizers")
 METHODS_MAY_IMPORT = {f"{OURS}.params", f"{OURS}.ops", f"{OURS}.seeds"}
 INHERITS = {"fedphp": "map", "reweighting": "fedshift"}
 
@@ -97,8 +97,10 @@ def _why_not(imported: Import, module: str) -> Iterator[str]:
         if any(within(name, heavy) for heavy in ("torch", "numpy", "fedml", "pydantic", OURS)) and not lazy_torch:
             yield "the registry stays light"
         return
-    if within(name, "fedml") and not any(within(module, f"{OURS}.{room}") for room in KNOWS_THE_HOST):
-        yield "only host and runtimes.sp know the host"
+    if not any(within(module, f"{OURS}.{room}") for room in KNOWS_THE_HOST) and (
+        within(name, "fedml") or (within(name, f"{OURS}.host") and not imported.lazy)
+    ):
+        yield "only host and what a hosted simulation is made of know the host"
     if here == "partition" and (within(name, "torch") or within(name, "torchvision")):
         yield "partitions are pure numpy"
     if here == "machine" and within(name, OURS) and there not in {"machine", "hook"}:
@@ -154,6 +156,7 @@ def test_no_modules_import_each_other_in_a_circle():
         (f"{OURS}.front.start", "from ..cli.run import run_command"),
         (f"{OURS}.host.trainer", f"import {OURS}.runtimes.sp"),
         (f"{OURS}.runtimes.mpi.runtime", "from fedml.core import x"),
+        (f"{OURS}.runtimes.sp.runtime", f"from {OURS}.host.trainer import Trainer"),
         (f"{OURS}.recipe.host_faults", f"if TYPE_CHECKING:\n    from {OURS}.engine.local import LocalTrainer"),
         (f"{OURS}.diagnostics.watch", f"from {OURS}.host import trainer"),
         (f"{OURS}.runs.rounds", f"from {OURS}.host import aggregator"),
@@ -179,7 +182,7 @@ def test_the_checker_sees_a_violation(module, source):
     ("module", "source"),
     [
         (f"{OURS}.host.trainer", "from fedml.core import ClientTrainer"),
-        (f"{OURS}.runtimes.sp.runtime", f"import fedml\nfrom {OURS}.host.trainer import Trainer"),
+        (f"{OURS}.runtimes.sp.single", f"import fedml\nfrom {OURS}.host.trainer import Trainer"),
         (f"{OURS}.methods.fedphp", f"from {OURS}.methods.map import MAP"),
         (f"{OURS}.methods.reweighting", f"from {OURS}.methods.fedshift import KnownPrior"),
         (f"{OURS}.methods.fedlc", f"import torch\nfrom {OURS}.params import Params\nfrom {OURS} import ops"),

@@ -44,6 +44,11 @@ EPILOG = (
 )
 @click.option("--rank", type=click.IntRange(min=1), help="Be this silo, from 1, with --role client.")
 @click.option("--server", metavar="HOST:PORT", help="Address of the server across silos, in place of the recipe's.")
+@click.option(
+    "--host",
+    type=click.Choice(["fedml", "none"]),
+    help="Run inside FedML or without it; numbers are the same.  [default: FedML where it is installed]",
+)
 @PASSPHRASE
 @guarded
 def run_command(

@@ -1,5 +1,6 @@
 """Digits: 1,797 grey images of 8x8 in 10 classes, part of scikit-learn, so that nothing is downloaded."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,12 @@ class Digits(Dataset):
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Load the images; ``seed`` chooses the test part, ``data_dir`` is not used."""
-        from sklearn.datasets import load_digits
-
-        images, labels = load_digits(return_X_y=True)
-        x = (images.reshape(-1, 1, 8, 8) / 16).astype(np.float32)
-        y = labels.astype(np.int64)
+        spec = find_spec("sklearn")  # whose import takes longer than training on these
+        assert spec is not None
+        assert spec.submodule_search_locations
+        table = np.loadtxt(Path(spec.submodule_search_locations[0], "datasets/data/digits.csv.gz"), delimiter=",")
+        x = (table[:, :-1].reshape(-1, 1, 8, 8) / 16).astype(np.float32)
+        y = table[:, -1].astype(np.int64)
         train, test = stratified(y, test_fraction=self.params.test_fraction, seed=seed, where="data set digits")
         names = [str(c) for c in range(10)]
         parts = [Arrays(x[rows], y[rows]) for rows in (train, test)]

@@ -183,11 +183,10 @@ class Table(Dataset):
         if len(frame) and not without.any():
             return frame
         if without.all():
-            emptiest = clean(lacking.sum().idxmax(), 40) if len(frame) else ""
-            what = f"has no row with all values, and most are missing in {emptiest}" if emptiest else "has no row"
-            raise mistake(
-                path, what, "data_args.missing: mean, or data_args.features without it" if emptiest else "one"
-            )
+            if not len(frame):
+                raise mistake(path, "has no row", "a file with one for each sample")
+            what = f"has no row with all values, and most are missing in {clean(lacking.sum().idxmax(), 40)}"
+            raise mistake(path, what, "data_args.missing: mean, or data_args.features without it")
         if options.missing == "drop":
             warn(f"{path}: {counted(int(without.sum()), 'row')} of {len(frame)} without all values; left out")
             return frame[~without]

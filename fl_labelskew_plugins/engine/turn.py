@@ -20,6 +20,7 @@ from fl_labelskew_plugins.checked import backward
 from fl_labelskew_plugins.engine.aggregate import check_terms
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer, Observer, learning_rate, load, snapshot
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
+from fl_labelskew_plugins.engine.sgd import SGD
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
 Draws = tuple[Tensor, Tensor, Tensor | None]
@@ -172,7 +173,7 @@ class Turn:
                 features, logits = trainer.forward(model, inputs)
                 batch = Batch(inputs, features, logits, labels, last_epoch=step >= total - per_epoch)
                 terms = method.loss(batch, view)
-                optimizer.zero_grad(set_to_none=True)
+                optimizer.zero_grad()
                 backward(_total(terms), method)
                 if upload is None:  # what a client trains on for itself is watched and corrected by nobody
                     if observer is not None:
@@ -190,7 +191,7 @@ class Turn:
                     sums[name] = sums[name] + term.detach() if name in sums else term.detach()
                 step += 1
             if stage.upload:
-                optimizer.zero_grad(set_to_none=True)  # the gradients make room for it
+                optimizer.zero_grad()  # the gradients make room for it
                 upload = snapshot(model)
         assert upload is not None  # the recipe's check has looked at the stages
         model.eval()
@@ -271,20 +272,19 @@ def fit(
     return Turn(trainer, client, round, **turn).fit(weights, personalised=personalised, observer=observer)
 
 
-def _optimizer(trainer: LocalTrainer, rate: float, more: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+def _optimizer(trainer: LocalTrainer, rate: float, more: Sequence[nn.Parameter]) -> SGD | torch.optim.Adam:
     """The local optimiser of all trained parameters and ``more``."""
     settings = trainer.settings
     parameters = [p for p in trainer.model.parameters() if p.requires_grad] + list(more)
     if settings.client_optimizer == "adam":
         return torch.optim.Adam(parameters, lr=rate, weight_decay=settings.weight_decay, fused=True)
-    return torch.optim.SGD(
+    return SGD(
         parameters,
         lr=rate,
         momentum=settings.momentum,
         dampening=settings.dampening,
         nesterov=settings.nesterov,
         weight_decay=settings.weight_decay,
-        fused=True,
     )
 
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from fl_labelskew_registry import LabelSkewError, Method, Network, Partitioner, mistake
 
@@ -69,6 +69,7 @@ def run(
     partition: Sequence[Sequence[int]] | Partitioner | None = None,
     callbacks: Sequence[Callback] = (),
     quiet: bool = False,
+    host: Literal["fedml", "none"] | None = None,
 ) -> Run:
     """Run a recipe to its end, and return the finished run.
 
@@ -81,6 +82,7 @@ def run(
         partition: in place of the recipe's: indices of each client's training samples.
         callbacks: told of every round.
         quiet: print nothing but warnings.
+        host: the framework around the run, none of which changes a number; default: FedML where it is installed.
 
     Raises:
         LabelSkewError: a mistake in what was asked for.
@@ -90,7 +92,7 @@ def run(
     objects = {"model": model, "dataset": dataset, "method": method, "partition": partition}
     recipe = prepared(recipe, objects)
     place = start.folder_of(recipe, None if folder is None else Path(folder))
-    start.train(recipe, place, quiet=quiet, hear=_hear(callbacks, place.path, recipe.objects))
+    start.train(recipe, place, quiet=quiet, hear=_hear(callbacks, place.path, recipe.objects), host=host)
     return Run(place.path, recipe.objects)
 
 

@@ -11,11 +11,12 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.front.run import Run, prepared
+from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.objects import Headed
-from fl_labelskew_plugins.runs import simulation
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import build
+from fl_labelskew_plugins.runs.simulation import Simulation
 
 if TYPE_CHECKING:
     from torch import nn
@@ -37,6 +38,7 @@ def simulate(recipe: Recipe | str | Path | Mapping[str, Any], folder: str | Path
     recipe = prepared(recipe, objects)
     if not recipe.comm.in_process:
         raise LabelSkewError(f"comm_args.backend: {recipe.comm.backend}: a loop runs in one process; use sp")
+    recipe = compatibility.without_host(recipe, "fl.run, which has FedML where it is installed")
     return Loop(recipe, None if folder is None else Path(folder))
 
 
@@ -54,7 +56,7 @@ class Loop:
         self._folder.hold()
         try:
             self._record = Record(session, self._folder, Progress(), resume=False)
-            self._rounds = simulation.simulate(self._record)
+            self._rounds = Simulation(self._record)
         finally:
             self._folder.release()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,7 @@ from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Hear, Pause, Progress, clock, progress
 from fl_labelskew_plugins.runs.record import Record
-from fl_labelskew_plugins.runs.session import Session, host_switches, made_up, of_classes
+from fl_labelskew_plugins.runs.session import Session, made_up, of_classes
 from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.base import Call, Runtime
 from fl_labelskew_plugins.tensors import num_bytes
@@ -53,6 +52,7 @@ def start(
     pause: Pause | None = None,
     passphrase_fd: int | None = None,
     survey: bool = False,
+    host: str | None = None,
 ) -> Survey | None:
     """Run a recipe, or ask its silos for their class counts.
 
@@ -70,6 +70,7 @@ def start(
         pause: when to stop early, to be gone on with; default: that of the command that has started this process.
         passphrase_fd: descriptor of encrypted keys' passphrase; default: the environment, or the terminal.
         survey: across silos: train nothing.
+        host: ``fedml`` or ``none``; default: as an earlier run was begun, else FedML where it is installed.
 
     Returns:
         Of a survey's server what it has found; else None.
@@ -97,6 +98,7 @@ def start(
     if place is not None and not recipe.comm.over_mpi:
         what = f"{recipe.comm.backend} is one process, and mpirun started {place[1]}"
         raise mistake("comm_args.backend", what, "MPI, or no mpirun")
+    recipe = _hosted(recipe, host, folder if resume else None)
     by_hand = place is not None and not launched()  # mpirun then shows a terminal even where there is a file
     call = Call(
         path,
@@ -109,21 +111,30 @@ def start(
         pause or Pause.inherited(),
         passphrase_fd,
         survey,
+        host or ("none" if not recipe.hosted and compatibility.host_installed() else None),
     )
     return _go(recipe, call, folder, progress(quiet, plain=by_hand), dry_run=dry_run)
 
 
 def train(
-    recipe: Recipe, folder: RunFolder, *, resume: bool = False, quiet: bool = False, hear: Hear | None = None
+    recipe: Recipe,
+    folder: RunFolder,
+    *,
+    resume: bool = False,
+    quiet: bool = False,
+    hear: Hear | None = None,
+    host: str | None = None,
 ) -> None:
     """Run a recipe that is at hand, with objects in place of names or not, in a new folder; raises as :func:`start`.
 
-    ``resume``: go on in an earlier one's; ``quiet``: print nothing but warnings; ``hear``: told of every round.
+    ``resume``: go on in an earlier one's; ``quiet``: print nothing but warnings; ``hear``: told of every round;
+    ``host`` as :func:`start` has it.
     """
     if not resume:
         folder.check_new()
+    recipe = _hosted(recipe, host, folder if resume else None)
     show = progress(quiet)
-    call = Call(None, (), resume, quiet)
+    call = Call(None, (), resume, quiet, host=None if recipe.hosted else "none")
     if recipe.comm.in_process:
         show.hear = hear
         _go(recipe, call, folder, show)
@@ -150,8 +161,6 @@ def go_on(folder: RunFolder, objects: Mapping[str, Any], *, quiet: bool = False,
 
 
 def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_run: bool = False) -> Survey | None:
-    if "fedml" not in sys.modules and not call.quiet:
-        log.word("loading FedML ...")
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, folder, show)
     try:
         if dry_run:
@@ -198,6 +207,8 @@ def _run(runtime: Runtime) -> None:
     folder, resume = runtime.folder, runtime.call.resume
     folder.tell(rounds=runtime.recipe.train.comm_round, go_on=runtime.call.go_on(folder.path).partition(": ")[2])
     with status.ending(folder.tell):
+        if runtime.recipe.hosted:
+            runtime.load_host()
         if resume:
             folder.hold()
         session = warned(runtime.session())
@@ -212,7 +223,7 @@ def _run(runtime: Runtime) -> None:
 
 def _train(runtime: Runtime, record: Record) -> None:
     folder, show, session = runtime.folder, runtime.show, record.session
-    if record.next_round and (switches := host_switches(session.recipe)):
+    if record.next_round and (switches := compatibility.host_switches(session.recipe)):
         log.warn(
             f"{switches[0]}: what the host remembers from round to round is not in its checkpoint, so a resumed run "
             "may give other numbers"
@@ -307,6 +318,18 @@ def table(record: Record) -> str:
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}"
+
+
+def _hosted(recipe: Recipe, host: str | None, resumed: RunFolder | None) -> Recipe:
+    """The recipe, with or without FedML around it."""
+    installed, use = compatibility.host_installed(), "--host fedml"
+    if not installed:
+        use = "Python 3.10 or 3.11, where FedML installs"
+        if host == "fedml":
+            raise mistake("--host fedml", "FedML is not installed here", f"--host none, or {use}")
+    if host is None and resumed is not None:
+        host = resumed.host()
+    return recipe if installed and host != "none" else compatibility.without_host(recipe, use)
 
 
 def folder_of(recipe: Recipe, path: Path | None, what: str = "") -> RunFolder:

@@ -59,6 +59,7 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
             What the client leaves behind, with the upload as the host's hooks left it.
         """
         local = self.local
+        self.args.round_idx = round
         size, test = local.settings.batch_size, local.test_indices[client]
         data = ClientBatches(local.train, local.indices[client], size)
         self.set_id(client)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
 from fl_labelskew_registry import Method, Optimizer, mistake
@@ -61,6 +62,36 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
         yield Conflict("train_args.optimizer_source", f"{wanted}: {why}; allowed: own, or null", key)
 
 
+def host_installed() -> bool:
+    """Whether FedML is here, which installs on Python 3.10 and 3.11 alone."""
+    return find_spec("fedml") is not None
+
+
+def host_switches(recipe: Recipe) -> list[str]:
+    """The host's switches that are on, by their key."""
+    switches = {
+        "security_args.enable_attack": recipe.security.enable_attack,
+        "security_args.enable_defense": recipe.security.enable_defense,
+        "dp_args.enable_dp": recipe.dp.enable_dp,
+    }
+    return [name for name, value in switches.items() if value]
+
+
+def without_host(recipe: Recipe, use: str) -> Recipe:
+    """The recipe, to be run by our own code alone; ``use``: what else one may do where it asks for the host's.
+
+    Raises:
+        LabelSkewError: only the host has what it asks for.
+    """
+    needs = [(key, "true", "false") for key in host_switches(recipe)]
+    wanted, name = recipe.train.optimizer_source, recipe.train.federated_optimizer
+    if wanted == "host" or (wanted == "corrected" and name in CORRECTABLE):
+        needs.append(("train_args.optimizer_source", wanted, "own, null"))
+    for key, value, right in needs:
+        raise mistake(key, f"{value} is code of FedML's, and this run is without it", f"{right}, or {use}")
+    return recipe.model_copy(update={"hosted": False})
+
+
 class Choice(NamedTuple):
     """Whose code runs a recipe, and why."""
 
@@ -77,6 +108,8 @@ def choice(recipe: Recipe, model: nn.Module) -> Choice:
     wanted, name = recipe.train.optimizer_source, recipe.train.federated_optimizer
     if wanted == "own":
         return Choice("own", "asked for")
+    if not recipe.hosted:
+        return Choice("own", "without FedML")
     if wanted != "host" and name not in CORRECTABLE:
         wrong = f"the host's {name} is wrong throughout: nothing of it is left once it is right"
         return Choice("own", wrong if name in HOST else f"the host has no {name}")

@@ -74,6 +74,7 @@ class Recipe(Sections):
         expected: a paper's numbers, to compare the outcome with; no part of what is run.
         policy: what this silo takes part in, from its own file alone; no part of what is run.
         objects: plugins that stand in for names, by section; no file says them.
+        hosted: whether FedML runs it; no file says so.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -88,6 +89,7 @@ class Recipe(Sections):
     expected: tuple[Expected, ...] = ()
     policy: Policy | None = None
     objects: Mapping[str, Any] = {}
+    hosted: bool = True
 
     @property
     def method_name(self) -> str:

@@ -30,8 +30,8 @@ RESULTS = ("summary.json", "model.safetensors", "curves.png", "clients", "MODEL_
 """What a run leaves behind at its end alone."""
 Norms = dict[int, dict[int, dict[str, float]]]
 """Client, round, and norms by what they are of."""
-LEFT_BEHIND = ("fedml.yaml", locks.NAME, status.NAME, "revoked.crl")
-"""What a server leaves in its folder that no silo came to, beside the audit log."""
+LEFT_BEHIND = ("fedml.yaml", locks.NAME, status.NAME, "revoked.crl", "silos")
+"""What a server leaves in its folder that no silo came to, and silos of its machine beside it; also an audit log."""
 BEFORE = {"fedml.yaml", locks.NAME, status.NAME, "environment.json", "partition.json", "partition.png"}
 """What a run writes before its recipe, beside the notes of its data set, which ``environment.json`` lists."""
 
@@ -56,6 +56,12 @@ class RunFolder:
     def run_id(self) -> str:
         """What names this run among all others."""
         return str(self._environment["run"])
+
+    def host(self) -> str | None:
+        """What the run began in, ``fedml`` or ``none``; None where nothing says so."""
+        with contextlib.suppress(OSError, ValueError):
+            return str(self._environment.get("host", "fedml"))
+        return None
 
     def moments(self) -> Moments | None:
         """Mean and std that the run's samples are normalised by; None before it begins, and of earlier versions."""

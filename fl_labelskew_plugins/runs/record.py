@@ -197,6 +197,7 @@ class Record:
             "data": session.data,
             "partition": session.clients and session.clients.digest,
             "method": session.recipe.method_name,
+            "host": "fedml" if session.recipe.hosted else "none",
             "optimizer": compatibility.describe(session.recipe, session.trainer.model),
             "deviations": [
                 *session.method.deviations(),
@@ -243,6 +244,11 @@ class Record:
             what = "the samples" if "data" in changed else "the clients' samples"
             use = "the data set as it was, or begin a new run"
             raise mistake(f"--resume {self.folder.path}", f"{what} are no longer those of the run", use)
-        for key in ("versions", "threads", "device", "cpu_capability"):
+        if before["optimizer"]["source"] != now["optimizer"]["source"]:  # each remembers other things
+            what = f"its {now['optimizer']['name']} ran in code that is {before['optimizer']['source']}, not"
+            what = f"{what} {now['optimizer']['source']} as here (train_args.optimizer_source)"
+            raise mistake(f"--resume {self.folder.path}", what, f"--host {before.get('host', 'fedml')}")
+        before.setdefault("host", "fedml")
+        for key in ("versions", "threads", "device", "cpu_capability", "host"):
             if before[key] != now[key]:
                 log.warn(f"{key} differs from the run's start, so may the last digits")

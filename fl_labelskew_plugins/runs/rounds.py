@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from fl_labelskew_registry import mistake
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -16,7 +15,6 @@ from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.engine.server import Hooks, Server
 from fl_labelskew_plugins.runs.record import Record
-from fl_labelskew_plugins.runs.session import host_switches
 from fl_labelskew_plugins.tensors import Weights, num_bytes
 
 Measured = Sequence[Mapping[str, Any]]
@@ -44,9 +42,6 @@ class Rounds:
             client's upload comes by itself.
         hooks: the host's, where one of its switches is on.
         server: makes the server's side.
-
-    Raises:
-        LabelSkewError: a switch of the host is on, and there are no hooks.
     """
 
     def __init__(
@@ -61,8 +56,6 @@ class Rounds:
     ) -> None:
         self.session, self.record = record.session, record
         recipe, trainer = self.session.recipe, self.session.trainer
-        if hooks is None and (switches := host_switches(recipe)):
-            raise mistake(switches[0], "true needs the host", "false")
         self._summed = summed
         self._tested, self._per_client = tested, recipe.validation.per_client
         self._predict = predict or (lambda weights: trainer.predict(weights=weights))

@@ -325,7 +325,7 @@ def refuse_host_switches(recipe: Recipe) -> None:
     Raises:
         LabelSkewError: they are on and the method sends tensors beside its weights, or rows are weighed per class.
     """
-    on = host_switches(recipe)
+    on = compatibility.host_switches(recipe)
     if not on:
         return
     optimizer, more = recipe.train.federated_optimizer, compatibility.sends_more(recipe.optimizer)
@@ -340,13 +340,3 @@ def refuse_host_switches(recipe: Recipe) -> None:
             )
     if recipe.train.proxy_aggregation == "class":
         raise LabelSkewError(f"{on[0]}: needs train_args.proxy_aggregation: model, since it may drop clients")
-
-
-def host_switches(recipe: Recipe) -> list[str]:
-    """The host's switches that are on, by their key."""
-    switches = {
-        "security_args.enable_attack": recipe.security.enable_attack,
-        "security_args.enable_defense": recipe.security.enable_defense,
-        "dp_args.enable_dp": recipe.dp.enable_dp,
-    }
-    return [name for name, value in switches.items() if value]

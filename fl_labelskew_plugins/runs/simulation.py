@@ -6,12 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from fl_labelskew_registry import mistake
-
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.server import Hooks, Server
 from fl_labelskew_plugins.engine.turn import fit
-from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
 
@@ -67,16 +64,3 @@ class Simulation:
             states.put(client, round, result.state)
             yield client, result
             del result  # nothing of this client outlives its turn
-
-
-def simulate(record: Record) -> Simulation:
-    """A run's rounds without the host, of :class:`Record` alone.
-
-    Raises:
-        LabelSkewError: the recipe asks for what only the host has.
-    """
-    chosen = compatibility.choice(record.session.recipe, record.session.trainer.model)
-    if chosen.source != "own":
-        what = f"{chosen.source} ({chosen.why}) needs the host"
-        raise mistake("train_args.optimizer_source", what, "optimizer_source: own")
-    return Simulation(record)

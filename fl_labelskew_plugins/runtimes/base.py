@@ -12,12 +12,14 @@ from fl_labelskew_registry import mistake
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.typed import GO_ON, to_go_on
 from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.progress import PAUSE, Pause
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, build
 from fl_labelskew_plugins.runs.survey import Survey
 
 if TYPE_CHECKING:
+    from fl_labelskew_plugins.host.framework import FedML
     from fl_labelskew_plugins.runs.folder import RunFolder
     from fl_labelskew_plugins.runs.progress import Progress
 
@@ -37,6 +39,7 @@ class Call:
         pause: when to stop early.
         passphrase_fd: file descriptor that the passphrase of encrypted keys comes from.
         survey: ask silos for their class counts, and train nothing.
+        host: ``fedml`` or ``none``, as asked for; None: FedML where it is installed.
     """
 
     path: Path | None
@@ -49,6 +52,7 @@ class Call:
     pause: Pause | None = None
     passphrase_fd: int | None = None
     survey: bool = False
+    host: str | None = None
 
     def command(self, recipe: Path, folder: Path, *more: str, resume: bool = False) -> list[str]:
         """The command that runs the same recipe in another process."""
@@ -76,6 +80,7 @@ class Call:
             words += ["--set", override]
         words += ["--resume" if resume else "--run-dir", str(folder)]
         words += ["--survey"] if self.survey else []
+        words += [] if self.host is None else ["--host", self.host]
         return [*words, "--quiet"] if self.quiet else words
 
 
@@ -104,6 +109,18 @@ class Runtime:
     def session(self) -> Session:
         """The recipe brought to life, as the server needs it."""
         return build(self.recipe)
+
+    def host(self, recipe: Recipe, folder: Path, *, rank: int = 0) -> Host:
+        """The framework around this process's part of a run; what it was given is kept in ``folder``."""
+        return self.load_host()(recipe, folder / "fedml.yaml", rank=rank) if recipe.hosted else Host()
+
+    def load_host(self) -> type[FedML]:
+        """Import FedML, which takes seconds."""
+        if "fedml" not in sys.modules and not self.call.quiet:
+            log.word("loading FedML ...")
+        from fl_labelskew_plugins.host.framework import FedML
+
+        return FedML
 
     def preview(self) -> Session:
         """What can be built here for a dry run: nobody is started, contacted or waited for."""

@@ -1,4 +1,4 @@
-"""The host's communication manager with our transports, and what both sides of an exchange say."""
+"""What both sides of an exchange say, and who hears it."""
 
 from __future__ import annotations
 
@@ -10,44 +10,42 @@ from fl_labelskew_registry import RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.host import FedMLCommManager, Message
 from fl_labelskew_plugins.machine.text import TERM
-from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
+from fl_labelskew_plugins.runs.host import Host
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 from fl_labelskew_plugins.tensors import group, joined
 
 SERVER = 0
 NOT_FINITE = ("nan", "inf", "-inf")
 
 
-class Manager(FedMLCommManager):  # type: ignore[misc]  # the host is untyped
-    """The host's manager over one of our transports: a handler for each kind of message, no logging of contents."""
+class Manager:
+    """One side of an exchange: a handler for each kind of message; what else comes is dropped.
 
-    def __init__(self, args: Any, transport: Transport, rank: int, size: int) -> None:
-        self.transport = transport
-        super().__init__(args, None, rank, size, args.backend)
-        self.register_message_receive_handlers()
+    Messages pass through the host's own manager, where there is a host.
+    """
 
-    def _init_manager(self) -> None:
-        self.com_manager = self.transport
-        self.com_manager.add_observer(self)
+    def __init__(self, host: Host, transport: Transport, rank: int, size: int) -> None:
+        self.host, self.transport, self.rank, self.size = host, transport, rank, size
+        self._handlers = self.handlers()
+        self._manager = host.manager(transport, rank, size, self)
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """What to do with a message of each kind; others are dropped."""
+        """What to do with a message of each kind."""
         return {}
 
-    def register_message_receive_handlers(self) -> None:
-        """The host's hook."""
-        for kind, handler in self.handlers().items():
-            self.register_message_receive_handler(int(kind), handler)
-
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Hand a message to its handler; a handler's own errors are not dressed up as the host would."""
-        if msg_type in self.message_handler_dict:
-            self.message_handler_dict[msg_type](msg_params)
+        """Hand a message to its handler."""
+        if (handler := self._handlers.get(Kind(msg_type))) is not None:
+            handler(msg_params)
+
+    def run(self) -> None:
+        """Receive until the transport is stopped."""
+        self._manager.run()
 
     def send(self, kind: Kind, receiver: int, **parts: Any) -> None:
-        """Send one message, of the ``parts`` that :func:`.transport.message` takes."""
-        self.send_message(message(kind, self.rank, receiver, **parts))
+        """Send one message, of the ``parts`` that :class:`.transport.Message` has."""
+        self._manager.send_message(Message(kind, self.rank, receiver, **parts))
 
 
 def upload_tensors(result: LocalResult, *, with_state: bool) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """What carries messages between processes: the part that all transports share.
 
-A message is the host's ``Message`` with, beside its type, sender and receiver, three parameters: ``round`` (int),
-``meta`` (a small mapping of JSON values) and ``tensors`` (name to tensor). Nothing else travels; nothing is pickled.
+Nothing travels but a :class:`Message`; nothing is pickled. A transport has the interface of the host's communication
+managers, so that the host's own loop can run it where there is a host.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from fl_labelskew_plugins.host import BaseCommunicationManager, Message as Message, Observer
 from fl_labelskew_plugins.machine.text import clean
 
 
@@ -64,33 +64,38 @@ class Kind(IntEnum):
     """Local: something that a peer sent was thrown away unread; ``meta["reason"]`` is a sentence."""
 
 
-def message(
-    kind: Kind,
-    sender: int,
-    receiver: int,
-    *,
-    round: int = -1,
-    meta: Mapping[str, Any] | None = None,
-    tensors: Mapping[str, Tensor] | None = None,
-) -> Message:
-    """A message of the host's with our three parameters."""
-    made = Message(int(kind), sender, receiver)
-    made.add_params("round", round)
-    made.add_params("meta", dict(meta or {}))
-    made.add_params("tensors", dict(tensors or {}))
-    made.kind, made.sender, made.receiver, made.round = kind, sender, receiver, round
-    made.meta, made.tensors = dict(meta or {}), dict(tensors or {})
-    return made
+@dataclass
+class Message:
+    """One message; ``round`` -1: of none, ``meta``: a small mapping of JSON values, ``tensors``: by name.
+
+    ``connection``, by which it came, and ``failure``, why there will be no more, are of this process alone.
+    """
+
+    kind: Kind
+    sender: int
+    receiver: int
+    round: int = -1
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    connection: Any = None
+    failure: Exception | None = None
 
 
 def reason(msg: Message) -> str | None:
     """Why something is not as it should be, as the sender says it, fit for a line; None where it says nothing."""
-    text = msg.get("meta").get("reason")
+    text = msg.meta.get("reason")
     return None if text is None else clean(text, 500)
 
 
-class Transport(BaseCommunicationManager):  # type: ignore[misc]  # the host is untyped
-    """The host's communication manager with a queue that waits without spinning.
+class Observer(Protocol):
+    """Who is told of messages."""
+
+    def receive_message(self, msg_type: int, msg_params: Message) -> None:
+        """A message has come."""
+
+
+class Transport:
+    """A queue of messages that waits without spinning.
 
     Subclasses implement :meth:`send_message` and put what arrives into :attr:`arrived`, from any thread.
     Observers are told in the thread that calls :meth:`receive` alone.
@@ -116,13 +121,19 @@ class Transport(BaseCommunicationManager):  # type: ignore[misc]  # the host is 
         except queue.Empty:
             return False
         for observer in self._observers:
-            observer.receive_message(arrived.get_type(), arrived)
+            observer.receive_message(arrived.kind, arrived)
         return True
 
-    def handle_receive_message(self) -> None:
-        """The host's loop: receive until :meth:`stop_receive_message`."""
+    def send_message(self, msg: Message) -> None:
+        """Send one message, or begin to."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        """Receive until :meth:`stop_receive_message`."""
         while self.running:
             self.receive()
+
+    handle_receive_message = run
 
     def stop_receive_message(self) -> None:
         """End the loop and let go of connections; may be called twice."""

@@ -195,7 +195,7 @@ def test_a_missing_class_is_no_mean(tmp_path):
         ({}, {"class_names": ("benign",)}, "malign is none of benign; use it in data_args.class_names"),
         ({"id": [f"p{i}" for i in range(1001)], "rows": 1001}, {"categorical": "one_hot"}, "has 1001 categories; use"),
         ({"label": [f"c{i}" for i in range(40)]}, {}, "leaves no test sample; use more samples of a class"),
-        ({"rows": 0}, {}, "has no row; use one"),
+        ({"rows": 0}, {}, "has no row; use a file with one for each sample"),
     ],
 )  # fmt: skip
 def test_unfit_tables(tmp_path, columns, options, text):

@@ -6,7 +6,6 @@ from itertools import islice
 
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError
 from safetensors.torch import load_file
 
 from fl_labelskew_plugins.front.start import start
@@ -16,7 +15,7 @@ from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
-from fl_labelskew_plugins.runs.simulation import simulate
+from fl_labelskew_plugins.runs.simulation import Simulation
 
 TEXT = """\
 data_args: {dataset: digits}
@@ -26,10 +25,6 @@ train_args: {client_num_in_total: 4, client_num_per_round: 3, comm_round: 2, bat
 method_args: {method: fedmr}
 device_args: {threads: 1}
 """
-DP = [
-    "dp_args.enable_dp=true", "dp_args.mechanism_type=gaussian", "dp_args.delta=0.01", "dp_args.sensitivity=1.0e-4",
-    "dp_args.dp_solution_type=ldp", "dp_args.epsilon=0.5",
-]  # fmt: skip
 ALONE = """\
 import importlib.abc, sys
 class Refuse(importlib.abc.MetaPathFinder):
@@ -70,30 +65,15 @@ def record(tmp_path):
 def test_who_stops_early_goes_on_later(record):
     """In the same process, or from the checkpoint."""
     first = record()
-    simulation = simulate(first)
+    simulation = Simulation(first)
     assert [line["round"] for line in islice(simulation, 1)] == [0]
     assert [line["round"] for line in islice(simulation, 1)] == [1]
     again = record(resume=True)
     assert again.next_round == 2
     assert all(torch.equal(value, first.weights[key]) for key, value in again.weights.items())
-    for each in (simulation, simulate(again)):
+    for each in (simulation, Simulation(again)):
         assert [line["round"] for line in each] == [2]
     assert all(torch.equal(value, first.weights[key]) for key, value in again.weights.items())
     assert [line["round"] for line in read_lines(first.folder.metrics)] == [0, 1, 2, 2]  # both have gone on
     again.finish()
     assert load_file(again.folder.path / "model.safetensors").keys() == first.weights.keys()
-
-
-@pytest.mark.parametrize(
-    ("overrides", "line"),
-    [
-        (["method_args.method=fedavg", *DP], "dp_args.enable_dp: true needs the host; use false"),
-        (
-            ["method_args.method=fedavg", "train_args.federated_optimizer=FedProx"],
-            r"train_args.optimizer_source: corrected \(default of FedProx\) needs the host; use optimizer_source: own",
-        ),
-    ],
-)
-def test_what_only_the_host_has_is_refused(record, overrides, line):
-    with pytest.raises(LabelSkewError, match=line):
-        simulate(record(*overrides))

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
@@ -20,19 +19,17 @@ from torch import Tensor
 
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.engine.local import TEST_BATCH, LocalResult
-from fl_labelskew_plugins.host import Message, start
-from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
-from fl_labelskew_plugins.host.trainer import LabelSkewTrainer
 from fl_labelskew_plugins.machine.place import mpi_rank
+from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
-from fl_labelskew_plugins.runs.session import Session, build, host_switches
+from fl_labelskew_plugins.runs.session import Session, build
 from fl_labelskew_plugins.runtimes.base import Runtime
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.mpi import launch
 from fl_labelskew_plugins.runtimes.mpi.transport import MPITransport
 from fl_labelskew_plugins.runtimes.spool import Spool
-from fl_labelskew_plugins.runtimes.transport import Kind
+from fl_labelskew_plugins.runtimes.transport import Kind, Message
 from fl_labelskew_plugins.tensors import Weights, group, joined
 
 
@@ -62,27 +59,26 @@ class MPI(Runtime):
 
     def run(self, session: Session, record: Record) -> None:
         """The server's part."""
-        args = start.start(self.recipe, self.folder.path / "fedml.yaml")
+        host = self.host(self.recipe, self.folder.path)
         transport = MPITransport(Spool(self.recipe.comm.upload_memory_mb * 2**20, self.folder.path))
-        Server(args, transport, transport.size, session, record).train()
+        Server(host, transport, transport.size, session, record).train()
         transport.stop_receive_message()
 
     def _work(self, rank: int, size: int) -> None:
         session = build(self.recipe)
         with tempfile.TemporaryDirectory() as folder:
-            args = start.start(self.recipe, Path(folder) / "fedml.yaml", rank=rank)
+            host = self.host(self.recipe, Path(folder), rank=rank)
             transport = MPITransport(Spool(self.recipe.comm.upload_memory_mb * 2**20, Path(folder)))
-            Worker(args, transport, rank, size, session).run()
+            Worker(host, transport, rank, size, session).run()
 
 
 class Server(Manager):
     """Rank 0: deals clients to workers and hands their uploads on in ascending order."""
 
-    def __init__(self, args: Any, transport: MPITransport, size: int, session: Session, record: Record) -> None:
-        super().__init__(args, transport, SERVER, size)
+    def __init__(self, host: Host, transport: MPITransport, size: int, session: Session, record: Record) -> None:
+        super().__init__(host, transport, SERVER, size)
         self.session, self.record = session, record
-        hooks = LabelSkewAggregator(session.trainer.model, args) if host_switches(session.recipe) else None
-        self.rounds = Rounds(record, predict=self.predict, hooks=hooks)
+        self.rounds = Rounds(record, predict=self.predict, hooks=host.hooks(session.trainer.model))
         self._idle = list(range(1, size))
         self._waiting: list[int] = []
         self._arrived: dict[int, LocalResult] = {}
@@ -165,19 +161,19 @@ class Server(Manager):
         )
 
     def _uploaded(self, message: Message) -> None:
-        self._arrived[message.get("meta")["client"]] = upload(message.get("tensors"), message.get("meta"))
-        worker = message.get_sender_id()
+        self._arrived[message.meta["client"]] = upload(message.tensors, message.meta)
+        worker = message.sender
         if self._waiting:
-            self._deal(message.get("round"), worker)
+            self._deal(message.round, worker)
         else:
             self._idle.append(worker)
 
     def _tested(self, message: Message) -> None:
-        self._logits[message.get_sender_id()] = message.get("tensors")["logits"]
+        self._logits[message.sender] = message.tensors["logits"]
 
     def _failed(self, message: Message) -> None:
-        meta = message.get("meta")
-        error = RunError(f"worker {message.get_sender_id()}: {meta['reason']}")
+        meta = message.meta
+        error = RunError(f"worker {message.sender}: {meta['reason']}")
         error.frames = meta["frames"]
         raise error
 
@@ -185,10 +181,9 @@ class Server(Manager):
 class Worker(Manager):
     """A rank above 0: trains the clients that the server names."""
 
-    def __init__(self, args: Any, transport: MPITransport, rank: int, size: int, session: Session) -> None:
-        super().__init__(args, transport, rank, size)
-        self.trainer = LabelSkewTrainer(session.trainer, args, hooks=bool(host_switches(session.recipe)))
-        self._sums = session.sums
+    def __init__(self, host: Host, transport: MPITransport, rank: int, size: int, session: Session) -> None:
+        super().__init__(host, transport, rank, size)
+        self.local, self._take, self._sums = session.trainer, host.turns(session.trainer), session.sums
         self._weights: dict[str, Tensor] = {}
         self._shared: dict[str, Tensor] = {}
 
@@ -202,26 +197,25 @@ class Worker(Manager):
 
     def _hear(self, message: Message) -> None:
         """Take the global model, where it comes with the message."""
-        device = self.trainer.local.device
-        if message.get("meta")["news"]:
-            self._weights = {k: v.to(device) for k, v in group(message.get("tensors"), "model").items()}
-            self._shared = {k: v.to(device) for k, v in group(message.get("tensors"), "shared").items()}
+        device = self.local.device
+        if message.meta["news"]:
+            self._weights = {k: v.to(device) for k, v in group(message.tensors, "model").items()}
+            self._shared = {k: v.to(device) for k, v in group(message.tensors, "shared").items()}
 
     def _test(self, message: Message) -> None:
         self._hear(message)
-        local = self.trainer.local
-        part = torch.arange(*message.get("meta")["part"], device=local.device)
+        local = self.local
+        part = torch.arange(*message.meta["part"], device=local.device)
         self.send(Kind.LOGITS, SERVER, tensors={"logits": local.predict(part, self._weights)[0]})
 
     def _train(self, message: Message) -> None:
         self._hear(message)
-        meta, tensors, round = message.get("meta"), message.get("tensors"), message.get("round")
+        meta, tensors, round = message.meta, message.tensors, message.round
         client = meta["client"]
-        self.args.round_idx = round
         turn = {key: meta[key] for key in ("times_selected", "personalised")}
         state = group(tensors, "state")
         try:
-            result = self.trainer.take(client, round, self._weights, shared=self._shared, state=state, **turn)
+            result = self._take(client, round, self._weights, shared=self._shared, state=state, **turn)
             if self._sums is not None:
                 result = self._sums.sealed(client, round, self._weights, result)
         except LabelSkewError as error:

@@ -12,11 +12,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.mpi.rank import world
 from fl_labelskew_plugins.runtimes.spool import Spool
-from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 
 HEADER, PAYLOAD = 1, 2
 """MPI's tags. A header comes first and tells how long the payload is, which then goes straight into its buffer."""
@@ -69,8 +68,8 @@ class MPITransport(Transport):
         Raises:
             TypeError: it holds something that does not travel, see :func:`fl_labelskew_plugins.runtimes.wire.encode`.
         """
-        receiver = msg.get_receiver_id()
-        parts = wire.encode(msg.get_type(), self.rank, receiver, msg.get("round"), msg.get("meta"), msg.get("tensors"))
+        receiver = msg.receiver
+        parts = wire.encode(msg.kind, self.rank, receiver, msg.round, msg.meta, msg.tensors)
         data = memoryview(b"".join(parts))  # a copy, so that nobody has to know when it has left
         send = self._comm.Isend
         requests = [send([data[: wire.Header.SIZE], self._mpi.BYTE], receiver, HEADER)]
@@ -152,4 +151,4 @@ def _cut(data: memoryview) -> list[memoryview]:
 def _message(transfer: Transfer) -> Message:
     header = transfer.header
     meta, tensors = wire.decode(transfer.buffer)
-    return message(Kind(header.kind), header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)
+    return Message(Kind(header.kind), header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)

@@ -24,14 +24,13 @@ from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import Versions
 from fl_labelskew_plugins.engine.local import LocalResult, forms
-from fl_labelskew_plugins.host import Message
-from fl_labelskew_plugins.host.trainer import LabelSkewTrainer
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import model_file
+from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.progress import Progress
-from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
+from fl_labelskew_plugins.runs.session import Session, assemble
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.silo import facts, keys
@@ -39,7 +38,7 @@ from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.facts import Facts, SiloData
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, question
 from fl_labelskew_plugins.runtimes.silo.own_folder import OwnFolder
-from fl_labelskew_plugins.runtimes.transport import Kind, message, reason
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, joined, num_bytes, rest, trim
 
 
@@ -49,9 +48,11 @@ class SiloClient(Manager):
     In ``folder`` are its secret and, run by run, its states and measures; ``guard`` keeps it to its policy, if any.
     """
 
+    transport: SiloTransport
+
     def __init__(
         self,
-        args: Any,
+        host: Host,
         transport: SiloTransport,
         rank: int,
         recipe: Recipe,
@@ -60,7 +61,7 @@ class SiloClient(Manager):
         show: Progress,
         guard: Guard | None = None,
     ) -> None:
-        super().__init__(args, transport, rank, recipe.train.client_num_in_total + 1)
+        super().__init__(host, transport, rank, recipe.train.client_num_in_total + 1)
         self.recipe, self.data, self.folder, self.show, self.guard = recipe, data, folder, show, guard
         self.client = rank - 1
         self.failure: LabelSkewError | None = None
@@ -89,7 +90,7 @@ class SiloClient(Manager):
     def _hello(self) -> Message:
         """First on every connection; may be asked for in any thread."""
         meta = {**self._facts().meta(), "process": self._process, "round": self._round}
-        return message(Kind.HELLO, self.rank, SERVER, meta=meta, tensors=self.data.sent())
+        return Message(Kind.HELLO, self.rank, SERVER, meta=meta, tensors=self.data.sent())
 
     def _facts(self) -> Facts:
         """What is told of this silo's data."""
@@ -112,7 +113,7 @@ class SiloClient(Manager):
         self.transport.stop_receive_message()
 
     def _welcome(self, message: Message) -> None:
-        meta = message.get("meta")
+        meta = message.meta
         if not re.fullmatch("[0-9a-f]{16}", str(meta["run"])):  # it names a folder
             raise LabelSkewError("the server's name of the run is not one of ours")
         facts.check_agreement(meta["settings"], self.recipe)
@@ -123,7 +124,7 @@ class SiloClient(Manager):
             data = self.data
             normal, self._normalisation = data.data, {}
             if self.recipe.pools_moments:
-                self._normalisation = dict(message.get("tensors"))
+                self._normalisation = dict(message.tensors)
                 normal = facts.normalised(normal, self._normalisation)
             session = assemble(
                 self.recipe,
@@ -153,7 +154,7 @@ class SiloClient(Manager):
     def _use(self, session: Session) -> None:
         """Train with this from now on."""
         self.session = session
-        self.trainer = LabelSkewTrainer(session.trainer, self.args, hooks=bool(host_switches(self.recipe)))
+        self._take = self.host.turns(session.trainer)
 
     def _open(self, session: Session, federation: Federation) -> None:
         """Take part in the opening exchange."""
@@ -164,7 +165,7 @@ class SiloClient(Manager):
         raise LabelSkewError("the server takes a survey, and this silo was started for a run; use --survey here, too")
 
     def _train(self, message: Message) -> None:
-        session, round, meta = self.session, message.get("round"), message.get("meta")
+        session, round, meta = self.session, message.round, message.meta
         if session is None:
             raise RunError("the server asks for training before it has said what the run is")
         if self._upload is not None and self._upload[0] == round:
@@ -179,17 +180,17 @@ class SiloClient(Manager):
         kept = facts.numbers(meta, "kept_rounds", 0, rounds - 1, "TRAIN")
         times = facts.number(meta, "times_selected", 1, rounds, "TRAIN")
         device = session.trainer.device
-        weights = {k: v.to(device) for k, v in group(message.get("tensors"), "model").items()}
-        shared = {k: v.to(device) for k, v in group(message.get("tensors"), "shared").items()}
+        weights = {k: v.to(device) for k, v in group(message.tensors, "model").items()}
+        shared = {k: v.to(device) for k, v in group(message.tensors, "shared").items()}
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
         if self.guard is not None:
             rests_on = {key: value for key, value in meta.items() if key != "kept_rounds"}
-            tensors = {**message.get("tensors"), **self._normalisation}
+            tensors = {**message.tensors, **self._normalisation}
             request = question(session.federation, round, rests_on, tensors, self.states.get(before))
             self.guard.answer(self._run, round, request)
-        self._round = self.args.round_idx = round
+        self._round = round
         self.states.keep({before, *kept})
-        result = self.trainer.take(
+        result = self._take(
             self.client,
             round,
             weights,
@@ -204,7 +205,7 @@ class SiloClient(Manager):
             self.guard.leaving(result.contributions, session.method.sends)
         upload = self._leaving(round, weights, result)
         sent = num_bytes(upload.upload.values()) + num_bytes(upload.contributions.values())
-        self.run_folder.trained(round, result, bytes_up=sent, bytes_down=num_bytes(message.get("tensors").values()))
+        self.run_folder.trained(round, result, bytes_up=sent, bytes_down=num_bytes(message.tensors.values()))
         self._upload = (round, upload)
         self._send_upload()
         self.transport.audit.sync()
@@ -230,11 +231,11 @@ class SiloClient(Manager):
 
     def _test(self, message: Message) -> None:
         """Test the global model after a round on the silo's own test part; tell it where that is allowed."""
-        session, round = self.session, message.get("round")
+        session, round = self.session, message.round
         if session is None:
             raise RunError("the server asks for a test before it has said what the run is")
         facts.number({"round": round}, "round", 0, session.federation.rounds - 1, "TEST")
-        weights = group(message.get("tensors"), "model")
+        weights = group(message.tensors, "model")
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
         answer: dict[str, Any] = {}
         if self.recipe.validation.per_client and len(self.data.test):
@@ -253,7 +254,7 @@ class SiloClient(Manager):
         assert self.session is not None
         if self.guard is None:
             return True
-        tensors = {**message.get("tensors"), **self._normalisation}
+        tensors = {**message.tensors, **self._normalisation}
         request = question(self.session.federation, round, {}, tensors, {})
         try:
             self.guard.answer(self._run, round, request, of="test")
@@ -271,14 +272,14 @@ class SiloClient(Manager):
         self.send(Kind.UPLOAD, SERVER, round=round, meta=measures, tensors=upload_tensors(result, with_state=False))
 
     def _verdict(self, message: Message) -> None:
-        meta, round = message.get("meta"), message.get("round")
+        meta, round = message.meta, message.round
         if self._upload is not None and self._upload[0] == round:
             self._upload, self._round = None, -1  # who asks for it again has to be told that it is not on its way
         if not meta.get("taken"):
             self.show.note(f"round {round + 1}: the server left this silo's upload out: {reason(message)}", log.WARNING)
 
     def _finish(self, message: Message) -> None:
-        meta = message.get("meta")
+        meta = message.meta
         if meta["done"] is not True:
             # no failure that the server is told of: this silo's class names are nobody's business
             names = wire.cleaned(list(self.data.data.class_names))  # as those of the server, which came over the wire
@@ -287,7 +288,7 @@ class SiloClient(Manager):
             self.transport.stop_receive_message()
             return
         if self.session is not None:
-            weights = group(message.get("tensors"), "model")
+            weights = group(message.tensors, "model")
             check_upload(weights, self.session.start, where="the server's final model")
             said = model_file.about(self.session, round=self.session.federation.rounds)
             model_file.save(weights, self.run_folder.path / "model.safetensors", said)

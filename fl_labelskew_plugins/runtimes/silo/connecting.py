@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runs.audit import Audit
@@ -24,7 +23,7 @@ from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.names import Files, fingerprint
 from fl_labelskew_plugins.runtimes.silo.streams import LIMIT, LOOKED, METHOD, PATIENCE_S, SERVICE, TAKEN, Outbox
 from fl_labelskew_plugins.runtimes.spool import Spool
-from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message, reason
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport, reason
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
 if TYPE_CHECKING:
@@ -140,7 +139,7 @@ class SiloTransport(Transport):
         self.address, self.rank = address, rank
         self.limits = dict.fromkeys(FROM_SERVER, LIMIT)
         """Bytes of a message of each kind, at most; may be changed at any time, as by the handler of WELCOME."""
-        self.hello: Callable[[], Message] = lambda: message(Kind.HELLO, rank, 0)
+        self.hello: Callable[[], Message] = lambda: Message(Kind.HELLO, rank, 0)
         """Makes the first message of every connection, in another thread."""
         self.tls, self.revoked, self._trust = tls, revoked, Trust(address, tls, self.audit, pin, revoked)
         self._spool, self._say = spool or Spool(), say
@@ -163,7 +162,7 @@ class SiloTransport(Transport):
         outbox = self._outbox
         if outbox is None:
             return
-        if self._trust.doubt() or not outbox.put(streams.encoded(msg, msg.get("tensors")), reason(msg)):
+        if self._trust.doubt() or not outbox.put(streams.encoded(msg, msg.tensors), reason(msg)):
             self._cancel()  # the server takes nothing any more, or should get nothing: a new connection may
 
     def stop_receive_message(self) -> None:
@@ -188,9 +187,8 @@ class SiloTransport(Transport):
         self._handling = False
         arrived = super()._next(timeout)
         self._handling = True
-        failure: Exception | None = getattr(arrived, "failure", None)
-        if failure is not None:
-            raise failure
+        if arrived.failure is not None:
+            raise arrived.failure
         return arrived
 
     # -- the connecting thread, which also reads
@@ -212,9 +210,7 @@ class SiloTransport(Transport):
                 self._stopping.wait(pause * jitter.uniform(0.5, 1))
                 pause = min(2 * pause, LAST_PAUSE_S)
         except Exception as error:  # whatever it is, it belongs to the thread that waits
-            ended = message(Kind.LEFT, 0, self.rank)
-            ended.failure = error
-            self.arrived.put(ended)
+            self.arrived.put(Message(Kind.LEFT, 0, self.rank, failure=error))
         finally:
             self._ended.set()
 
@@ -231,7 +227,7 @@ class SiloTransport(Transport):
         looked = ((LOOKED, "1"),) if self._trust.certificate else None
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(outbox.chunks(), metadata=looked)
         try:
-            outbox.put(streams.encoded(hello := self.hello(), hello.get("tensors")))
+            outbox.put(streams.encoded(hello := self.hello(), hello.tensors))
             with self._lock:
                 self._cancel = call.cancel
                 if self._stopping.is_set():
@@ -241,7 +237,7 @@ class SiloTransport(Transport):
                 self._say(f"connected to the server at {self.address}")
                 self.audit.note("connected", **known)
                 self._outbox = outbox
-                self.arrived.put(message(Kind.JOINED, 0, self.rank))
+                self.arrived.put(Message(Kind.JOINED, 0, self.rank))
             hashing = Hashing(call, wanted=self.audit.digests)
             while self._read(hashing):
                 heard = True
@@ -252,7 +248,7 @@ class SiloTransport(Transport):
             why = "the connection was lost"
         except WireError as error:
             why = streams.predicate(error)
-            self.arrived.put(message(Kind.REFUSED, 0, self.rank, meta={"reason": why}))
+            self.arrived.put(Message(Kind.REFUSED, 0, self.rank, meta={"reason": why}))
             self._trust.refused(why)
         except OSError as error:
             raise RunError(
@@ -264,7 +260,7 @@ class SiloTransport(Transport):
             call.cancel()
             channel.close()
             if joined:
-                self.arrived.put(message(Kind.LEFT, 0, self.rank))
+                self.arrived.put(Message(Kind.LEFT, 0, self.rank))
                 self.audit.note("left", **known)
         return joined, heard, why
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fl_labelskew_plugins.engine.aggregate import check_extra
 from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session
@@ -18,7 +17,7 @@ from fl_labelskew_plugins.runtimes.messages import measures, upload
 from fl_labelskew_plugins.runtimes.silo.census import Census
 from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
 from fl_labelskew_plugins.runtimes.silo.outliers import Judge, norms
-from fl_labelskew_plugins.runtimes.transport import Kind
+from fl_labelskew_plugins.runtimes.transport import Kind, Message
 from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes, trim
 
 HEAVY = 0.9
@@ -57,7 +56,7 @@ class Opening:
         if sent != opened and sent >= opened - excluded:
             self._share()
 
-    def take(self, client: int, tensors: dict[str, Tensor]) -> None:
+    def take(self, client: int, tensors: Mapping[str, Tensor]) -> None:
         """One has come; raises RunError where it is not what the method sends."""
         session = self._rounds.session
         try:
@@ -143,12 +142,12 @@ class Uploads:
 
     def take(self, client: int, message: Message) -> dict[str, Any] | None:
         """An upload has come; what is to be said of it, if anything yet."""
-        poll, round = self._poll, message.get("round")
+        poll, round = self._poll, message.round
         if round != self._members.round or not poll.awaits(client):
             return TAKEN if self._taken.get(client) == round else LATE  # sent twice, because its connection broke
         server, device = self._rounds.server, self._rounds.session.trainer.device
         try:
-            result = upload(message.get("tensors"), message.get("meta"))
+            result = upload(message.tensors, message.meta)
             if result.state:
                 raise RunError("it holds private state")
             result.upload = {k: v.to(device) for k, v in result.upload.items()}
@@ -229,9 +228,9 @@ class ClientTests:
 
     def take(self, client: int, message: Message) -> None:
         """A test has come."""
-        if message.get("round") == self._members.round and self._poll.awaits(client):
+        if message.round == self._members.round and self._poll.awaits(client):
             try:
-                self._poll.answers[client] = measures(message.get("meta"))
+                self._poll.answers[client] = measures(message.meta)
             except RunError as error:
                 self._poll.settled.add(client)
                 self._members.warn(f"{self._members.where}: test of silo {client + 1} refused: {error}")

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from fl_labelskew_registry import mistake
 
-from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing
@@ -19,7 +18,7 @@ from fl_labelskew_plugins.runtimes.silo import door, names, streams
 from fl_labelskew_plugins.runtimes.silo.door import Door
 from fl_labelskew_plugins.runtimes.silo.streams import LIMIT, LOOKED, PATIENCE_S, TAKEN, Broadcast, Outbox, RefusedError
 from fl_labelskew_plugins.runtimes.spool import Spool
-from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ class ServerTransport(Transport):
 
         Its tensors must not change any more: they are read while they are sent.
         """
-        connection = self._open.get(msg.get_receiver_id())
+        connection = self._open.get(msg.receiver)
         if connection is None or connection.closed:
             return
         if not connection.outbox.put(*self._broadcast.prepared(msg)):
@@ -173,17 +172,17 @@ class ServerTransport(Transport):
         with self._lock:
             for rank, shown in self._shown.items():
                 if self.revoked.barred(shown):
-                    self.arrived.put(message(Kind.LEFT, rank, 0, meta={"revoked": True}))
+                    self.arrived.put(Message(Kind.LEFT, rank, 0, meta={"revoked": True}))
 
     def _next(self, timeout: float | None) -> Message:
         self._turn_out()
         arrived = super()._next(timeout)
-        connection: _Connection | None = getattr(arrived, "connection", None)
+        connection: _Connection | None = arrived.connection
         if connection is not None:
             # From here on the owner means this connection when it names the rank.
-            if arrived.get_type() == Kind.HELLO:
+            if arrived.kind == Kind.HELLO:
                 self._open[connection.rank] = connection
-            elif arrived.get_type() == Kind.LEFT:
+            elif arrived.kind == Kind.LEFT:
                 self._open.pop(connection.rank, None)
             connection.slots.release()
         return arrived
@@ -245,14 +244,14 @@ class ServerTransport(Transport):
         if got is None:
             return False
         arrived, facts = got
-        self.audit.note("received", rank=arrived.get_sender_id(), **connection.known, **facts)
+        self.audit.note("received", rank=arrived.sender, **connection.known, **facts)
         arrived.connection = connection
         connection.slots.acquire()
         with self._lock:
             if connection.closed or connection.gone:
                 return False
             if not connection.greeted:
-                self._greet(connection, arrived.get_sender_id())
+                self._greet(connection, arrived.sender)
             self.arrived.put(arrived)
         return True
 
@@ -289,9 +288,7 @@ class ServerTransport(Transport):
         """Tell of a connection's end, once; the lock is held."""
         if self._present.get(connection.rank) is connection:
             del self._present[connection.rank]
-            left = message(Kind.LEFT, connection.rank, 0)
-            left.connection = connection
-            self.arrived.put(left)
+            self.arrived.put(Message(Kind.LEFT, connection.rank, 0, connection=connection))
             self.audit.note("left", rank=connection.rank, **connection.known)
 
     def _ended(self, connection: _Connection) -> None:
@@ -309,7 +306,7 @@ class ServerTransport(Transport):
         shown = "" if self.tls is None else "showed no certificate of this federation's authority, or "
         meta = {"reason": f"{shown}asked for nothing", "times": count}
         self.audit.note("refused", why=meta["reason"], times=count)
-        self.arrived.put(message(Kind.REFUSED, -1, 0, meta=meta))
+        self.arrived.put(Message(Kind.REFUSED, -1, 0, meta=meta))
 
     def _too_late(self, connection: _Connection) -> None:
         if not connection.greeted:
@@ -323,7 +320,7 @@ class ServerTransport(Transport):
                 return
             connection.close(getattr(self._grpc.StatusCode, code), why)
             self.audit.note("refused", rank=connection.rank or None, **connection.known, why=why)
-            self.arrived.put(message(Kind.REFUSED, connection.rank or -1, 0, meta={"reason": why}))
+            self.arrived.put(Message(Kind.REFUSED, connection.rank or -1, 0, meta={"reason": why}))
             self._leave(connection)
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins.host import start
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe import parse as recipes
@@ -128,8 +127,8 @@ class CrossSilo(Runtime):
         self.folder.tell(state=status.WAITING, address=transport.address, quorum=comm.quorum(train.clients_per_round))
         self._audit.open(self.folder.path, "server")
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
-        args, go_on = start.start(self.recipe, self.folder.path / "fedml.yaml"), self.call.go_on(self.folder.path)
-        return server(args, transport, self.recipe, checkpoint, self.show, go_on, self.folder, seen)
+        host, go_on = self.host(self.recipe, self.folder.path), self.call.go_on(self.folder.path)
+        return server(host, transport, self.recipe, checkpoint, self.show, go_on, self.folder, seen)
 
     def run(self, session: Session, record: Record) -> None:
         """The server's part."""
@@ -175,9 +174,9 @@ class CrossSilo(Runtime):
             revoked=revoked,
         )
         self._transport = transport
-        args = start.start(recipe, self.folder.path / "fedml.yaml", rank=rank)
+        host = self.host(recipe, self.folder.path, rank=rank)
         kind = SurveyedSilo if self.call.survey else _summing().SummedSilo if recipe.sums_alone else SiloClient
-        client = kind(args, transport, rank, recipe, data, self.folder.path, self.show, guard)
+        client = kind(host, transport, rank, recipe, data, self.folder.path, self.show, guard)
         transport.start()
         client.run()
         if client.failure is not None:

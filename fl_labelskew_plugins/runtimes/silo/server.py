@@ -20,17 +20,16 @@ from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Vector
-from fl_labelskew_plugins.host import Message
-from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import Checkpoint, RunFolder
+from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
-from fl_labelskew_plugins.runs.session import Session, assemble, host_switches
+from fl_labelskew_plugins.runs.session import Session, assemble
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager
 from fl_labelskew_plugins.runtimes.silo import facts
 from fl_labelskew_plugins.runtimes.silo.census import Census, OtherClassesError, form, server_classes
@@ -39,7 +38,7 @@ from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
 from fl_labelskew_plugins.runtimes.silo.flood import Flood
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.members import Members
-from fl_labelskew_plugins.runtimes.transport import Kind, reason
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 from fl_labelskew_plugins.tensors import State, joined, num_bytes
 
 SLACK = 2**20
@@ -57,10 +56,11 @@ class SiloServer(Manager):
 
     summed = False
     """Whether this server sees sums alone."""
+    transport: ServerTransport
 
     def __init__(
         self,
-        args: Any,
+        host: Host,
         transport: ServerTransport,
         recipe: Recipe,
         checkpoint: Checkpoint | None,
@@ -71,7 +71,7 @@ class SiloServer(Manager):
     ) -> None:
         self.recipe, self.say, self.warn = recipe, show.note, partial(show.note, level=log.WARNING)
         self.num_silos = recipe.train.client_num_in_total
-        super().__init__(args, transport, SERVER, self.num_silos + 1)
+        super().__init__(host, transport, SERVER, self.num_silos + 1)
         excluded = Excluded(folder.path, self.num_silos, self.say, transport.audit.note)
         self.members = Members(recipe, transport, excluded, self._recount, self.warn, go_on, folder.tell, seen)
         self.folder = folder
@@ -93,7 +93,7 @@ class SiloServer(Manager):
             Kind.UPLOAD: self._take_upload,
             Kind.TESTED: self._take_test,
             Kind.FAILED: self._failed,
-            Kind.FINISH: lambda message: self._done.add(message.get_sender_id() - 1),
+            Kind.FINISH: lambda message: self._done.add(message.sender - 1),
             Kind.LEFT: self._left,
             Kind.REFUSED: self._refused,
         }
@@ -135,10 +135,9 @@ class SiloServer(Manager):
         """All rounds that are left, then the end for everybody."""
         self.record, session = record, record.session
         self.transport.audit.note("run", run=record.run)
-        on = host_switches(self.recipe)
-        hooks = LabelSkewAggregator(session.trainer.model, self.args) if on else None
         self._tests = ClientTests(self.members, self.send, self.num_silos)
-        rounds = Rounds(record, hooks=hooks, tested=self._tests.of, summed=self.total if self.summed else None)
+        hooks, summed = self.host.hooks(session.trainer.model), self.total if self.summed else None
+        rounds = Rounds(record, hooks=hooks, tested=self._tests.of, summed=summed)
         self._opening, self._uploads = self._exchanges(rounds)
         self.rounds = rounds
         if self.members.excluded:
@@ -231,11 +230,11 @@ class SiloServer(Manager):
     # -- what silos send
 
     def _hello(self, message: Message) -> None:
-        client, meta = message.get_sender_id() - 1, message.get("meta")
+        client, meta = message.sender - 1, message.meta
         try:
             reported = facts.facts(meta, summed=self.summed)
             self.census.check(client, reported)
-            sums = facts.sums(message.get("tensors"), reported) if self.pools_moments else None
+            sums = facts.sums(message.tensors, reported) if self.pools_moments else None
         except RunError as error:
             other = isinstance(error, OtherClassesError)
             self._turn_away(client, str(error), **({"class_names": self.census.class_names} if other else {}))
@@ -262,42 +261,42 @@ class SiloServer(Manager):
         """A silo is here again in a run that is under way, and has been welcomed."""
 
     def _take_opening(self, message: Message) -> None:
-        client = message.get_sender_id() - 1
+        client = message.sender - 1
         if self.rounds is not None and self._opening.wanted:  # or nobody asked for it
             try:
-                self._opening.take(client, message.get("tensors"))
+                self._opening.take(client, message.tensors)
             except RunError as error:
                 self._turn_away(client, str(error))
 
     def _take_upload(self, message: Message) -> None:
-        client = message.get_sender_id() - 1
+        client = message.sender - 1
         self.members.away.discard(client)
         verdict = LATE if self.rounds is None else self._uploads.take(client, message)
         if verdict is not None:
-            self.send(Kind.VERDICT, client + 1, round=message.get("round"), meta=verdict)
+            self.send(Kind.VERDICT, client + 1, round=message.round, meta=verdict)
 
     def _take_test(self, message: Message) -> None:
-        client = message.get_sender_id() - 1
+        client = message.sender - 1
         self.members.away.discard(client)
         if self.rounds is not None:
             self._tests.take(client, message)
 
     def _failed(self, message: Message) -> None:
-        client = message.get_sender_id() - 1
+        client = message.sender - 1
         self._say(client, f"cannot go on: {reason(message) or ''}", self.warn)
         self.members.left(client)
         self.members.away.add(client)
 
     def _left(self, message: Message) -> None:
-        client = message.get_sender_id() - 1
+        client = message.sender - 1
         if client in self.members.present:
             self._say(client, "has left", most=VISITS)
             self.members.left(client)
-        if message.get("meta").get("revoked"):  # with its certificate it cannot come back, so it is not waited for
+        if message.meta.get("revoked"):  # with its certificate it cannot come back, so it is not waited for
             self.members.away.add(client)
 
     def _refused(self, message: Message) -> None:
-        meta, sender = message.get("meta"), message.get_sender_id()
+        meta, sender = message.meta, message.sender
         peer = f"silo {sender}" if sender > 0 else "a stranger"
         self._flood.tell(peer, f"refused: {meta['reason']}", times=meta.get("times", 1), say=self.warn)
 

@@ -18,14 +18,13 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
 
-from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.chunks import Hashing, Sha256, assemble, cut, hashed, tensors_hashed
 from fl_labelskew_plugins.runtimes.silo import names
 from fl_labelskew_plugins.runtimes.spool import Spool
-from fl_labelskew_plugins.runtimes.transport import Kind, message, reason
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
 SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
@@ -92,15 +91,15 @@ def checked(address: str, tls: names.Files | None) -> tuple[str, int]:
 
 def encoded(msg: Message, tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
     """A message's bytes, with these tensors."""
-    kind, sender, receiver = int(msg.get_type()), msg.get_sender_id(), msg.get_receiver_id()
-    return wire.encode(kind, sender, receiver, msg.get("round"), msg.get("meta"), tensors)
+    kind, sender, receiver = int(msg.kind), msg.sender, msg.receiver
+    return wire.encode(kind, sender, receiver, msg.round, msg.meta, tensors)
 
 
 def decoded(header: Header, payload: wire.Buffer) -> Message:
     """The message, whose texts are fit to be shown from here on: the names of its tensors are so, or it is refused."""
     meta, tensors = wire.decode(payload)
     kind, meta = Kind(header.kind), wire.cleaned(meta)
-    return message(kind, header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)
+    return Message(kind, header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)
 
 
 def received(stream: Hashing, admit: Callable[[Header], None], spool: Spool) -> tuple[Message, dict[str, Any]] | None:
@@ -194,7 +193,7 @@ class Broadcast:
 
     def prepared(self, msg: Message) -> tuple[list[bytes | memoryview], str | None, Sha256 | None]:
         """A message for :meth:`.Outbox.put`."""
-        tensors = msg.get("tensors")
+        tensors = msg.tensors
         if not tensors:
             return encoded(msg, tensors), reason(msg), None
         same = len(tensors) == len(self._last) and all(

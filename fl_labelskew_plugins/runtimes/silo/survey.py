@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.aggregate import check_extra
-from fl_labelskew_plugins.host import Message
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.methods.fedshift import noisy_counts
@@ -29,7 +28,7 @@ from fl_labelskew_plugins.runtimes.silo.client import SiloClient, noise_seed, wi
 from fl_labelskew_plugins.runtimes.silo.guard import PolicyError
 from fl_labelskew_plugins.runtimes.silo.members import Poll
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer
-from fl_labelskew_plugins.runtimes.transport import Kind, reason
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 
 MOST_NOISE = 1e9
 """Strength of noise that a silo may say; that of ``count_noise``."""
@@ -102,7 +101,7 @@ class SurveyServer(SiloServer):
 
     def _hello(self, message: Message) -> None:
         super()._hello(message)
-        client = message.get_sender_id() - 1
+        client = message.sender - 1
         if client not in self.members.present:
             return
         if self._ended:
@@ -111,7 +110,7 @@ class SurveyServer(SiloServer):
             self.send(Kind.SURVEY, client + 1)
 
     def _take(self, message: Message) -> None:
-        client = message.get_sender_id() - 1
+        client = message.sender - 1
         if client not in self.members.present or client in self._answers:
             return
         if (why := reason(message)) is not None:
@@ -126,7 +125,7 @@ class SurveyServer(SiloServer):
 
     def _checked(self, client: int, message: Message) -> Answer:
         """An answer; raises RunError where it is none."""
-        tensors, noise = message.get("tensors"), message.get("meta").get("count_noise")
+        tensors, noise = message.tensors, message.meta.get("count_noise")
         check_extra(tensors, {"counts": (self.census.num_classes,)}, where=f"survey of silo {client + 1}")
         if "counts" not in tensors or tensors["counts"].dtype != torch.int64:
             raise RunError("its class counts are not whole numbers")
@@ -142,7 +141,7 @@ class SurveyServer(SiloServer):
 
     def _failed(self, message: Message) -> None:
         super()._failed(message)
-        self._why[message.get_sender_id() - 1] = reason(message) or "it cannot go on"
+        self._why[message.sender - 1] = reason(message) or "it cannot go on"
 
     def bid_farewell(self, client: int) -> None:
         """The survey is over."""

@@ -25,6 +25,7 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.signals import end_with_parent, interrupting
 from fl_labelskew_plugins.machine.text import counted
+from fl_labelskew_plugins.recipe.compatibility import host_installed
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import clock, in_words
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
@@ -36,8 +37,9 @@ SHARE = 0.8
 """Share of the free memory that all runs together may take."""
 GRACE = 30.0
 """Seconds in which a run that was told to end saves its checkpoint; then it is killed."""
+HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.single"]
 PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.backend_agg", "sklearn.datasets"]
-"""What runs in one process import, slow ones first; before all of them comes :mod:`.forkserver`."""
+"""What runs in one process import, with FedML where it is installed; before all of them comes :mod:`.forkserver`."""
 
 Say = Callable[[str], None]
 
@@ -125,7 +127,8 @@ class Crew:
         if all(run.recipe.comm.in_process for run in left):  # others share the cores out themselves
             os.environ.setdefault("OMP_NUM_THREADS", str(_threads(left)))
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["fl_labelskew_plugins.studies.sweep.forkserver", *PRELOADED])
+        preloaded = [*(HOSTED if host_installed() else []), *PRELOADED]
+        self._context.set_forkserver_preload(["fl_labelskew_plugins.studies.sweep.forkserver", *preloaded])
         for run in planned:
             self._remember(run)
 

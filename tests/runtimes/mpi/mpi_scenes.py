@@ -11,7 +11,7 @@ from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.mpi import transport
 from fl_labelskew_plugins.runtimes.mpi.rank import as_rank, world
 from fl_labelskew_plugins.runtimes.mpi.transport import MPITransport
-from fl_labelskew_plugins.runtimes.transport import Kind, message
+from fl_labelskew_plugins.runtimes.transport import Kind, Message
 
 
 class Box:
@@ -26,7 +26,7 @@ class Box:
         self.got.append(arrived)
 
     def send(self, receiver, kind=Kind.TRAIN, **content):
-        self.transport.send_message(message(kind, self.transport.rank, receiver, **content))
+        self.transport.send_message(Message(kind, self.transport.rank, receiver, **content))
 
     def next(self):
         assert self.transport.receive(60.0)
@@ -38,16 +38,16 @@ def dtypes(box, rank):
     tensors |= {"none": torch.empty(0, 4), "one": torch.tensor(3.5), "strided": torch.arange(12.0).reshape(3, 4).T}
     if rank:
         came = box.next()
-        box.send(0, Kind.UPLOAD, round=8, meta=came.get("meta"), tensors=came.get("tensors"))
+        box.send(0, Kind.UPLOAD, round=8, meta=came.meta, tensors=came.tensors)
         return
     for worker in (1, 2):
         box.send(worker, round=7, meta={"client": worker, "text": "ü"}, tensors=tensors)
     for _ in (1, 2):
         back = box.next()
-        assert (back.get_type(), back.get("round"), back.get_receiver_id()) == (Kind.UPLOAD, 8, 0)
-        assert back.get("meta") == {"client": back.get_sender_id(), "text": "ü"}
-        assert list(back.get("tensors")) == list(tensors)
-        for name, tensor in back.get("tensors").items():
+        assert (back.kind, back.round, back.receiver) == (Kind.UPLOAD, 8, 0)
+        assert back.meta == {"client": back.sender, "text": "ü"}
+        assert list(back.tensors) == list(tensors)
+        for name, tensor in back.tensors.items():
             assert tensor.dtype == tensors[name].dtype
             assert torch.equal(tensor, tensors[name])
 
@@ -61,7 +61,7 @@ def order(box, rank):
     numbers = {1: [], 2: []}
     for _ in range(2 * 140):
         came = box.next()
-        numbers[came.get_sender_id()].append(came.get("meta")["number"])
+        numbers[came.sender].append(came.meta["number"])
     assert numbers[1] == numbers[2] == list(range(140))
 
 
@@ -74,11 +74,11 @@ def large(box, rank):
     seen = set()
     for _ in range(4):
         came = box.next()
-        sender = came.get_sender_id()
+        sender = came.sender
         if sender in seen:
-            assert came.get("meta") == {"after": True}
+            assert came.meta == {"after": True}
         else:
-            assert torch.equal(came.get("tensors")["big"], big + sender)
+            assert torch.equal(came.tensors["big"], big + sender)
         seen.add(sender)
 
 
@@ -86,7 +86,7 @@ def changed(box, rank):
     """What was sent is the sender's no longer."""
     if rank:
         time.sleep(0.2)
-        assert bool((box.next().get("tensors")["x"] == 1).all())
+        assert bool((box.next().tensors["x"] == 1).all())
         return
     x = torch.ones(3_000_000)
     for worker in (1, 2):
@@ -102,7 +102,7 @@ def waiting(box, rank):
         assert not box.transport.receive(3.0)
         print("server", (time.process_time() - cpu) / (time.monotonic() - clock))
         box.send(2)
-        print("worker", box.next().get("meta")["share"])
+        print("worker", box.next().meta["share"])
     elif rank == 1:
         time.sleep(4)
         box.next()
@@ -120,7 +120,7 @@ def huge(box, rank):
         box.send(1, tensors={"big": big, "small": torch.arange(3)})
         box.next()
     elif rank == 1:
-        came = box.next().get("tensors")
+        came = box.next().tensors
         assert len(came["big"]) == size
         assert came["big"][2**31] == came["big"][-1] == 9
         assert came["small"].tolist() == [0, 1, 2]
@@ -135,7 +135,7 @@ def parts(box, rank):
             box.send(1, tensors={"x": torch.arange(size)})
     elif rank == 1:
         for size in sizes:
-            assert torch.equal(box.next().get("tensors")["x"], torch.arange(size))
+            assert torch.equal(box.next().tensors["x"], torch.arange(size))
     transport.CHUNK = before
 
 
@@ -172,7 +172,7 @@ def loop(box, rank):
     else:
         box.transport.add_observer(Stops())
         box.transport.handle_receive_message()
-        assert [m.get_type() for m in box.got] == [Kind.TRAIN, Kind.FINISH]
+        assert [m.kind for m in box.got] == [Kind.TRAIN, Kind.FINISH]
 
 
 def stray(box, rank):

@@ -30,7 +30,7 @@ def start(certificates, transports):
     def silo(address, rank):
         transports.append(SiloTransport(address, rank, tls=certs.read(certificates, f"silo-{rank}")))
         transports[-1].start()
-        assert transports[-1]._next(20).get_type() == Kind.JOINED
+        assert transports[-1]._next(20).kind == Kind.JOINED
         return transports[-1]
 
     server.silo = silo
@@ -104,10 +104,10 @@ def test_of_too_many_connections_those_without_a_stream_go(start, crowd, monkeyp
     kinds = []
     while "REFUSED" not in kinds:
         arrived = server._next(20)
-        kinds.append(Kind(arrived.get_type()).name)
-    assert arrived.get_sender_id() == -1
-    assert arrived.get("meta")["reason"].endswith(", or asked for nothing")
-    assert arrived.get("meta")["times"] > 0
+        kinds.append(Kind(arrived.kind).name)
+    assert arrived.sender == -1
+    assert arrived.meta["reason"].endswith(", or asked for nothing")
+    assert arrived.meta["times"] > 0
     assert "LEFT" not in kinds
 
 

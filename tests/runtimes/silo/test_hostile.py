@@ -15,7 +15,7 @@ from scenes import FACTS, Echo, Hostile, finished, left_out, same
 from fl_labelskew_plugins.runtimes.silo import certs, excluded, issuing
 from fl_labelskew_plugins.runtimes.silo.names import Files
 from fl_labelskew_plugins.runtimes.silo.streams import METHOD, SERVICE
-from fl_labelskew_plugins.runtimes.transport import Kind, message
+from fl_labelskew_plugins.runtimes.transport import Kind, Message
 from fl_labelskew_plugins.runtimes.wire import Header
 
 GIANT = {"input_shape": [10**6] * 5}
@@ -33,17 +33,15 @@ class FakeSilo(Echo):
     def receive_message(self, kind, arrived):
         if kind == Kind.WELCOME:
             if self.opening is not None:
-                self.transport.send_message(message(Kind.OPENING, 3, 0, tensors=self.opening))
+                self.transport.send_message(Message(Kind.OPENING, 3, 0, tensors=self.opening))
         elif kind == Kind.TRAIN and self.answers:
             answer = self.answers.pop(0)
-            tensors, meta = answer(dict(arrived.get("tensors")))
-            self.transport.send_message(
-                message(Kind.UPLOAD, 3, 0, round=arrived.get("round"), meta=meta, tensors=tensors)
-            )
+            tensors, meta = answer(dict(arrived.tensors))
+            self.transport.send_message(Message(Kind.UPLOAD, 3, 0, round=arrived.round, meta=meta, tensors=tensors))
         elif kind == Kind.VERDICT:
-            self.verdicts.append(arrived.get("meta").get("reason", "taken"))
+            self.verdicts.append(arrived.meta.get("reason", "taken"))
         elif kind == Kind.FINISH:
-            self.finish = arrived.get("meta")
+            self.finish = arrived.meta
             self.leave()
 
 
@@ -264,7 +262,7 @@ def test_a_thousand_bad_messages_are_a_line_with_a_number(federation):
     for number in range(1000):
         while fake.transport._outbox is None or fake.transport._outbox._queue.qsize():
             time.sleep(0.001)
-        fake.transport.send_message(message(Kind.FAILED, 3, 0, meta={"reason": f"{number} reasons"}))
+        fake.transport.send_message(Message(Kind.FAILED, 3, 0, meta={"reason": f"{number} reasons"}))
     finished(server, *federation.silos(1, 2))
     first, last = [line for line in server.text.splitlines() if "silo 3 cannot go on" in line]
     assert first == "silo 3 cannot go on: 0 reasons"
@@ -283,7 +281,7 @@ def test_what_nobody_asked_for_is_dropped(method, federation):
         (Kind.UPLOAD, -1, {"model/x": torch.zeros(2)}),
         (Kind.UPLOAD, 0, {}),
     ):
-        fake.transport.send_message(message(kind, 3, 0, round=round, meta={"loss_terms": 3}, tensors=tensors))
+        fake.transport.send_message(Message(kind, 3, 0, round=round, meta={"loss_terms": 3}, tensors=tensors))
     silos = federation.silos(1, 2)
     finished(server, *silos)
     assert federation.lines()[0]["left_out"] == [2]

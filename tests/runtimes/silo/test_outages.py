@@ -41,7 +41,7 @@ class Quick(Echo):
             self.transport.stop_receive_message()
             return
         if kind == Kind.TRAIN:
-            self.waits.append(arrived.get("round"))
+            self.waits.append(arrived.round)
             assert self.may.acquire(timeout=60)
         super().receive_message(kind, arrived)
 

@@ -13,7 +13,7 @@ from fl_labelskew_plugins.runs import audit, session
 from fl_labelskew_plugins.runtimes.silo import certs, facts, issuing
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
-from fl_labelskew_plugins.runtimes.transport import Kind, message
+from fl_labelskew_plugins.runtimes.transport import Kind, Message
 
 OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"
 ASKED = {"times_selected": 1, "state_round": -1, "kept_rounds": [], "personalised": False}
@@ -43,14 +43,14 @@ class FakeServer:
             self.send(Kind.WELCOME, meta=words if self.quorum is None else words | {"quorum": self.quorum})
             self.ask()
         elif kind == Kind.UPLOAD:
-            self.uploads.append(arrived.get("tensors"))
-            self.send(Kind.VERDICT, round=arrived.get("round"), meta={"taken": True})
+            self.uploads.append(arrived.tensors)
+            self.send(Kind.VERDICT, round=arrived.round, meta={"taken": True})
             self.ask()
         elif kind == Kind.TESTED:
-            self.tests.append(arrived.get("meta"))
+            self.tests.append(arrived.meta)
             self.ask()
         elif kind == Kind.FAILED:
-            self.failed = arrived.get("meta")["reason"]
+            self.failed = arrived.meta["reason"]
 
     def ask(self):
         weights = {f"model/{name}": value for name, value in self.session.start.items()}
@@ -62,7 +62,7 @@ class FakeServer:
         self.send(*kind or [Kind.TRAIN], round=round, meta=meta, tensors={k: v * factor for k, v in weights.items()})
 
     def send(self, kind, **content):
-        self.transport.send_message(message(kind, 0, 1, **content))
+        self.transport.send_message(Message(kind, 0, 1, **content))
 
 
 @pytest.fixture

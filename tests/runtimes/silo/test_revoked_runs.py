@@ -87,15 +87,15 @@ def test_a_revoked_silo_is_turned_out_and_comes_back_with_another_certificate_al
     old = fingerprint(folder, "silo-2")
     revoke(folder, ["silo-2"], why="key-compromise")
     at("server", "server")
-    why = server.wait(Kind.REFUSED).get("meta")["reason"]
+    why = server.wait(Kind.REFUSED).meta["reason"]
     assert why.startswith(f"its certificate {old} was revoked on ")
     assert why.endswith(" UTC (key compromise)")
-    left = [(m.get_sender_id(), m.get("meta")) for m in (server.wait(Kind.LEFT), server.wait(Kind.LEFT, 2))]
+    left = [(m.sender, m.meta) for m in (server.wait(Kind.LEFT), server.wait(Kind.LEFT, 2))]
     assert left == [(2, {}), (2, {"revoked": True})]
     line = f"the server at {address}: it refused this silo: {why}"
     assert refused(two) == line
     assert refused(start.silo(address, 2, thief)) == line
-    assert server.wait(Kind.REFUSED, 2).get_sender_id() == 2
+    assert server.wait(Kind.REFUSED, 2).sender == 2
     noted = [facts for facts in log._waiting if facts["event"] == "refused"]
     assert [(facts["rank"], facts["fingerprint"], facts["why"]) for facts in noted] == [(2, old, why)] * 2
     # to who has the renewed one neither the thief's knocking is anything nor another list
@@ -109,7 +109,7 @@ def test_a_revoked_silo_is_turned_out_and_comes_back_with_another_certificate_al
         silo.send(Kind.FAILED)
     server.wait(Kind.FAILED, 2)
     assert not server.transport.receive(0.5)
-    assert sum(arrived.get_type() == Kind.LEFT for arrived in server.got) == 2
+    assert sum(arrived.kind == Kind.LEFT for arrived in server.got) == 2
 
 
 def test_who_lost_its_connection_before_is_not_waited_for_either(start, folder, at):
@@ -121,9 +121,9 @@ def test_who_lost_its_connection_before_is_not_waited_for_either(start, folder, 
     revoke(folder, ["silo-2"])
     at("server", "server")
     count = 1
-    while not server.wait(Kind.LEFT, count).get("meta"):  # as often as it was faster to come back
+    while not server.wait(Kind.LEFT, count).meta:  # as often as it was faster to come back
         count += 1
-    assert server.wait(Kind.LEFT, count).get("meta") == {"revoked": True}
+    assert server.wait(Kind.LEFT, count).meta == {"revoked": True}
 
 
 def test_a_silo_leaves_a_revoked_server_and_waits_for_another(start, folder, at):
@@ -147,7 +147,7 @@ def test_a_silo_leaves_a_revoked_server_and_waits_for_another(start, folder, at)
     assert said[0] == f"connected to the server at {address}"
     assert said[1] == f"waiting for the server at {address}: there are revoked certificates now; looking again"
     assert said[2].startswith(f"waiting for the server at {address}: its certificate {old} was revoked on ")
-    assert [m.get_type() for m in server.got] == [Kind.HELLO, Kind.LEFT]
+    assert [m.kind for m in server.got] == [Kind.HELLO, Kind.LEFT]
     server.transport.stop_receive_message()
     server = start(address)
     server.wait(Kind.HELLO)
@@ -174,7 +174,7 @@ def test_a_message_of_a_revoked_server_is_thrown_away_unread(start, folder, at):
     while len(said) < 3:
         silo.transport.receive(0.1)
     assert "its certificate" in said[2]
-    assert Kind.TRAIN not in [m.get_type() for m in silo.got]
+    assert Kind.TRAIN not in [m.kind for m in silo.got]
 
 
 def test_a_silo_that_looks_first_is_not_counted_as_a_stranger(start, folder):
@@ -197,7 +197,7 @@ def test_a_rank_may_be_made_while_the_server_waits_for_it(start, folder, tmp_pat
     server.wait(Kind.HELLO)
     issuing.new(folder, 4, add=True)
     start.silo(server.transport.address, 3)
-    assert server.wait(Kind.HELLO, 2).get_sender_id() == 3
+    assert server.wait(Kind.HELLO, 2).sender == 3
     said = refused(start.silo(server.transport.address, 4))
     assert said.endswith("it refused this silo: its certificate is not one of silo-1 to silo-3")
 

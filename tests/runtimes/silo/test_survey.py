@@ -11,12 +11,12 @@ from scenes import FACTS, finished
 from wire_table import Wire
 from wiretap import watched
 
-from fl_labelskew_plugins.host import start
 from fl_labelskew_plugins.methods.fedshift import smoothed_counts
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.beside import Policy
 from fl_labelskew_plugins.runs import audit, status
 from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.session import assemble
 from fl_labelskew_plugins.runs.survey import of_partition
@@ -25,7 +25,7 @@ from fl_labelskew_plugins.runtimes.silo import facts
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.survey import SurveyedSilo, SurveyServer
-from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 
 OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"
 NOISY = ["method_args.method=fedshift", "method_args.count_noise=3"]
@@ -63,27 +63,26 @@ def silo(tmp_path):
         recipe = recipes.parse(SILOS, overrides=overrides)
         (tmp_path / folder).mkdir(exist_ok=True)
         guard = Guard(Policy(**policy), "/home/ann/north.yaml", tmp_path / folder) if policy else None
-        args = start.start(recipe, tmp_path / "fedml.yaml", rank=2)
-        return SurveyedSilo(args, Sent(), 2, recipe, facts.load(recipe, 1), tmp_path / folder, Lines(), guard)
+        return SurveyedSilo(Host(), Sent(), 2, recipe, facts.load(recipe, 1), tmp_path / folder, Lines(), guard)
 
     return make
 
 
 def answer(silo):
     """What a silo says when it is asked."""
-    silo.receive_message(Kind.SURVEY, message(Kind.SURVEY, SERVER, 2))
+    silo.receive_message(Kind.SURVEY, Message(Kind.SURVEY, SERVER, 2))
     return silo.transport.messages[-1]
 
 
 def counts(silo):
-    return answer(silo).get("tensors")["counts"]
+    return answer(silo).tensors["counts"]
 
 
 def test_without_noise_the_counts_are_exact(silo):
     made = silo()
     said = answer(made)
-    assert said.get("tensors")["counts"].tolist() == made.data.counts.tolist()
-    assert said.get("meta") == {"count_noise": 0.0}
+    assert said.tensors["counts"].tolist() == made.data.counts.tolist()
+    assert said.meta == {"count_noise": 0.0}
     assert made.show.lines == ["class counts sent, exact"]
 
 
@@ -96,31 +95,31 @@ def test_noise_is_that_of_the_opening_of_a_run_and_the_same_each_time(silo):
     assert torch.equal(counts(made), counts(silo(*NOISY)))
     assert not torch.equal(counts(made), torch.from_numpy(data.counts))
     assert not torch.equal(counts(made), counts(silo(*NOISY, folder="another")))
-    assert answer(made).get("meta") == {"count_noise": 3.0}
+    assert answer(made).meta == {"count_noise": 3.0}
 
 
 def test_a_policys_noise_counts_where_it_is_more_whatever_the_method(silo):
     plain = silo(noise_at_least={"count_noise": 5}, folder="plain")
-    assert answer(plain).get("meta") == {"count_noise": 5.0}
+    assert answer(plain).meta == {"count_noise": 5.0}
     assert counts(plain).min() == 0  # what noise takes below
     assert not torch.equal(counts(plain), torch.from_numpy(plain.data.counts))
     more = silo(*NOISY, noise_at_least={"count_noise": 5}, folder="more")
     less = silo(*NOISY, noise_at_least={"count_noise": 1}, folder="less")
-    assert [answer(made).get("meta")["count_noise"] for made in (more, less)] == [5.0, 3.0]
+    assert [answer(made).meta["count_noise"] for made in (more, less)] == [5.0, 3.0]
 
 
 def test_exact_counts_do_not_ride_in_hello(silo):
     made = silo("train_args.proxy_aggregation=class")
-    assert "counts" not in made.transport.hello().get("meta")
-    assert made.data.counts.sum() == made.transport.hello().get("meta")["samples"]
+    assert "counts" not in made.transport.hello().meta
+    assert made.data.counts.sum() == made.transport.hello().meta["samples"]
 
 
 def test_a_policy_without_counts_refuses_in_a_line_and_stays(silo, capsys):
     made = silo(send=["weights"])
     said = answer(made)
     line = '["weights"] does not allow counts: those of its classes, for a survey, which the server asks for'
-    assert said.get("meta") == {"reason": f"(path): policy.send: {line}"}
-    assert said.get("tensors") == {}
+    assert said.meta == {"reason": f"(path): policy.send: {line}"}
+    assert said.tensors == {}
     assert capsys.readouterr().err == (
         f"warning: no class counts leave this silo: /home/ann/north.yaml: policy.send: {line}\n"
     )
@@ -131,25 +130,23 @@ def test_a_policy_without_counts_refuses_in_a_line_and_stays(silo, capsys):
 def test_the_account_has_a_survey_as_an_answer_the_same_one_once(silo):
     for _ in range(2):
         made = silo(max_rounds=1)
-        assert "counts" in answer(made).get("tensors")
+        assert "counts" in answer(made).tensors
     (question,) = json.loads(made.guard.account.read_text())["runs"]["survey"]
     other = silo("method_args.method=fedlc", max_rounds=1)
-    assert (
-        answer(other).get("meta")["reason"].startswith("(path): policy.max_rounds: 1 does not allow an answer to a sur")
-    )
+    assert answer(other).meta["reason"].startswith("(path): policy.max_rounds: 1 does not allow an answer to a sur")
     with pytest.raises(PolicyError, match="does not allow an answer to round 1 of run a"):
         other.guard.answer("a", 0, question)
-    assert "reason" not in answer(silo("method_args.method=fedlc", max_rounds=2)).get("meta")
+    assert "reason" not in answer(silo("method_args.method=fedlc", max_rounds=2)).meta
 
 
 def test_a_silo_trains_for_nobody_in_a_survey(silo):
     made = silo()
-    made.receive_message(Kind.WELCOME, message(Kind.WELCOME, SERVER, 2, meta={"run": "0" * 16}))
+    made.receive_message(Kind.WELCOME, Message(Kind.WELCOME, SERVER, 2, meta={"run": "0" * 16}))
     assert str(made.failure) == "the server trains, and this silo was started for a survey; leave --survey away"
     made = silo()
-    made.receive_message(Kind.TRAIN, message(Kind.TRAIN, SERVER, 2, round=0))
+    made.receive_message(Kind.TRAIN, Message(Kind.TRAIN, SERVER, 2, round=0))
     assert str(made.failure) == "the server asks for training before it has said what the run is"
-    assert [Kind(msg.get_type()).name for msg in made.transport.messages] == ["FAILED"]
+    assert [Kind(msg.kind).name for msg in made.transport.messages] == ["FAILED"]
 
 
 # The server, in this process
@@ -165,10 +162,9 @@ def server(tmp_path, transports):
         transports.append(ServerTransport("127.0.0.1:0", silos=3))
         folder = RunFolder(tmp_path / "run")
         folder.hold()
-        args = start.start(recipe, tmp_path / "fedml.yaml")
         seen = status.Silos([""] * 3)
         show = Lines()
-        server = SurveyServer(args, transports[0], recipe, None, show, "again", folder, seen)
+        server = SurveyServer(Host(), transports[0], recipe, None, show, "again", folder, seen)
         server.lines = show.lines
         return server
 
@@ -176,7 +172,7 @@ def server(tmp_path, transports):
 
 
 def arrives(server, kind, rank, **content):
-    server.transport.arrived.put(message(kind, rank, SERVER, **content))
+    server.transport.arrived.put(Message(kind, rank, SERVER, **content))
 
 
 def gives(server, rank, row, noise=0.0):
@@ -257,7 +253,7 @@ def test_a_silo_that_connects_again_is_asked_again(server, transports):
     hello(made, 1, 50)
     arrives(made, Kind.FINISH, 1)
     made.survey([""] * 3)
-    kinds = [Kind(msg.get_type()).name for msg in asked]
+    kinds = [Kind(msg.kind).name for msg in asked]
     assert kinds == ["SURVEY", "SURVEY", "FINISH"]
 
 

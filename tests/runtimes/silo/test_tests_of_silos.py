@@ -15,7 +15,7 @@ from fl_labelskew_plugins.runtimes.silo.exchanges import ClientTests
 from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
 from fl_labelskew_plugins.runtimes.silo.members import Members
 from fl_labelskew_plugins.runtimes.silo.own_folder import OwnFolder
-from fl_labelskew_plugins.runtimes.transport import Kind, Transport, message
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 
 PER_CLIENT = ("validation_args.per_client=true", "method_args.method=map", "train_args.client_num_per_round=2")
 MEASURES = ("--set", "comm_args.send_measures=true")
@@ -66,7 +66,7 @@ class Boastful(Echo):
         super().receive_message(kind, arrived)
         if kind == Kind.TEST:
             meta = {"accuracy": [9, 3], "balanced_accuracy": 1.0}
-            self.transport.send_message(message(Kind.TESTED, self.rank, 0, round=arrived.get("round"), meta=meta))
+            self.transport.send_message(Message(Kind.TESTED, self.rank, 0, round=arrived.round, meta=meta))
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ class Answering(Transport):
             return False
         kind, rank, round = self.asked.pop(0)
         assert kind == Kind.TEST
-        self.tests.take(rank - 1, message(Kind.TESTED, rank, 0, round=round, meta=self.answers[rank]))
+        self.tests.take(rank - 1, Message(Kind.TESTED, rank, 0, round=round, meta=self.answers[rank]))
         return True
 
 
@@ -131,7 +131,7 @@ def test_who_is_not_there_is_not_asked_and_an_old_answer_counts_for_nothing(tmp_
         transport.asked.append((kind, rank, round))
 
     tests = transport.tests = ClientTests(members, send, 5)
-    tests.take(0, message(Kind.TESTED, 1, 0, round=2, meta=GOOD))  # asked by nobody
+    tests.take(0, Message(Kind.TESTED, 1, 0, round=2, meta=GOOD))  # asked by nobody
     rows = tests.of({})
     assert rows == [measures(GOOD), {}, {}, {"accuracy": 1.0, "balanced_accuracy": 1.0}, {}]
     assert not tests.awaits(0)

@@ -31,7 +31,7 @@ from fl_labelskew_plugins.runtimes.silo.names import Files
 from fl_labelskew_plugins.runtimes.silo.runtime import free_port
 from fl_labelskew_plugins.runtimes.silo.streams import METHOD, QUEUED, SERVICE, TAKEN, Broadcast
 from fl_labelskew_plugins.runtimes.spool import Spool
-from fl_labelskew_plugins.runtimes.transport import Kind, message
+from fl_labelskew_plugins.runtimes.transport import Kind, Message
 from fl_labelskew_plugins.runtimes.wire import Header
 
 TENSORS = {"conv.weight": torch.randn(3, 4), "steps": torch.tensor(7), "columns": torch.randn(50, 40).t()}
@@ -95,7 +95,7 @@ def still_serves(start, server, rank=3, *, tls=False):
     silo = start.silo(server.transport.address, rank, tls=tls)
     silo.wait(Kind.JOINED)
     silo.send(Kind.FAILED, meta={"reason": "none"})
-    assert server.wait(Kind.FAILED).get_sender_id() == rank
+    assert server.wait(Kind.FAILED).sender == rank
 
 
 # What belongs there
@@ -111,10 +111,10 @@ def test_every_kind_of_message_makes_its_way(start, tls):
     for peer, kinds, ends in ((server, FROM_SILOS[1:], (2, 0)), (silo, FROM_SERVER, (0, 2))):
         for kind in kinds:
             arrived = peer.wait(kind)
-            assert (arrived.get_sender_id(), arrived.get_receiver_id()) == ends
-            assert (arrived.get("round"), arrived.get("meta")) == (5, {"text": "größer"})
-            assert list(arrived.get("tensors")) == list(TENSORS)
-            assert all(torch.equal(arrived.get("tensors")[name], tensor) for name, tensor in TENSORS.items())
+            assert (arrived.sender, arrived.receiver) == ends
+            assert (arrived.round, arrived.meta) == (5, {"text": "größer"})
+            assert list(arrived.tensors) == list(TENSORS)
+            assert all(torch.equal(arrived.tensors[name], tensor) for name, tensor in TENSORS.items())
     assert server.kinds == ["HELLO", "OPENING", "UPLOAD", "TESTED", "FAILED", "FINISH", "SURVEY"]
     assert silo.kinds == ["JOINED", "WELCOME", "TRAIN", "VERDICT", "TEST", "FINISH", "SURVEY"]
 
@@ -130,10 +130,10 @@ def test_names_and_both_families_of_addresses_work(start, host):
 def test_the_silos_own_hello_is_the_first_message_of_each_connection(start):
     server = start()
     silo = SiloTransport(server.transport.address, 1)
-    silo.hello = lambda: message(Kind.HELLO, 1, 0, meta={"samples": 5})
+    silo.hello = lambda: Message(Kind.HELLO, 1, 0, meta={"samples": 5})
     try:
         silo.start()
-        assert server.wait(Kind.HELLO).get("meta") == {"samples": 5}
+        assert server.wait(Kind.HELLO).meta == {"samples": 5}
     finally:
         silo.stop_receive_message()
 
@@ -154,7 +154,7 @@ def test_a_message_beyond_2_gb_waits_on_disk(start, tmp_path):
     zeros = torch.from_numpy(np.zeros(size, np.uint8))  # torch.zeros would write every page
     zeros[-1] = 7
     silo.send(Kind.UPLOAD, tensors={"zeros": zeros})
-    arrived = server.wait(Kind.UPLOAD).get("tensors")["zeros"]
+    arrived = server.wait(Kind.UPLOAD).tensors["zeros"]
     assert (len(arrived), arrived[-1].item(), arrived[0].item()) == (size, 7, 0)
     assert spool.held == 0
     assert anonymous() - before < 300
@@ -181,7 +181,7 @@ def test_messages_to_several_silos_share_one_copy_and_one_hash():
     tensors = {"columns": torch.randn(5, 4).t()}
 
     def prepared():
-        parts, _, state = broadcast.prepared(message(Kind.TRAIN, 0, 1, tensors=dict(tensors)))
+        parts, _, state = broadcast.prepared(Message(Kind.TRAIN, 0, 1, tensors=dict(tensors)))
         assert bytes(parts[1]) == tensors["columns"].contiguous().numpy().tobytes()
         return parts[1].obj.ctypes.data, state
 
@@ -209,13 +209,13 @@ def test_a_limit_may_be_raised_while_handling_what_came_before(start):
     silo.handlers[Kind.WELCOME] = raise_limit
     server.send(Kind.WELCOME, 1)
     server.send(Kind.TRAIN, 1, tensors=big)
-    assert silo.wait(Kind.TRAIN).get("tensors")["a"].numel() == 2**20
+    assert silo.wait(Kind.TRAIN).tensors["a"].numel() == 2**20
 
 
 def test_a_silo_refuses_what_is_larger_than_it_expects(start):
     server, silo = pair(start)
     server.send(Kind.TRAIN, 1, tensors={"a": torch.zeros(2**20)})
-    reason = silo.wait(Kind.REFUSED).get("meta")["reason"]
+    reason = silo.wait(Kind.REFUSED).meta["reason"]
     assert reason.startswith("sent TRAIN of 4194")
     assert reason.endswith("; 1048576 are expected at most")
 
@@ -229,7 +229,7 @@ def script(source, *args):
         import sys
         from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
         from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
-        from fl_labelskew_plugins.runtimes.transport import Kind, message
+        from fl_labelskew_plugins.runtimes.transport import Kind, Message
     """
     code = textwrap.dedent(head) + textwrap.dedent(source)
     return subprocess.Popen([sys.executable, "-W", "ignore", "-c", code, *args], stdout=subprocess.PIPE, text=True)
@@ -248,7 +248,7 @@ def test_a_killed_silo_is_missed_and_may_come_back(start, forker, tmp_path):
     first = forker.start([server.transport.address], tmp_path / "first", script=file)
     server.wait(Kind.HELLO)
     first.kill()
-    assert server.wait(Kind.LEFT).get_sender_id() == 2
+    assert server.wait(Kind.LEFT).sender == 2
     server.send(Kind.TRAIN, 2)  # quietly nothing
     second = forker.start([server.transport.address], tmp_path / "second", script=file)
     server.wait(Kind.HELLO, 2)
@@ -310,7 +310,7 @@ def test_without_tls_nobody_is_pushed_out(start):
     server, silo = pair(start)
     code, details = raw(server.transport.address, chunks(Kind.HELLO))
     assert (code, details) == ("ALREADY_EXISTS", "claims to be silo 1, which is here already")
-    assert server.wait(Kind.REFUSED).get_sender_id() == -1
+    assert server.wait(Kind.REFUSED).sender == -1
     server.send(Kind.WELCOME, 1)
     silo.wait(Kind.WELCOME)
     assert "LEFT" not in server.kinds
@@ -338,7 +338,7 @@ def test_what_is_queued_arrives_before_the_end(start):
     server.send(Kind.FINISH, 1, tensors={"model": torch.ones(2**23)})
     server.transport.stop_receive_message()
     server.transport.stop_receive_message()
-    assert silo.wait(Kind.FINISH).get("tensors")["model"].sum() == 2**23
+    assert silo.wait(Kind.FINISH).tensors["model"].sum() == 2**23
     silo.transport.stop_receive_message()
     silo.transport.stop_receive_message()
 
@@ -348,7 +348,7 @@ def test_a_silos_last_word_arrives(start):
     server.transport.limits[Kind.FAILED] = 2**26
     silo.send(Kind.FAILED, meta={"reason": "no more data"}, tensors={"a": torch.ones(2**23)})
     silo.transport.stop_receive_message()
-    assert server.wait(Kind.FAILED).get("meta") == {"reason": "no more data"}
+    assert server.wait(Kind.FAILED).meta == {"reason": "no more data"}
     server.wait(Kind.LEFT)
 
 
@@ -379,8 +379,8 @@ def test_a_silo_that_takes_nothing_blocks_nobody(start):
         server.send(Kind.TRAIN, 1, round=round, tensors=model)
         good.wait(Kind.TRAIN, round + 1)
     refused = server.wait(Kind.REFUSED)
-    assert (refused.get_sender_id(), refused.get("meta")["reason"]) == (2, "does not take what is sent to it")
-    assert server.wait(Kind.LEFT).get_sender_id() == 2
+    assert (refused.sender, refused.meta["reason"]) == (2, "does not take what is sent to it")
+    assert server.wait(Kind.LEFT).sender == 2
     ended.set()
     call.cancel()
     channel.close()
@@ -393,7 +393,7 @@ def test_a_silo_that_sends_without_end_is_not_read_any_more(start):
     time.sleep(0.5)
     assert server.transport.arrived.qsize() <= UNREAD
     server.wait(Kind.UPLOAD, QUEUED - 2)
-    assert [arrived.get("round") for arrived in server.got[1:]] == list(range(QUEUED - 2))
+    assert [arrived.round for arrived in server.got[1:]] == list(range(QUEUED - 2))
 
 
 UP = """
@@ -516,7 +516,7 @@ def test_who_breaks_the_rules_is_sent_away(start, sent, code, reason, sender):
     said, details = raw(server.transport.address, sent)
     assert (said, details[: len(reason)]) == (code, reason)
     refused = server.wait(Kind.REFUSED)
-    assert (refused.get_sender_id(), refused.get("meta")["reason"]) == (sender, details)
+    assert (refused.sender, refused.meta["reason"]) == (sender, details)
     if sender == 1:
         server.wait(Kind.LEFT)
     assert server.kinds == ["HELLO", "REFUSED", "LEFT"][0 if sender == 1 else 1 : 3 if sender == 1 else 2]
@@ -537,7 +537,7 @@ def test_who_says_nothing_is_sent_away(start, monkeypatch):
     said = raw(server.transport.address, hold=(hold := threading.Event()))
     hold.set()
     assert said == ("DEADLINE_EXCEEDED", "did not say HELLO within 0.2 s")
-    assert server.wait(Kind.REFUSED).get_sender_id() == -1
+    assert server.wait(Kind.REFUSED).sender == -1
 
 
 def test_strangers_cannot_take_all_places(start, monkeypatch):
@@ -573,7 +573,7 @@ def test_a_full_disk_ends_a_silo_with_the_code_of_a_failure_which_is_worth_anoth
 def test_a_full_disk_ends_the_connection_alone(start):
     server, silo = pair(start, spool=Full())
     silo.send(Kind.UPLOAD, tensors={"a": torch.zeros(1000)})
-    reason = server.wait(Kind.REFUSED).get("meta")["reason"]
+    reason = server.wait(Kind.REFUSED).meta["reason"]
     assert reason == "sent what there is no room for: No space left on device"
     server.wait(Kind.LEFT)
     silo.wait(Kind.JOINED, 2)
@@ -643,9 +643,9 @@ def test_connections_that_show_no_certificate_are_counted(start, certificates, o
         if not server.transport.receive(0.5):
             continue
         arrived = server.got[-1]
-        assert (arrived.get_type(), arrived.get_sender_id()) == (Kind.REFUSED, -1)
-        assert arrived.get("meta")["reason"].startswith("showed no certificate of this federation's authority, or ")
-        times += arrived.get("meta")["times"]
+        assert (arrived.kind, arrived.sender) == (Kind.REFUSED, -1)
+        assert arrived.meta["reason"].startswith("showed no certificate of this federation's authority, or ")
+        times += arrived.meta["times"]
     assert not server.transport.receive(2)  # nothing of the silo that is here
     silo.send(Kind.FAILED)
     server.wait(Kind.FAILED)
@@ -655,13 +655,13 @@ def test_a_silo_is_who_its_certificate_says(start, certificates):
     server = start(tls=True)
     said = raw(server.transport.address, chunks(Kind.HELLO, 2), tls=files(certificates, "silo-1"))
     assert said == ("PERMISSION_DENIED", "claims to be silo 2")
-    assert server.wait(Kind.REFUSED).get_sender_id() == 1
+    assert server.wait(Kind.REFUSED).sender == 1
     silo = start.silo(server.transport.address, 2, tls=files(certificates, "silo-1"))
     with pytest.raises(LabelSkewError, match="it refused this silo: claims to be silo 2"):
         silo.wait(Kind.JOINED)
     sent = [*chunks(Kind.HELLO, 1), *chunks(Kind.UPLOAD, 2)]
     assert raw(server.transport.address, sent, tls=files(certificates, "silo-1"))[1] == "claims to be silo 2"
-    assert server.wait(Kind.REFUSED, 3).get_sender_id() == 1
+    assert server.wait(Kind.REFUSED, 3).sender == 1
     still_serves(start, server, 2, tls=True)
 
 
@@ -745,7 +745,7 @@ def test_a_silo_takes_nothing_else_of_a_server(start, sent, reason):
 
     with impostor(handle) as address:
         silo = start.silo(address)
-        assert silo.wait(Kind.REFUSED).get("meta")["reason"].startswith(reason)
+        assert silo.wait(Kind.REFUSED).meta["reason"].startswith(reason)
         assert silo.wait(Kind.JOINED, 2)
         silo.transport.stop_receive_message()
 

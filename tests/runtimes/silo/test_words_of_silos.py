@@ -11,10 +11,10 @@ from recipe_texts import SILOS
 from scenes import FACTS
 
 from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.host import start
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.progress import Plain, Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runtimes import wire
@@ -26,7 +26,7 @@ from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer
 from fl_labelskew_plugins.runtimes.silo.streams import decoded as decode
 from fl_labelskew_plugins.runtimes.spool import Spool
-from fl_labelskew_plugins.runtimes.transport import Kind, message
+from fl_labelskew_plugins.runtimes.transport import Kind, Message
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
 LOGISTIC = ["model_args.model=logistic", "method_args.method=fedshift", "train_args.epochs=1"]
@@ -65,7 +65,7 @@ def decoded(kind, sender, round=-1, meta=None, tensors=()):
     try:
         return decode(*blobs(kind, sender, round, meta, tensors))
     except WireError as error:
-        return message(Kind.REFUSED, sender, 0, meta={"reason": f"sent {error}"})
+        return Message(Kind.REFUSED, sender, 0, meta={"reason": f"sent {error}"})
 
 
 def good(kind, sender, round=-1, meta=None, tensors=None):
@@ -106,8 +106,7 @@ def test_what_silos_send(tmp_path, capsys, monkeypatch):
     transport = ServerTransport("127.0.0.1:0", silos=3)
     folder = RunFolder(tmp_path / "run")
     folder.hold()
-    args = start.start(here, tmp_path / "fedml.yaml")
-    server = SiloServer(args, transport, here, None, Lines(lines), "to go on", folder, status.Silos([""] * 3))
+    server = SiloServer(Host(), transport, here, None, Lines(lines), "to go on", folder, status.Silos([""] * 3))
     for meta in variants(FACTS | {"counts": [40] * 10, "classes": "0" * 32}):
         transport.arrived.put(decoded(Kind.HELLO, 3, meta=meta))
     for meta in variants({"reason": "x"}):
@@ -128,7 +127,7 @@ def test_what_silos_send(tmp_path, capsys, monkeypatch):
             evil = decoded(Kind.UPLOAD, 3, round, meta, tensors or [("model/a", [3])])
             measures = {"loss_terms": many} if round == len(uploads) - 1 else {}
             answers = [evil, *(good(Kind.UPLOAD, rank, round, measures, MODEL) for rank in (1, 2))]
-            if evil.get_type() == Kind.REFUSED:  # whose connection is gone
+            if evil.kind == Kind.REFUSED:  # whose connection is gone
                 answers[1:1] = [good(Kind.UPLOAD, 3, round, {"loss_terms": "x"}, MODEL)]
             for arrived in answers:
                 transport.arrived.put(arrived)
@@ -161,8 +160,7 @@ def client(tmp_path):
     here = recipe()
     data = facts.load(here, 0)
     lines = []
-    args = start.start(here, tmp_path / "fedml.yaml", rank=1)
-    made = SiloClient(args, SiloTransport("127.0.0.1:1", 1), 1, here, data, tmp_path / "silo", Lines(lines))
+    made = SiloClient(Host(), SiloTransport("127.0.0.1:1", 1), 1, here, data, tmp_path / "silo", Lines(lines))
     samples = data.facts.samples
     numbers = {"num_clients": 3, "clients_per_round": 3, "rounds": 3, "epochs": 1, "num_classes": 10}
     numbers |= {"num_features": 64, "num_samples": 3 * samples, "min_samples": samples, "seed": 0}
@@ -174,7 +172,7 @@ def client(tmp_path):
 def failure(client, arrived):
     """What this message ends the silo with; None where it goes on."""
     client.failure = None
-    client.receive_message(arrived.get_type(), arrived)
+    client.receive_message(arrived.kind, arrived)
     return None if client.failure is None else str(client.failure)
 
 
@@ -202,11 +200,11 @@ def test_hello_names_a_round_as_long_as_its_answer_is_owed(client):
     weights = MODEL | {"shared/prior": torch.full((10,), 0.1)}
     assert failure(client, good(Kind.WELCOME, 0, meta=client.welcome)) is None
     for taken in (True, False):
-        assert client.transport.hello().get("meta")["round"] == -1
+        assert client.transport.hello().meta["round"] == -1
         assert failure(client, good(Kind.TRAIN, 0, 1, TRAIN, weights)) is None
-        assert client.transport.hello().get("meta")["round"] == 1
+        assert client.transport.hello().meta["round"] == 1
         assert failure(client, good(Kind.VERDICT, 0, 1, {"taken": taken})) is None
-    assert client.transport.hello().get("meta")["round"] == -1
+    assert client.transport.hello().meta["round"] == -1
 
 
 @pytest.mark.parametrize(

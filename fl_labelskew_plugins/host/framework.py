@@ -1,0 +1,61 @@
+"""FedML as the framework around a run: its trainer's and aggregator's hooks, and its communication manager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedml.core.distributed.fedml_comm_manager import FedMLCommManager
+from torch import nn
+
+from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
+from fl_labelskew_plugins.engine.server import Hooks
+from fl_labelskew_plugins.host.aggregator import LabelSkewAggregator
+from fl_labelskew_plugins.host.start import start
+from fl_labelskew_plugins.host.trainer import LabelSkewTrainer
+from fl_labelskew_plugins.recipe.compatibility import host_switches
+from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.runs.host import Host
+
+
+class FedML(Host):
+    """The host, started for one process of a run; ``args`` are its arguments."""
+
+    def __init__(self, recipe: Recipe, config_file: Path, *, rank: int = 0) -> None:
+        self.args, self._on = start(recipe, config_file, rank=rank), bool(host_switches(recipe))
+
+    def turns(self, local: LocalTrainer) -> Callable[..., LocalResult]:
+        """Training inside the host's hooks."""
+        return self.trainer(local).take
+
+    def trainer(self, local: LocalTrainer) -> LabelSkewTrainer:
+        """The host's face of local training."""
+        return LabelSkewTrainer(local, self.args, hooks=self._on)
+
+    def hooks(self, model: nn.Module) -> Hooks | None:
+        """The host's aggregator, where one of its switches is on."""
+        return LabelSkewAggregator(model, self.args) if self._on else None
+
+    def manager(self, transport: Any, rank: int, size: int, observer: Any) -> Any:
+        """The host's communication manager around a transport of ours."""
+        return LabelSkewManager(self.args, transport, rank, size, observer)
+
+
+class LabelSkewManager(FedMLCommManager):  # type: ignore[misc]  # the host is untyped
+    """The host's manager, which hands every message on; it logs no contents, and dresses no error up."""
+
+    def __init__(self, args: Any, transport: Any, rank: int, size: int, observer: Any) -> None:
+        self._transport, self._observer = transport, observer
+        super().__init__(args, None, rank, size, args.backend)
+
+    def _init_manager(self) -> None:
+        self.register_comm_manager(self._transport)
+        self._transport.add_observer(self)
+
+    def register_message_receive_handlers(self) -> None:
+        """None: which message is for whom is the observer's affair."""
+
+    def receive_message(self, msg_type: int, msg_params: Any) -> None:
+        """Hand a message on."""
+        self._observer.receive_message(msg_type, msg_params)
