@@ -76,9 +76,9 @@ class Ring:
         self.size = narrow + self.digits * wide
         """Entries of the vector."""
 
-    def step(self, entry: Narrow | Wide) -> float:
-        """What 1 in the ring is worth in a tensor."""
-        return entry.bound / self._top if isinstance(entry, Narrow) else 2.0**-entry.fraction
+    def steps(self, entry: Narrow | Wide) -> float:
+        """How many steps of the ring 1 of a tensor is."""
+        return self._top / entry.bound if isinstance(entry, Narrow) else 2.0**entry.fraction
 
     def encode(self, tensors: Mapping[str, Tensor], *, share: float, where: str, use: Mapping[str, str]) -> Vector:
         """One client's vector.
@@ -106,11 +106,11 @@ class Ring:
                 does = use.get(name, "training diverged; use a smaller train_args.learning_rate")
                 raise RunError(f"{where}: {clean(name, 80)} reaches {reached:.4g}, and at most {most:.4g} fits; {does}")
             if isinstance(entry, Narrow):
-                whole = (value * (share / self.step(entry))).round_().long()
+                whole = (value * (share * self.steps(entry))).round_().long()
                 vector[at : at + len(whole)] = whole.numpy().astype(np.uint32) & self.mask
                 at += len(whole)
                 continue
-            whole = (value * 2.0**entry.fraction).round_().long()
+            whole = (value * self.steps(entry)).round_().long()
             for digit in range(self.digits):
                 last = digit == self.digits - 1  # which has the sign
                 part = whole if last else whole & (2**self.base - 1)
@@ -145,7 +145,7 @@ class Ring:
                     at += size
                     digits = self._signed(part) if last else torch.from_numpy(part.astype(np.int64))
                     whole += digits << (digit * self.base)
-            sums[name] = (whole.double() * self.step(entry)).reshape(entry.shape)
+            sums[name] = (whole.double() / self.steps(entry)).reshape(entry.shape)
         return sums
 
     def _signed(self, part: Vector) -> Tensor:

@@ -67,7 +67,7 @@ class Server:
         self.memory: Mapping[str, Tensor] = {}
         self.opened: list[int] = []
         self.hooks, self.proxy_smoothing, self.sums, self.name = hooks, proxy_smoothing, sums, name
-        self.told: dict[str, float] = {}
+        self.measured: dict[str, float] = {}
         """With secure aggregation, mean ``loss`` and ``accuracy`` that the last round's clients told."""
 
     def open(self, openings: Sequence[Contribution]) -> None:
@@ -195,7 +195,7 @@ class Server:
         assert self.sums is not None
         if came:
             read = self.sums.read(vector, self.weights, len(came), round)
-            self.told = read.told
+            self.measured = read.measured
             self._advance(read.mean, read.whole, read.optimizer, read.total)
         return came
 

@@ -38,14 +38,14 @@ class Read:
         whole: see ``Aggregated.whole``.
         optimizer: weighted mean of what the optimiser sends.
         total: the sum of what the method sends.
-        told: mean training loss and personalised accuracy of those who told theirs.
+        measured: mean training loss and personalised accuracy of those who told theirs.
     """
 
     mean: Weights
     whole: Weights
     optimizer: Weights
     total: Total
-    told: dict[str, float]
+    measured: dict[str, float]
 
 
 class Sums:
@@ -99,7 +99,7 @@ class Sums:
         entries["samples"] = Wide((), SUMMED)
         if self.proxy_smoothing is not None:
             entries["counts"] = Wide((federation.num_classes,), SUMMED)
-        entries["told"] = Wide((4,), SUMMED)
+        entries["measured"] = Wide((4,), SUMMED)
         return entries
 
     def share(self, samples: float, clients: int = 1) -> float:
@@ -148,12 +148,12 @@ class Sums:
         sent = group(extra, OPTIMIZER)
         tensors |= joined(**{OPTIMIZER: {name: share * value.double() for name, value in sent.items()}})
         tensors |= _as_sent(rest(extra, OPTIMIZER), self.round)
-        told = [0.0] * 4
+        measured = [0.0] * 4
         if measures and result.loss_terms:
-            told[:2] = math.fsum(result.loss_terms.values()), 1
+            measured[:2] = math.fsum(result.loss_terms.values()), 1
         if measures and result.personalised is not None:
-            told[2:] = result.personalised[0] / result.personalised[1], 1
-        tensors["told"] = torch.tensor(told, dtype=torch.float64)
+            measured[2:] = result.personalised[0] / result.personalised[1], 1
+        tensors["measured"] = torch.tensor(measured, dtype=torch.float64)
         return self.round.encode(tensors, share=share, where=where, use=use)
 
     def opened(self, client: int, tensors: Mapping[str, Tensor]) -> Vector:
@@ -202,12 +202,12 @@ class Sums:
                 whole[name], mean[name] = mean[name], _moved(start[name], change)
         sent = {name: value / share for name, value in group(sums, OPTIMIZER).items()}
         sent = {name: value.to(old.get(name, value)) for name, value in sent.items()}
-        loss, losses, accuracy, accuracies = sums["told"].tolist()
-        told = {"loss": loss / losses} if losses >= 0.5 else {}
-        told |= {"accuracy": accuracy / accuracies} if accuracies >= 0.5 else {}
+        loss, losses, accuracy, accuracies = sums["measured"].tolist()
+        measured = {"loss": loss / losses} if losses >= 0.5 else {}
+        measured |= {"accuracy": accuracy / accuracies} if accuracies >= 0.5 else {}
         device = next(iter(old.values())).device
         total = Total({n: v.to(device) for n, v in _those_sent(sums).items()}, clients, round)
-        return Read(mean, whole, sent, total, told)
+        return Read(mean, whole, sent, total, measured)
 
 
 def travelling(vector: Vector, ring: Ring) -> Tensor:

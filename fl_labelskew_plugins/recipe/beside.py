@@ -53,9 +53,9 @@ class Policy(Params):
     )
     send: list[Sent] | None = Field(
         None,
-        description="what may leave: weights; prototypes (means of a class); counts (of each class); moments (sums of"
-        " samples and of their squares, by channel); measures; optimizer (what an optimiser sends beside weights);"
-        " other (of methods that do not say what it is)",
+        description="what may leave: weights; prototypes (features or outputs of a class); counts (of each class);"
+        " moments (sums of samples and of their squares, by channel); measures; optimizer (what an optimiser sends"
+        " beside weights); other (of methods that do not say what it is)",
     )
     server_fingerprint: str | None = Field(
         None,

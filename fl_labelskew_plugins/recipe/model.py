@@ -47,6 +47,7 @@ EXPECTED = "expected"
 """The part of a recipe that holds :class:`Expected`: one mapping, or a list of them."""
 PARTS = (*SECTIONS, EXPECTED)
 POLICY = "policy"
+OF_SUMS = ("secure_aggregation", "secure_bits", "secure_clip")
 
 SILO: dict[str, tuple[str, ...] | None] = {
     "data_args": None,
@@ -135,6 +136,12 @@ class Recipe(Sections):
         return f"# fedml run {clean(self.name)}.yaml\n{yaml.write(content)}"
 
 
+def of_sums(recipe: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Those of a resolved recipe's ``comm_args`` that decide about numbers; none without secure aggregation."""
+    comm = recipe.get("comm_args", {})
+    return {key: comm[key] for key in OF_SUMS if key in comm} if comm.get(OF_SUMS[0]) else {}
+
+
 def different(a: Mapping[str, Mapping[str, Any]], b: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """``section.key`` of all that differs between two resolved recipes.
 
@@ -145,6 +152,6 @@ def different(a: Mapping[str, Mapping[str, Any]], b: Mapping[str, Mapping[str, A
         for section in dict.fromkeys([*a, *b])
         if section != "tracking_args"
         for key in dict.fromkeys([*a.get(section, {}), *b.get(section, {})])
-        if section != "comm_args" or key == "backend" or key.startswith("secure_")
+        if section != "comm_args" or key == "backend" or key in {*of_sums(a), *of_sums(b)}
         if (key in a.get(section, {})) != (key in b.get(section, {})) or a[section][key] != b[section][key]
     ]

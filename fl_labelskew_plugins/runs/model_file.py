@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import mistakes
-from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.recipe.model import Recipe, of_sums
 from fl_labelskew_plugins.recipe.objects import described
 from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, MOST_NUMBERS, Positive
 from fl_labelskew_plugins.runs.session import Session
@@ -118,6 +118,8 @@ def recipe_hash(recipe: Recipe) -> str:
         for name, keys in recipe.resolved().items()
         if name not in ("comm_args", "client_specific_args", "tracking_args")
     }
+    if sums := of_sums(recipe.resolved()):
+        sections["comm_args"] = sums
     objects = {section: described(plugin) for section, plugin in recipe.objects.items()}
     return hashlib.sha256(json.dumps([sections, objects], sort_keys=True).encode()).hexdigest()
 

@@ -123,7 +123,7 @@ class Rounds:
         if watch is not None:
             watch.aggregated(round, server.weights)
         if session.sums is not None:
-            tally.hear(server.told)
+            tally.hear(server.measured)
         line: dict[str, Any] = {"round": round, "clients": came, "loss_terms": tally.loss_terms()}
         if absent := [client for client in sampled if client not in came]:
             line["left_out"] = absent
@@ -191,10 +191,10 @@ class Tally:
                 self.personalised[client] = result.personalised[0] / result.personalised[1]
             yield client, result
 
-    def hear(self, told: Mapping[str, float]) -> None:
+    def hear(self, measured: Mapping[str, float]) -> None:
         """With secure aggregation: means over the clients, of the whole loss and of their own models' accuracy."""
-        self._terms = [{"total": told["loss"]}] if "loss" in told else []
-        self._accuracy = told.get("accuracy")
+        self._terms = [{"total": measured["loss"]}] if "loss" in measured else []
+        self._accuracy = measured.get("accuracy")
 
     def loss_terms(self) -> dict[str, float]:
         """Mean of each term over the clients that told theirs."""

@@ -15,7 +15,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import yaml
-from fl_labelskew_plugins.recipe.model import EXPECTED
+from fl_labelskew_plugins.recipe.model import EXPECTED, of_sums
 
 Resolved = Mapping[str, Mapping[str, Any]]
 
@@ -184,7 +184,7 @@ def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
 def flat(recipe: Resolved) -> dict[str, Any]:
     """``section.key`` to value, of what makes an experiment: without its seed and the machine's part."""
     settings = {f"{section}.{key}": value for section, keys in recipe.items() for key, value in keys.items()}
-    return {
+    return {f"comm_args.{key}": value for key, value in of_sums(recipe).items()} | {
         name: value
         for name, value in settings.items()
         if name == PRECISION or (name.partition(".")[0] not in ELSEWHERE and name not in (SEED, *PLACES))

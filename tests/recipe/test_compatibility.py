@@ -13,6 +13,7 @@ import torch
 from fl_labelskew_registry import Aggregated, LabelSkewError, catalog
 
 from fl_labelskew_plugins.front import start
+from fl_labelskew_plugins.methods.fedlc import FedLC
 from fl_labelskew_plugins.recipe import compatibility, parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
@@ -191,6 +192,26 @@ def test_contributions_that_must_not_leave_are_refused_where_the_optimiser_needs
     with pytest.raises(LabelSkewError, match="FedDC, which sends more than weights"):
         parse.parse(BASE, overrides=drift)
     parse.parse(BASE, overrides=["train_args.feddc_correction=false", *drift])
+
+
+def test_a_method_that_needs_single_contributions_does_not_go_with_sums(monkeypatch):
+    sums = "comm_args.secure_aggregation=true"
+    parse.parse(BASE, overrides=[sums])
+    monkeypatch.setattr(FedLC, "individual", True)
+    with pytest.raises(LabelSkewError, match="a method that needs what each client sends, not their sum; allowed: fal"):
+        parse.parse(BASE, overrides=[sums])
+
+
+@pytest.mark.parametrize("wanted", ["host", "corrected", "null"])
+def test_the_hosts_code_sees_single_uploads(wanted):
+    overrides = ["train_args.federated_optimizer=FedProx", f"train_args.optimizer_source={wanted}"]
+    overrides.append("comm_args.secure_aggregation=true")
+    if wanted == "null":
+        loaded = parse.parse(BASE, overrides=overrides)
+        assert compatibility.source(loaded, loaded.network.build((1, 8, 8), 10)) == "own"
+    else:
+        with pytest.raises(LabelSkewError, match=f"optimizer_source: {wanted}: the host's server sees single uploads"):
+            parse.parse(BASE, overrides=overrides)
 
 
 if __name__ == "__main__":

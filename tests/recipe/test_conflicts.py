@@ -48,3 +48,60 @@ def test_an_address_that_others_can_reach_needs_certificates(key, host):
 def test_as_many_files_as_silos():
     text = text_with(**CROSS_SILO | {"client_specific_args": {"data_silo_config": ["one.yaml"]}})
     assert only_line(text).endswith("data_silo_config: 1 files for 2 clients; allowed: a file for each, or none")
+
+
+SUMS = "comm_args.secure_aggregation"
+SINGLE = (
+    "true does not go with comm_args.secure_aggregation: the host's works on single uploads, which nobody sees then"
+)
+BYZANTINE = ("enable_attack=true", "attack_type=byzantine", "byzantine_client_num=1", "attack_mode=random")
+NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "epsilon=1", "delta=0", "sensitivity=1")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            [f"security_args.{key}" for key in BYZANTINE],
+            f"security_args.enable_attack: {SINGLE}; allowed: false",
+        ),
+        (
+            ["security_args.enable_defense=true", "security_args.defense_type=cclip", "security_args.bucket_size=2"],
+            f"security_args.enable_defense: {SINGLE}; allowed: false",
+        ),
+        ([f"dp_args.{key}" for key in NOISE], f"dp_args.enable_dp: {SINGLE}; allowed: false"),
+        (
+            ["comm_args.max_update_ratio=5"],
+            f"comm_args.max_update_ratio: 5 compares single uploads, which nobody sees with {SUMS}; allowed: null, or "
+            "nothing",
+        ),
+        (
+            ["tracking_args.diagnostics=[class_accuracy, label_heatmap, tsne]"],
+            "tracking_args.diagnostics: class_accuracy, tsne: look at single uploads, which nobody sees with "
+            f"{SUMS}; allowed: others",
+        ),
+        (
+            ["comm_args.secure_bits=16", "train_args.client_num_in_total=5000"],
+            "comm_args.secure_bits: 16 are too few for the sums of more than 4096 clients; allowed: more, up to 32",
+        ),
+        (
+            ["comm_args.secure_bits=8"],
+            "comm_args.secure_bits: 8 is out of range; allowed: an integer of at least 16 and at most 32",
+        ),
+        (["comm_args.secure_clip=0"], "comm_args.secure_clip: 0 is out of range; allowed: a number above 0, or null"),
+    ],
+)
+def test_a_server_that_gets_sums_alone_has_no_single_uploads(overrides, line):
+    assert only_line(text_with(), f"{SUMS}=true", *overrides) == f"--set {line}"
+
+
+def test_sums_do_not_run_across_silos_yet():
+    line = only_line(cross_silo(secure_aggregation=True))
+    assert line == f"r.yaml: {SUMS}: true does not run across silos yet; allowed: false, or simulation"
+
+
+@pytest.mark.parametrize(("bits", "clip"), [(16, 1.0), (24, 4.0), (32, 16.0)])
+def test_the_most_that_a_parameter_may_change(bits, clip):
+    overrides = [f"{SUMS}=true", f"comm_args.secure_bits={bits}"]
+    assert parse.parse(text_with(), overrides=overrides).comm.largest_change == clip
+    assert parse.parse(text_with(), overrides=[*overrides, "comm_args.secure_clip=3"]).comm.largest_change == 3

@@ -62,13 +62,14 @@ def record(tmp_path):
     return record
 
 
-def test_who_stops_early_goes_on_later(record):
+@pytest.mark.parametrize("secure", [[], ["comm_args.secure_aggregation=true"]], ids=["clear", "sums"])
+def test_who_stops_early_goes_on_later(record, secure):
     """In the same process, or from the checkpoint."""
-    first = record()
+    first = record(*secure)
     simulation = Simulation(first)
     assert [line["round"] for line in islice(simulation, 1)] == [0]
     assert [line["round"] for line in islice(simulation, 1)] == [1]
-    again = record(resume=True)
+    again = record(*secure, resume=True)
     assert again.next_round == 2
     assert all(torch.equal(value, first.weights[key]) for key, value in again.weights.items())
     for each in (simulation, Simulation(again)):

@@ -14,6 +14,8 @@ METHODS = ["fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr"]
 PARTIAL = "train_args.client_num_per_round=2"
 # two of the partial runs have an optimiser that sends more than weights
 OPTIMIZERS = {"fedrs": ["train_args.federated_optimizer=FedDC"], "fedlc": ["train_args.federated_optimizer=Mime"]}
+WIDE = [f"model_args.{what}" for what in ("model=wide_resnet", "depth=10", "widen=1")]
+WIDE += [f"train_args.{what}" for what in ("comm_round=1", "epochs=1", "batch_size=512")]
 SETTINGS = [
     [f"method_args.method={method}", *more]
     for method in METHODS
@@ -21,15 +23,7 @@ SETTINGS = [
 ]
 SETTINGS += [
     ["train_args.proxy_aggregation=class", "train_args.proxy_smoothing=1", PARTIAL],
-    [
-        "model_args.model=wide_resnet",
-        "model_args.depth=10",
-        "model_args.widen=1",
-        "train_args.comm_round=1",
-        "train_args.epochs=1",
-        "train_args.batch_size=512",
-        PARTIAL,
-    ],  # whole numbers travel
+    [*WIDE, PARTIAL],  # whole numbers travel
     [
         "data_args.dataset=isic2019",
         "data_args.data_cache_dir=PICTURES",
@@ -49,7 +43,23 @@ SETTINGS += [
         PARTIAL,
     ],
 ]
-NAMES = ["-".join(word.partition("=")[2] for word in setting) for setting in SETTINGS]
+SUMS = [
+    ["comm_args.secure_aggregation=true", *more]
+    for more in (
+        ["method_args.method=fedmr", PARTIAL],
+        ["method_args.method=fedshift+fedmr", "train_args.federated_optimizer=SCAFFOLD", "comm_args.secure_bits=16"],
+        ["train_args.proxy_aggregation=class", "train_args.proxy_smoothing=1", "method_args.method=fd", PARTIAL],
+        [*WIDE, "comm_args.secure_clip=2"],
+    )
+]
+
+
+def name(setting):
+    """A folder's."""
+    return "-".join(word.partition("=")[2] for word in setting)
+
+
+NAMES = [name(setting) for setting in SETTINGS]
 
 DRIVER = """\
 import json, sys
@@ -74,11 +84,15 @@ def settled(tmp_path_factory):
 def mpi(forker, tmp_path_factory, settled):
     """Every setting in one mpirun, two workers for two or three clients; the folder of each run."""
     folder = tmp_path_factory.mktemp("mpi")
+    return over_mpi(forker, folder, [settled(setting) for setting in SETTINGS], NAMES)
+
+
+def over_mpi(forker, folder, settings, names):
+    """Run these in the folder, each in one of its own."""
     (folder / "recipe.yaml").write_text(simulation(SILOS))
     (folder / "driver.py").write_text(DRIVER)
     jobs = [
-        ([*settled(setting), "comm_args.backend=MPI"], str(folder / name))
-        for name, setting in zip(NAMES, SETTINGS, strict=True)
+        ([*setting, "comm_args.backend=MPI"], str(folder / name)) for name, setting in zip(names, settings, strict=True)
     ]
     (folder / "jobs.json").write_text(json.dumps(jobs))
     done = forker.mpirun(folder / "driver.py", ["recipe.yaml", "jobs.json"], cwd=folder)
@@ -111,3 +125,11 @@ def test_metrics_over_mpi_are_those_of_one_process(method, mpi, sp_run):
     ours, theirs = sorted((here / "clients").glob("*")), sorted((there / "clients").glob("*"))
     assert [file.name for file in ours] == [file.name for file in theirs]
     assert [file.read_bytes() for file in ours] == [file.read_bytes() for file in theirs]
+
+
+def test_sums_over_mpi_are_those_of_one_process(forker, tmp_path, sp_run):
+    over_mpi(forker, tmp_path, SUMS, map(name, SUMS))
+    for setting in SUMS:
+        here, there = sp_run(*setting), tmp_path / name(setting)
+        assert (here / "metrics.jsonl").read_bytes() == (there / "metrics.jsonl").read_bytes()
+        same(load_file(here / "model.safetensors"), load_file(there / "model.safetensors"))

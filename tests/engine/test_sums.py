@@ -1,0 +1,177 @@
+"""What clients add with secure aggregation is what the server reckons without it, to the steps of the ring."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fl_labelskew_registry import RunError
+
+from fl_labelskew_plugins.engine.server import Server
+from fl_labelskew_plugins.engine.sums import VECTOR, arrived, travelling
+from fl_labelskew_plugins.engine.turn import fit
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runs import session
+
+RECIPE = """\
+data_args: {dataset: digits}
+partition_args: {partition_method: dirichlet, beta: 0.5}
+model_args: {model: mlp, hidden: [8]}
+train_args: {client_num_in_total: 4, batch_size: 32, learning_rate: 0.1}
+method_args: {method: fedavg}
+device_args: {threads: 1}
+"""
+SECURE = "comm_args.secure_aggregation=true"
+
+
+class Federation:
+    """Clients and a server in the clear, or with sums alone."""
+
+    def __init__(self, *overrides):
+        self.made = made = session.build(parse.parse(RECIPE, overrides=overrides))
+        self.server = Server(
+            made.trainer.model,
+            method=made.method,
+            federation=made.federation,
+            weights=made.start,
+            optimizer=made.recipe.optimizer,
+            proxy_smoothing=made.recipe.train.proxies_by_class,
+            sums=made.sums,
+            name=made.trainer.name,
+        )
+        self.server.open(made.openings())
+        self.states = {}
+
+    def results(self, round, clients):
+        for client in clients:
+            result = fit(
+                self.made.trainer,
+                client,
+                round,
+                self.server.weights,
+                shared=self.server.shared,
+                state=self.states.get(client),
+                times_selected=round + 1,
+                personalised=True,
+            )
+            self.states[client] = result.state
+            yield client, result
+
+    def sealed(self, round, clients):
+        for client, result in self.results(round, clients):
+            yield client, self.made.sums.sealed(client, round, self.server.weights, result)
+
+    def play(self, rounds):
+        for round, clients in enumerate(rounds):
+            uploads = list((self.results if self.made.sums is None else self.sealed)(round, clients))
+            for client, result in uploads:
+                self.server.check(client, round, result)
+            sizes = [self.made.sizes[k] for k in range(4)]
+            assert self.server.run_round(range(4), sizes, iter(uploads), self.made.counts, round=round) == clients
+        return self.server
+
+
+MIXTURES = [
+    ["method_args.method=fedrs"],  # uniform
+    ["method_args.method=fedshift"],  # population, and an opening
+    ["method_args.method=fedmr", "method_args.mu1=0", "method_args.mu2=0.01"],
+    ["method_args.method=fd"],
+    ["method_args.method=fedproc"],
+    ["train_args.proxy_aggregation=class"],
+    ["train_args.proxy_aggregation=class", "train_args.proxy_smoothing=1", "train_args.federated_optimizer=FedDyn"],
+    ["train_args.federated_optimizer=SCAFFOLD", "method_args.method=fedlc"],
+    ["train_args.federated_optimizer=FedNova", "train_args.optimizer_source=own"],
+    ["train_args.federated_optimizer=Mime"],
+    ["train_args.federated_optimizer=FedDC", "train_args.feddc_reading=code"],
+    ["model_args.model=wide_resnet", "model_args.depth=10", "model_args.widen=1", "train_args.batch_size=512"],
+]
+
+
+@pytest.mark.parametrize("came", [[0, 1, 2, 3], [0, 2]])
+@pytest.mark.parametrize("mixture", MIXTURES, ids=lambda mixture: "-".join(word.partition("=")[2] for word in mixture))
+def test_a_round_is_the_clear_one_to_the_steps_of_32_bits(mixture, came):
+    rounds = [[0, 1, 2, 3], came] if "wide_resnet" not in str(mixture) else [came]
+    clear, secure = Federation(*mixture), Federation(*mixture, SECURE)
+    before, after = clear.play(rounds), secure.play(rounds)
+    assert before.weights.keys() == after.weights.keys()
+    for name, value in before.weights.items():
+        assert after.weights[name].dtype == value.dtype
+        torch.testing.assert_close(after.weights[name], value, rtol=1e-4, atol=2e-5)
+    assert before.shared.keys() == after.shared.keys()
+    for name, value in before.shared.items():
+        torch.testing.assert_close(after.shared[name].to(value.dtype), value, rtol=1e-4, atol=2e-5)
+    assert before.opened == after.opened
+
+
+def test_the_vector_is_all_that_leaves_a_client():
+    run = Federation("method_args.method=fedmr", SECURE, "comm_args.secure_bits=16")
+    ((client, sealed),) = run.sealed(0, [2])
+    assert list(sealed.upload) == [VECTOR]
+    assert sealed.upload[VECTOR].dtype == torch.int16
+    assert (sealed.contributions, sealed.loss_terms, sealed.personalised) == ({}, {}, None)
+    ring = run.made.sums.round
+    vector = arrived(sealed.upload[VECTOR])
+    assert int(vector.max()) < 2**16
+    assert torch.equal(travelling(vector, ring), sealed.upload[VECTOR])
+    sums = ring.decode(vector)
+    assert sums["samples"] == run.made.sizes[client]
+    assert torch.equal(sums["method/counts"], run.made.counts[client].double())
+
+
+def test_what_clients_tell_is_told_as_means():
+    run = Federation(SECURE)
+    results = dict(run.results(0, [0, 3]))
+    run.play([[0, 3]])
+    losses = [sum(result.loss_terms.values()) for result in results.values()]
+    right = [result.personalised[0] / result.personalised[1] for result in results.values()]
+    assert run.server.measured == pytest.approx({"loss": sum(losses) / 2, "accuracy": sum(right) / 2}, abs=1e-5)
+    silent = run.made.sums.added(0, 0, run.made.start, results[0], measures=False)
+    assert run.made.sums.round.decode(silent)["measured"].tolist() == [0.0] * 4
+
+
+def test_a_tensor_that_nobody_sent_is_missing_and_those_of_others_are_not():
+    run = Federation("method_args.method=fedmr", SECURE)
+    seen = []
+    run.made.method.combine = lambda total, shared: seen.append(total) or shared
+    for senders in ([], [1]):
+        vectors = run.made.sums.round.zeros()
+        for client, result in run.results(0, [0, 1]):
+            kept = result if client in senders else replace(result, contributions={})
+            run.made.sums.round.add(vectors, run.made.sums.added(client, 0, run.made.start, kept))
+        run.server.run_sum([0, 1], vectors)
+    assert [total.clients for total in seen] == [2, 2]
+    assert seen[0].tensors == {}
+    assert seen[1].tensors["counts"].tolist() == run.made.counts[1].tolist()
+
+
+def test_nobody_s_sum_changes_nothing():
+    run = Federation(SECURE)
+    assert run.server.run_sum([], run.made.sums.round.zeros()) == []
+    assert run.server.weights is run.made.start
+    with pytest.raises(RunError, match=r"^round 1: the sum over 2 clients is of no training samples$"):
+        run.server.run_sum([0, 1], run.made.sums.round.zeros())
+
+
+def test_a_change_beyond_the_clip_is_one_line_at_the_client():
+    run = Federation(SECURE, "comm_args.secure_clip=0.001")
+    with pytest.raises(RunError) as error:
+        list(run.sealed(2, [1]))
+    line = str(error.value)
+    assert line.startswith("round 3: client 1: model/body.1.weight reaches 0.")
+    assert line.endswith(", and at most 0.001 fits; use a larger comm_args.secure_clip")
+
+
+def test_weights_that_are_not_finite_are_one_line_at_the_client():
+    run = Federation(SECURE)
+    ((client, result),) = run.results(0, [1])
+    result.upload["classifier.bias"][0] = torch.nan
+    with pytest.raises(RunError, match=r"^round 1: client 1: classifier.bias is not finite, training diverged; use a "):
+        run.made.sums.sealed(client, 0, run.made.start, result)
+
+
+@pytest.mark.parametrize("upload", [{}, {VECTOR: torch.zeros(3, dtype=torch.int32)}, {"w": torch.zeros(2)}])
+def test_an_upload_that_is_no_vector_is_refused(upload):
+    run = Federation(SECURE)
+    ((client, result),) = run.sealed(0, [1])
+    run.server.check(client, 0, result)
+    with pytest.raises(RunError, match=r"^round 1: upload of client 1 is no vector of \d+ whole numbers of 32 bits$"):
+        run.server.check(client, 0, replace(result, upload=upload))
