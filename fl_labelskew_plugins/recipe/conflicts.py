@@ -107,6 +107,17 @@ def form_conflicts(recipe: Sections, params: Any) -> Iterator[Conflict]:
         yield Conflict("data_args.classes", f"{why} how many classes there are, such as 10", others)
 
 
+def moments_conflicts(recipe: Sections, *, measured: bool) -> Iterator[Conflict]:
+    """Where mean and std would be made of what each silo sends by itself; ``measured``: the data set knows none."""
+    data, own_data = recipe.data, bool(recipe.client_specific.data_silo_config)
+    if not (recipe.common.across_silos and recipe.comm.secure_aggregation and own_data):
+        return
+    for key, value in (("data_args.mean", data.mean), ("data_args.std", data.std)):
+        if value == "data" or (value is None and measured):
+            what = f"with {SECURE} no silo sends the sums over its samples that one normalisation is made of"
+            yield Conflict(key, f"{what}; use numbers, or imagenet", (SECURE, "data_args.dataset"))
+
+
 def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
     """What a silo has to say of its table, whose columns may stand in another order than those of the others.
 

@@ -57,23 +57,22 @@ class SummedOpening(Opening):
         """Whose it is, once it is made."""
 
     def exchange(self, *, resumed: bool) -> None:
-        """Make it, where it is not made yet."""
-        server, members = self._rounds.server, self._members
-        if self.known:
+        """Make it, where it is not made yet, or what was made of it is lost: of the same silos then."""
+        server, members, method = self._rounds.server, self._members, self._rounds.session.method
+        if self.known and (server.opened or not method.uses("opening")):
             return
-        made, clock = self._rounds.session.sums, members.clock
+        made, clock, known = self._rounds.session.sums, members.clock, set(self.known)
         assert made is not None
 
         def there(without: Collection[int]) -> list[int]:
             until = clock.now + members.comm.quorum_timeout_s
             while True:
-                here = sorted(members.present - members.excluded - members.away - set(without))
-                if len(here) >= members.quorum or not clock.listen(until):
-                    return here
+                here = members.present - members.excluded - members.away - set(without)
+                if (known <= here if known else len(here) >= members.quorum) or not clock.listen(until):
+                    return sorted(here & known if known else here)
 
-        clients, vector = self._sums.repeated(self._run, OPENING, there, made.opening.size)
-        self.known = clients
-        self._tell(server.open_sum(vector.astype(np.uint32, copy=False), clients), clients)
+        self.known, vector = self._sums.repeated(self._run, OPENING, there, made.opening.size)
+        self._tell(server.open_sum(vector.astype(np.uint32, copy=False), self.known), self.known)
 
     def catch_up(self) -> None:
         """Nothing: it is made once."""

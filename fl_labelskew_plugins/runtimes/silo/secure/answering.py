@@ -59,8 +59,8 @@ class Part:
             SecureError: what it asks for is against the protocol; nothing is answered.
         """
         kind, round, number = message.kind, message.round, message.meta["attempt"]
-        asked = (run, round, number, kind)
-        if asked != self._answered:
+        step = (run, round, number, kind)
+        if step != self._answered:
             try:
                 tensors = self._tensors(run, message)
             except SitsOutError as error:
@@ -71,7 +71,7 @@ class Part:
                 if tensors is None:
                     return
                 self._answer = {"meta": {"attempt": number}, "tensors": tensors}
-            self._answered = asked
+            self._answered = step
         self._send(kind, SERVER, round=round, **self._answer)
 
     def end(self) -> None:

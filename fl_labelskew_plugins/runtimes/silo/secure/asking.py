@@ -171,8 +171,8 @@ class Sums:
     def take(self, message: Message) -> None:
         """A silo's answer."""
         client, attempt = message.sender - 1, self._attempt
-        asked = (self._kind, attempt.round, attempt.number)
-        if (message.kind, message.round, message.meta.get("attempt")) != asked or not self._poll.awaits(client):
+        current = (self._kind, attempt.round, attempt.number)
+        if (message.kind, message.round, message.meta.get("attempt")) != current or not self._poll.awaits(client):
             return  # too late, or sent twice as its connection broke
         try:
             if (why := reason(message)) is not None:
