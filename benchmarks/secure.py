@@ -44,14 +44,17 @@ tracking_args: {{checkpoint_every: 1000}}
 """
 MAIN = "from fl_labelskew_plugins.cli.main import main; main()"
 LOST = f"""
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import SitsOutError
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SitsOutError
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
-def mask(self, vector):
-    raise SitsOutError("lost")
-SiloRound.mask = mask
+mask = SiloRound.mask
+def lost(self, vector):
+    if self.attempt.round != OPENING:
+        raise SitsOutError("lost")
+    return mask(self, vector)
+SiloRound.mask = lost
 {MAIN}
 """
-"""A silo that shares its masks and sends nothing."""
+"""A silo that shares its masks and sends nothing in a round."""
 
 
 class Cost(NamedTuple):
