@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fl_labelskew_registry import RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.machine.text import clean
@@ -59,6 +60,8 @@ class Part:
             SecureError: what it asks for is against the protocol; nothing is answered.
         """
         kind, round, number = message.kind, message.round, message.meta["attempt"]
+        if type(number) is not int:
+            raise RunError("the server's attempt at a sum is no whole number")
         step = (run, round, number, kind)
         if step != self._answered:
             try:

@@ -49,7 +49,7 @@ class Sums:
         self._members, self._authority, self._send, self._limits = members, authority, send, limits
         self._audit, self._bits, self._at_least = audit, bits, at_least
         self._numbers: dict[int, int] = {}
-        self._out: set[int] = set()
+        self._faults: Counter[int] = Counter()
         self._attempt = Attempt("", OPENING, 0, bits, 0)
         self._kind = Kind.KEYS
         self._said: Callable[[int], Said] = lambda rank: ({}, {})
@@ -62,15 +62,16 @@ class Sums:
     ) -> tuple[list[int], Vector]:
         """Attempts at one sum, see :meth:`total`, until one goes well.
 
-        ``who`` is called before each: whose vectors, without some that have not kept to the protocol; it may wait.
+        ``who`` is called before each: whose vectors, without some that have twice not kept to the protocol; it
+        may wait.
 
         Raises:
             RunError: too few are left, or the same silos have failed :data:`TRIES` times.
         """
-        self._out = set()
+        self._faults.clear()
         tries: Counter[tuple[int, ...]] = Counter()
         while True:
-            clients = who(self._out)
+            clients = who({client for client, faults in self._faults.items() if faults > 1})
             try:
                 return self.total(run, round, clients, length)
             except SecureError as error:
@@ -180,7 +181,7 @@ class Sums:
             self._taken(message.sender, message.tensors)
         except SecureError as error:
             self._poll.settled.add(client)
-            self._out.add(client)
+            self._faults[client] += 1  # the first may be that of a process which has just begun anew
             self._members.warn(str(error))
         else:
             self._poll.answers[client] = True

@@ -68,13 +68,17 @@ def test_a_silo_killed_at_a_step(secure, step):
         assert "round 2: silo 4 lost after masks were shared; the sum is of silos 1, 2, 3" in server.text
 
 
-def test_too_few_are_left_until_the_killed_one_is_back(secure, sp_weights):
-    """Of three silos none can be missed: nothing is opened, and the round is repeated with new masks."""
+@pytest.mark.parametrize(("step", "what"), [("mask", "sent a vector"), ("reveal", "revealed their shares")])
+def test_too_few_are_left_until_the_killed_one_is_back(secure, sp_weights, step, what):
+    """Of three silos none can be missed: nothing is opened, and the round is repeated with new masks.
+
+    Where two have revealed their shares, they do so again for the same three alone.
+    """
     federation = secure("comm_args.reconnect_s=1")
     server, silos = federation.server(), federation.silos(1, 2)
-    killed = federation.silo(3, cheat="dies_at_mask")
+    killed = federation.silo(3, cheat=f"dies_at_{step}")
     assert killed.wait() == -signal.SIGKILL
-    server.says("2 silos have sent a vector, and it needs 3 at least; nothing is opened, and it is repeated with new")
+    server.says(f"2 silos have {what}, and it needs 3 at least; nothing is opened, and it is repeated with new masks")
     finished(federation.silo(3), server, *silos)
     same(federation.weights(), sp_weights(SECURE))
     assert left_out(federation) == [[], [], []]
