@@ -328,8 +328,9 @@ class CommArgs(Params):
         return self.backend == "MPI"
 
     def quorum(self, clients_per_round: int) -> int:
-        """Uploads that a round needs."""
-        return min(2, clients_per_round) if self.min_clients is None else self.min_clients
+        """Uploads that a round needs: with secure aggregation 3, as a sum of fewer hides nobody."""
+        least = min(2, clients_per_round) if self.min_clients is None else self.min_clients
+        return max(least, 3) if self.secure_aggregation else least
 
     def address(self) -> str:
         """Where silos find the server; reads ``grpc_ipconfig_path``, if there is one.

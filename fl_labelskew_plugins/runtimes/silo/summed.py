@@ -33,7 +33,7 @@ from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
 from fl_labelskew_plugins.runtimes.silo.secure.answering import Part
 from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, OPENING, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
@@ -145,7 +145,6 @@ class SummedServer(SiloServer):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.members.quorum = max(self.members.quorum, LEAST)
         comm, transport = self.recipe.comm, self.transport
         ways = self.members, _identity(transport)[1], self.send, transport.limits, transport.audit
         self._sums = Sums(*ways, bits=comm.secure_bits, at_least=comm.secure_threshold)
