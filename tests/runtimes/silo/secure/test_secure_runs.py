@@ -1,5 +1,6 @@
 """Secure aggregation by real processes with certificates: the same bits as in one process, losses, and cheating."""
 
+import contextlib
 import json
 import signal
 import time
@@ -34,6 +35,13 @@ def audited(folder, event):
     return [line for line in lines if line["event"] == event]
 
 
+def killed(*processes):
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):  # it is about to end by itself
+            process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize("overrides", METHODS.values(), ids=METHODS)
 def test_the_same_bits_as_in_one_process(secure, sp_weights, overrides):
     federation = secure(*overrides)
@@ -56,9 +64,9 @@ def test_a_silo_killed_at_a_step(secure, step):
     """The round goes on with the others; after its vector has come, it is in the sum, though it is gone."""
     federation = secure(*FOUR, "method_args.method=fedshift")
     server, silos = federation.server(), federation.silos(1, 2, 3)
-    killed = federation.silo(4, cheat=f"dies_at_{step}")
+    victim = federation.silo(4, cheat=f"dies_at_{step}")
     finished(server, *silos)
-    assert killed.wait() == -signal.SIGKILL
+    assert victim.wait() == -signal.SIGKILL
     came = step in STEPS[4:]
     assert left_out(federation) == [[], [] if came else [3], [3]]
     sums = {line["round"]: line for line in audited(federation.run_dir, "sum") if "round" in line}
@@ -76,8 +84,8 @@ def test_too_few_are_left_until_the_killed_one_is_back(secure, sp_weights, step,
     """
     federation = secure("comm_args.reconnect_s=1")
     server, silos = federation.server(), federation.silos(1, 2)
-    killed = federation.silo(3, cheat=f"dies_at_{step}")
-    assert killed.wait() == -signal.SIGKILL
+    victim = federation.silo(3, cheat=f"dies_at_{step}")
+    assert victim.wait() == -signal.SIGKILL
     server.says(f"2 silos have {what}, and it needs 3 at least; nothing is opened, and it is repeated with new masks")
     finished(federation.silo(3), server, *silos)
     same(federation.weights(), sp_weights(SECURE))
@@ -125,8 +133,7 @@ def test_a_server_that_cheats(secure, cheat):
     while not any(line in silo.text for silo in silos):
         assert time.monotonic() < end, [silo.text for silo in silos]
         time.sleep(0.1)
-    for process in (server, *silos):
-        process.kill().wait()
+    killed(server, *silos)
     assert not any("Traceback" in silo.text for silo in silos)
     revealed = [audited(federation.folder / f"silo-{rank}", "revealed") for rank in (1, 2, 3, 4)]
     opened = [line["silos"] for lines in revealed for line in lines if line.get("round") == ROUND]
@@ -150,8 +157,7 @@ def test_a_silo_that_cheats(secure, cheat):
     cheating = federation.silo(4, cheat=cheat)
     if cheat == "deals_wrong_shares":
         honest[0].says(f"round 2: {SILOS[cheat]}")
-        for process in (server, *honest, cheating):
-            process.kill()
+        killed(server, *honest, cheating)
         return
     finished(server, *honest, cheating)
     assert f"round 2: {SILOS[cheat]}" in server.text
