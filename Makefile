@@ -1,6 +1,8 @@
 # Everything runs in .venv, which `make setup` fills once; a second `make` finds its stamp and does nothing.
 
-PYTHON ?= $(shell for p in python3.11 python3.10; do $$p -c '' 2>/dev/null && echo $$p && break; done)
+# FedML comes along on 3.11 and 3.10 alone, so those first.
+PYTHON ?= $(shell for p in python3.11 python3.10 python3.13 python3.12 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup.done
@@ -12,18 +14,19 @@ WORKERS ?= 3
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP)  ## the environment in .venv (Python 3.11 or 3.10; about 5.5 GB with torch)
+setup: $(STAMP)  ## the environment in .venv (Python 3.10 or later; about 5.5 GB with torch)
 
 # One pip call, so that torch and torchvision are resolved together: FedML breaks on an unmatched pair.
 $(STAMP): pyproject.toml registry/pyproject.toml
-	@test -n "$(PYTHON)" || { echo "no python3.11 or python3.10 found; FedML 0.9.6 installs on no other" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "no Python 3.10 or later found" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -e registry -e '.[test,dev]'
-	$(BIN)/python -m pip install --quiet --no-deps mlflow-skinny==2.12.2 entrypoints pytz sqlparse  # docs/trackers.md says why
+	! test -x $(BIN)/fedml || $(BIN)/python -m pip install --quiet --no-deps \
+		mlflow-skinny==2.12.2 entrypoints pytz sqlparse  # docs/trackers.md says why
 	touch $@
 
 demo: setup  ## a first run: several minutes to set up, then a short training on the digits
-	$(BIN)/fedml run recipes/quickstart.yaml
+	$(BIN)/labelskew run recipes/quickstart.yaml
 
 # Files in the order of tests/conftest.py, slow ones first: xdist would sort them by their number of tests.
 SUITE = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder

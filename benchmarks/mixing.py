@@ -10,20 +10,65 @@ clients play a first round, so that private state and what the server shares are
 are taken in turn in one process, and the table has medians of CPU seconds and of paired ratios.
 """
 
+from __future__ import annotations
+
 import argparse
 import statistics
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fl_labelskew_plugins.engine.local import LocalTrainer
+    from fl_labelskew_plugins.tensors import Weights
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 RUNNING = "fedmr, prototypes: running"
 LARGE = ["model_args.model=resnet18", "train_args.batch_size=128"]
 
 
-def measured(path: Path, common: list[str], cases: dict[str, list[str]], repetitions: int) -> dict[str, list[float]]:
-    """CPU seconds of clients' second rounds in each case."""
+class Case(NamedTuple):
+    """Clients after their first round in one case."""
+
+    local: LocalTrainer
+    start: Weights
+    shared: Mapping[str, Tensor]
+    states: Mapping[int, Mapping[str, Tensor]]
+
+    def second_round(self, client: int, clock: Callable[[], float] = time.process_time) -> float:
+        """Seconds of a client's second round."""
+        from fl_labelskew_plugins.engine.turn import fit
+
+        before, state = clock(), dict(self.states[client])
+        fit(self.local, client, 1, self.start, shared=self.shared, state=state, times_selected=2)
+        return clock() - before
+
+    def steps(self, client: int) -> int:
+        """How many steps a round has."""
+        from fl_labelskew_plugins.engine.turn import Turn
+
+        return Turn(self.local, client, 1, times_selected=2).batches()[1]
+
+
+def cases_of() -> dict[str, list[str]]:
+    """Every method and every optimiser, with what it sets in a recipe."""
+    from fl_labelskew_registry import catalog
+
+    cases = {entry.name: [f"method_args.method={entry.name}"] for entry in catalog.entries("methods")}
+    cases[RUNNING] = [*cases["fedmr"], "method_args.prototypes=running"]
+    cases |= {entry.name: [f"train_args.federated_optimizer={entry.name}"] for entry in catalog.entries("optimizers")}
+    cases["Mime"].append("train_args.momentum=0.0")
+    return cases
+
+
+def prepared(
+    path: Path, common: Sequence[str], cases: Mapping[str, Sequence[str]], samples: int | None = None
+) -> dict[str, Case]:
+    """Two clients of each case, after a first round; ``samples``: no client has more."""
     from fl_labelskew_registry import Contribution
 
     from fl_labelskew_plugins.engine.server import Server
@@ -33,24 +78,28 @@ def measured(path: Path, common: list[str], cases: dict[str, list[str]], repetit
 
     made = session.build(parse.load(path, common))
     base, start = made.trainer, made.start
-    if common[-2:] == LARGE:
-        base = replace(base, indices={k: index[::12][:512] for k, index in base.indices.items()})
-    ready: dict[str, Any] = {}
+    if samples is not None:
+        spread = {k: index[:: max(1, len(index) // samples)][:samples] for k, index in base.indices.items()}
+        base = replace(base, indices=spread)
+    ready = {}
     for case, overrides in cases.items():
         recipe = parse.load(path, [*common, *overrides])
         method, optimizer = recipe.method, recipe.optimizer
         local = replace(base, method=method, optimizer=optimizer, settings=session.local_settings(recipe))
         server = Server(local.model, method=method, federation=made.federation, weights=start, optimizer=optimizer)
-        server.shared = method.open([Contribution(k, method.opening(Turn(local, k).view)) for k in range(10)])
+        server.open([Contribution(k, method.opening(Turn(local, k).view)) for k in range(10)])
         results = [(k, fit(local, k, 0, start, shared=server.shared, times_selected=1)) for k in range(2)]
         server.run_round([0, 1], made.sizes[:2], iter(results))
-        ready[case] = local, dict(server.shared), {k: result.state for k, result in results}
-    seconds: dict[str, list[float]] = {case: [] for case in cases}
+        ready[case] = Case(local, start, dict(server.shared), {k: result.state for k, result in results})
+    return ready
+
+
+def measured(ready: Mapping[str, Case], repetitions: int) -> dict[str, list[float]]:
+    """CPU seconds of clients' second rounds in each case."""
+    seconds: dict[str, list[float]] = {case: [] for case in ready}
     for repetition in range(repetitions):
-        for case, (local, shared, states) in ready.items():
-            before, client = time.process_time(), repetition % 2
-            fit(local, client, 1, start, shared=shared, state=dict(states[client]), times_selected=2)
-            seconds[case].append(time.process_time() - before)
+        for case, clients in ready.items():
+            seconds[case].append(clients.second_round(repetition % 2))
     return seconds
 
 
@@ -60,20 +109,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--tiny", action="store_true", help="a try on digits, in seconds")
     options = parser.parse_args()
-    from fl_labelskew_registry import catalog
-
     path = RECIPES / ("quickstart.yaml" if options.tiny else "small/fedavg_fmnist.yaml")
     common = ["method_args.method=fedavg", "train_args.epochs=1", "device_args.threads=1"]
-    cases = {entry.name: [f"method_args.method={entry.name}"] for entry in catalog.entries("methods")}
-    cases[RUNNING] = [*cases["fedmr"], "method_args.prototypes=running"]
-    cases |= {entry.name: [f"train_args.federated_optimizer={entry.name}"] for entry in catalog.entries("optimizers")}
-    cases["Mime"].append("train_args.momentum=0.0")
+    cases = cases_of()
     large = {name: cases[name] for name in ("FedAvg", "fedmr", RUNNING)}
     times = 2 if options.tiny else 4 if options.quick else 12
     print("| | CPU s of a client's round | beside FedAvg |\n|---|---|---|")
     for prefix, seconds in (
-        ("", measured(path, common, cases, times)),
-        ("ResNet18: ", measured(path, [*common, *LARGE], large, max(2, times // 3))),
+        ("", measured(prepared(path, common, cases), times)),
+        ("ResNet18: ", measured(prepared(path, [*common, *LARGE], large, 512), max(2, times // 3))),
     ):
         for case, row in seconds.items():
             ratio = statistics.median(a / b for a, b in zip(row, seconds["FedAvg"], strict=True))

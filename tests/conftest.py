@@ -12,6 +12,8 @@ import sys
 import sysconfig
 import threading
 import time
+from importlib.metadata import distribution, distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,6 +21,8 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ["FL_LABELSKEW_LOG"] = "plain"  # lines as at a terminal; without times, which differ from run to run
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 # a shell starts what runs in its background deaf to Ctrl-C, and so would be every process that a test starts
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -34,11 +38,15 @@ PROCESSES = {"forker", "make_venv", "wheels", "browser"}
 def pytest_collection_modifyitems(config, items):
     """What starts processes is slow, and comes first; tests marked gpu are left out where there is none.
 
+    What is marked host is skipped where FedML is not installed; it imports FedML in its functions alone.
+
     Files go to workers whole (``--dist loadfile``), in this order: the quick ones fill what time is left at the end.
     """
     for item in items:
         if PROCESSES & {*item.fixturenames}:
             item.add_marker("slow")
+        if item.get_closest_marker("host") and find_spec("fedml") is None:
+            item.add_marker(pytest.mark.skip("FedML is not installed"))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
@@ -74,6 +82,31 @@ class Venv:
         fedml = self.path / "bin" / "fedml"  # as pip would have made it
         fedml.write_text(f"#!{self.python}\nimport sys\nfrom fedml.cli.cli import cli\nsys.exit(cli())\n")
         fedml.chmod(0o755)
+
+    def link_dependencies(self, without):
+        """Show it only what the installed wheels need of everybody else's packages, less one."""
+        installed = [*distributions(path=[str(self.site)])]
+        seen, wanted = {(made.name,) for made in installed} | {(without,)}, []
+
+        def add(requirements, extras=()):
+            needs = map(Requirement, requirements or ())
+            wanted.extend(
+                n for n in needs if n.marker is None or any(n.marker.evaluate({"extra": e}) for e in extras or [""])
+            )
+
+        for made in installed:
+            add(made.requires)
+        while wanted:
+            need = wanted.pop()
+            key = (canonicalize_name(need.name), *sorted(need.extras))
+            if key in seen:
+                continue
+            seen.add(key)
+            theirs = distribution(need.name)
+            for top in {file.parts[0] for file in theirs.files} - {"..", "__pycache__"}:
+                if not (link := self.site / top).exists():
+                    link.symlink_to(theirs.locate_file(top))
+            add(theirs.requires, need.extras)
 
     def run(self, *command, cwd=None, check=True, timeout=120, **environment):
         """A command of this environment, with an empty home and nothing of ours in the environment variables."""
@@ -248,7 +281,8 @@ class Forker:
         command = ["mpirun", *root, "--oversubscribe", "--bind-to", "none", *options, "-np", ranks]
         command += [sys.executable, "-ES", Path(__file__).with_name("rank.py")]
         command += [self._door.getsockname()[1:].decode(), script or "", *argv]
-        env = self.environment | (environment or {})
+        env = self.environment | {"OMPI_MCA_btl_tcp_if_include": "127.0.0.1/8"}  # as launch.py has it
+        env |= environment or {}
         return subprocess.run(
             [*map(str, command)], env=env, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
         )

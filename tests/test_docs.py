@@ -101,6 +101,7 @@ def check_script(path, args, monkeypatch, capsys):
         assert args[0] == "download_isic.py"  # FLamby's
         return
     if file.parent.name == "benchmarks":
+        monkeypatch.syspath_prepend(file.parent)  # as Python itself does
         monkeypatch.setattr(sys, "argv", [str(file), *args[1:], "--help"])
         with pytest.raises(SystemExit) as ended:
             runpy.run_path(str(file), run_name="__main__")

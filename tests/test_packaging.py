@@ -4,6 +4,7 @@ import subprocess
 import sys
 import zipfile
 from email.parser import Parser
+from importlib.util import find_spec
 from pathlib import Path
 
 import fl_labelskew_registry
@@ -12,8 +13,10 @@ import pytest
 from packaging.requirements import Requirement
 
 import fl_labelskew_plugins
+from fl_labelskew_plugins.front.start import start
 
 ROOT = Path(__file__).parents[1]
+RUN = "fedml" if find_spec("fedml") else "labelskew"
 METHODS = ["fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr"]
 METHODS += ["fedproc", "moon", "fedmmd", "reweighting", "fedrod", "fedaws", "fd", "flda"]
 
@@ -103,25 +106,23 @@ def test_a_recipe_can_be_copied_out_checked_and_tried(venv, tmp_path):
     venv.run("labelskew", "recipes", "cp", "quickstart", cwd=tmp_path)
     assert (tmp_path / "quickstart.yaml").is_file()
     assert venv.run("labelskew", "validate", "quickstart.yaml", cwd=tmp_path).stdout == "quickstart.yaml: ok\n"
-    assert "fedrs" in venv.run("fedml", "run", "quickstart.yaml", "--dry-run", cwd=tmp_path).stdout
-    row = venv.run("fedml", "run", "fedlc/table4_synthetic_0_0", "--dry-run", cwd=tmp_path)
+    assert "fedrs" in venv.run(RUN, "run", "quickstart.yaml", "--dry-run", cwd=tmp_path).stdout
+    row = venv.run(RUN, "run", "fedlc/table4_synthetic_0_0", "--dry-run", cwd=tmp_path)
     assert "table4_synthetic_0_0: fedlc with FedAvg" in row.stdout
 
 
 def test_a_packaged_recipe_runs_by_its_name_from_anywhere(venv, tmp_path):
-    venv.run("fedml", "run", "quickstart", "--set", "train_args.comm_round=1", "--run-dir", "run", cwd=tmp_path)
+    venv.run(RUN, "run", "quickstart", "--set", "train_args.comm_round=1", "--run-dir", "run", cwd=tmp_path)
     assert (tmp_path / "run" / "model.safetensors").is_file()
     assert "fedrs" in venv.run("labelskew", "run", "quickstart", "--dry-run", cwd=tmp_path).stdout
-    asked = venv.run("fedml", "run", "recipes/quickstart.yaml", "--dry-run", cwd=tmp_path)
+    asked = venv.run(RUN, "run", "recipes/quickstart.yaml", "--dry-run", cwd=tmp_path)
     assert asked.stderr.count("(labelskew recipes cp quickstart makes a file of it)") == 1
 
 
 def test_examples_and_sweeps_can_be_copied_out_and_run(venv, tmp_path):
     venv.run("labelskew", "examples", "cp", "hospitals", cwd=tmp_path)
     venv.run("python", "make_data.py", cwd=tmp_path / "hospitals")
-    said = venv.run(
-        "fedml", "run", "federation.yaml", "--role", "server", "--dry-run", cwd=tmp_path / "hospitals"
-    ).stdout
+    said = venv.run(RUN, "run", "federation.yaml", "--role", "server", "--dry-run", cwd=tmp_path / "hospitals").stdout
     assert "fedshift" in said
     venv.run("labelskew", "examples", "cp", "sweeps/digits", cwd=tmp_path)
     assert "16 runs, 0 done" in venv.run("labelskew", "sweep", "digits.yaml", "--dry-run", cwd=tmp_path).stdout
@@ -138,14 +139,28 @@ def test_folders_to_begin_with_are_written_from_the_wheel_alone(venv, tmp_path):
     assert (tmp_path / "labelskew-mine" / "labelskew_mine.py").is_file()
 
 
+@pytest.mark.host
 def test_the_host_s_own_command_line_still_answers(venv):
     done = venv.run("fedml", "run", "--help")
     assert "Manage runs" in done.stdout
     assert "fedml run RECIPE.yaml" in done.stdout
 
 
+def test_without_the_host_it_runs_to_the_same_bytes(make_venv, wheels, tmp_path):
+    """From the wheels and what they need beside FedML, and nothing else."""
+    venv = make_venv()
+    venv.install(*wheels)
+    venv.link_dependencies(without="fedml")
+    alone = venv.run("python", "-c", "import fl_labelskew_plugins, torch; import fedml", check=False)
+    assert alone.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'fedml'"
+    venv.run("labelskew", "run", "quickstart", "--run-dir", "alone", cwd=tmp_path)
+    start("quickstart", run_dir=tmp_path / "here", quiet=True)
+    for name in ("metrics.jsonl", "model.safetensors", "partition.json"):
+        assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
+
+
 def test_a_recipe_that_is_missing_is_one_line(venv):
-    done = venv.run("fedml", "run", "none.yaml", check=False)
+    done = venv.run(RUN, "run", "none.yaml", check=False)
     assert done.returncode == 2
     assert [line.partition("Z ")[2] for line in done.stderr.splitlines() if " ERROR " in line] == [
         "ERROR   none.yaml: cannot be read: No such file or directory"

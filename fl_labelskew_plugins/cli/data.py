@@ -105,4 +105,4 @@ def fake(name: str, out: Path, *, samples: int | None, seed: int, overrides: tup
     values = {"dataset": name, "data_cache_dir": str(out)}
     sets = [f"--set {shlex.quote(f'data_args.{key}={value}')}" for key, value in values.items()]
     sets += [f"--set {shlex.quote('data_args.' + text.strip().removeprefix('data_args.'))}" for text in overrides]
-    click.echo(f"made up, not the real data; use it with: fedml run RECIPE.yaml {' '.join(sets)}")
+    click.echo(f"made up, not the real data; use it with: labelskew run RECIPE.yaml {' '.join(sets)}")

@@ -52,7 +52,7 @@ FOLLOWS = (
 def survey_command(recipe: Path, overrides: tuple[str, ...], out: Path | None, as_json: bool) -> None:
     """Show who would hold what under RECIPE's partition, how skewed that is, and what follows, without training.
 
-    Silos with data of their own are surveyed by "fedml run RECIPE --survey"; docs/survey.md explains the numbers.
+    Silos with data of their own are surveyed by "labelskew run RECIPE --survey"; docs/survey.md explains the numbers.
     """
     from fl_labelskew_plugins.recipe.parse import load
     from fl_labelskew_plugins.runs.survey import of_partition
@@ -84,7 +84,7 @@ def holdings(survey: Survey, clients: Sequence[int] | None = None) -> tuple[list
 def _parts(survey: Survey) -> Iterator[str]:
     measured, number = survey.skew, len(survey.clients)
     classes = counted(len(survey.class_names), "class", "classes")
-    title = f"{survey.title}: {counted(number, 'client')}, {counted(measured.samples.sum(), 'training sample')}"
+    title = f"{survey.title}: {counted(number, 'client')}, {counted(int(measured.samples.sum()), 'training sample')}"
     listed, which = list(range(number)), ""
     if number > MOST:
         order = sorted((k for k in listed if measured.samples[k]), key=lambda k: -measured.hellinger[k])

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, TypeVar
+from typing import IO, TYPE_CHECKING, Literal, TypeVar, cast
 
 import numpy as np
 from fl_labelskew_registry import LabelSkewError, MistakesError
@@ -43,7 +43,7 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
             if draft is not None:
                 image.draft(mode, (draft, draft))
             if image.mode[0] in "IF":  # of more than 8 bits, which a conversion cuts at 255
-                high = image.getextrema()[1]
+                _, high = cast("tuple[float, float]", image.getextrema())
                 if high > 255 or (image.mode == "F" and high <= 1):
                     raise LabelSkewError(
                         f"{where}: is not a sound image of 8 bits (its values go up to {high:g}); scale it to 0..255"

@@ -29,7 +29,8 @@ def shares(counts: NDArray[Any]) -> Numbers:
     """
     total = counts.sum(-1, keepdims=True)
     parts: Numbers = np.full(counts.shape, np.nan)
-    return np.divide(counts, total, out=parts, where=total > 0)
+    np.divide(counts, total, out=parts, where=total > 0)
+    return parts
 
 
 def hellinger(p: Numbers, q: Numbers) -> Numbers:
@@ -44,7 +45,7 @@ def hellinger(p: Numbers, q: Numbers) -> Numbers:
     Returns:
         ``(...)``.
 
-    >>> hellinger(np.array([1.0, 0.0]), np.array([0.5, 0.5])).round(4)
+    >>> round(float(hellinger(np.array([1.0, 0.0]), np.array([0.5, 0.5]))), 4)
     0.5412
     """
     distance: Numbers = np.sqrt(np.square(np.sqrt(p) - np.sqrt(q)).sum(-1) / 2)
@@ -60,7 +61,7 @@ def jensen_shannon(p: Numbers, q: Numbers) -> Numbers:
     The root of the divergence (Lin, IEEE Transactions on Information Theory 37, 1991) is a metric (Endres, Schindelin,
     the same, 49, 2003). Shapes are those of :func:`hellinger`.
 
-    >>> jensen_shannon(np.array([1.0, 0.0]), np.array([0.5, 0.5])).round(4)
+    >>> round(float(jensen_shannon(np.array([1.0, 0.0]), np.array([0.5, 0.5]))), 4)
     0.5579
     """
     middle = (p + q) / 2

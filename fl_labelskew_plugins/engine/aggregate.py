@@ -10,6 +10,7 @@ from fl_labelskew_registry import Aggregation, Contribution, Federation, Method,
 from torch import Tensor
 
 from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, pieces
 
 PROXIES = ("classifier.weight", "classifier.bias")
@@ -33,7 +34,7 @@ def client_weights(samples: Sequence[int], aggregation: Aggregation, population:
 
 def share_of_old(weights: Sequence[float]) -> float:
     """What the weights leave to 1 for the old model; exactly 0 where they differ from 1 by rounding alone."""
-    rest = 1 - sum(weights)
+    rest = 1 - added(weights)
     return rest if abs(rest) > 1e-9 else 0.0
 
 
@@ -194,6 +195,33 @@ def check_upload(
                 f"{where}: {key} is not finite, training diverged; use a smaller train_args.learning_rate, or a "
                 f"train_args.gradient_clip_norm{others}"
             )
+
+
+def check_result(
+    upload: Weights,
+    extra: Mapping[str, Tensor],
+    old: Weights,
+    *,
+    method: Method,
+    optimizer: Optimizer,
+    federation: Federation,
+    parameters: Sequence[str],
+    where: str,
+) -> None:
+    """Refuse what a client's training leaves where it is not of the model's and the plugins' form, or not finite.
+
+    Raises:
+        RunError: one line that begins with ``where`` and names the tensor.
+    """
+    check_upload(upload, old, where=where, keys=numbers(optimizer))
+    shapes = announced(method, optimizer, federation, old, parameters)
+    needed = [name for name in shapes if name.startswith(f"{OPTIMIZER}/")]
+    # where a tensor of the optimiser is named as a parameter is, it has that one's type
+    named = {name: old.get(name.removeprefix(f"{OPTIMIZER}/")) for name in needed}
+    dtypes = {n: (torch.float32, torch.float64) if like is None else (like.dtype,) for n, like in named.items()}
+    check_extra(extra, shapes, where=where, dtypes=dtypes)
+    if missing := sorted(set(needed) - extra.keys()):
+        raise RunError(f"{where} lacks {missing[0]}, which the server's optimiser needs from everybody")
 
 
 def check_terms(terms: Mapping[str, float], upload: Mapping[str, Tensor], method: Method, *, where: str) -> None:

@@ -147,11 +147,11 @@ class LocalTrainer:
             yield self._spares[number]
 
     def forward(self, model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Features ``(B, d)`` and float32 logits ``(B, C)`` of the network, or of a copy of it."""
+        """Features ``(B, d)`` and logits ``(B, C)`` of the network, or of a copy of it, both float32."""
         with self.autocast():
             features = model.features(inputs)  # type: ignore[operator]
             logits = model.classifier(features)  # type: ignore[operator]
-        return features, logits.float()
+        return features.float(), logits.float()
 
     @torch.inference_mode()
     def predict(

@@ -80,14 +80,17 @@ class Ring:
         """How many steps of the ring 1 of a tensor is."""
         return self._top / entry.bound if isinstance(entry, Narrow) else 2.0**entry.fraction
 
-    def encode(self, tensors: Mapping[str, Tensor], *, share: float, where: str, use: Mapping[str, str]) -> Vector:
+    def encode(
+        self, tensors: Mapping[str, Tensor], *, share: float, where: str, words: Mapping[str, tuple[str, str]]
+    ) -> Vector:
         """One client's vector.
 
         Args:
             tensors: of all names, and of their shapes; finite.
             share: the client's weight for narrow tensors, 0 to 1; those of all clients sum to at most 1.
             where: how an error begins.
-            use: what to do where a tensor is out of range, by name; for all others, what helps where training diverges.
+            words: of an error, by name: what reaches too far, and what to do then; default: the name, and what helps
+                where training diverges.
 
         Returns:
             ``(size,)``, entries from 0 to ``2 ** bits - 1``.
@@ -103,8 +106,9 @@ class Ring:
             reached = float(value.abs().max()) if len(value) else 0.0
             # exactly the largest value may not be reached by a wide one: half a step more would be out of range
             if not (reached <= most if isinstance(entry, Narrow) else reached < most - 1):
-                does = use.get(name, "training diverged; use a smaller train_args.learning_rate")
-                raise RunError(f"{where}: {clean(name, 80)} reaches {reached:.4g}, and at most {most:.4g} fits; {does}")
+                diverged = clean(name, 80), "training diverged; use a smaller train_args.learning_rate"
+                what, use = words.get(name, diverged)
+                raise RunError(f"{where}: {what} reaches {reached:.4g}, and at most {most:.4g} fits; {use}")
             if isinstance(entry, Narrow):
                 whole = (value * (share * self.steps(entry))).round_().long()
                 vector[at : at + len(whole)] = whole.numpy().astype(np.uint32) & self.mask

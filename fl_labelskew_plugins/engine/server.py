@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
-from fl_labelskew_registry import Aggregated, Contribution, Federation, Method, Optimizer, RunError, Total
+from fl_labelskew_registry import Aggregated, Contribution, Federation, Method, Optimizer, Total
 from torch import Tensor, nn
 
 from fl_labelskew_plugins.engine.aggregate import (
@@ -13,18 +13,17 @@ from fl_labelskew_plugins.engine.aggregate import (
     Addition,
     WeightedMean,
     announced,
-    check_extra,
     check_made,
-    check_upload,
+    check_result,
     class_weights,
     client_weights,
-    numbers,
     origin,
     share_of_old,
 )
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, Sums, arrived
+from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
@@ -108,25 +107,20 @@ class Server:
         if self.sums is not None:
             self.sums.check(result.upload, self.sums.round, where=where)
             return
-        check_upload(result.upload, self.weights, where=where, keys=numbers(self.optimizer))
-        needed = self.optimizer_shapes()
-        dtypes = {name: self._dtypes(name) for name in needed}
-        check_extra(result.contributions, self.contribution_shapes(), where=where, dtypes=dtypes)
-        if missing := sorted(needed.keys() - result.contributions.keys()):
-            raise RunError(f"{where} lacks {missing[0]}, which the server's optimiser needs from everybody")
+        check_result(
+            result.upload,
+            result.contributions,
+            self.weights,
+            method=self.method,
+            optimizer=self.optimizer,
+            federation=self.federation,
+            parameters=self.parameters,
+            where=where,
+        )
 
     def contribution_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of all that may come beside a model's weights: the method's, and the optimiser's."""
         return announced(self.method, self.optimizer, self.federation, self.weights, self.parameters)
-
-    def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of what the optimiser needs from everybody."""
-        return {name: shape for name, shape in self.contribution_shapes().items() if name.startswith(f"{OPTIMIZER}/")}
-
-    def _dtypes(self, name: str) -> tuple[torch.dtype, ...]:
-        """What a tensor of the optimiser may be of: where it is named as a parameter is, of that one's alone."""
-        parameter = self.weights.get(name.removeprefix(f"{OPTIMIZER}/"))
-        return (torch.float32, torch.float64) if parameter is None else (parameter.dtype,)
 
     def run_round(
         self,
@@ -185,7 +179,7 @@ class Server:
             weights = self.hooks(self, round, raw)
         else:
             weights = self._mean_of_those_who_came(mean, came, sizes, counts, shares, proxies)
-        corrections.scale(1 / sum(shares[i] for i in came))
+        corrections.scale(1 / added(shares[i] for i in came))
         rows_alike = self._mean_of_those_who_came(whole, came, sizes, None, shares, None)
         self._advance(weights, rows_alike, corrections.sums, addition.total(len(came), round))
         return [clients[i] for i in came]

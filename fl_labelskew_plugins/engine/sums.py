@@ -15,7 +15,7 @@ import torch
 from fl_labelskew_registry import Aggregation, Federation, Method, Optimizer, RunError, Total
 from torch import Tensor
 
-from fl_labelskew_plugins.engine.aggregate import PROXIES, announced, check_extra, check_upload, numbers, origin
+from fl_labelskew_plugins.engine.aggregate import PROXIES, announced, check_result, origin
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
 from fl_labelskew_plugins.engine.ring import Narrow, Ring, Vector, Wide
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
@@ -86,10 +86,11 @@ class Sums:
 
     def _of_round(self, federation: Federation, clip: float) -> dict[str, Narrow | Wide]:
         entries: dict[str, Narrow | Wide] = {}
+        # what a change is divided by is not known here, so one that is divided may be as small as it likes
+        narrow = () if self.optimizer.sends_change else dict(self.trainer.model.named_parameters())
         for name, form in self.forms.items():
-            fine = name in self.parameters and not self.optimizer.sends_change
             shape = tuple(form.shape)
-            entries[f"model/{name}"] = Narrow(shape, clip) if fine else Wide(shape, MEAN)
+            entries[f"model/{name}"] = Narrow(shape, clip) if name in narrow else Wide(shape, MEAN)
             if name in PROXIES and self.proxy_smoothing is not None:
                 entries[f"rows/{name}"] = Wide(shape, SUMMED)
         shapes = announced(self.method, self.optimizer, federation, self.forms, self.parameters)
@@ -126,19 +127,26 @@ class Sums:
         """
         trainer, extra = self.trainer, result.contributions
         where = f"round {round + 1}: {trainer.name(client)}"
-        check_upload(result.upload, start, where=where, keys=numbers(self.optimizer))
-        shapes = announced(self.method, self.optimizer, trainer.federation, start, self.parameters)
-        check_extra(extra, shapes, where=where, dtypes={name: [value.dtype] for name, value in extra.items()})
+        check_result(
+            result.upload,
+            extra,
+            start,
+            method=self.method,
+            optimizer=self.optimizer,
+            federation=trainer.federation,
+            parameters=self.parameters,
+            where=where,
+        )
         counts = trainer.counts(client)
         samples = int(counts.sum())
         share, old = self.share(samples), origin(start, self.optimizer, self.parameters)
         tensors: dict[str, Tensor] = {"samples": torch.tensor(samples)}
         weights = counts if self.proxy_smoothing is None else counts + self.proxy_smoothing
-        use = {}
+        words = {}
         for name, value in result.upload.items():
             key, change = f"model/{name}", value.double() - old[name].double()
             if isinstance(self.round.entries[key], Narrow):
-                tensors[key], use[key] = change, LARGER
+                tensors[key], words[key] = change, (f"the change of {name}", LARGER)
             else:
                 tensors[key] = share * change
             if f"rows/{name}" in self.round.entries:
@@ -154,13 +162,13 @@ class Sums:
         if measures and result.personalised is not None:
             measured[2:] = result.personalised[0] / result.personalised[1], 1
         tensors["measured"] = torch.tensor(measured, dtype=torch.float64)
-        return self.round.encode(tensors, share=share, where=where, use=use)
+        return self.round.encode(tensors, share=share, where=where, words=words)
 
     def opened(self, client: int, tensors: Mapping[str, Tensor]) -> Vector:
         """What a client adds before round 0: its samples, and the method's opening."""
         samples = self.trainer.counts(client).sum()
         added = {"samples": samples, **_as_sent(tensors, self.opening)}
-        return self.opening.encode(added, share=1, where=f"opening of {self.trainer.name(client)}", use={})
+        return self.opening.encode(added, share=1, where=f"opening of {self.trainer.name(client)}", words={})
 
     def sealed(self, client: int, round: int, start: Weights, result: LocalResult) -> LocalResult:
         """A result of which nothing leaves the client but its vector, and its private state where that travels."""
@@ -184,12 +192,13 @@ class Sums:
         """What a round's sum over so many clients says; ``old``: the state dict that the round started from.
 
         Raises:
-            RunError: it says that they have no samples.
+            RunError: it says that they have no samples, or more than all clients, whose changes may not fit the ring.
         """
         sums = self.round.decode(vector)
         share = self.share(float(sums["samples"]), clients)
-        if not share > 0:
-            raise RunError(f"round {round + 1}: the sum over {clients} clients is of no training samples")
+        if not 0 < share < 1 + 1e-9:
+            of = f"{float(sums['samples']):.0f} training samples, and all have {self.trainer.federation.num_samples}"
+            raise RunError(f"round {round + 1}: the sum over {clients} clients is of {of}")
         start = origin(old, self.optimizer, self.parameters)
         of_mean = 1.0 if self.aggregation == "population" else share
         mean = {name: _moved(value, sums[f"model/{name}"] / of_mean) for name, value in start.items()}

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from fl_labelskew_registry import Batch, ClientView, LocalWork, Method
+from fl_labelskew_registry import Batch, ClientView, LocalWork, Method, RunError
 from torch import Tensor, nn
 
 from fl_labelskew_plugins import seeds
@@ -82,13 +82,13 @@ class Turn:
         ``personalised``: also test the final weights on the client's own test split.
 
         Raises:
-            RunError: a term of the loss is not finite, though the upload is.
+            RunError: a term of the loss is not finite, though the upload is; or a step has no room in memory.
         """
         trainer, method, view = self.trainer, self.method, self.view
         view.stage = method.stages(trainer.settings.epochs)[0].name  # whose gradient an optimiser may ask for
         work = self.work(weights)
         load(self.model, weights)
-        with self.seeded():
+        with self.seeded(), self.roomy():
             method.before_round(view)
             trainer.optimizer.before_round(work)  # may ask for the method's gradient, so the method goes first
             if observer is not None:
@@ -96,8 +96,8 @@ class Turn:
             upload, terms = self._train(work, observer)
             check_terms(terms, upload, method, where=f"round {view.round + 1}: {trainer.name(view.id)}")
             sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
-            sent.update(method.contribute(view) if view.sends else {})
-            contributions = {k: v.detach() for k, v in sent.items()}
+            added = method.contribute(view) if view.sends else {}
+            contributions = {k: v.detach() for k, v in {**added, **sent}.items()}
             method.after_round(view)
         if method.protects():
             _protect(upload, weights, view, method)
@@ -148,6 +148,20 @@ class Turn:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(seeds.torch_seed(self.trainer.federation.seed, "torch", view.round, view.id))
             yield
+
+    @contextlib.contextmanager
+    def roomy(self) -> Iterator[None]:
+        """Raise RunError, with what to do about it, where a GPU or the machine is out of memory."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error, torch.cuda.OutOfMemoryError) and "can't allocate memory" not in str(error):
+                raise
+            trainer, view = self.trainer, self.view
+            raise RunError(
+                f"round {view.round + 1}: {trainer.name(view.id)}: out of memory ({trainer.device}); use a "
+                f"train_args.batch_size below {trainer.settings.batch_size}, or a smaller network"
+            ) from error
 
     def _train(self, work: LocalWork, observer: Observer | None) -> tuple[Weights, dict[str, float]]:
         trainer, model, method, view = self.trainer, self.model, self.method, self.view

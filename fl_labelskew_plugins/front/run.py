@@ -142,7 +142,8 @@ class Run:
         self.folder = Path(folder)
         self._folder, self._objects = RunFolder(self.folder), dict(objects or {})
         if not self._folder.recipe.is_file():
-            raise mistake(clean(folder, 4096), "is not the folder of a run", "one that fl.run or fedml run has written")
+            use = "one that fl.run or labelskew run has written"
+            raise mistake(clean(folder, 4096), "is not the folder of a run", use)
         start.check_objects(self._folder, self._objects)
 
     @cached_property

@@ -20,6 +20,7 @@ from fl_labelskew_plugins.engine.local import forms
 from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.machine import log, signals
 from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.objects import described
 from fl_labelskew_plugins.runs import card, model_file, status
@@ -187,7 +188,7 @@ class Record:
             if len(local.test_indices[client]):
                 logits, labels = local.predict(local.test_indices[client], model)
                 accuracies.append(float((logits.argmax(1) == labels).float().mean()))
-        return {"private_models_accuracy": sum(accuracies) / len(accuracies)} if accuracies else {}
+        return {"private_models_accuracy": added(accuracies) / len(accuracies)} if accuracies else {}
 
     def _describe(self, resume: bool) -> None:
         """Write what is known before the first round."""

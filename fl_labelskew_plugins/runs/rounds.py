@@ -14,6 +14,7 @@ from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.engine.server import Hooks, Server
+from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.tensors import Weights, num_bytes
 
@@ -199,8 +200,8 @@ class Tally:
     def loss_terms(self) -> dict[str, float]:
         """Mean of each term over the clients that told theirs."""
         names = dict.fromkeys(name for terms in self._terms for name in terms)
-        return {name: sum(terms.get(name, 0.0) / len(self._terms) for terms in self._terms) for name in names}
+        return {name: added(terms.get(name, 0.0) / len(self._terms) for terms in self._terms) for name in names}
 
     def personalised_accuracy(self) -> float | None:
         """Mean over the clients that told theirs."""
-        return sum(self.personalised.values()) / len(self.personalised) if self.personalised else self._accuracy
+        return added(self.personalised.values()) / len(self.personalised) if self.personalised else self._accuracy

@@ -65,7 +65,7 @@ class Survey:
         """What to know of these data, and of these numbers, a sentence each."""
         held = (self.counts > 0).sum(0)
         classes = "class", "classes"
-        of_none, of_one = ([self.class_names[c] for c in np.flatnonzero(held == number)] for number in (0, 1))
+        of_none, of_one = ([self.class_names[c] for c in np.flatnonzero(held == number).tolist()] for number in (0, 1))
         lines = []
         if of_none:
             lines.append(f"{counted(len(of_none), *classes)} that no client has a sample of: {few(of_none)}")
@@ -146,7 +146,7 @@ def of_partition(recipe: Recipe) -> Survey:
     if recipe.own_data:
         what = "its silos have data of their own, which this command does not see"
         raise mistake(
-            "client_specific_args.data_silo_config", what, "fedml run RECIPE --survey at the server and silos"
+            "client_specific_args.data_silo_config", what, "labelskew run RECIPE --survey at the server and silos"
         )
     data, clients = divided(recipe)
     title = clean(f"{recipe.data.dataset}, {recipe.partition.partition_method}")

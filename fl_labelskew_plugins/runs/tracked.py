@@ -24,6 +24,7 @@ def main() -> None:
     """Be a tracker until the run is over."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a tracker prints is no answer
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # nor is it lost with its process
     for number in (signal.SIGINT, signal.SIGTERM):  # a batch system's, which are for the run
         signal.signal(number, signal.SIG_IGN)
     orders = map(json.loads, sys.stdin)

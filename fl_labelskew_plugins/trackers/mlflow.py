@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError, TrackedRun, Tracker
@@ -16,18 +17,21 @@ from pydantic import Field, field_validator
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.machine.files import write_text
 
-INSTALL = "pip install --no-deps mlflow-skinny==2.12.2 entrypoints pytz sqlparse"
+INSTALL = "pip install mlflow-skinny"
+BESIDE_FEDML = "pip install --no-deps mlflow-skinny==2.12.2 entrypoints pytz sqlparse"
 """FedML's pins leave pip no version of MLflow to choose; this one runs beside them."""
 KEPT = "mlflow.json"
 """Which run of MLflow a run is."""
 MOST = 100
 """Parameters that MLflow takes at once."""
 QUIET = {
+    "MLFLOW_ALLOW_FILE_STORE": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
-"""Nothing goes to its makers, and a server that is not there is given up soon, unless the environment says so."""
+"""Runs may be kept in a folder, which MLflow 3 has to be told; nothing goes to its makers, and a server that is not
+there is given up soon; all that unless the environment says otherwise."""
 STATES = {"finished": "FINISHED", "failed": "FAILED"}
 
 
@@ -62,7 +66,8 @@ class MLflow(Tracker):
             from mlflow.entities import Param
             from mlflow.exceptions import MlflowException
         except ImportError as error:
-            raise LabelSkewError(f"mlflow cannot be imported: {error}; {INSTALL}") from None
+            install = BESIDE_FEDML if find_spec("fedml") else INSTALL
+            raise LabelSkewError(f"mlflow cannot be imported: {error}; {install}") from None
         uri = self.params.uri or str(run.folder.absolute().parent / "mlruns")
         if "://" not in uri:
             uri = Path(uri).expanduser().absolute().as_uri()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ assert not (found := sys.modules.keys() & set({HEAVY!r}) - set({needed!r})), fou
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.host
 def test_a_person_at_a_terminal_hears_a_word_before_what_takes_long(tmp_path):
     script = f"""
 import io, json, os, sys
@@ -129,13 +131,16 @@ def interrupted_after(module, command):
         return process.wait(), said, process.stdout.read()
 
 
+HOSTED = partial(pytest.param, marks=pytest.mark.host)
+
+
 @pytest.mark.parametrize(
     ("command", "module"),
     [
-        (["fedml", "run", QUICK], "re"),  # the hook's own
-        (["fedml", "run", QUICK], "numpy"),  # the host's, of which nothing is ours
-        (["fedml", "run", QUICK], "fl_labelskew_plugins.runtimes.mpi.rank"),  # in our verb
-        (["fedml", "run", "--resume", "nowhere"], "torch"),
+        HOSTED(["fedml", "run", QUICK], "re"),  # the hook's own
+        HOSTED(["fedml", "run", QUICK], "numpy"),  # the host's, of which nothing is ours
+        HOSTED(["fedml", "run", QUICK], "fl_labelskew_plugins.runtimes.mpi.rank"),  # in our verb
+        HOSTED(["fedml", "run", "--resume", "nowhere"], "torch"),
         (["labelskew", "reproduce", QUICK], "click"),
         (["labelskew", "partition", QUICK], "torch"),
     ],
@@ -146,6 +151,7 @@ def test_an_interrupt_while_it_imports_is_a_line(command, module, tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.host
 def test_an_interrupt_of_anything_else_is_the_host_s_own():
     code, said, _ = interrupted_after("click", ["fedml", "run", "list", "--help"])
     assert code == -signal.SIGINT

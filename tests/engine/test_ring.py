@@ -16,7 +16,7 @@ CLIENTS = st.integers(1, 20)
 
 
 def encoded(ring, tensors, share=1.0):
-    return ring.encode(tensors, share=share, where="round 1: client 0", use={"x": "use less"})
+    return ring.encode(tensors, share=share, where="round 1: client 0", words={"x": ("your x", "use less")})
 
 
 def summed(ring, vectors):
@@ -101,9 +101,9 @@ def test_the_largest_sums_do_not_wrap(bits, clients):
 @pytest.mark.parametrize(
     ("tensors", "line"),
     [
-        ({"x": [0.0, 1.5]}, "x reaches 1.5, and at most 1 fits; use less"),
-        ({"x": [0.0, -1.5]}, "x reaches 1.5, and at most 1 fits; use less"),
-        ({"x": [0.0, math.nan]}, "x reaches nan, and at most 1 fits; use less"),
+        ({"x": [0.0, 1.5]}, "your x reaches 1.5, and at most 1 fits; use less"),
+        ({"x": [0.0, -1.5]}, "your x reaches 1.5, and at most 1 fits; use less"),
+        ({"x": [0.0, math.nan]}, "your x reaches nan, and at most 1 fits; use less"),
         ({"y": 1e12}, "y reaches 1e+12, and at most 3.436e+10 fits; training diverged; use a smaller train_args.le"),
     ],
 )

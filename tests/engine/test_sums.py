@@ -147,8 +147,16 @@ def test_nobody_s_sum_changes_nothing():
     run = Federation(SECURE)
     assert run.server.run_sum([], run.made.sums.round.zeros()) == []
     assert run.server.weights is run.made.start
-    with pytest.raises(RunError, match=r"^round 1: the sum over 2 clients is of no training samples$"):
-        run.server.run_sum([0, 1], run.made.sums.round.zeros())
+    vector = run.made.sums.round.zeros()
+    with pytest.raises(
+        RunError, match=r"^round 1: the sum over 2 clients is of 0 training samples, and all have 1438$"
+    ):
+        run.server.run_sum([0, 1], vector)
+    (result,) = (result for _, result in run.results(0, [0]))
+    for _ in range(6):  # more often than a client that has a fourth of the samples can have come
+        run.made.sums.round.add(vector, run.made.sums.added(0, 0, run.made.start, result))
+    with pytest.raises(RunError, match=r"is of \d+ training samples, and all have 1438$"):
+        run.server.run_sum([0] * 6, vector)
 
 
 def test_a_change_beyond_the_clip_is_one_line_at_the_client():
@@ -156,7 +164,7 @@ def test_a_change_beyond_the_clip_is_one_line_at_the_client():
     with pytest.raises(RunError) as error:
         list(run.sealed(2, [1]))
     line = str(error.value)
-    assert line.startswith("round 3: client 1: model/body.1.weight reaches 0.")
+    assert line.startswith("round 3: client 1: the change of body.1.weight reaches 0.")
     assert line.endswith(", and at most 0.001 fits; use a larger comm_args.secure_clip")
 
 

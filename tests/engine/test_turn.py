@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fl_labelskew_registry import Arrays, Data, Federation, Method, Optimizer, Stage
+from fl_labelskew_registry import Arrays, Data, Federation, Method, Optimizer, RunError, Stage
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -18,7 +18,8 @@ from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.optimizers.mime import Mime
 from fl_labelskew_plugins.params import Params
 
-CPU = torch.device("cpu")
+on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+"""A test's one body, here and on a GPU."""
 
 
 class Plain(Method):
@@ -47,7 +48,7 @@ class Net(nn.Module):
         return self.classifier(self.features(x))
 
 
-def make(sizes=(10, 7), *, norm=False, dropout=0.0, method=None, **settings):
+def make(sizes=(10, 7), *, norm=False, dropout=0.0, method=None, device="cpu", **settings):
     rng = np.random.default_rng(0)
     n = sum(sizes)
     x = rng.normal(size=(n, 6)).astype(np.float32)
@@ -56,9 +57,10 @@ def make(sizes=(10, 7), *, norm=False, dropout=0.0, method=None, **settings):
     cuts = np.split(np.arange(n), np.cumsum(sizes)[:-1])
     settings = LocalSettings(**({"batch_size": 4, "learning_rate": 0.1} | settings))
     federation = Federation(len(sizes), len(sizes), 5, settings.epochs, 3, 8, n, min(sizes), 0)
-    indices = {k: torch.from_numpy(c) for k, c in enumerate(cuts)}
-    train, test = samples(data, CPU)
-    return LocalTrainer(Net(norm, dropout), method or Plain(), settings, federation, train, indices, test, indices)
+    indices = {k: torch.from_numpy(c).to(device) for k, c in enumerate(cuts)}
+    train, test = samples(data, torch.device(device))
+    net = Net(norm, dropout).to(device)
+    return LocalTrainer(net, method or Plain(), settings, federation, train, indices, test, indices)
 
 
 def fit(trainer, client=0, round=0, weights=None, **extra):
@@ -278,28 +280,29 @@ def test_client_batches_walk_the_clients_samples():
 
 
 def test_bf16_stays_close_to_fp32_and_keeps_weights_fp32():
+    trainer = make(precision="bf16")
+    features, logits = trainer.forward(trainer.model, trainer.train.inputs(torch.arange(4)))
+    assert (features.dtype, logits.dtype) == (torch.float32, torch.float32)
     full, half = fit(make(epochs=2)).upload, fit(make(epochs=2, precision="bf16")).upload
     for key, value in full.items():
         assert half[key].dtype == torch.float32
         torch.testing.assert_close(half[key], value, atol=0.05, rtol=0.1)
 
 
-@pytest.mark.gpu
-def test_gpu_equals_cpu_within_tolerance():
-    trainer = make(epochs=2)
-    start = snapshot(trainer.model)
-    expected = fit(trainer, weights=start).upload
-    cuda = torch.device("cuda")
-    moved = make(epochs=2)
-    moved.model.to(cuda)
-    there = {
-        name: Samples(part.x.to(cuda), part.y.to(cuda), (0.0,), (1.0,))
-        for name, part in (("train", moved.train), ("test", moved.test))
-    }
-    moved = replace(moved, indices={k: index.to(cuda) for k, index in moved.indices.items()}, **there)
-    result = fit(moved, weights={k: v.to(cuda) for k, v in start.items()}).upload
-    for key, value in expected.items():
-        torch.testing.assert_close(result[key].cpu(), value, atol=1e-4, rtol=1e-4)
+class Greedy(Plain):
+    """Needs more memory than there is."""
+
+    def loss(self, batch, client):
+        return {"much": torch.empty(2**50, dtype=torch.uint8, device=batch.logits.device)}
+
+
+@on_devices
+def test_out_of_memory_names_the_batch_size(device):
+    with pytest.raises(RunError) as error:
+        fit(make(method=Greedy(), device=device), 1, 2)
+    assert str(error.value).replace("cuda:0", "cpu") == (
+        "round 3: client 1: out of memory (cpu); use a train_args.batch_size below 4, or a smaller network"
+    )
 
 
 class Keeps(Plain):
@@ -405,7 +408,7 @@ class Draws(Plain):
     """Draws from both generators in its loss."""
 
     def loss(self, batch, client):
-        scale = 1 + torch.rand(1) + torch.rand(1, generator=client.generator)
+        scale = 1 + torch.rand((), device=batch.logits.device) + torch.rand((), generator=client.generator)
         return {"scaled": scale * super().loss(batch, client)["cross_entropy"]}
 
 
@@ -426,25 +429,27 @@ class Compares(Optimizer):
         self.steps += 1
 
 
+@on_devices
 @pytest.mark.parametrize("sizes", [(10, 7), (1, 7)])
 @pytest.mark.parametrize("norm", [True, False])
-def test_a_copy_with_the_same_weights_has_the_same_gradient(sizes, norm):
+def test_a_copy_with_the_same_weights_has_the_same_gradient(sizes, norm, device):
     """Batch norm's mode, dropout and the method's own draws are those of the step, and are drawn once."""
-    trainer = make(sizes, norm=norm, dropout=0.4, method=Draws(), epochs=2)
-    plain = fit(trainer).upload
-    trainer = replace(make(sizes, norm=norm, dropout=0.4, method=Draws(), epochs=2), optimizer=Compares())
+    common = {"norm": norm, "dropout": 0.4, "epochs": 2, "device": device}
+    plain = fit(make(sizes, method=Draws(), **common)).upload
+    trainer = replace(make(sizes, method=Draws(), **common), optimizer=Compares())
     watched = fit(trainer).upload
     assert trainer.optimizer.steps == (2 if sizes[0] == 1 else 6)
     for key in plain:
         assert torch.equal(plain[key], watched[key])
 
 
+@on_devices
 @pytest.mark.parametrize("sizes", [(10, 7), (1, 7)])
 @pytest.mark.parametrize(("norm", "dropout"), [(True, 0.0), (False, 0.4), (True, 0.4)])
-def test_mimes_first_step_follows_what_the_server_sent(sizes, norm, dropout):
+def test_mimes_first_step_follows_what_the_server_sent(sizes, norm, dropout, device):
     """Both local gradients cancel out at the server's weights, whatever layers a network has."""
     mime = Mime(Mime.Params(server_momentum=0.0))
-    trainer = replace(make(sizes, norm=norm, dropout=dropout, batch_size=10), optimizer=mime)
+    trainer = replace(make(sizes, norm=norm, dropout=dropout, batch_size=10, device=device), optimizer=mime)
     start = snapshot(trainer.model)
     sent = {n: torch.rand_like(p) for n, p in trainer.model.named_parameters()}
     shared = {f"optimizer/{n}": v for n, v in sent.items()}

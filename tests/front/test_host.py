@@ -15,6 +15,7 @@ from fl_labelskew_plugins.recipe import compatibility, parse
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause
 
+pytestmark = pytest.mark.host
 METHODS = [entry.name for entry in catalog.entries("methods")]
 SCRIPT = Path(sys.executable).with_name("labelskew")
 KEPT = ("metrics.jsonl", "model.safetensors")

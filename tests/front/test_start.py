@@ -90,7 +90,7 @@ def test_a_run_leaves_everything_behind(undisturbed):
     names = {f.name for f in run.iterdir()}
     assert names >= {
         "recipe.yaml", "environment.json", "partition.json", "partition.png", "metrics.jsonl", "timings.jsonl",
-        "summary.json", "curves.png", "model.safetensors", "clients", "checkpoint", "fedml.yaml",
+        "summary.json", "curves.png", "model.safetensors", "clients", "checkpoint",
         "best.safetensors", "MODEL_CARD.md",
     }  # fmt: skip
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

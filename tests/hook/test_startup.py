@@ -8,8 +8,8 @@ import pytest
 
 from fl_labelskew_plugins.hook import EPILOG
 
+pytestmark = pytest.mark.host
 PACKAGE = Path(__file__).parents[2] / "fl_labelskew_plugins"
-HOST_FILE = Path(distribution("fedml").locate_file("fedml/cli/modules/run.py"))
 COMMAND = """
 import click
 
@@ -46,7 +46,7 @@ def venv(make_venv):
     for package in (modules, modules.parent, modules.parent.parent):
         (package / "__init__.py").touch()
     (made.site / "fedml" / "api.py").touch()
-    shutil.copy(HOST_FILE, modules)
+    shutil.copy(distribution("fedml").locate_file("fedml/cli/modules/run.py"), modules)
     (modules.parent / "cli.py").write_text(ROOT_GROUP)
     return made
 

@@ -75,7 +75,8 @@ def test_two_rounds_of_every_pair(method, optimizer, tmp_path):
         assert re.search(r"; (allowed|use) ", said)
         assert "\n" not in said
         return
-    made = session.build(parse.parse(TEXT.format(method=method, optimizer=optimizer)))
+    recipe = parse.parse(TEXT.format(method=method, optimizer=optimizer))
+    made = session.build(compatibility.without_host(recipe, ""))
     record = Record(made, RunFolder(tmp_path), Progress(), resume=False)
     before = record.weights
     for line in Simulation(record):  # of three clients two a round, so that one at least comes twice
@@ -159,8 +160,9 @@ def test_a_network_with_buffers_is_refused_where_the_host_is_asked_for():
         ("fedlc", "FedDC", ["feddc_reading=code"], "as FedDC has it (uniform), not as fedlc has it (samples)"),
         ("fedlc", "FedDC", [], None),
         ("fedrs", "SCAFFOLD", [], None),
-        ("fedshift", "FedOpt", [], None),
-        ("fedshift", "SCAFFOLD", ["optimizer_source=host"], None),  # whose server takes no mean at all
+        pytest.param("fedshift", "FedOpt", [], None, marks=pytest.mark.host),
+        # whose server takes no mean at all
+        pytest.param("fedshift", "SCAFFOLD", ["optimizer_source=host"], None, marks=pytest.mark.host),
     ],
 )
 def test_whose_weights_of_the_uploads_are_in_force_is_said(method, optimizer, more, line, tmp_path):

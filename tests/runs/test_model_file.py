@@ -59,8 +59,10 @@ def test_the_hash_is_of_what_decides_about_the_numbers():
         return model_file.recipe_hash(parse.parse(text_with(), source=Path("x.yaml"), overrides=overrides))
 
     same = ("data_args.data_cache_dir=/data", "tracking_args.run_dir=there", "comm_args.backend=MPI")
-    assert hashed(*same) == hashed()
+    assert hashed(*same, "comm_args.secure_bits=16") == hashed()  # of sums that are not taken
     assert len({hashed(), hashed("method_args.mu1=0.2"), hashed("common_args.random_seed=1")}) == 3
+    sums = "comm_args.secure_aggregation=true"
+    assert len({hashed(), hashed(sums), hashed(sums, "comm_args.secure_bits=16")}) == 3
 
 
 @pytest.mark.parametrize(

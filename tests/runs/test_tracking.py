@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ import fl_labelskew_plugins as fl
 loop = fl.simulate(json.loads(sys.argv[1]), sys.argv[2])
 print(len(list(loop)), *(name in sys.modules for name in ("wandb", "mlflow", "tensorboard")))
 """
+HEAD, BLOCK, WHOLE_OR_LAST = 7, 32768, (1, 4)
 UP = """\
 import fcntl, os, socket, struct, sys
 fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sH14s", b"lo", 0x49, b""))  # loopback, and nothing else
@@ -133,7 +135,8 @@ def png_width(file):
 
 
 MLFLOW = """\
-import json, sys
+import json, os, sys
+os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"
 from mlflow import MlflowClient
 client = MlflowClient(sys.argv[1])
 (run,) = client.search_runs([client.get_experiment_by_name("skew").experiment_id])
@@ -164,22 +167,38 @@ def test_mlflow_reads_it_back(shown):
     assert model.read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
+def wandb_records(data):
+    """What stands in a file of W&B: LevelDB's log, after a header of as many bytes as each piece of a record has."""
+    offset, record = HEAD, b""
+    while offset + HEAD < len(data):
+        left = BLOCK - offset % BLOCK
+        if left < HEAD:
+            offset += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, offset)
+        record += data[offset + HEAD : offset + HEAD + length]
+        offset += HEAD + length
+        if kind in WHOLE_OR_LAST:
+            yield record
+            record = b""
+
+
 def wandb_runs(folder):
     """For each offline run, oldest first: its config, history, summary and the kinds of its records."""
     from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
+
+    def named(items):
+        return {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}
 
     runs = []
     for file in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb")):
-        store, config, history, summary, kinds = DataStore(), {}, [], {}, set()
-        store.open_for_scan(str(file))
-        while (data := store.scan_data()) is not None:
-            record = Record.FromString(data)
+        config, history, summary, kinds = {}, [], {}, set()
+        for record in map(Record.FromString, wandb_records(file.read_bytes())):
             kinds.add(record.WhichOneof("record_type"))
-            config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            config |= named(record.run.config.update)
             if record.history.item:
-                history.append({i.key: json.loads(i.value_json) for i in record.history.item})
-            summary |= {item.key: json.loads(item.value_json) for item in record.summary.update}
+                history.append(named(record.history.item))
+            summary |= named(record.summary.update)
         runs.append((config, history, summary, kinds))
     return runs
 

@@ -17,6 +17,16 @@ def test_a_folder_of_run_folders_stands_for_all_of_them(tmp_path):
     assert [len(group) for group in finished.grouped(finished.read_all([tmp_path])[0])] == [2]
 
 
+def test_sums_are_another_experiment_and_how_silos_are_reached_is_not():
+    clear, sums = {"secure_aggregation": False, "secure_bits": 16}, {"secure_aggregation": True, "secure_bits": 16}
+    one, *others = (
+        finished.flat({**resolved(), "comm_args": comm})
+        for comm in ({"backend": "sp"}, {"backend": "MPI"}, clear, sums, {**sums, "secure_bits": 32})
+    )
+    assert [one == other for other in others] == [True, True, False, False]
+    assert others[2] != others[3]
+
+
 def test_a_line_cut_in_half_ends_the_metrics(tmp_path):
     path = folder(tmp_path / "a", resolved(), [0.5, 0.6])
     with (path / "metrics.jsonl").open("a") as file:

@@ -41,4 +41,4 @@ def method(name: str, out: Path) -> list[str]:
             text = LINK.sub(r"\1 (\2 of fl-labelskew-plugins)", file.read_text("utf-8"))
             text = text.replace("ldam", name).replace("LDAM", cls)
             (part / file.name.replace("ldam", name)).write_text(text, encoding="utf-8")
-    return ["pip install -e . pytest", f"pytest test_{name}.py", f"fedml run {name}_digits.yaml"]
+    return ["pip install -e . pytest", f"pytest test_{name}.py", f"labelskew run {name}_digits.yaml"]

@@ -53,9 +53,9 @@ def simulation(seen: Look, out: Path) -> list[str]:
     ]
     about = f"{_about(seen)}, as {counted(clients, 'client')} on one machine"
     with _begun(seen, out) as part:
-        _write_page(part / "simulation.yaml", ["fedml run simulation.yaml", f"{about}; see README.md"], sections)
+        _write_page(part / "simulation.yaml", ["labelskew run simulation.yaml", f"{about}; see README.md"], sections)
         _finish(part, seen, "simulation", ["runs/"], about=about)
-    return ["labelskew survey simulation.yaml", "fedml run simulation.yaml --run-dir runs/first"]
+    return ["labelskew survey simulation.yaml", "labelskew run simulation.yaml --run-dir runs/first"]
 
 
 def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
@@ -110,12 +110,12 @@ def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
     about = f"{_about(seen)}; {counted(len(stems), 'silo')} and a server that has no data"
     with _begun(seen, out) as part:
         _write_page(
-            part / "federation.yaml", ["fedml run federation.yaml --role server", f"{about}; see README.md"], recipe
+            part / "federation.yaml", ["labelskew run federation.yaml --role server", f"{about}; see README.md"], recipe
         )
         places = [*_places(seen, stems, part, out)]
         for rank, (stem, place) in enumerate(zip(stems, places, strict=True), 1):
             head = [
-                f"fedml run federation.yaml --role client --rank {rank}",
+                f"labelskew run federation.yaml --role client --rank {rank}",
                 f"What silo {rank}, {stem}, sets for itself; nobody else needs this file.",
             ]
             sections: list[Section] = [
@@ -128,7 +128,7 @@ def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
             ]
             _write_page(part / f"{stem}.yaml", head, sections)
         _finish(part, seen, "federation", ["runs/", "certs/", "data/"], about=about, stems=stems, shared=not names)
-    return [f"labelskew certs new --silos {len(stems)}", "fedml run federation.yaml --run-dir runs/first"]
+    return [f"labelskew certs new --silos {len(stems)}", "labelskew run federation.yaml --run-dir runs/first"]
 
 
 def file_names(names: Sequence[str]) -> list[str]:
@@ -184,8 +184,8 @@ def _training(seen: Look, clients: int, recipe: str) -> Iterator[Section]:
     why = (
         "FedLC (Zhang et al., ICML 2022) lowers each logit by the client's own class counts. It stands here because no "
         "client sends more than weights for it, and it takes no time of its own; which method does best on these data "
-        f"is not known. Run others, fedml run {recipe} --set method_args.method=fedavg, and compare: labelskew report "
-        "runs. labelskew methods lists them."
+        f"is not known. Run others, labelskew run {recipe} --set method_args.method=fedavg, and compare: labelskew "
+        "report runs. labelskew methods lists them."
     )
     yield why, "method_args", {"method": "fedlc"}
 

@@ -94,7 +94,8 @@ def _mpirun(mpirun: str, processes: int, command: list[str]) -> list[str]:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     return [
         mpirun, "-np", str(processes), "--host", f"localhost:{processes}", "--oversubscribe", "--bind-to", "none",
-        "--mca", "odls_base_sigkill_timeout", str(ABORT_STEP), *root,
+        "--mca", "odls_base_sigkill_timeout", str(ABORT_STEP),
+        "--mca", "btl_tcp_if_include", "127.0.0.1/8", *root,  # else Open MPI 5 warns of interfaces without a partner
         sys.executable, "-m", "fl_labelskew_plugins.runtimes.mpi.rank", *command,
     ]  # fmt: skip
 

@@ -183,7 +183,8 @@ class Worker(Manager):
 
     def __init__(self, host: Host, transport: MPITransport, rank: int, size: int, session: Session) -> None:
         super().__init__(host, transport, rank, size)
-        self.local, self._take, self._sums = session.trainer, host.turns(session.trainer), session.sums
+        self.local, self._take = session.trainer, host.turns(session.trainer)
+        self._sums = session.sums
         self._weights: dict[str, Tensor] = {}
         self._shared: dict[str, Tensor] = {}
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from fl_labelskew_plugins.engine.aggregate import check_made
+from fl_labelskew_plugins.engine.aggregate import check_made, check_upload, numbers
 from fl_labelskew_plugins.engine.local import LocalResult, LocalSettings, learning_rate, load, snapshot
 from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.engine.turn import Turn
@@ -138,9 +138,10 @@ class HostedServer(Server):
         super().__init__(*args, **more)
         self.hosted = hosted
 
-    def optimizer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """None: what the host's clients send beside weights is between them and the host."""
-        return {}
+    def check(self, client: int, round: int, result: LocalResult) -> None:
+        """Weights alone: what the host's clients send beside them is between them and the host."""
+        where = f"round {round + 1}: upload of {self.name(client)}"
+        check_upload(result.upload, self.weights, where=where, keys=numbers(self.optimizer))
 
     def run_round(
         self,

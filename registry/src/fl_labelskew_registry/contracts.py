@@ -145,7 +145,8 @@ class Total:
     """What clients sent beside their weights, added up.
 
     Args:
-        tensors: the sum over the clients, by name; a name that nobody sent is missing.
+        tensors: the sum over the clients, by name; a name that nobody sent is missing. With secure aggregation they are
+            float32, in steps of 1e-6.
         clients: how many there were: uploads of a round, or openings.
         round: the round's number, from 0; 0 for the opening, too.
         contributions: each client's own, ascending, for a method that is ``individual``; empty for all others.

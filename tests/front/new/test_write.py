@@ -43,7 +43,7 @@ def test_pictures_of_classes_are_dealt_out(own, here):
         "next (README.md has the rest):",
         "  cd mine",
         "  labelskew survey simulation.yaml",
-        "  fedml run simulation.yaml --run-dir runs/first",
+        "  labelskew run simulation.yaml --run-dir runs/first",
     ]
     recipe = recipes_of(here / "mine")["simulation"]
     assert recipe["partition_args"]["partition_method"] == "dirichlet"
@@ -169,7 +169,7 @@ def test_the_readme_s_commands_are_commands(own, here, typed):
     readme = (here / "mine" / "README.md").read_text()
     blocks = itertools.chain(*(block.splitlines() for block in re.findall(r"```sh\n(.*?)```", readme, re.DOTALL)))
     commands = [words for line in blocks if (words := shlex.split(line, comments=True))]
-    assert {words[0] for words in commands} == {"labelskew", "fedml"}
+    assert {words[0] for words in commands} == {"labelskew"}
     verbs = {words[1] for words in commands}
     assert {"validate", "run", "evaluate", "predict", "export"} <= verbs
     for _, *rest in commands:
