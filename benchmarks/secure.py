@@ -1,6 +1,6 @@
 """What secure aggregation costs a round: bytes, and CPU seconds of the server and of a silo, beside the clear run.
 
-    python benchmarks/secure.py            # 5, 10 and 20 silos; about 20 minutes and 15 GB on two cores
+    python benchmarks/secure.py            # 5, 10 and 20 silos: up to 21 processes, which have to fit into memory
     python benchmarks/secure.py --quick    # 5 silos
     python benchmarks/secure.py --tiny     # a minute: that it works; digits, 5 silos, numbers say nothing
 
