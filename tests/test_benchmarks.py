@@ -65,6 +65,13 @@ def test_scaling(tables):
     assert all(float(row[1]) > 0 for row in rows if row[0] not in ("runtime", "transport"))
 
 
+def test_secure(tables):
+    """The clear run, with masks, and with masks of a silo that is lost in each round."""
+    _, *rows = tables("secure")
+    assert [row[:2] for row in rows] == [["5", "clear"], ["5", "0"], ["5", "1"]]
+    assert all(float(cell) > 0 for row in rows for cell in (row[2], row[4], row[6]))
+
+
 def test_soak(tables):
     """Its exit code says whether the disturbed run's results are those of the other."""
     head, *rows = tables("soak")

@@ -257,6 +257,8 @@ def describe(session: Session) -> str:
     recipe, federation = session.recipe, session.federation
     sizes = [n for n in session.sizes if n]
     held = f"{counted(len(sizes), 'client')} of {ranged(sizes, 'sample')}" if sizes else "clients yet to come"
+    if recipe.sums_alone and sizes:
+        sizes, held = [], counted(len(sizes), "client")  # which tell the sum of their samples alone, and that later
     counts = None if session.counts is None else session.counts[session.counts.sum(1) > 0]
     if counts is not None and len(counts):
         held += f" and {ranged((counts > 0).sum(1).tolist(), 'class', 'classes')}"

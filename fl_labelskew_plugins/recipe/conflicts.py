@@ -13,6 +13,8 @@ from fl_labelskew_plugins.recipe.sections import CommArgs, DataArgs, TrainArgs
 
 KIND, DEAL = "common_args.training_type", "train_args.client_num_in_total"
 SECURE = "comm_args.secure_aggregation"
+LEAST_SUMMED = 3
+"""Silos below which a sum hides nobody."""
 
 
 def conflicts(recipe: Sections) -> Iterator[Conflict]:
@@ -105,6 +107,17 @@ def form_conflicts(recipe: Sections, params: Any) -> Iterator[Conflict]:
         yield Conflict("data_args.classes", f"{why} how many classes there are, such as 10", others)
 
 
+def moments_conflicts(recipe: Sections, *, measured: bool) -> Iterator[Conflict]:
+    """Where mean and std would be made of what each silo sends by itself; ``measured``: the data set knows none."""
+    data, own_data = recipe.data, bool(recipe.client_specific.data_silo_config)
+    if not (recipe.common.across_silos and recipe.comm.secure_aggregation and own_data):
+        return
+    for key, value in (("data_args.mean", data.mean), ("data_args.std", data.std)):
+        if value == "data" or (value is None and measured):
+            what = f"with {SECURE} no silo sends the sums over its samples that one normalisation is made of"
+            yield Conflict(key, f"{what}; use numbers, or imagenet", (SECURE, "data_args.dataset"))
+
+
 def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
     """What a silo has to say of its table, whose columns may stand in another order than those of the others.
 
@@ -126,7 +139,7 @@ def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
     if not comm.secure_aggregation:
         return
     if recipe.common.across_silos:
-        yield Conflict(SECURE, "true does not run across silos yet; allowed: false, or simulation", (KIND,))
+        yield from _secure_silo_conflicts(recipe)
     host = (("security_args", "enable_attack"), ("security_args", "enable_defense"), ("dp_args", "enable_dp"))
     for section, switch in host:
         if getattr(recipe.dp if section == "dp_args" else recipe.security, switch):
@@ -143,6 +156,24 @@ def _secure_conflicts(recipe: Sections) -> Iterator[Conflict]:
     if recipe.train.client_num_in_total > most:
         message = f"{bits} are too few for the sums of more than {most} clients; allowed: more, up to 32"
         yield Conflict("comm_args.secure_bits", message, (SECURE, DEAL))
+
+
+def _secure_silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
+    """What masks need: enough silos, which know each other."""
+    comm, clients = recipe.comm, recipe.train.clients_per_round
+    if comm.certs is None:
+        message = (
+            f"missing; with {SECURE} silos sign their keys, or the server could put its own in their place; use a "
+            "folder of `labelskew certs new`"
+        )
+        yield Conflict("comm_args.certs", message, (SECURE, KIND))
+    if clients < LEAST_SUMMED:
+        message = f"true needs at least {LEAST_SUMMED} silos in a round: a sum of fewer hides nobody; allowed: false"
+        yield Conflict(SECURE, message, security.ROUND)
+    least, threshold = max(LEAST_SUMMED, clients // 2 + 1), comm.secure_threshold
+    if threshold is not None and not least <= threshold <= clients:
+        message = f"{threshold} is out of range; allowed: {least} to {clients}, more than half of client_num_per_round"
+        yield Conflict("comm_args.secure_threshold", message, (SECURE, *security.ROUND))
 
 
 def _diagnostics_conflicts(recipe: Sections) -> Iterator[Conflict]:

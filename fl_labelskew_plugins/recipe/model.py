@@ -115,6 +115,11 @@ class Recipe(Sections):
         """Whether samples are normalised by mean and std of all silos' own training data, made from what they send."""
         return self.common.across_silos and self.own_data and "data" in self.normalisation.values()
 
+    @property
+    def sums_alone(self) -> bool:
+        """Whether a server across silos sees the sum of what they send, and nothing of one of them."""
+        return self.common.across_silos and self.comm.secure_aggregation
+
     def resolved(self) -> dict[str, dict[str, Any]]:
         """Every section and key with its value, as plain YAML values; of the host's own two, the keys in use."""
         content = self.model_dump(mode="json", include={*_FIELDS})

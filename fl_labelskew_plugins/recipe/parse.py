@@ -13,7 +13,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, shipped, yaml
 from fl_labelskew_plugins.recipe.beside import Expected, Policy
-from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, form_conflicts
+from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, form_conflicts, moments_conflicts
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown
 from fl_labelskew_plugins.recipe.model import (
     ATTRIBUTES,
@@ -167,6 +167,7 @@ class _Check(Mistakes):
         self._conflicts(sections, made.get("method"), made.get("optimizer"))
         if (dataset := made.get("dataset")) is not None:
             self.say_conflicts(form_conflicts(sections, dataset.params))
+            self.say_conflicts(moments_conflicts(sections, measured=dataset.measured))
         self.end()
         train = sections.train
         try:

@@ -86,7 +86,7 @@ def _on_weights(recipe: Recipe, least: int) -> Noise:
 def least_summed(recipe: Recipe) -> int:
     """Clients of which a round's sum is at least, and so whose noise is in it; ``comm_args.secure_threshold``."""
     clients = recipe.train.clients_per_round
-    return getattr(recipe.comm, "secure_threshold", None) or min(clients, max(3, 2 * clients // 3 + 1))
+    return recipe.comm.secure_threshold or min(clients, max(3, 2 * clients // 3 + 1))
 
 
 def count_noise(recipe: Recipe) -> tuple[float, Any]:

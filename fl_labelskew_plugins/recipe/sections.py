@@ -306,6 +306,13 @@ class CommArgs(Params):
         " the smaller, the finer the steps; default: 16 with 32 bits, 1 with 16, in between 2^((bits - 16) / 4)",
     )
 
+    secure_threshold: int | None = Field(
+        None,
+        ge=3,
+        description="cross_silo with secure_aggregation: silos that have to be there to the end of a sum; default: more"
+        " than two thirds of those that began it",
+    )
+
     @property
     def largest_change(self) -> float:
         """``secure_clip``, or its default."""
@@ -322,8 +329,9 @@ class CommArgs(Params):
         return self.backend == "MPI"
 
     def quorum(self, clients_per_round: int) -> int:
-        """Uploads that a round needs."""
-        return min(2, clients_per_round) if self.min_clients is None else self.min_clients
+        """Uploads that a round needs: with secure aggregation 3, as a sum of fewer hides nobody."""
+        least = min(2, clients_per_round) if self.min_clients is None else self.min_clients
+        return max(least, 3) if self.secure_aggregation else least
 
     def address(self) -> str:
         """Where silos find the server; reads ``grpc_ipconfig_path``, if there is one.

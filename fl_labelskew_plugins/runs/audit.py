@@ -30,6 +30,7 @@ from fl_labelskew_plugins.machine.text import clean, utc
 NAME = "audit.jsonl"
 EVENTS = (
     *("connected", "left", "refused", "received", "sent", "sent in part", "run", "list", "excluded", "included"),
+    *("sum", "revealed"),
     *("began", "opened", "closed", "repaired", "gap", "repeated"),
 )
 """Of connections and messages, and of the log itself."""

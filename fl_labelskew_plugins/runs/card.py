@@ -96,7 +96,8 @@ def _data(session: Session) -> list[str]:
     names, test = session.class_names, session.trainer.test.y
     tested = test.bincount(minlength=len(names)).tolist()
     whose = [n for n in session.sizes if n]
-    training = f"{counted(sum(whose), 'training sample')} of {counted(len(whose), 'client')}"
+    number = "Training samples" if session.recipe.sums_alone else counted(sum(whose), "training sample")
+    training = f"{number} of {counted(len(whose), 'client')}"
     lines = [f"{training}, {counted(len(test), 'test sample')}, {counted(len(names), 'class', 'classes')}."]
     rows = [[code(name), str(n)] for name, n in zip(names, tested, strict=True)]
     head = ["class", "test samples"]

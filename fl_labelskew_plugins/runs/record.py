@@ -115,6 +115,8 @@ class Record:
             self._keep_best(line.get("accuracy", -1.0))
             # after the last one too: clients go home before results are written
             every, last = self.session.recipe.tracking.checkpoint_every, self.session.federation.rounds
+            if self.session.recipe.sums_alone:
+                every = 1  # silos open the sum of a round once, so it must not be lost
             if self.next_round % every == 0 or self.next_round == last:
                 self._save()
         self.progress.round(line, seconds)

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.engine.server import Hooks, Server
 from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.runs.record import Record
@@ -38,6 +39,8 @@ class Rounds:
         predict: logits and labels of the global test set under given weights; default: this process computes them.
         tested: each client's measures of the given weights on its own test split, empty where it has none, where
             clients test themselves; default: by the predictions on the global test set.
+        summed: has these clients train in a round; who is in the sum of their vectors, and the sum. Default: each
+            client's upload comes by itself.
         hooks: the host's, where one of its switches is on.
         server: makes the server's side.
     """
@@ -49,10 +52,12 @@ class Rounds:
         predict: Callable[[Weights], tuple[Tensor, Tensor]] | None = None,
         tested: Callable[[Weights], Measured] | None = None,
         hooks: Hooks | None = None,
+        summed: Callable[[int, Sequence[int]], tuple[list[int], Vector]] | None = None,
         server: Callable[..., Server] = Server,
     ) -> None:
         self.session, self.record = record.session, record
         recipe, trainer = self.session.recipe, self.session.trainer
+        self._summed = summed
         self._tested, self._per_client = tested, recipe.validation.per_client
         self._predict = predict or (lambda weights: trainer.predict(weights=weights))
         self.server = server(
@@ -109,10 +114,16 @@ class Rounds:
         tally = Tally()
         counts = None if session.counts is None else session.counts[clients]
         sizes = [session.sizes[k] for k in clients]
-        watch, uploads = self.record.watch, tally.of(exchange.uploads(round, clients))
-        if watch is not None:
-            uploads = watch.uploads(round, server.weights, uploads)
-        came = server.run_round(clients, sizes, uploads, counts, round=round)
+        watch = self.record.watch
+        if self._summed is not None:
+            came, vector = self._summed(round, clients)
+            tally.sent = vector.nbytes * len(came)
+            server.run_sum(came, vector, round=round)
+        else:
+            uploads = tally.of(exchange.uploads(round, clients))
+            if watch is not None:
+                uploads = watch.uploads(round, server.weights, uploads)
+            came = server.run_round(clients, sizes, uploads, counts, round=round)
         if watch is not None:
             watch.aggregated(round, server.weights)
         if session.sums is not None:

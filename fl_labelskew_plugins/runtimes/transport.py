@@ -19,7 +19,7 @@ from fl_labelskew_plugins.machine.text import clean
 
 
 class Kind(IntEnum):
-    """Types of messages. The last three never travel: a transport tells its own side of what happened to a peer."""
+    """Types of messages. Those from 100 on never travel: a transport tells its own side of what happened to a peer."""
 
     HELLO = 1
     """Silo to server, first on every connection: what the server has to know before it can build the run."""
@@ -45,6 +45,17 @@ class Kind(IntEnum):
     """A silo's answer."""
     SURVEY = 12
     """Server to silo: send your class counts, nothing is trained. Silo to server: the answer, or why there is none."""
+    KEYS = 13
+    """This and the next four are steps of a secure sum, see :mod:`.silo.secure`: the server asks for each, the silo
+    answers with the same. Public keys of an attempt."""
+    SHARES = 14
+    """Everybody's keys; a silo's shares for everybody, sealed."""
+    MASKED = 15
+    """The shares for one silo; its masked vector."""
+    THERE = 16
+    """Who is in the sum; a signature."""
+    REVEALED = 17
+    """Everybody's signatures; shares, which open the sum and no single vector."""
     JOINED = 100
     """Local: a connection stands."""
     LEFT = 101

@@ -95,9 +95,39 @@ def test_a_server_that_gets_sums_alone_has_no_single_uploads(overrides, line):
     assert only_line(text_with(), f"{SUMS}=true", *overrides) == f"--set {line}"
 
 
-def test_sums_do_not_run_across_silos_yet():
-    line = only_line(cross_silo(secure_aggregation=True))
-    assert line == f"r.yaml: {SUMS}: true does not run across silos yet; allowed: false, or simulation"
+FOUR = ["comm_args.certs=certs", "train_args.client_num_in_total=4", "client_specific_args.data_silo_config=[]"]
+
+
+def test_masks_need_certificates_and_three_silos():
+    assert lines_of(cross_silo(secure_aggregation=True)) == [
+        f"r.yaml: comm_args.certs: missing; with {SUMS} silos sign their keys, or the server could put its own in "
+        "their place; use a folder of `labelskew certs new`",
+        f"r.yaml: {SUMS}: true needs at least 3 silos in a round: a sum of fewer hides nobody; allowed: false",
+    ]
+    recipe = parse.parse(cross_silo(secure_aggregation=True), source="r.yaml", overrides=FOUR)
+    assert recipe.sums_alone
+    assert not parse.parse(text_with(), overrides=[f"{SUMS}=true"]).sums_alone  # nobody is to be hidden from
+
+
+@pytest.mark.parametrize(
+    ("threshold", "line"),
+    [
+        (5, "5 is out of range; allowed: 3 to 4, more than half of client_num_per_round"),
+        (2, "2 is out of range; allowed: an integer of at least 3, or null"),
+    ],
+)
+def test_how_many_have_to_be_there_to_the_end(threshold, line):
+    overrides = [*FOUR, f"comm_args.secure_threshold={threshold}"]
+    assert only_line(cross_silo(secure_aggregation=True), *overrides) == f"--set comm_args.secure_threshold: {line}"
+
+
+def test_sums_of_each_silos_samples_are_not_told():
+    own = "client_specific_args.data_silo_config=[a.yaml,b.yaml,c.yaml,d.yaml]"
+    overrides = [*FOUR, own, "data_args.dataset=npz", "data_args.data_cache_dir=x.npz"]
+    why = f"with {SUMS} no silo sends the sums over its samples that one normalisation is made of; use numbers"
+    text = cross_silo(secure_aggregation=True)
+    assert lines_of(text, *overrides) == [f"r.yaml: data_args.{key}: {why}, or imagenet" for key in ("mean", "std")]
+    parse.parse(text, source="r.yaml", overrides=[*overrides, "data_args.mean=[0.5]", "data_args.std=[0.5]"])
 
 
 @pytest.mark.parametrize(("bits", "clip"), [(16, 1.0), (24, 4.0), (32, 16.0)])

@@ -57,6 +57,8 @@ def test_a_round_needs_two_uploads_where_two_join_it():
     assert parse.parse(text_with()).comm.quorum(10) == 2
     assert parse.parse(text_with()).comm.quorum(1) == 1
     assert parse.parse(text_with(comm_args={"min_clients": 7})).comm.quorum(10) == 7
+    sums = text_with(comm_args={"secure_aggregation": True})
+    assert parse.parse(sums).comm.quorum(10) == 3
 
 
 NUMBER = {"value": 74.97, "paper": "FedMR", "table": "Table 1"}

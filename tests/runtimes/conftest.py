@@ -1,6 +1,7 @@
 """Federations of real processes on 127.0.0.1."""
 
 import json
+from pathlib import Path
 
 import pytest
 from recipe_texts import SILOS, simulation
@@ -15,8 +16,11 @@ def transports():
         transport.stop_receive_message()
 
 
+CHEATING = Path(__file__).parents[1] / "cheating.py"
+
+
 class Federation:
-    """A server and silos, each started when a test says so.
+    """A server and silos, each started when a test says so; ``cheat``: with one function replaced, see cheating.py.
 
     Args:
         forker: what starts processes.
@@ -34,19 +38,22 @@ class Federation:
         self.overrides, self.environment = [], {}
         self.number = 0
 
-    def _start(self, name, *argv):
+    def _start(self, name, *argv, cheat=None):
         sets = [word for override in self.overrides for word in ("--set", override)]
         self.number += 1
         log = self.folder / f"{self.number:02d}-{name}.log"
-        return self.forker.start(["run", *argv, *sets, "--server", self.address], log, environment=self.environment)
+        words, script = (["run"], None) if cheat is None else ([cheat, "run"], CHEATING)
+        argv = [*words, *argv, *sets, "--server", self.address]
+        return self.forker.start(argv, log, environment=self.environment, script=script)
 
-    def server(self, *more, resume=False):
+    def server(self, *more, resume=False, **options):
         where = ["--resume" if resume else "--run-dir", self.run_dir]
-        return self._start("server", self.recipe, "--role", "server", *where, *more)
+        return self._start("server", self.recipe, "--role", "server", *where, *more, **options)
 
-    def silo(self, rank, *more):
+    def silo(self, rank, *more, **options):
         folder = self.folder / f"silo-{rank}"
-        return self._start(f"silo-{rank}", self.recipe, "--role", "client", "--rank", rank, "--run-dir", folder, *more)
+        role = ("--role", "client", "--rank", rank, "--run-dir", folder)
+        return self._start(f"silo-{rank}", self.recipe, *role, *more, **options)
 
     def silos(self, *ranks):
         return [self.silo(rank) for rank in ranks or (1, 2, 3)]

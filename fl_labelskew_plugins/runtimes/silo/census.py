@@ -41,16 +41,27 @@ class Census:
     Args:
         recipe: what is run.
         test: the server's own test samples; None where it holds none.
-        sizes: training samples of each silo, kept up to date here; 0 where it has not said.
+        sizes: training samples of each silo, kept up to date here; 0 where it has not said, 1 where a sum says it.
         warn: told a client and what an operator should look at.
+        summed: whether no silo tells its samples, but secure aggregation their sum.
     """
 
-    def __init__(self, recipe: Recipe, test: Data | None, sizes: list[int], warn: Callable[[int, str], None]) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        test: Data | None,
+        sizes: list[int],
+        warn: Callable[[int, str], None],
+        *,
+        summed: bool = False,
+    ) -> None:
         self._recipe, self.sizes, self._warn = recipe, sizes, warn
         self._form, self.class_names = form(recipe, test), server_classes(recipe, test)
         self._classes = None if self.class_names is None else digest(self.class_names)
         self._facts: dict[int, Facts] = {}
         self._sums: dict[int, stats.Sums] = {}
+        self.samples: int | None = 0 if summed else None
+        """Of all silos, where no silo tells its own; 0 before the sum is made."""
 
     def check(self, client: int, facts: Facts) -> None:
         """Raise RunError where a silo's data do not fit the federation, OtherClassesError where its classes do not."""
@@ -71,7 +82,7 @@ class Census:
                 f"it says that it has {facts.samples} training samples, and {most} are allowed at most "
                 "(comm_args.max_samples of the server)"
             )
-        if self.sizes[client] and self.sizes[client] != facts.samples:
+        if self.samples is None and self.sizes[client] and self.sizes[client] != facts.samples:
             raise RunError(f"it had {self.sizes[client]} training samples when the run began, now {facts.samples}")
 
     @property
@@ -81,7 +92,7 @@ class Census:
 
     def add(self, client: int, facts: Facts, sums: stats.Sums | None = None) -> None:
         """Count a silo that was checked."""
-        self._facts[client], self.sizes[client] = facts, facts.samples
+        self._facts[client], self.sizes[client] = facts, facts.samples or 1
         if sums is not None:
             self._sums[client] = sums
 
@@ -97,7 +108,7 @@ class Census:
 
     def class_counts(self, session: Session) -> torch.Tensor | None:
         """``(K, C)`` class counts of silos, 0 for one that nobody has heard of; None where they do not tell them."""
-        if self._recipe.train.proxy_aggregation != "class":
+        if self._recipe.train.proxy_aggregation != "class" or self.samples is not None:
             return None
         none = [0] * session.federation.num_classes
         rows = [self._facts[k].counts if k in self._facts else None for k in range(len(self.sizes))]
@@ -105,5 +116,7 @@ class Census:
 
     def federation(self, federation: Federation, without: Collection[int] = ()) -> Federation:
         """The run as a whole, with the samples of all silos, or ``without`` some; of all where none is left."""
+        if self.samples is not None:
+            return replace(federation, num_samples=self.samples, min_samples=0)
         known = [n for k, n in enumerate(self.sizes) if n and k not in without] or [n for n in self.sizes if n]
         return replace(federation, num_samples=sum(known), min_samples=min(known))

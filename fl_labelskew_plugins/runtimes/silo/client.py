@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fl_labelskew_registry import Images, LabelSkewError, RunError
+from fl_labelskew_registry import Federation, Images, LabelSkewError, RunError
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.data.fingerprint import add_array
@@ -35,11 +36,11 @@ from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.silo import facts, keys
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
-from fl_labelskew_plugins.runtimes.silo.facts import SiloData
+from fl_labelskew_plugins.runtimes.silo.facts import Facts, SiloData
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, question
 from fl_labelskew_plugins.runtimes.silo.own_folder import OwnFolder
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
-from fl_labelskew_plugins.tensors import OPTIMIZER, State, group, num_bytes, rest, trim
+from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, num_bytes, rest, trim
 
 
 class SiloClient(Manager):
@@ -92,8 +93,12 @@ class SiloClient(Manager):
 
     def _hello(self) -> Message:
         """First on every connection; may be asked for in any thread."""
-        meta = {**self.data.facts.meta(), "process": self._process, "round": self._round}
+        meta = {**self._facts().meta(), "process": self._process, "round": self._round}
         return Message(Kind.HELLO, self.rank, SERVER, meta=meta, tensors=self.data.sent())
+
+    def _facts(self) -> Facts:
+        """What is told of this silo's data."""
+        return self.data.facts
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
         """Hand a message to its handler; where this silo cannot go on, tell the server, and end."""
@@ -121,13 +126,13 @@ class SiloClient(Manager):
             self.guard.join(federation, meta.get("quorum"))
         if self._run != meta["run"]:
             data = self.data
-            samples, self._normalisation = data.data, {}
+            normal, self._normalisation = data.data, {}
             if self.recipe.pools_moments:
                 self._normalisation = dict(message.tensors)
-                samples = facts.normalised(samples, self._normalisation)
+                normal = facts.normalised(normal, self._normalisation)
             session = assemble(
                 self.recipe,
-                samples,
+                normal,
                 {self.client: data.train},
                 {self.client: data.test},
                 [],
@@ -135,25 +140,36 @@ class SiloClient(Manager):
                 secret=self._seed,
             )
             facts.check_features(federation, session.trainer.model)
-            self.session = replace(session, start=forms(session.start))  # every round begins with the server's
+            self._use(replace(session, start=forms(session.start)))  # every round begins with the server's
             self._run, self._round, self._upload = str(meta["run"]), -1, None
             self.transport.audit.note("run", run=self._run)
-            self._take = self.host.turns(self.session.trainer)
             for kind in (Kind.TRAIN, Kind.TEST, Kind.FINISH):
-                self.transport.limits[kind] = _limit(self.session)
+                self.transport.limits[kind] = _limit(session)
             self.run_folder = OwnFolder(self.folder, self.recipe.name, self._run)
             self.run_folder.create()
             self.states = Versions(self.run_folder.path / "states")
-            self.show.note(
-                f"joined: {counted(data.facts.samples, 'training sample')} of {federation.num_samples}, "
-                f"{counted(federation.rounds, 'round')}"
-            )
+            everybody = f" of {federation.num_samples}" if federation.num_samples else ""
+            samples = counted(data.facts.samples, "training sample")
+            self.show.note(f"joined: {samples}{everybody}, {counted(federation.rounds, 'round')}")
         assert self.session is not None
-        if self.session.method.uses("opening"):
-            if self.ledger is not None:
-                self.ledger.spend(self._revealed()[0], self._answer(), run=self._run)
-            self.send(Kind.OPENING, SERVER, tensors=self.session.opening(self.client).tensors)
+        self._open(self.session, federation)
         self._send_upload()  # the last one may have been lost with the connection
+
+    def _use(self, session: Session) -> None:
+        """Train with this from now on."""
+        self.session = session
+        self._take = self.host.turns(session.trainer)
+
+    def _open(self, session: Session, federation: Federation) -> None:
+        """Take part in the opening exchange."""
+        if session.method.uses("opening"):
+            self.send(Kind.OPENING, SERVER, tensors=self._opening(session))
+
+    def _opening(self, session: Session) -> Mapping[str, Tensor]:
+        """What this silo opens with, which its ledger then has."""
+        if self.ledger is not None:
+            self.ledger.spend(self._revealed()[0], self._answer(), run=self._run)
+        return session.opening(self.client).tensors
 
     def _survey(self, message: Message) -> None:
         raise LabelSkewError("the server takes a survey, and this silo was started for a run; use --survey here, too")
@@ -201,14 +217,19 @@ class SiloClient(Manager):
         self.states.put(round, result.state)  # before the upload: what the server counts on has to be here
         if self.guard is not None:
             self.guard.leaving(result.contributions, session.method.sends)
-        sent = num_bytes(result.upload.values()) + num_bytes(result.contributions.values())
+        upload = self._leaving(round, weights, result)
+        sent = num_bytes(upload.upload.values()) + num_bytes(upload.contributions.values())
         self.run_folder.trained(round, result, bytes_up=sent, bytes_down=num_bytes(message.tensors.values()))
-        self._upload = (round, result)
+        self._upload = (round, upload)
         self._send_upload()
         self.transport.audit.sync()
         self.show.note(
             f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send"
         )
+
+    def _leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
+        """What leaves this silo of a round's result, which began with ``start``."""
+        return result
 
     @property
     def _draws(self) -> bool:
@@ -249,7 +270,7 @@ class SiloClient(Manager):
             matrix = metrics.confusion(logits.argmax(1), labels, session.federation.num_classes).cpu()
             measures = {**metrics.measures(matrix), "loss": float(cross_entropy(logits, labels))}
             self.run_folder.tested(round, measures)
-            if self.recipe.comm.send_measures and self._may_tell(round, message):
+            if self.recipe.comm.send_measures and not self.recipe.sums_alone and self._may_tell(round, message):
                 right = [int(matrix.diag().sum()), int(matrix.sum())]
                 answer = {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
         self.send(Kind.TESTED, SERVER, round=round, meta=answer)

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
 LOOK_S = 10.0
-FROM_SERVER = (Kind.WELCOME, Kind.TRAIN, Kind.VERDICT, Kind.TEST, Kind.FINISH, Kind.SURVEY)
+FROM_SERVER = (
+    *(Kind.WELCOME, Kind.TRAIN, Kind.VERDICT, Kind.TEST, Kind.FINISH, Kind.SURVEY),
+    *(Kind.KEYS, Kind.SHARES, Kind.MASKED, Kind.THERE, Kind.REVEALED),
+)
 
 
 @dataclass
@@ -138,7 +141,7 @@ class SiloTransport(Transport):
         """Bytes of a message of each kind, at most; may be changed at any time, as by the handler of WELCOME."""
         self.hello: Callable[[], Message] = lambda: Message(Kind.HELLO, rank, 0)
         """Makes the first message of every connection, in another thread."""
-        self._tls, self._trust = tls, Trust(address, tls, self.audit, pin, revoked)
+        self.tls, self.revoked, self._trust = tls, revoked, Trust(address, tls, self.audit, pin, revoked)
         self._spool, self._say = spool or Spool(), say
         self._outbox: Outbox | None = None
         self._cancel: Callable[[], Any] = lambda: None
@@ -285,10 +288,10 @@ class SiloTransport(Transport):
             ("grpc.enable_retries", 0),
             ("grpc.use_local_subchannel_pool", 1),  # or gRPC's own pauses between attempts would add to ours
         ]
-        if self._tls is None:
+        if self.tls is None:
             return self._grpc.insecure_channel(self.address, options)
-        roots = self._trust.certificate or self._tls.ca
-        credentials = self._grpc.ssl_channel_credentials(roots, self._tls.key, self._tls.certificate)
+        roots = self._trust.certificate or self.tls.ca
+        credentials = self._grpc.ssl_channel_credentials(roots, self.tls.key, self.tls.certificate)
         return self._grpc.secure_channel(self.address, credentials, options)
 
     def _read(self, stream: Hashing) -> bool:

@@ -140,8 +140,8 @@ class Uploads:
             tensors=self._news,
         )
 
-    def take(self, client: int, message: Message) -> dict[str, Any]:
-        """An upload has come; what is to be said of it."""
+    def take(self, client: int, message: Message) -> dict[str, Any] | None:
+        """An upload has come; what is to be said of it, if anything yet."""
         poll, round = self._poll, message.round
         if round != self._members.round or not poll.awaits(client):
             return TAKEN if self._taken.get(client) == round else LATE  # sent twice, because its connection broke

@@ -36,7 +36,7 @@ class Facts:
     """What a silo tells before anything else, and all that it tells of its data beside the method's own tensors.
 
     Args:
-        samples: its training samples.
+        samples: its training samples; 0: it does not tell, as their sum is made by secure aggregation.
         input_shape: of one sample.
         num_classes: ``C`` of its data set, classes that it has no sample of included.
         counts: training samples of each class, where ``train_args.proxy_aggregation: class`` weighs rows by them.
@@ -51,7 +51,11 @@ class Facts:
 
     def meta(self) -> dict[str, Any]:
         """In JSON's types, without what is not told."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if v is not None}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if v not in (None, 0)}
+
+    def summed(self) -> Facts:
+        """What is left to tell where all that can be added is told in a sum alone."""
+        return replace(self, samples=0, counts=None)
 
 
 def digest(names: Sequence[str]) -> str | None:
@@ -78,15 +82,18 @@ def differing(local: Sequence[str], remote: Any, where: str) -> str:
     return f"class {apart[0]} is {names}{more}; use the same data_args.class_names, in the same order, everywhere"
 
 
-def facts(meta: Mapping[str, Any]) -> Facts:
-    """The facts in what a silo sent.
+def facts(meta: Mapping[str, Any], *, summed: bool = False) -> Facts:
+    """The facts in what a silo sent; ``summed``: without its samples.
 
     Raises:
         RunError: they are none.
     """
     values: list[Any] = [meta.get(field.name) for field in fields(Facts)]
     samples, shape, classes, counts, names = values
-    if not _whole(samples, 1, MOST_SAMPLES):
+    if summed and (samples, counts) != (None, None):
+        raise RunError("it tells its samples, which a run with comm_args.secure_aggregation sums; use the same recipe")
+    samples = 0 if summed else samples
+    if not summed and not _whole(samples, 1, MOST_SAMPLES):
         raise RunError("its number of samples is not a whole number above 0")
     if not isinstance(shape, list) or not 1 <= len(shape) <= 5 or not all(_whole(n, 1, 10**6) for n in shape):
         raise RunError("its input shape is not a list of whole numbers above 0")
@@ -262,6 +269,8 @@ def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
     }
     if recipe.privacy.noise_multiplier is not None:
         sections["privacy_args"] = {key: resolved["privacy_args"][key] for key in ("noise_multiplier", "clip")}
+    if recipe.sums_alone:
+        sections["comm_args"] = {k: v for k, v in resolved["comm_args"].items() if k.startswith("secure_")}
     return {name: {key: _exact(value) for key, value in keys.items()} for name, keys in sections.items()}
 
 
@@ -339,6 +348,9 @@ def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
         "num_samples": (facts.samples, MOST_SAMPLES * train.client_num_in_total),
         "min_samples": (1, facts.samples),
     }
+    if recipe.sums_alone:  # the sum is not known at first, and the smallest silo's number never
+        bounds["num_samples"] = (0 if content.get("num_samples") == 0 else facts.samples, bounds["num_samples"][1])
+        bounds["min_samples"] = (0, 0)
     return Federation(**{name: number(content, name, *bounds[name], where) for name in names})
 
 

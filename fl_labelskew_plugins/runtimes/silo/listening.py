@@ -29,7 +29,10 @@ UNREAD = 4
 HELLO_S = 10.0
 SILENT = 2
 """Streams that one certificate may hold before HELLO; a further one takes the place of the oldest."""
-FROM_SILOS = (Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.TESTED, Kind.FAILED, Kind.FINISH, Kind.SURVEY)
+FROM_SILOS = (
+    *(Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.TESTED, Kind.FAILED, Kind.FINISH, Kind.SURVEY),
+    *(Kind.KEYS, Kind.SHARES, Kind.MASKED, Kind.THERE, Kind.REVEALED),
+)
 
 
 class DaemonThreads(Executor):
@@ -107,13 +110,13 @@ class ServerTransport(Transport):
     ) -> None:
         super().__init__()
         self.audit = audit or Audit()
-        self._revoked, self._listed = revoked, 0
+        self.revoked, self._listed = revoked, 0
         host, port = streams.checked(address, tls)
         self._grpc = streams.package()
         self.silos = silos
         self.limits = dict.fromkeys(FROM_SILOS, LIMIT)
         """Bytes of a message of each kind, at most; may be changed at any time."""
-        self._tls = tls
+        self.tls = tls
         self._spool = spool or Spool()
         self._lock = threading.Lock()
         self._connections: dict[_Connection, None] = {}  # the oldest first
@@ -158,17 +161,17 @@ class ServerTransport(Transport):
 
         LEFT then says ``revoked``, also of a silo whose connection was lost before: with that it cannot come back.
         """
-        if self._revoked is None or (number := self._revoked.look().number) == self._listed:
+        if self.revoked is None or (number := self.revoked.look().number) == self._listed:
             return
         self._listed = number
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
-            if why := self._revoked.barred(connection.certificate):
+            if why := self.revoked.barred(connection.certificate):
                 self._refuse(connection, RefusedError(why, "PERMISSION_DENIED"))
         with self._lock:
             for rank, shown in self._shown.items():
-                if self._revoked.barred(shown):
+                if self.revoked.barred(shown):
                     self.arrived.put(Message(Kind.LEFT, rank, 0, meta={"revoked": True}))
 
     def _next(self, timeout: float | None) -> Message:
@@ -188,7 +191,7 @@ class ServerTransport(Transport):
 
     def _stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         rank, refusal = 0, None
-        if self._tls is not None:
+        if self.tls is not None:
             name = b"".join(context.auth_context().get("x509_common_name", ())).decode(errors="replace")
             rank = names.rank_of(name)
             if not 1 <= rank <= self.silos:
@@ -200,7 +203,7 @@ class ServerTransport(Transport):
             self._connections[connection] = None
             silent = [c for c in self._connections if c.rank == rank and not (c.greeted or c.closed)]
         # only now that a newer list would find it among the others
-        if refusal is None and self._revoked is not None and (why := self._revoked.barred(connection.certificate)):
+        if refusal is None and self.revoked is not None and (why := self.revoked.barred(connection.certificate)):
             refusal, silent = RefusedError(why, "PERMISSION_DENIED"), []
         looked = any(key == LOOKED for key, _ in context.invocation_metadata())
         self._door.enter(context.peer(), member=refusal is None, looked=looked)
@@ -270,7 +273,7 @@ class ServerTransport(Transport):
     def _greet(self, connection: _Connection, rank: int) -> None:
         """Take a HELLO; the lock is held."""
         old = self._present.get(rank)
-        if old is not None and self._tls is None:
+        if old is not None and self.tls is None:
             # Who is not known by a certificate cannot push another one out.
             raise RefusedError(f"claims to be silo {rank}, which is here already", "ALREADY_EXISTS")
         connection.context.send_initial_metadata(((TAKEN, "1"),))
@@ -300,7 +303,7 @@ class ServerTransport(Transport):
         connection.slots.release()
 
     def _turned_out(self, count: int) -> None:
-        shown = "" if self._tls is None else "showed no certificate of this federation's authority, or "
+        shown = "" if self.tls is None else "showed no certificate of this federation's authority, or "
         meta = {"reason": f"{shown}asked for nothing", "times": count}
         self.audit.note("refused", why=meta["reason"], times=count)
         self.arrived.put(Message(Kind.REFUSED, -1, 0, meta=meta))

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
@@ -90,7 +90,10 @@ class CrossSilo(Runtime):
         checkpoint = self.folder.load_checkpoint(tensors=False) if self.call.resume else None
         if self._over(checkpoint) and (self.call.role is None or self.folder.summary.exists()):
             return self._alone(list(checkpoint.sizes))
-        self._server = self._listen(SiloServer, checkpoint)
+        server = SiloServer
+        if self.recipe.sums_alone:
+            server = _summing().SummedServer
+        self._server = self._listen(server, checkpoint)
         return self._server.gather()
 
     def survey(self) -> Survey:
@@ -173,7 +176,7 @@ class CrossSilo(Runtime):
         )
         self._transport = transport
         host = self.host(recipe, self.folder.path, rank=rank)
-        kind = SurveyedSilo if self.call.survey else SiloClient
+        kind = SurveyedSilo if self.call.survey else _summing().SummedSilo if recipe.sums_alone else SiloClient
         client = kind(host, transport, rank, recipe, data, self.folder.path, self.show, guard, ledger)
         transport.start()
         client.run()
@@ -238,6 +241,15 @@ class CrossSilo(Runtime):
             if self.folder.recipe.exists():
                 error.args = (f"{error}; {call.go_on(self.folder.path)}",)
             raise
+
+
+def _summing() -> Any:
+    """The two sides of a run in which the server sees sums alone."""
+    names.require()
+    names.require("Crypto", "secure aggregation needs pycryptodome")
+    from fl_labelskew_plugins.runtimes.silo import summed
+
+    return summed
 
 
 def free_port() -> int:

@@ -19,6 +19,7 @@ from torch import Tensor
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe.model import Recipe
@@ -53,6 +54,8 @@ class SiloServer(Manager):
     ``seen`` what has been seen of each silo so far. In ``folder`` the operator says which silos are excluded.
     """
 
+    summed = False
+    """Whether this server sees sums alone."""
     transport: ServerTransport
 
     def __init__(
@@ -110,7 +113,7 @@ class SiloServer(Manager):
         """
         self.members.read_excluded()
         test = facts.test_data(self.recipe)
-        self.census = Census(self.recipe, test, self.sizes, partial(self._say, say=self.warn))
+        self.census = Census(self.recipe, test, self.sizes, partial(self._say, say=self.warn), summed=self.summed)
         if self._over:  # who has not heard so may still come
             self.members.expect(self._expected)
             self.say(f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s for silos to be told so")
@@ -133,9 +136,9 @@ class SiloServer(Manager):
         self.record, session = record, record.session
         self.transport.audit.note("run", run=record.run)
         self._tests = ClientTests(self.members, self.send, self.num_silos)
-        rounds = Rounds(record, hooks=self.host.hooks(session.trainer.model), tested=self._tests.of)
-        self._opening = Opening(rounds, self.members, self.census)
-        self._uploads = Uploads(rounds, self.members, self.sizes, self.send)
+        hooks, summed = self.host.hooks(session.trainer.model), self.total if self.summed else None
+        rounds = Rounds(record, hooks=hooks, tested=self._tests.of, summed=summed)
+        self._opening, self._uploads = self._exchanges(rounds)
         self.rounds = rounds
         if self.members.excluded:
             self._recount()
@@ -151,6 +154,10 @@ class SiloServer(Manager):
         finally:
             self._flood.close()
 
+    def _exchanges(self, rounds: Rounds) -> tuple[Opening, Uploads]:
+        """What silos are asked for."""
+        return Opening(rounds, self.members, self.census), Uploads(rounds, self.members, self.sizes, self.send)
+
     def invite(self, round: int, clients: list[int]) -> list[int]:
         """Those of the sampled clients that are there, see :meth:`.Members.invite`."""
         here = self.members.invite(round, clients)
@@ -161,6 +168,10 @@ class SiloServer(Manager):
         """What these silos send, see :meth:`.Uploads.of`."""
         yield from self._uploads.of(round, clients)
         self.transport.audit.sync()
+
+    def total(self, round: int, clients: Sequence[int]) -> tuple[list[int], Vector]:
+        """Who is in the sum of what these silos have, and the sum, for a server that sees sums alone."""
+        raise NotImplementedError
 
     def _finish(self, final: State) -> None:
         self._final = final
@@ -221,7 +232,7 @@ class SiloServer(Manager):
     def _hello(self, message: Message) -> None:
         client, meta = message.sender - 1, message.meta
         try:
-            reported = facts.facts(meta)
+            reported = facts.facts(meta, summed=self.summed)
             self.census.check(client, reported)
             sums = facts.sums(message.tensors, reported) if self.pools_moments else None
         except RunError as error:
@@ -235,15 +246,19 @@ class SiloServer(Manager):
         self._say(client, f"is here ({len(self.members.present)} of {self.num_silos})", most=VISITS)
         if self.rounds is None:
             return
-        self.rounds.session.admit(client, reported.samples, reported.counts)
+        self.rounds.session.admit(client, self.sizes[client], reported.counts)
         if self._final is not None:
             self.bid_farewell(client)
             return
         self._welcome(client)
+        self._returned(client, same_process=same_process)
         if self._uploads.awaits(client) and not (same_process and meta.get("round") == self.members.round):
             self._uploads.ask(client)
         if self._tests.awaits(client):
             self._tests.ask(client)
+
+    def _returned(self, client: int, *, same_process: bool) -> None:
+        """A silo is here again in a run that is under way, and has been welcomed."""
 
     def _take_opening(self, message: Message) -> None:
         client = message.sender - 1
@@ -257,7 +272,8 @@ class SiloServer(Manager):
         client = message.sender - 1
         self.members.away.discard(client)
         verdict = LATE if self.rounds is None else self._uploads.take(client, message)
-        self.send(Kind.VERDICT, client + 1, round=message.round, meta=verdict)
+        if verdict is not None:
+            self.send(Kind.VERDICT, client + 1, round=message.round, meta=verdict)
 
     def _take_test(self, message: Message) -> None:
         client = message.sender - 1

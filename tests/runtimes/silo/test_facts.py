@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
+from recipe_texts import cross_silo
 
 from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.recipe import parse as recipes
@@ -65,6 +66,39 @@ def test_a_silo_with_data_of_its_own_trains_on_all_of_them(tmp_path):
 def test_facts_come_back_from_json():
     for facts in (silos.Facts(7, (1, 8, 8), 10), silos.Facts(7, (5,), 3, (3, 0, 4))):
         assert silos.facts(json.loads(json.dumps(facts.meta()))) == facts
+
+
+def test_where_sums_are_told_alone_no_samples_are():
+    """Nor class counts; the server refuses them, and a silo takes no run for one of other samples than it has."""
+    summed = silos.Facts(40, (1, 8, 8), 2, counts=(30, 10), classes="0" * 32).summed()
+    told = json.loads(json.dumps(summed.meta()))
+    assert told == {"input_shape": [1, 8, 8], "num_classes": 2, "classes": "0" * 32}
+    assert silos.facts(told, summed=True) == summed
+    for more in ({"samples": 40}, {"counts": [30, 10]}):
+        with pytest.raises(RunError, match=r"it tells its samples, which a run with comm_args.secure_aggregation sums"):
+            silos.facts(told | more, summed=True)
+    with pytest.raises(RunError, match="its number of samples is not a whole number above 0"):
+        silos.facts(told)
+
+
+def test_settings_of_sums_are_agreed_on_and_the_sum_of_samples_is_told_later():
+    text = cross_silo(secure_aggregation=True, certs="certs")
+    clients = ["train_args.client_num_in_total=3", "client_specific_args.data_silo_config=[]"]
+    here, other = (recipes.parse(text, overrides=[*clients, *more]) for more in ([], ["comm_args.secure_bits=20"]))
+    silos.check_agreement(silos.agreed(here), here)
+    with pytest.raises(LabelSkewError, match=r"comm_args.secure_bits: 32 here and 20 at the server; use the server's"):
+        silos.check_agreement(silos.agreed(other), here)
+    clear = recipes.parse(text, overrides=[*clients, "comm_args.secure_aggregation=false"])
+    with pytest.raises(LabelSkewError, match=r"comm_args.secure_aggregation: .* here and true at the server"):
+        silos.check_agreement(silos.agreed(here), clear)
+    facts, train = silos.Facts(40, (1, 8, 8), 10), here.train
+    numbers = {"num_clients": 3, "clients_per_round": 3, "rounds": train.comm_round, "epochs": train.epochs}
+    numbers |= {"num_classes": 10, "num_features": 8, "seed": 0, "min_samples": 0}
+    for samples in (0, 40, 1000):
+        assert silos.federation(numbers | {"num_samples": samples}, here, facts).num_samples == samples
+    for wrong in ({"num_samples": 39}, {"num_samples": 1000, "min_samples": 40}):
+        with pytest.raises(LabelSkewError, match=f"the server's federation: {[*wrong][-1]} is {[*wrong.values()][-1]}"):
+            silos.federation(numbers | wrong, here, facts)
 
 
 def test_of_class_names_a_digest_is_told_and_nothing_of_numbers():

@@ -104,19 +104,18 @@ def still_serves(start, server, rank=3, *, tls=False):
 @pytest.mark.parametrize("tls", [False, True])
 def test_every_kind_of_message_makes_its_way(start, tls):
     server, silo = pair(start, tls=tls, rank=2)
-    for kind in FROM_SILOS[1:]:
-        silo.send(kind, round=5, meta={"text": "größer"}, tensors=TENSORS)
-    for kind in FROM_SERVER:
-        server.send(kind, 2, round=5, meta={"text": "größer"}, tensors=TENSORS)
-    for peer, kinds, ends in ((server, FROM_SILOS[1:], (2, 0)), (silo, FROM_SERVER, (0, 2))):
+    ways = (silo, server, 0, FROM_SILOS[1:], (2, 0)), (server, silo, 2, FROM_SERVER, (0, 2))
+    for sender, peer, receiver, kinds, ends in ways:
         for kind in kinds:
+            sender.send(kind, receiver, round=5, meta={"text": "größer"}, tensors=TENSORS)
             arrived = peer.wait(kind)
             assert (arrived.sender, arrived.receiver) == ends
             assert (arrived.round, arrived.meta) == (5, {"text": "größer"})
             assert list(arrived.tensors) == list(TENSORS)
             assert all(torch.equal(arrived.tensors[name], tensor) for name, tensor in TENSORS.items())
-    assert server.kinds == ["HELLO", "OPENING", "UPLOAD", "TESTED", "FAILED", "FINISH", "SURVEY"]
-    assert silo.kinds == ["JOINED", "WELCOME", "TRAIN", "VERDICT", "TEST", "FINISH", "SURVEY"]
+    steps = ["KEYS", "SHARES", "MASKED", "THERE", "REVEALED"]
+    assert server.kinds == ["HELLO", "OPENING", "UPLOAD", "TESTED", "FAILED", "FINISH", "SURVEY", *steps]
+    assert silo.kinds == ["JOINED", "WELCOME", "TRAIN", "VERDICT", "TEST", "FINISH", "SURVEY", *steps]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])

@@ -1,0 +1,160 @@
+"""What secure aggregation costs a round: bytes, and CPU seconds of the server and of a silo, beside the clear run.
+
+    python benchmarks/secure.py            # 5, 10 and 20 silos: up to 21 processes, which have to fit into memory
+    python benchmarks/secure.py --quick    # 5 silos
+    python benchmarks/secure.py --tiny     # a minute: that it works; digits, 5 silos, numbers say nothing
+
+It prints a Markdown table. ResNet18 (45 MB), 5 silos or more of 16 images of 8 by 8, one epoch in one batch, no test
+but the last; certificates, one torch thread a process, 32 bits. *Lost*: so many silos have shared their masks and then
+send nothing, in every round, so that the others open those masks; the clear run loses nobody. Processes share this
+machine, so seconds are CPU seconds of one process in a round, the median over rounds but the first (and over silos that
+are not lost), and *MB* is all that the server received and sent in a round, of its audit log, the same for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+
+RECIPE = """\
+common_args: {{training_type: cross_silo}}
+data_args: {{dataset: {dataset}}}
+partition_args: {{partition_method: iid}}
+model_args: {{model: {model}}}
+train_args: {{client_num_in_total: {silos}, client_num_per_round: {silos}, comm_round: {rounds}, batch_size: 64}}
+method_args: {{method: fedavg}}
+validation_args: {{frequency_of_the_test: 0, personalised: false}}
+device_args: {{threads: 1}}
+comm_args: {{backend: GRPC, certs: {certs}, secure_aggregation: {secure}}}
+tracking_args: {{checkpoint_every: 1000}}
+"""
+MAIN = "from fl_labelskew_plugins.cli.main import main; main()"
+LOST = f"""
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SitsOutError
+from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
+mask = SiloRound.mask
+def lost(self, vector):
+    if self.attempt.round != OPENING:
+        raise SitsOutError("lost")
+    return mask(self, vector)
+SiloRound.mask = lost
+{MAIN}
+"""
+"""A silo that shares its masks and sends nothing in a round."""
+
+
+class Cost(NamedTuple):
+    """Of a round: megabytes at the server, CPU seconds of the server and of a silo."""
+
+    megabytes: float
+    server: float
+    silo: float
+
+
+def measured(recipe: Path, folder: Path, silos: int, lost: int, rounds: int) -> Cost:
+    """Run a federation into a folder; medians over its rounds but the first and the last, which has a test."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+    def start(code: str, out: Path, *role: str) -> subprocess.Popen[bytes]:
+        words = ["run", str(recipe), "--run-dir", str(out), "--quiet", "--server", address, "--role", *role]
+        log = out.with_suffix(".log").open("wb")
+        return subprocess.Popen([sys.executable, "-c", code, *words], env=environment, stdout=log, stderr=log)
+
+    server = start(MAIN, folder / "server", "server")
+    others = [
+        start(LOST if rank <= lost else MAIN, folder / f"silo-{rank}", "client", "--rank", str(rank))
+        for rank in range(1, silos + 1)
+    ]
+    processes = [server, *others]
+    timings, marks = folder / "server" / "timings.jsonl", []
+    while server.poll() is None:
+        time.sleep(0.01)
+        done = timings.read_bytes().count(b"\n") if timings.exists() else 0
+        if done > len(marks):
+            marks.append([_cpu(process.pid) for process in processes])
+    for process in processes:
+        if process.wait(120):
+            sys.exit(f"{process.args!r}\nended with exit code {process.returncode}; logs in {folder}")
+    seconds = np.diff(np.array(marks), axis=0)[: rounds - 2]
+    moved: dict[int, int] = defaultdict(int)
+    for line in map(json.loads, (folder / "server" / "audit.jsonl").read_text().splitlines()):
+        if line["event"] in ("received", "sent") and line.get("round") is not None:
+            moved[line["round"]] += line["bytes"]
+    return Cost(
+        statistics.median(moved[round] for round in range(1, rounds - 1)) / 1e6,
+        float(np.median(seconds[:, 0])),
+        float(np.median(seconds[:, 1 + lost :])),
+    )
+
+
+def _cpu(pid: int) -> float:
+    with contextlib.suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return float("nan")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="5 silos alone")
+    parser.add_argument("--tiny", action="store_true", help="a try with a small network, in a minute")
+    options = parser.parse_args()
+    numbers, rounds = ([5], 4) if options.tiny else ([5] if options.quick else [5, 10, 20], 7)
+    print(
+        "| silos | lost | MB a round | times the clear | server, s | beyond the clear | a silo, s | beyond the clear |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    for silos in numbers:
+        clear = Cost(0.0, 0.0, 0.0)
+        for secure, lost in ((False, 0), (True, 0), (True, silos // 5)):
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name)
+                command = [
+                    sys.executable,
+                    "-c",
+                    MAIN,
+                    "certs",
+                    "new",
+                    "--silos",
+                    str(silos),
+                    "--out",
+                    str(folder / "certs"),
+                ]
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                dataset, model = "digits", "mlp"
+                if not options.tiny:
+                    rng, size = np.random.default_rng(0), 20 * silos
+                    x = rng.integers(0, 256, (size, 8, 8), dtype=np.uint8)
+                    np.savez(folder / "data.npz", x=x, y=np.arange(size) % 10)
+                    dataset, model = f"npz, data_cache_dir: {folder / 'data.npz'}", "resnet18"
+                recipe = folder / "recipe.yaml"
+                facts = {"silos": silos, "rounds": rounds, "certs": folder / "certs", "secure": str(secure).lower()}
+                recipe.write_text(RECIPE.format(dataset=dataset, model=model, **facts))
+                cost = measured(recipe, folder, silos, lost, rounds)
+            clear = clear if secure else cost
+            times, server, silo = cost.megabytes / clear.megabytes, cost.server - clear.server, cost.silo - clear.silo
+            who = f"{silos} | {lost if secure else 'clear'}"
+            seconds = f"{cost.server:.2f} | {server:.2f} | {cost.silo:.2f} | {silo:.2f}"
+            print(f"| {who} | {cost.megabytes:.1f} | {times:.3f} | {seconds} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""A silo's side of secure sums over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fl_labelskew_registry import RunError
+from torch import Tensor
+
+from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.runs.audit import Audit
+from fl_labelskew_plugins.runtimes.messages import SERVER
+from fl_labelskew_plugins.runtimes.silo.secure import wire
+from fl_labelskew_plugins.runtimes.silo.secure.account import Account
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SitsOutError, Vector
+from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
+from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
+from fl_labelskew_plugins.runtimes.transport import Kind, Message
+
+
+class Part:
+    """A silo's part in secure sums.
+
+    Args:
+        rank: the silo's, from 1.
+        vector: what this silo has for a round; None: nothing, so it takes no part.
+        send: sends a message.
+        warn: told in a line why this silo sits an attempt out.
+        least: silos that a sum has to be of, by this silo's policy.
+        at_least: ``comm_args.secure_threshold``.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        identity: Identity,
+        authority: Authority,
+        account: Account,
+        vector: Callable[[int], Vector | None],
+        send: Callable[..., None],
+        warn: Callable[[str], None],
+        audit: Audit,
+        *,
+        bits: int,
+        at_least: int | None,
+        least: int,
+    ) -> None:
+        self._rank, self._identity, self._authority, self._account = rank, identity, authority, account
+        self._vector, self._send, self._warn, self._audit = vector, send, warn, audit
+        self._bits, self._at_least, self._least = bits, at_least, least
+        self._round: SiloRound | None = None
+        self._answered: tuple[Any, ...] = ()
+        self._answer: dict[str, Any] = {}
+
+    def take(self, run: str, message: Message) -> None:
+        """Answer a step that the server asks for; the same answer where it asks again.
+
+        Raises:
+            SecureError: what it asks for is against the protocol; nothing is answered.
+        """
+        kind, round, number = message.kind, message.round, message.meta["attempt"]
+        if type(number) is not int:
+            raise RunError("the server's attempt at a sum is no whole number")
+        step = (run, round, number, kind)
+        if step != self._answered:
+            try:
+                tensors = self._tensors(run, message)
+            except SitsOutError as error:
+                self._round = None
+                self._warn(str(error))
+                self._answer = {"meta": {"attempt": number, "reason": str(error)}}
+            else:
+                if tensors is None:
+                    return
+                self._answer = {"meta": {"attempt": number}, "tensors": tensors}
+            self._answered = step
+        self._send(kind, SERVER, round=round, **self._answer)
+
+    def end(self) -> None:
+        """Forget all keys and masks: the round is over."""
+        self._round, self._answered, self._answer = None, (), {}
+
+    def _tensors(self, run: str, message: Message) -> dict[str, Tensor] | None:
+        kind, round, number = message.kind, message.round, message.meta["attempt"]
+        if kind == Kind.KEYS:
+            vector = self._vector(round)
+            length = 0 if vector is None else len(vector)
+            attempt = Attempt(run, round, number, self._bits, length, self._at_least)
+            if vector is None:
+                raise SitsOutError(f"{attempt.where}: this silo has nothing to send")
+            self._round = SiloRound(
+                attempt, self._rank, self._identity, self._authority, self._account, least=self._least
+            )
+            return wire.tensors({self._rank: self._round.advertise()})
+        part = self._round
+        if part is None or (part.attempt.run, part.attempt.round, part.attempt.number) != (run, round, number):
+            return None  # of an attempt that this process has no keys of
+        attempt, tensors = part.attempt, message.tensors
+        if kind == Kind.SHARES:
+            return wire.tensors(part.share(wire.texts(tensors, attempt)))
+        if kind == Kind.MASKED:
+            part.open(wire.texts(tensors, attempt))
+            vector = self._vector(round)
+            if vector is None:
+                raise SitsOutError(f"{attempt.where}: this silo has nothing to send any more")
+            return wire.sent(part.mask(vector))
+        if kind == Kind.THERE:
+            there = message.meta["there"]
+            if not isinstance(there, list) or not all(type(rank) is int for rank in there):
+                raise attempt.error(f"the server does not say who is in the sum, but {clean(there)}")
+            return wire.tensors({self._rank: part.agree(there)})
+        revealed = part.reveal(wire.texts(tensors, attempt))
+        facts = {"run": run, "round": round if round != OPENING else None, "attempt": number}
+        self._audit.note("revealed", **facts, silos=part.there, lost=part.lost)
+        return wire.tensors(revealed)

@@ -1,0 +1,197 @@
+"""The server's side of secure sums over the wire: who is asked for what, waited for, and left out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fl_labelskew_registry import RunError
+from torch import Tensor
+
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.runs.audit import Audit
+from fl_labelskew_plugins.runtimes.silo import streams
+from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
+from fl_labelskew_plugins.runtimes.silo.secure import wire
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, OPENING, Attempt, SecureError, Vector, listed
+from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority
+from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
+
+TRIES = 3
+"""Attempts at one sum with the same silos."""
+Said = tuple[dict[str, Any], dict[str, Tensor]]
+"""What a silo is told at a step, beside which attempt it is: a mapping, and tensors."""
+
+
+class Sums:
+    """Asks silos for what a secure sum takes, step by step.
+
+    Args:
+        members: who is there.
+        send: sends a message.
+        limits: bytes of a message of each kind, at most; changed here.
+        at_least: ``comm_args.secure_threshold``.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        authority: Authority,
+        send: Callable[..., None],
+        limits: dict[Kind, int],
+        audit: Audit,
+        *,
+        bits: int,
+        at_least: int | None,
+    ) -> None:
+        self._members, self._authority, self._send, self._limits = members, authority, send, limits
+        self._audit, self._bits, self._at_least = audit, bits, at_least
+        self._numbers: dict[int, int] = {}
+        self._faults: Counter[int] = Counter()
+        self._attempt = Attempt("", OPENING, 0, bits, 0)
+        self._kind = Kind.KEYS
+        self._said: Callable[[int], Said] = lambda rank: ({}, {})
+        self._taken: Callable[[int, Mapping[str, Tensor]], None] = lambda rank, got: None
+        self._poll: Poll[bool]
+        self._close()
+
+    def repeated(
+        self, run: str, round: int, who: Callable[[set[int]], list[int]], length: int
+    ) -> tuple[list[int], Vector]:
+        """Attempts at one sum, see :meth:`total`, until one goes well.
+
+        ``who`` is called before each: whose vectors, without some that have twice not kept to the protocol; it
+        may wait.
+
+        Raises:
+            RunError: too few are left, or the same silos have failed :data:`TRIES` times.
+        """
+        self._faults.clear()
+        tries: Counter[tuple[int, ...]] = Counter()
+        while True:
+            clients = who({client for client, faults in self._faults.items() if faults > 1})
+            try:
+                return self.total(run, round, clients, length)
+            except SecureError as error:
+                tries[tuple(clients)] += 1
+                if len(clients) < LEAST or tries[tuple(clients)] == TRIES:
+                    raise RunError(f"{error}; {self._members.go_on}") from None
+                self._members.warn(f"{error}; nothing is opened, and it is repeated with new masks")
+
+    def total(self, run: str, round: int, clients: Sequence[int], length: int) -> tuple[list[int], Vector]:
+        """One attempt at the sum of what these clients have for a round, with new masks.
+
+        Returns:
+            Whose vectors are in it, ascending, and the sum of ``length`` numbers.
+
+        Raises:
+            SecureError: too few are left, or somebody has cheated; nothing is known of any vector then.
+        """
+        number = self._numbers[round] = self._numbers.get(round, -1) + 1
+        self._attempt = attempt = Attempt(run, round, number, self._bits, length, self._at_least)
+        self._limits[Kind.MASKED] = streams.LIMIT + 4 * length
+        facts = {"run": run, "round": round if round != OPENING else None, "attempt": number}
+        try:
+            there, lost, total = self._steps(ServerRound(attempt, self._authority), clients)
+        except SecureError as error:
+            self._audit.note("sum", **facts, why=str(error))
+            raise
+        finally:
+            self._close()
+        self._audit.note("sum", **facts, silos=there, lost=lost)
+        if lost:
+            log.warn(f"{attempt.where}: {listed(lost)} lost after masks were shared; the sum is of {listed(there)}")
+        return [rank - 1 for rank in there], total
+
+    def _steps(self, server: ServerRound, clients: Sequence[int]) -> tuple[list[int], list[int], Vector]:
+        attempt = server.attempt
+
+        def alone(rank: int, arrived: Mapping[str, Tensor]) -> bytes:
+            return wire.texts(arrived, attempt).get(rank, b"")
+
+        here = self._step(
+            Kind.KEYS, clients, lambda rank: ({}, {}), lambda rank, got: server.advertised(rank, alone(rank, got))
+        )
+        roster = wire.tensors(server.roster())
+        here = self._step(
+            Kind.SHARES,
+            here,
+            lambda rank: ({}, roster),
+            lambda rank, got: server.shared(rank, wire.texts(got, attempt)),
+        )
+        here = self._step(
+            Kind.MASKED,
+            here,
+            lambda rank: ({}, wire.tensors(server.sealed(rank))),
+            lambda rank, got: server.masked(rank, wire.vector(got, attempt)),
+        )
+        there = server.there()
+        here = self._step(
+            Kind.THERE,
+            here,
+            lambda rank: ({"there": there}, {}),
+            lambda rank, got: server.agreed(rank, alone(rank, got)),
+        )
+        signatures = wire.tensors(server.signatures())
+        self._step(
+            Kind.REVEALED,
+            here,
+            lambda rank: ({}, signatures),
+            lambda rank, got: server.revealed(rank, wire.texts(got, attempt)),
+        )
+        return there, server.lost, server.total()
+
+    def _step(
+        self,
+        kind: Kind,
+        clients: Sequence[int],
+        said: Callable[[int], Said],
+        taken: Callable[[int, Mapping[str, Tensor]], None],
+    ) -> list[int]:
+        """Ask these clients, and wait for all who may still answer; who has."""
+        self._kind, self._said, self._taken = kind, said, taken
+        answers: dict[int, bool] = {}
+        self._poll = Poll(self._members, clients, f"{kind.name.lower()} of secure aggregation", answers, least=0)
+        for client in clients:
+            self._ask(client)
+        for _ in self._poll.take():
+            pass
+        return sorted(answers)
+
+    def came(self, client: int, *, same_process: bool) -> None:
+        """A silo has come back: asked again, or left out of the attempt where its process, and so its keys, are new."""
+        if self._poll.awaits(client):
+            if same_process:
+                self._ask(client)
+            else:
+                self._poll.settled.add(client)
+                self._members.warn(f"{self._attempt.where}: silo {client + 1} has lost its keys by a restart")
+
+    def take(self, message: Message) -> None:
+        """A silo's answer."""
+        client, attempt = message.sender - 1, self._attempt
+        current = (self._kind, attempt.round, attempt.number)
+        if (message.kind, message.round, message.meta.get("attempt")) != current or not self._poll.awaits(client):
+            return  # too late, or sent twice as its connection broke
+        try:
+            if (why := reason(message)) is not None:
+                raise attempt.error(f"silo {client + 1} takes no part: {why}")
+            self._taken(message.sender, message.tensors)
+        except SecureError as error:
+            self._poll.settled.add(client)
+            self._faults[client] += 1  # the first may be that of a process which has just begun anew
+            self._members.warn(str(error))
+        else:
+            self._poll.answers[client] = True
+
+    def _ask(self, client: int) -> None:
+        meta, tensors = self._said(client + 1)
+        attempt = {"attempt": self._attempt.number}
+        self._send(self._kind, client + 1, round=self._attempt.round, meta=attempt | meta, tensors=tensors)
+
+    def _close(self) -> None:
+        """Nobody is asked any more, and nothing is kept of the attempt."""
+        self._poll = Poll(self._members, [], "", {}, least=0)
+        self._said, self._taken = lambda rank: ({}, {}), lambda rank, got: None

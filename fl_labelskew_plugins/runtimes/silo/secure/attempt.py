@@ -1,0 +1,102 @@
+"""What one attempt at a secure sum is about; all its silos have to mean the same one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from fl_labelskew_registry import RunError
+from numpy.typing import NDArray
+
+LEAST = 3
+"""Silos below which a sum hides nobody."""
+OPENING = -1
+"""Stands for a round's number in what comes before the first."""
+
+Vector = NDArray[np.unsignedinteger[Any]]
+
+
+class SecureError(RunError):
+    """Somebody did not keep to the protocol, or too few are left of it."""
+
+
+class SitsOutError(SecureError):
+    """Why a silo takes no part in an attempt; it stays in the run, for this need not be the server's doing."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at one sum.
+
+    Args:
+        run: the run's name.
+        round: from 0, or :data:`OPENING`.
+        number: which attempt at it this is, from 0.
+        bits: of the ring; sums are modulo ``2 ** bits``.
+        length: numbers in a vector.
+        at_least: silos that have to be there to the end (``comm_args.secure_threshold``); None: more than two thirds.
+    """
+
+    run: str
+    round: int
+    number: int
+    bits: int
+    length: int
+    at_least: int | None = None
+
+    @property
+    def where(self) -> str:
+        """For messages."""
+        return f"secure aggregation, {f'round {self.round + 1}' if self.round != OPENING else 'opening exchange'}"
+
+    def about(self, step: str, *more: object) -> bytes:
+        """What keys are derived for, and what is signed: this attempt, a step of it and no other."""
+        return json.dumps(["fl-labelskew secure aggregation 1", asdict(self), step, *more]).encode()
+
+    def threshold(self, silos: int) -> int:
+        """How many of so many have to be there to the end.
+
+        Raises:
+            SecureError: they are too few, or another number was set than is safe for so many.
+
+        >>> [Attempt("", 0, 0, 32, 1).threshold(silos) for silos in (3, 4, 5, 6, 10)]
+        [3, 3, 4, 5, 7]
+        """
+        if silos < LEAST:
+            raise self.error(f"{silos} silos are there, and a sum of fewer than {LEAST} hides nobody")
+        if self.at_least is None or self.round == OPENING:  # which is of all silos, not of those of a round
+            return max(LEAST, 2 * silos // 3 + 1)
+        if not silos < 2 * self.at_least <= 2 * silos or self.at_least < LEAST:
+            raise self.error(
+                f"comm_args.secure_threshold {self.at_least} does not fit {silos} silos; "
+                f"use {max(LEAST, silos // 2 + 1)} to {silos}"
+            )
+        return self.at_least
+
+    def error(self, what: str) -> SecureError:
+        """An error that says where it was."""
+        return SecureError(f"{self.where}: {what}")
+
+    def vector(self, values: Vector, whose: str) -> Vector:
+        """The values in the dtype that travels: two bytes each for 16 bits, else four.
+
+        Raises:
+            SecureError: they are no vector of the ring.
+        """
+        if values.shape != (self.length,) or values.dtype not in (np.uint16, np.uint32):
+            raise self.error(f"{whose} is no vector of {self.length} numbers of the ring")
+        if self.length and int(values.max()) >> self.bits:
+            raise self.error(f"{whose} has values of more than {self.bits} bits")
+        return values.astype(np.uint16 if self.bits == 16 else np.uint32, copy=False)
+
+
+def listed(ranks: Collection[int]) -> str:
+    """Silos, for messages.
+
+    >>> listed([3, 1])
+    'silos 1, 3'
+    """
+    return f"silo{'' if len(ranks) == 1 else 's'} {', '.join(map(str, sorted(ranks)))}"

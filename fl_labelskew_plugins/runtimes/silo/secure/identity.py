@@ -1,0 +1,130 @@
+"""Who a silo is: its keys of an attempt, signed with the key of its certificate, and checked against the authority."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509.oid import NameOID
+from fl_labelskew_registry import LabelSkewError
+
+from fl_labelskew_plugins.runtimes.silo.names import Files, silo_name
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SitsOutError
+
+KEY = 32
+MOST = 10_000
+"""Bytes of an advertisement."""
+
+
+@dataclass(frozen=True)
+class Advert:
+    """What a silo shows of itself for an attempt.
+
+    Args:
+        share_key: public key that shares are sealed for it with.
+        mask_key: public key of the masks that it shares with others.
+        seed_digest: what the seed of its own mask is known by.
+        signature: over all of them, with the certificate's key.
+        certificate: DER.
+    """
+
+    share_key: bytes
+    mask_key: bytes
+    seed_digest: bytes
+    signature: bytes
+    certificate: bytes
+
+    @property
+    def keys(self) -> bytes:
+        """What is signed."""
+        return self.share_key + self.mask_key + self.seed_digest
+
+    def pack(self) -> bytes:
+        """As bytes."""
+        return self.keys + bytes([len(self.signature)]) + self.signature + self.certificate
+
+    @classmethod
+    def unpack(cls, text: bytes) -> Advert:
+        """Of bytes; whether they make sense is for :meth:`Authority.check` to say."""
+        length = text[3 * KEY] if 3 * KEY < len(text) <= MOST else 0
+        end = 3 * KEY + 1 + length
+        return cls(text[:KEY], text[KEY : 2 * KEY], text[2 * KEY : 3 * KEY], text[3 * KEY + 1 : end], text[end:])
+
+
+class Authority:
+    """Checks who has signed. ``ca``: PEM; ``barred`` says why a certificate (PEM) counts no longer, or nothing."""
+
+    def __init__(self, ca: bytes, barred: Callable[[bytes], str] = lambda pem: "") -> None:
+        self._ca, self._barred = x509.load_pem_x509_certificate(ca), barred
+
+    def check(self, rank: int, advert: Advert, attempt: Attempt) -> None:
+        """Raise SecureError unless this silo has shown these keys for this attempt."""
+        certificate = self._certificate(rank, advert, attempt)
+        try:
+            _verify(certificate, advert.signature, attempt.about("keys", rank) + advert.keys)
+        except InvalidSignature:
+            what = f"the keys of silo {rank} are not signed with its certificate's key for this attempt"
+            raise attempt.error(f"{what}; somebody has replaced or replayed them") from None
+
+    def signed(self, rank: int, advert: Advert, signature: bytes, text: bytes) -> bool:
+        """Whether a silo, whose advertisement was checked, has signed a text."""
+        try:
+            _verify(x509.load_der_x509_certificate(advert.certificate), signature, text)
+        except InvalidSignature:
+            return False
+        return True
+
+    def _certificate(self, rank: int, advert: Advert, attempt: Attempt) -> x509.Certificate:
+        try:
+            certificate = x509.load_der_x509_certificate(advert.certificate)
+            certificate.verify_directly_issued_by(self._ca)
+        except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+            raise attempt.error(f"silo {rank} shows no certificate of this federation's authority") from None
+        names = [name.value for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        if names != [silo_name(rank)]:
+            raise attempt.error(f"the certificate that silo {rank} shows is another's")
+        now = datetime.now(timezone.utc)
+        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+            raise attempt.error(f"the certificate that silo {rank} shows does not hold today")
+        if why := self._barred(certificate.public_bytes(Encoding.PEM)):
+            raise SitsOutError(f"{attempt.where}: silo {rank} is not to be believed: {why}")
+        return certificate
+
+
+class Identity:
+    """A silo's certificate and key at work."""
+
+    def __init__(self, files: Files) -> None:
+        key = load_pem_private_key(files.key, None)
+        if not isinstance(key, EllipticCurvePrivateKey):
+            raise LabelSkewError(f"{files.name}: secure aggregation needs a key as `labelskew certs new` makes it")
+        self._key = key
+        self._certificate = x509.load_pem_x509_certificate(files.certificate).public_bytes(Encoding.DER)
+
+    def sign(self, text: bytes) -> bytes:
+        """A signature."""
+        return self._key.sign(text, ECDSA(SHA256()))
+
+    def advert(self, rank: int, share_key: bytes, mask_key: bytes, seed_digest: bytes, attempt: Attempt) -> Advert:
+        """An advertisement, signed."""
+        signature = self.sign(attempt.about("keys", rank) + share_key + mask_key + seed_digest)
+        return Advert(share_key, mask_key, seed_digest, signature, self._certificate)
+
+
+def seed_digest(seed: bytes, rank: int, attempt: Attempt) -> bytes:
+    """What the seed of a silo's own mask is known by."""
+    return hashlib.sha256(attempt.about("seed", rank) + seed).digest()
+
+
+def _verify(certificate: x509.Certificate, signature: bytes, text: bytes) -> None:
+    key = certificate.public_key()
+    if not isinstance(key, EllipticCurvePublicKey):
+        raise InvalidSignature
+    key.verify(signature, text, ECDSA(SHA256()))

@@ -1,0 +1,285 @@
+"""A run in which the server sees sums alone (``comm_args.secure_aggregation``): its server, and a silo of it.
+
+Silos train and say that they are ready; then the sum of their vectors (:mod:`fl_labelskew_plugins.engine.sums`) is made
+by :mod:`.secure`, and repeated with new masks where too many are lost meanwhile. Needs cryptography and pycryptodome.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from fl_labelskew_registry import Federation, RunError
+
+from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.engine.ring import Vector
+from fl_labelskew_plugins.engine.sums import VECTOR, arrived, travelling
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.text import counted
+from fl_labelskew_plugins.recipe.privacy import least_summed
+from fl_labelskew_plugins.runs.rounds import Rounds
+from fl_labelskew_plugins.runs.session import Session
+from fl_labelskew_plugins.runtimes.messages import SERVER
+from fl_labelskew_plugins.runtimes.silo.client import SiloClient
+from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
+from fl_labelskew_plugins.runtimes.silo.exchanges import LATE, TAKEN, Opening, Uploads
+from fl_labelskew_plugins.runtimes.silo.facts import Facts
+from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
+from fl_labelskew_plugins.runtimes.silo.members import Poll
+from fl_labelskew_plugins.runtimes.silo.secure import wire
+from fl_labelskew_plugins.runtimes.silo.secure.account import Account
+from fl_labelskew_plugins.runtimes.silo.secure.answering import Part
+from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, listed
+from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
+from fl_labelskew_plugins.runtimes.silo.server import SiloServer
+from fl_labelskew_plugins.runtimes.transport import Kind, Message
+from fl_labelskew_plugins.tensors import Weights, joined
+
+OPENED = "opened.json"
+"""In the server's folder: the sum of all silos' samples, and whose they are."""
+
+
+class SummedOpening(Opening):
+    """The opening exchange as one sum, of samples and of what the method opens with; made once in a run.
+
+    A later one, with a silo more, would differ from it by what that silo has.
+    """
+
+    def __init__(self, *args: Any, sums: Sums, run: str, share: Callable[[int, list[int]], None]) -> None:
+        super().__init__(*args)
+        self._sums, self._run, self._tell = sums, run, share
+        self.wanted = False
+        self.known: list[int] = []
+        """Whose it is, once it is made."""
+
+    def exchange(self, *, resumed: bool) -> None:
+        """Make it, where it is not made yet, or what was made of it is lost: of the same silos then."""
+        server, members, method = self._rounds.server, self._members, self._rounds.session.method
+        if self.known and (server.opened or not method.uses("opening")):
+            return
+        made, clock, known = self._rounds.session.sums, members.clock, set(self.known)
+        assert made is not None
+
+        def there(without: Collection[int]) -> list[int]:
+            until = clock.now + members.comm.quorum_timeout_s
+            while True:
+                here = members.present - members.excluded - members.away - set(without)
+                if (known <= here if known else len(here) >= members.quorum) or not clock.listen(until):
+                    return sorted(here & known if known else here)
+
+        self.known, vector = self._sums.repeated(self._run, OPENING, there, made.opening.size)
+        self._tell(server.open_sum(vector.astype(np.uint32, copy=False), self.known), self.known)
+
+    def catch_up(self) -> None:
+        """Nothing: it is made once."""
+
+
+class SummedUploads(Uploads):
+    """Who is ready, and the sum of what they have."""
+
+    def __init__(self, *args: Any, sums: Sums, run: str) -> None:
+        super().__init__(*args)
+        self._sums, self._run = sums, run
+        self._ready: dict[int, LocalResult] = {}
+
+    def total(self, round: int, clients: Sequence[int]) -> tuple[list[int], Vector]:
+        """Have these silos train; who is in the sum of what they have, and the sum.
+
+        Raises:
+            RunError: too few are left.
+        """
+        members, made, server = self._members, self._rounds.session.sums, self._rounds.server
+        assert made is not None
+        members.round, self._ready = round, {}
+        self._news = joined(model=server.weights, shared=server.shared)
+
+        def ready(without: Collection[int]) -> list[int]:
+            waited = [client for client in clients if client not in without]
+            for client in [client for client in self._ready if client not in members.present]:
+                del self._ready[client]  # until it is back and has trained again
+            self._poll = Poll(members, waited, "uploads", self._ready)
+            for client in members.present.intersection(waited) - self._ready.keys():
+                self.ask(client)
+            return list(self._poll.take())
+
+        came, vector = self._sums.repeated(self._run, round, ready, made.round.size)
+        for client in clients:
+            verdict = TAKEN if client in came else {"taken": False, "reason": "it is not in the sum"}
+            self._send(Kind.VERDICT, client + 1, round=round, meta=verdict)
+        states = self._record.states
+        for client in came:
+            self._taken[client] = round
+            states.select(client)
+            states.note(client, round)
+        self._ready = {}
+        self.close()
+        return came, vector.astype(np.uint32, copy=False)
+
+    def restarted(self, client: int) -> None:
+        """A silo's process is another one, so what it had is gone: it is asked again, at the next attempt or now."""
+        self._ready.pop(client, None)
+
+    def take(self, client: int, message: Message) -> dict[str, Any] | None:
+        """A silo is ready; there is no verdict before the sum."""
+        if message.round == self._members.round and client in self._ready:
+            return None  # sent twice, because its connection broke
+        if message.round != self._members.round or not self._poll.awaits(client):
+            return TAKEN if self._taken.get(client) == message.round else LATE
+        if message.tensors or message.meta:
+            self._poll.settled.add(client)
+            what = f"silo {client + 1} sends its upload in the clear; use the same recipe everywhere"
+            self._members.warn(f"round {message.round + 1}: {what}")
+            return {"taken": False, "reason": what}
+        self._poll.answers[client] = LocalResult({}, {}, {}, {})
+        return None
+
+
+class SummedServer(SiloServer):
+    """Rank 0 of a federation whose server sees sums alone."""
+
+    summed = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        comm, transport = self.recipe.comm, self.transport
+        ways = self.members, _identity(transport)[1], self.send, transport.limits, transport.audit
+        self._sums = Sums(*ways, bits=comm.secure_bits, at_least=comm.secure_threshold)
+        self._opened = self.folder.path / OPENED
+
+    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
+        """The steps of a secure sum, too."""
+        return {**super().handlers(), **dict.fromkeys(wire.STEPS, self._take_step)}
+
+    def total(self, round: int, clients: Sequence[int]) -> tuple[list[int], Vector]:
+        """See :meth:`SummedUploads.total`."""
+        total = self._summed.total(round, clients)
+        self.transport.audit.sync()
+        return total
+
+    def _exchanges(self, rounds: Rounds) -> tuple[Opening, Uploads]:
+        run = self.record.run
+        opening = SummedOpening(rounds, self.members, self.census, sums=self._sums, run=run, share=self._share)
+        opening.known = self._known()
+        if opening.known:
+            self._tell(rounds, json.loads(self._opened.read_text(encoding="utf-8"))["samples"])
+        self._summed = SummedUploads(rounds, self.members, self.sizes, self.send, sums=self._sums, run=run)
+        return opening, self._summed
+
+    def _known(self) -> list[int]:
+        """Whose samples are in the sum that this run began with; none before."""
+        return json.loads(self._opened.read_text(encoding="utf-8"))["clients"] if self._opened.exists() else []
+
+    def _share(self, samples: int, clients: list[int]) -> None:
+        """The opening sum is made: keep it, and tell everybody how many samples there are."""
+        assert self.rounds is not None
+        self.folder.write_json(OPENED, {"samples": samples, "clients": clients})
+        self._tell(self.rounds, samples)
+        self.say(f"{counted(samples, 'training sample')} of {listed([client + 1 for client in clients])} together")
+        for client in sorted(self.members.present):
+            self._welcome(client)
+
+    def _tell(self, rounds: Rounds, samples: int) -> None:
+        self.census.samples = samples
+        sums, server = rounds.session.sums, rounds.server
+        assert sums is not None
+        server.federation = self.census.federation(server.federation)
+        sums.trainer = replace(sums.trainer, federation=server.federation)
+
+    def _welcome(self, client: int) -> None:
+        if (known := self._known()) and client not in known:
+            why = "the samples of this run were summed without it, and a second sum would tell its own; begin a new run"
+            self._turn_away(client, why)
+            return
+        super()._welcome(client)
+
+    def _returned(self, client: int, *, same_process: bool) -> None:
+        if not same_process:
+            self._summed.restarted(client)
+        self._sums.came(client, same_process=same_process)
+
+    def _take_step(self, message: Message) -> None:
+        self.members.away.discard(message.sender - 1)
+        self._sums.take(message)
+
+
+class SummedSilo(SiloClient):
+    """A silo that sends nothing but its part of a sum."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        comm, least = self.recipe.comm, 0
+        if self.guard is not None:
+            least = self.guard.policy.min_clients or 0
+        if self.recipe.privacy.noise_multiplier is not None:  # for so many silos' noise its part is enough
+            least = max(least, least_summed(self.recipe))
+        self._part = Part(
+            self.rank,
+            *_identity(self.transport),
+            Account(self.folder),
+            self._vector,
+            self.send,
+            partial(self.show.note, level=log.WARNING),
+            self.transport.audit,
+            bits=comm.secure_bits,
+            at_least=comm.secure_threshold,
+            least=least,
+        )
+
+    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
+        """The steps of a secure sum, too."""
+        return {**super().handlers(), **dict.fromkeys(wire.STEPS, self._take_step)}
+
+    def _take_step(self, message: Message) -> None:
+        if self.session is None:
+            raise RunError("the server asks for a sum before it has said what the run is")
+        self._part.take(self._run, message)
+
+    def _facts(self) -> Facts:
+        return super()._facts().summed()
+
+    def _open(self, session: Session, federation: Federation) -> None:
+        """Nothing is sent: the server asks for the opening sum. It says once of how many samples that is."""
+        samples, known = federation.num_samples, session.federation.num_samples
+        if known and samples != known:
+            raise RunError(f"the server says that all silos have {samples} training samples, and before {known}")
+        if samples != known:
+            self._use(replace(session, federation=federation, trainer=replace(session.trainer, federation=federation)))
+
+    def _vector(self, round: int) -> Vector | None:
+        """What this silo has for a round's sum."""
+        assert self.session is not None
+        if round == OPENING:
+            return arrived(self._opening(self.session)[VECTOR])
+        if self._upload is None or self._upload[0] != round:
+            return None
+        return arrived(self._upload[1].upload[VECTOR])
+
+    def _leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
+        assert self.session is not None
+        sums = self.session.sums
+        if sums is None or not self.session.federation.num_samples:
+            raise RunError("the server asks for training before the samples of all silos are summed")
+        vector = sums.added(self.client, round, start, result, measures=self.recipe.comm.send_measures)
+        return LocalResult({VECTOR: travelling(vector, sums.round)}, {}, {}, {})
+
+    def _send_upload(self) -> None:
+        """Say that this silo is ready; the sum is made once enough are."""
+        if self._upload is not None:
+            self.send(Kind.UPLOAD, SERVER, round=self._upload[0])
+
+    def _verdict(self, message: Message) -> None:
+        super()._verdict(message)
+        self._part.end()
+
+
+def _identity(transport: ServerTransport | SiloTransport) -> tuple[Identity, Authority]:
+    """What this process signs with, and checks others by."""
+    files = transport.tls
+    assert files is not None  # or the recipe would have been refused
+    authority = Authority(files.ca) if transport.revoked is None else Authority(files.ca, transport.revoked.barred)
+    return Identity(files), authority

@@ -1,0 +1,158 @@
+"""``labelskew`` with one function replaced: ``cheating.py NAME run ...``; what each name does is below.
+
+Most cheat in the second round alone, so that a first one shows what an honest one looks like.
+"""
+
+import os
+import signal
+import sys
+
+import numpy as np
+
+from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.runtimes.silo.secure import masks
+from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
+from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
+from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
+from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
+
+ROUND = 1
+CHEATS = {}
+
+
+def cheat(function):
+    CHEATS[function.__name__] = function
+    return function
+
+
+def replaced(owner, name, by):
+    """In that round, have ``by`` make what the method returns: of the object, the original and its arguments."""
+    original = getattr(owner, name)
+
+    def method(self, *args, **kwargs):
+        if self.attempt.round != ROUND:
+            return original(self, *args, **kwargs)
+        return by(self, lambda *a: original(self, *(a or args), **kwargs), *args)
+
+    setattr(owner, name, method)
+
+
+# -- servers
+
+
+@cheat
+def replaces_a_key():
+    def roster(server, honest):
+        theirs = dict(honest())
+        ours = masks.public(masks.key_pair(bytes(16), server.attempt))
+        shown = Advert.unpack(theirs[2])
+        theirs[2] = Advert(ours, ours, *(getattr(shown, k) for k in ("seed_digest", "signature", "certificate"))).pack()
+        return theirs
+
+    replaced(ServerRound, "roster", roster)
+
+
+@cheat
+def replays_shares():
+    kept = {}
+    honest = ServerRound.sealed
+
+    def sealed(self, rank):
+        first = kept.setdefault(rank, honest(self, rank))
+        return first if self.attempt.round == ROUND else honest(self, rank)
+
+    ServerRound.sealed = sealed
+
+
+@cheat
+def says_that_too_few_are_there():
+    replaced(ServerRound, "roster", lambda server, honest: {rank: honest()[rank] for rank in (1, 2)})
+
+
+@cheat
+def drops_a_silo_after_the_masks():
+    """Silo 4's vector has come, and the others are told that it is lost."""
+
+    def there(server, honest):
+        server._added.discard(4)
+        return honest()
+
+    replaced(ServerRound, "there", there)
+
+
+@cheat
+def asks_for_both_kinds_of_share():
+    """Silo 1 is told that silo 4 is in the sum, the others that it is not."""
+    honest = Sums._ask
+
+    def ask(self, client):
+        if self._kind.name == "THERE" and self._attempt.round == ROUND and client:
+            said = self._said
+            self._said = lambda rank: ({"there": [1, 2, 3]}, {})
+            honest(self, client)
+            self._said = said
+        else:
+            honest(self, client)
+
+    Sums._ask = ask
+    ServerRound.agreed = lambda self, rank, signature: self._signatures.__setitem__(rank, signature)
+
+
+@cheat
+def lies_about_who_is_in_the_sum():
+    replaced(ServerRound, "there", lambda server, honest: [*honest(), 7])
+
+
+@cheat
+def asks_one_round_twice_with_other_silos():
+    honest = Sums.total
+
+    def total(self, run, round, clients, length):
+        result = honest(self, run, round, clients, length)
+        return honest(self, run, round, clients[:-1], length) if round == ROUND else result
+
+    Sums.total = total
+
+
+# -- silos
+
+
+@cheat
+def reveals_wrong_shares():
+    replaced(SiloRound, "reveal", lambda silo, honest, signatures: dict.fromkeys(honest(), bytes(16)))
+
+
+@cheat
+def reveals_no_shares():
+    replaced(SiloRound, "reveal", lambda silo, honest, signatures: {silo.rank: bytes(16)})
+
+
+@cheat
+def sends_values_out_of_range():
+    """All bits set, of which a ring of fewer than 32 has not all."""
+    replaced(SiloRound, "mask", lambda silo, honest, vector: np.full_like(honest(), -1))
+
+
+@cheat
+def deals_wrong_shares():
+    def share(silo, honest, roster):
+        dealt = honest()
+        return {rank: text[:-1] + bytes([text[-1] ^ 1]) for rank, text in dealt.items()}
+
+    replaced(SiloRound, "share", share)
+
+
+def dies_at(step):
+    def method(silo, honest, *args):
+        print(f"dies at {step}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return lambda: replaced(SiloRound, step, method)
+
+
+for step in ("advertise", "share", "open", "mask", "agree", "reveal"):
+    CHEATS[f"dies_at_{step}"] = dies_at(step)
+
+if __name__ == "__main__":
+    CHEATS[sys.argv.pop(1)]()
+    main()

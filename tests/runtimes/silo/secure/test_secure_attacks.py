@@ -1,0 +1,391 @@
+"""Servers and silos that cheat: each attempt ends in one line that names what was wrong, and opens no single upload."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from Crypto.Protocol import SecretSharing
+from fl_labelskew_registry import LabelSkewError
+from masked_rounds import Hospital, Play, attempt, naive, vectors
+from scipy.stats import chisquare
+
+from fl_labelskew_plugins.runtimes.silo import issuing
+from fl_labelskew_plugins.runtimes.silo.secure import account, masks, shares
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError
+from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
+from fl_labelskew_plugins.runtimes.silo.secure.silo import STEPS
+
+ABOUT = attempt()
+RANKS = range(1, 5)
+WHERE = "secure aggregation, round 1: "
+
+
+@pytest.fixture
+def play(hospitals):
+    """Four silos, whose steps a test takes as far as it likes."""
+    return Play(hospitals(4), ABOUT, vectors(RANKS, ABOUT))
+
+
+def refused(act, *args):
+    """The one line of a refusal."""
+    with pytest.raises(SecureError) as error:
+        act(*args)
+    line = str(error.value)
+    assert line.startswith(WHERE)
+    assert "\n" not in line
+    return line.removeprefix(WHERE)
+
+
+def again(silo, step):
+    """Have a silo forget that it has taken this step: a test asks it in several ways."""
+    silo._done = STEPS.index(step)
+
+
+# -- a server that cheats
+
+
+def test_a_server_that_puts_its_own_key_in_the_place_of_a_silos(play):
+    """It would have the masks that others share with that silo; only the certificate's key can sign them."""
+    play.upto(1)
+    ours = masks.public(masks.key_pair(bytes(16), ABOUT))
+    roster = dict(play.server.roster())
+    replaced = {"share_key": ours, "mask_key": ours, "seed_digest": bytes(32)}
+    for field, value in replaced.items():
+        shown = replace(Advert.unpack(roster[2]), **{field: value})
+        why = "the keys of silo 2 are not signed with its certificate's key for this attempt; somebody has replaced"
+        assert refused(play.silos[1].share, roster | {2: shown.pack()}).startswith(why)
+        again(play.silos[1], "share")
+
+
+def test_a_server_that_plays_silos_of_its_own(play, tmp_path):
+    """Certificates of another authority, of another silo and of the server are none."""
+    play.upto(1)
+    issuing.new(tmp_path / "certs", 3)
+    forged = Hospital(tmp_path / "certs", tmp_path, 2).joins(ABOUT).advertise()
+    roster = play.server.roster()
+    assert refused(play.silos[1].share, roster | {2: forged}) == (
+        "silo 2 shows no certificate of this federation's authority"
+    )
+    assert refused(play.silos[3].share, roster | {4: roster[1]}) == "the certificate that silo 4 shows is another's"
+    assert refused(play.silos[4].share, roster | {1: b"x" * 40}).startswith("silo 1 shows no certificate")
+
+
+def test_a_server_that_replays_keys(hospitals, play):
+    """Those of an earlier attempt, whose secrets may have been revealed."""
+    wards = hospitals(4)
+    for earlier in (attempt(number=1), attempt(round=1)):
+        old = Play(wards, earlier, play.values).upto(1)
+        again = Play(wards, ABOUT, play.values).upto(1)
+        roster = again.server.roster() | {2: old.server.roster()[2]}
+        assert "the keys of silo 2 are not signed" in refused(again.silos[1].share, roster)
+
+
+def test_a_server_that_leaves_a_silos_own_keys_out(play):
+    play.upto(1)
+    roster = dict(play.server.roster())
+    del roster[1]
+    assert refused(play.silos[1].share, roster) == "the server's list has not this silo's own keys"
+
+
+def test_a_server_that_says_that_fewer_are_there(play, hospitals):
+    """Two silos are too few for anybody, three are for a silo whose policy wants four."""
+    play.upto(1)
+    roster = play.server.roster()
+    few = {rank: roster[rank] for rank in (1, 2)}
+    assert refused(play.silos[1].share, few) == "2 silos are there, and a sum of fewer than 3 hides nobody"
+    strict = Play(hospitals(3), ABOUT, play.values, least=4).upto(1)
+    line = refused(strict.silos[1].share, strict.server.roster())
+    assert line == "3 silos are there, and this silo takes part with 4 at least"
+
+
+def test_a_server_that_shows_each_silo_another_list(play, hospitals):
+    """With other keys of silo 4 for silo 1 than for the rest: what they seal for each other does not open."""
+    play.upto(1)
+    other = Play(hospitals(4), ABOUT, play.values).upto(1)  # the same attempt again, of which silo 4 has other keys
+    roster = play.server.roster()
+    mixed = play.silos[1].share(roster | {4: other.server.roster()[4]})
+    for rank in (2, 3, 4):
+        play.server.shared(rank, play.silos[rank].share(roster))
+    play.server.shared(1, mixed)
+    why = "the shares of silo 1 do not open: they were changed, are of another attempt, or it was shown another list"
+    assert refused(play.silos[2].open, play.server.sealed(2)) == why
+
+
+def test_a_server_that_replays_shares(play, hospitals):
+    """Those of an earlier attempt, or those for another silo."""
+    earlier = Play(hospitals(4), attempt(number=1), play.values).upto(2)
+    earlier.server.sealed(1)
+    play.upto(2)
+    sealed = play.server.sealed(1)
+    assert refused(play.silos[1].open, sealed | {2: earlier.server.sealed(1)[2]}).startswith("the shares of silo 2 do")
+    assert refused(play.silos[2].open, play.server.sealed(2) | {3: sealed[3]}).startswith("the shares of silo 3 do not")
+    changed = bytes([sealed[3][0] ^ 1]) + sealed[3][1:]
+    assert refused(play.silos[3].open, play.server.sealed(3) | {4: changed}).startswith("the shares of silo 4 do not")
+    assert refused(play.silos[4].open, play.server.sealed(4) | {2: b""}).startswith("the shares of silo 2 do not open")
+
+
+def test_a_server_that_drops_a_silo_after_its_vector_has_come(play):
+    """It says that silo 4 is lost, to have its key, and has its vector. Its own mask hides it, which nobody tells."""
+    play.upto(3)
+    play.lost[4] = 3
+    without = "the server says that the sum is of silos 1, 2, 3, and silos 1, 2, 3, 4 have shared, this one is 4"
+    assert refused(play.silos[4].agree, [1, 2, 3]) == without
+    play.server._added.discard(4)
+    play.server._total -= play.sent[2, 4]
+    play.agree()
+    play.reveal()
+    assert play.server.total().tolist() == naive([play.values[rank] for rank in (1, 2, 3)], ABOUT)
+    key = masks.key_pair(shares.combined({k: play.sent[4, k][4] for k in (1, 2, 3)}, list(RANKS)), ABOUT)
+    bare = play.sent[2, 4].copy()
+    for peer in (1, 2, 3):
+        masks.add_shared(bare, key, 4, play.server._shown[peer].mask_key, peer, ABOUT, remove=True)
+    assert not np.any(bare == play.values[4])
+    masks.add_own(
+        bare, play.silos[4]._seed, 4, ABOUT, remove=True
+    )  # which that silo alone knows, and nobody has revealed
+    assert bare.tolist() == play.values[4].tolist()
+
+
+def test_a_server_that_asks_for_both_kinds_of_share(play):
+    """Of silo 4: it is in the sum for some, lost for others. Signatures of more than two thirds are of one set."""
+    play.upto(3)
+    whole, without = [1, 2, 3, 4], [1, 2, 3]
+    signed = {1: play.silos[1].agree(without), 2: play.silos[2].agree(without), 3: play.silos[3].agree(whole)}
+    assert refused(play.silos[1].reveal, signed) == "silo 3 has not signed that the sum is of silos 1, 2, 3"
+    del signed[1]
+    assert refused(play.silos[3].reveal, signed) == "silo 2 has not signed that the sum is of silos 1, 2, 3, 4"
+    signed = {2: signed[2]}
+    why = "1 silos have signed that the sum is of silos 1, 2, 3, and this silo takes part with 3 at least"
+    assert refused(play.silos[2].reveal, signed) == why
+
+
+def test_a_server_that_asks_twice(play):
+    """For shares, signatures or a vector again, of the same or of others, also after what was refused."""
+    play.upto(5)
+    silo = play.silos[1]
+    calls = {"share": {}, "open": {}, "mask": np.zeros(7, np.uint32), "agree": [1, 2, 3], "reveal": {}}
+    for step, what in calls.items():
+        why = f"the server asks this silo to {step} out of turn; each step is taken once"
+        assert refused(getattr(silo, step), what) == why
+
+
+def test_a_server_that_lies_about_who_is_in_the_sum(play):
+    play.upto(3)
+    for there in ([1, 2, 3, 4, 5], [2, 3, 4], [1, 1, 2, 3]):
+        named = "silos " + ", ".join(map(str, there))
+        why = f"the server says that the sum is of {named}, and silos 1, 2, 3, 4 have shared, this one is 1"
+        assert refused(play.silos[1].agree, there) == why
+        again(play.silos[1], "agree")
+    why = "2 silos are in the sum, and this silo takes part with 3 at least"
+    assert refused(play.silos[1].agree, [1, 2]) == why
+    sealed = play.server.sealed(2)
+    again(play.silos[2], "open")
+    why = "the server sends shares of silos 1, 2, 3, 4, 7, of silos 1, 2, 3, 4 in all"
+    assert refused(play.silos[2].open, sealed | {7: sealed[1]}) == why
+    again(play.silos[2], "open")
+    assert refused(play.silos[2].open, {2: sealed[2], 3: sealed[3]}).startswith("2 silos have shared, and this silo")
+
+
+def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
+    """The difference of two sums would be what one silo sends; the account holds after a restart, too."""
+    wards, values = hospitals(5), vectors(range(1, 6), ABOUT)
+    Play(wards, ABOUT, values).total()
+    again = Play(wards[:4], attempt(number=1), values).upto(3)
+    line = refused(again.silos[1].agree, [1, 2, 3, 4])
+    file = wards[0].folder / "secure.json"
+    assert line == (
+        "this silo has opened its sum of silos 1, 2, 3, 4, 5, and is now asked for that of silos 1, 2, 3, 4; "
+        f"the two would differ by single uploads ({file})"
+    )
+    same = Play(wards, attempt(number=2), values)  # of the same silos it is the same sum: nothing new
+    assert same.total() == naive(values.values(), ABOUT)
+    Play(wards[:4], attempt(round=1), values).total()  # another round, another question
+    file.write_text("{}")
+    with pytest.raises(LabelSkewError, match="is no account of a silo's secure sums; put back what was there"):
+        wards[0].joins(ABOUT)
+
+
+def test_an_account_that_cannot_be_written(play, monkeypatch):
+    def full(number):
+        raise OSError(28, "No space left on device")
+
+    play.upto(4)
+    monkeypatch.setattr(account.os, "fsync", full)
+    assert refused(play.silos[1].reveal, play.server.signatures()).endswith(
+        "secure.json cannot be written (No space left on device), and without that account this silo opens nothing"
+    )
+
+
+# -- a silo that cheats
+
+
+def test_a_silo_that_reveals_wrong_shares_or_none(play):
+    """The server names it, and goes on with the others: three of four are enough."""
+    play.upto(4)
+    signatures = dict(play.server.signatures())
+    given = {rank: play.silos[rank].reveal(signatures) for rank in RANKS}
+    wrong = given[1] | {3: bytes(16)}
+    assert refused(play.server.revealed, 1, wrong) == "silo 1 reveals a wrong share of the seed of silo 3"
+    assert refused(play.server.revealed, 1, given[1] | {3: b""}) == "silo 1 reveals a wrong share of the seed of silo 3"
+    assert refused(play.server.revealed, 1, {1: given[1][1]}) == "silo 1 reveals no share of silos 2, 3, 4"
+    for rank in (2, 3, 4):
+        play.server.revealed(rank, given[rank])
+    assert play.server.total().tolist() == naive(play.values.values(), ABOUT)
+
+
+def test_a_silo_that_deals_wrong_shares_to_another(play, monkeypatch):
+    """Committed to one and sent another: who gets it says whose it is, before anything is revealed."""
+    play.upto(1)
+    roster = play.server.roster()
+    monkeypatch.setattr(shares.Way, "digest", lambda self, what, share: b"?" * 32)
+    play.server.shared(1, play.silos[1].share(roster))
+    monkeypatch.undo()
+    for rank in (2, 3, 4):
+        play.server.shared(rank, play.silos[rank].share(roster))
+    why = "silo 1 has dealt another share of its seed than it has committed to"
+    assert refused(play.silos[2].open, play.server.sealed(2)) == why
+
+
+def test_a_silo_whose_shares_do_not_fit_together(play, monkeypatch):
+    """Each is the one it has committed to, and yet they are of no secret: the sum is not opened, and never wrong."""
+    play.upto(1)
+    roster = play.server.roster()
+    monkeypatch.setattr(shares, "dealt", lambda secret, least, ranks: {k: bytes([k]) * 16 for k in ranks})
+    play.server.shared(1, play.silos[1].share(roster))
+    monkeypatch.undo()
+    for rank in (2, 3, 4):
+        play.server.shared(rank, play.silos[rank].share(roster))
+    play.mask()
+    play.agree()
+    play.reveal()
+    assert refused(play.server.total) == "the shares that silo 1 has dealt of its seed do not fit together"
+
+
+def test_a_silo_that_sends_shares_for_some_alone(play):
+    play.upto(1)
+    dealt = play.silos[1].share(play.server.roster())
+    why = "silo 1 has not sent one pair of shares for each of silos 1, 2, 3, 4"
+    assert refused(play.server.shared, 1, {1: dealt[1]}) == why
+    assert refused(play.server.shared, 1, dealt | {2: dealt[2][:-1]}) == why
+
+
+def test_a_silo_that_sends_no_vector_of_the_ring(hospitals):
+    about = attempt(bits=20)
+    values = vectors(RANKS, about)
+    play = Play(hospitals(4), about, values).upto(2)
+    play.server.sealed(1)
+    for wrong in (values[1][:-1], values[1].astype(np.float32), values[1].reshape(1, -1)):
+        assert refused(play.server.masked, 1, wrong) == "what silo 1 sends is no vector of 7 numbers of the ring"
+    assert refused(play.server.masked, 1, values[1] | 2**20) == "what silo 1 sends has values of more than 20 bits"
+    assert refused(play.server.masked, 6, values[1]) == "silo 6 sends a vector and was not asked for any"
+    play.server.masked(1, values[1])
+    assert refused(play.server.masked, 1, values[1]) == "silo 1 sends a second vector"
+    play.silos[1].open(play.server.sealed(1))
+    why = "what this silo would send has values of more than 20 bits"
+    assert refused(play.silos[1].mask, values[1] | 2**20) == why
+
+
+def test_a_silo_that_comes_too_late(play):
+    play.upto(5)
+    late = {"advertised": play.sent[0, 1], "shared": play.sent[1, 1], "masked": play.sent[2, 1]}
+    for name, what in late.items():
+        assert refused(getattr(play.server, name), 1, what) == "what silo 1 sends comes too late"
+
+
+def test_a_silo_that_signs_another_set(play):
+    play.upto(3)
+    play.server.there()
+    signature = play.silos[1].agree([1, 2, 3])
+    why = "the signature of silo 1 is not of the sum of silos 1, 2, 3, 4"
+    assert refused(play.server.agreed, 1, signature) == why
+    assert refused(play.server.agreed, 2, signature) == why.replace("silo 1 is", "silo 2 is")
+
+
+def test_keys_that_are_none(hospitals):
+    """A point of small order makes a key that everybody knows; a silo that shows one, signed, is named."""
+    wards = hospitals(4)
+    play = Play(wards, ABOUT, vectors(RANKS, ABOUT)).upto(1)
+    advert = wards[1].identity.advert(2, bytes(32), b"\1" * 32, bytes(32), ABOUT).pack()
+    roster = play.server.roster() | {2: advert}
+    assert refused(play.silos[1].share, roster) == "the keys of silo 2 are none"
+    twice = Advert.unpack(play.server.roster()[1])
+    advert = wards[1].identity.advert(2, twice.share_key, twice.mask_key, bytes(32), ABOUT).pack()
+    assert refused(play.silos[3].share, roster | {2: advert}) == "the server's list has a key twice"
+
+
+# -- what the server knows in the end
+
+
+def test_what_the_server_receives_of_a_silo_is_uniform(hospitals):
+    """Chi-squared, over many runs in which the silo sends the same: all bytes of its vector, and pairs across runs."""
+    about = attempt(length=40, bits=16)
+    wards = hospitals(3)
+    same = {rank: np.arange(about.length, dtype=np.uint32) for rank in (1, 2, 3)}
+    received = []
+    for number in range(250):
+        play = Play(wards, replace(about, number=number), same).upto(3)
+        received.append(play.sent[2, 1])
+    values = np.stack(received)
+    high, low = (values >> 8).ravel(), (values & 255).ravel()
+    differences = (values[1:] - values[:-1]).ravel() >> 8  # of uint16, modulo the ring
+    positions = [(values[:, place] >> 12) for place in range(about.length)]
+    tests = [np.bincount(bytes, minlength=256) for bytes in (high, low, differences)]
+    tests += [np.bincount(nibble, minlength=16) for nibble in positions]
+    assert min(chisquare(counts).pvalue for counts in tests) > 1e-4 / len(tests)
+    clear = np.bincount((np.stack([same[1]] * 250) & 255).ravel(), minlength=256)
+    assert chisquare(clear).pvalue < 1e-9  # the test sees what is not uniform
+
+
+def test_two_silos_whose_data_are_swapped_look_alike(hospitals, monkeypatch):
+    """Two runs; in the second, silos 1 and 2 send each other's vectors, and the mask that they share makes up for it.
+
+    That mask is drawn from a key that neither has revealed: to the server every value of it is as likely as another.
+    Everything that it has received, bit for bit, and the sum, are then the same.
+    """
+    about, wards = attempt(length=11), hospitals(4)
+    values = vectors(RANKS, about)
+    swapped = {**values, 1: values[2], 2: values[1]}
+    shared = masks.add_shared
+
+    def made_up(vector, key, rank, other, peer, attempt, *, remove=False):
+        shared(vector, key, rank, other, peer, attempt, remove=remove)
+        if {rank, peer} == {1, 2} and not remove:
+            vector += values[rank] - swapped[rank]
+
+    def run(values, lost):
+        drawn = np.random.default_rng(5)
+        monkeypatch.setattr(SecretSharing, "rng", drawn.bytes)
+        for ward in wards:
+            (ward.folder / "secure.json").unlink(missing_ok=True)
+        play = Play(wards, about, values, lost=lost, random=drawn.bytes)
+        total = play.total()
+        signed = {(0, rank): Advert.unpack(play.sent[0, rank]).keys for rank in RANKS}  # signatures are drawn, too
+        return total, play.sent | signed | dict.fromkeys(play.sent.keys() & {(3, rank) for rank in RANKS})
+
+    for lost in ({}, {3: 2}, {4: 4}):
+        first = run(values, lost)
+        plain = run(swapped, lost)
+        assert plain[0] == first[0]  # the sum is the same in any case
+        assert not np.array_equal(plain[1][2, 1], first[1][2, 1])
+        monkeypatch.setattr(masks, "add_shared", made_up)
+        second = run(swapped, lost)
+        monkeypatch.setattr(masks, "add_shared", shared)
+        assert second[0] == first[0]
+        assert second[1].keys() == first[1].keys()
+        for what, sent in first[1].items():
+            # the roster that shares are sealed for has signatures in it; what is known of shares is in their digests
+            other = second[1][what]
+            if what[0] == 1:
+                assert [text[-64:] for text in sent.values()] == [text[-64:] for text in other.values()]
+            elif what[0] == 2:
+                assert np.array_equal(sent, other)
+            else:
+                assert sent == other
+
+
+def test_fewer_shares_than_the_threshold_say_nothing_of_a_secret():
+    """For each secret that might be, there is a polynomial through the shares that colluding silos have."""
+    ranks = [1, 2, 3, 4]
+    dealt = shares.dealt(bytes(16), 3, ranks)
+    seen = {shares.combined({1: dealt[1], 2: dealt[2], 3: guess.to_bytes(16, "big")}, ranks) for guess in range(500)}
+    assert len(seen) == 500

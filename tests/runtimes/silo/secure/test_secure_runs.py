@@ -1,0 +1,164 @@
+"""Secure aggregation by real processes with certificates: the same bits as in one process, losses, and cheating."""
+
+import contextlib
+import json
+import signal
+import time
+
+import pytest
+from cheating import ROUND
+from scenes import finished, left_out, same
+
+METHODS = {
+    "fedmr": ["method_args.method=fedmr"],
+    "fedshift": ["method_args.method=fedshift"],
+    "fedrs, SCAFFOLD": ["method_args.method=fedrs", "train_args.federated_optimizer=SCAFFOLD"],
+}
+SECURE = "comm_args.secure_aggregation=true"
+FOUR = ["train_args.client_num_in_total=4", SECURE, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=60"]
+STEPS = ("advertise", "share", "open", "mask", "agree", "reveal")
+
+
+@pytest.fixture
+def secure(federation, certificates):
+    """The federation, with these overrides and certificates."""
+
+    def prepare(*overrides):
+        federation.overrides = [SECURE, *overrides, f"comm_args.certs={certificates}"]
+        return federation
+
+    return prepare
+
+
+def audited(folder, event):
+    lines = map(json.loads, (folder / "audit.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == event]
+
+
+def killed(*processes):
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):  # it is about to end by itself
+            process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("overrides", METHODS.values(), ids=METHODS)
+def test_the_same_bits_as_in_one_process(secure, sp_weights, overrides):
+    federation = secure(*overrides)
+    finished(federation.server(), *federation.silos())
+    same(federation.weights(), sp_weights(SECURE, *overrides))
+    sums = audited(federation.run_dir, "sum")
+    assert [(line.get("round"), line["silos"], line["lost"]) for line in sums] == [
+        (round, [1, 2, 3], []) for round in (None, 0, 1, 2)
+    ]
+    assert [line.get("round") for line in audited(federation.folder / "silo-2", "revealed")] == [None, 0, 1, 2]
+    kinds = {line["kind"] for line in audited(federation.run_dir, "received")}
+    assert kinds == {"HELLO", "UPLOAD", "FINISH", "KEYS", "SHARES", "MASKED", "THERE", "REVEALED"}
+    sizes = [line["bytes"] for line in audited(federation.run_dir, "received") if line["kind"] == "UPLOAD"]
+    assert max(sizes) < 200  # an upload says that it is ready; what it holds is in the masked vector
+    assert "sizes" not in (federation.run_dir / "opened.json").read_text()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_silo_killed_at_a_step(secure, step):
+    """The round goes on with the others; after its vector has come, it is in the sum, though it is gone."""
+    federation = secure(*FOUR, "method_args.method=fedshift")
+    server, silos = federation.server(), federation.silos(1, 2, 3)
+    victim = federation.silo(4, cheat=f"dies_at_{step}")
+    finished(server, *silos)
+    assert victim.wait() == -signal.SIGKILL
+    came = step in STEPS[4:]
+    assert left_out(federation) == [[], [] if came else [3], [3]]
+    sums = {line["round"]: line for line in audited(federation.run_dir, "sum") if "round" in line}
+    assert sums[ROUND]["silos"] == ([1, 2, 3, 4] if came else [1, 2, 3])
+    assert sums[ROUND]["lost"] == ([4] if step in ("open", "mask") else [])
+    if step in ("open", "mask"):
+        assert "round 2: silo 4 lost after masks were shared; the sum is of silos 1, 2, 3" in server.text
+
+
+@pytest.mark.parametrize(("step", "what"), [("mask", "sent a vector"), ("reveal", "revealed their shares")])
+def test_too_few_are_left_until_the_killed_one_is_back(secure, sp_weights, step, what):
+    """Of three silos none can be missed: nothing is opened, and the round is repeated with new masks.
+
+    Where two have revealed their shares, they do so again for the same three alone.
+    """
+    federation = secure("comm_args.reconnect_s=1")
+    server, silos = federation.server(), federation.silos(1, 2)
+    victim = federation.silo(3, cheat=f"dies_at_{step}")
+    assert victim.wait() == -signal.SIGKILL
+    server.says(f"2 silos have {what}, and it needs 3 at least; nothing is opened, and it is repeated with new masks")
+    finished(federation.silo(3), server, *silos)
+    same(federation.weights(), sp_weights(SECURE))
+    assert left_out(federation) == [[], [], []]
+
+
+def test_a_server_killed_and_resumed(secure, sp_weights):
+    federation = secure("train_args.comm_round=6", "train_args.epochs=20")
+    server, silos = federation.server(), federation.silos()
+    server.says("round 2/6")
+    server.kill()
+    finished(federation.server(resume=True), *silos)
+    same(federation.weights(), sp_weights(SECURE, "train_args.comm_round=6", "train_args.epochs=20"))
+    (opened,) = (line for line in audited(federation.run_dir, "sum") if "round" not in line)
+    assert opened["silos"] == [1, 2, 3]  # once in a run
+
+
+def test_a_silo_that_comes_after_the_opening_sum(secure):
+    federation = secure(*FOUR, "comm_args.quorum_timeout_s=15", "train_args.epochs=40")
+    server, silos = federation.server(), federation.silos(1, 2, 3)
+    server.says("training samples of silos 1, 2, 3 together")
+    late = federation.silo(4)
+    assert late.wait() == 2
+    assert "the samples of this run were summed without it, and a second sum would tell its own" in late.text
+    finished(server, *silos)
+
+
+SERVERS = {
+    "replaces_a_key": "the keys of silo 2 are not signed with its certificate's key for this attempt; somebody has re",
+    "replays_shares": "the shares of silo 1 do not open: they were changed, are of another attempt, or it was shown",
+    "says_that_too_few_are_there": "2 silos are there, and a sum of fewer than 3 hides nobody",
+    "lies_about_who_is_in_the_sum": "the server says that the sum is of silos 1, 2, 3, 4, 7, and silos 1, 2, 3, 4",
+    "drops_a_silo_after_the_masks": "the server says that the sum is of silos 1, 2, 3, and silos 1, 2, 3, 4 have sh",
+    "asks_for_both_kinds_of_share": "silo 1 has not signed that the sum is of silos 1, 2, 3",
+    "asks_one_round_twice_with_other_silos": "this silo has opened its sum of silos 1, 2, 3, 4, and is now asked for",
+}
+
+
+@pytest.mark.parametrize("cheat", SERVERS)
+def test_a_server_that_cheats(secure, cheat):
+    """One line at honest silos names it, and nothing is opened: their logs show no share of that round."""
+    federation = secure(*FOUR)
+    server, silos = federation.server(cheat=cheat), federation.silos(1, 2, 3, 4)
+    line, end = f"round 2: {SERVERS[cheat]}", time.monotonic() + 120
+    while not any(line in silo.text for silo in silos):
+        assert time.monotonic() < end, [silo.text for silo in silos]
+        time.sleep(0.1)
+    killed(server, *silos)
+    assert not any("Traceback" in silo.text for silo in silos)
+    revealed = [audited(federation.folder / f"silo-{rank}", "revealed") for rank in (1, 2, 3, 4)]
+    opened = [line["silos"] for lines in revealed for line in lines if line.get("round") == ROUND]
+    allowed = {"asks_one_round_twice_with_other_silos": [1, 2, 3, 4], "drops_a_silo_after_the_masks": [1, 2, 3]}
+    assert all(silos == allowed.get(cheat) for silos in opened)
+
+
+SILOS = {
+    "reveals_wrong_shares": "silo 4 reveals a wrong share of the seed of silo 1",
+    "reveals_no_shares": "silo 4 reveals no share of silos 1, 2, 3",
+    "sends_values_out_of_range": "what silo 4 sends has values of more than 20 bits",
+    "deals_wrong_shares": "the shares of silo 4 do not open",
+}
+
+
+@pytest.mark.parametrize("cheat", SILOS)
+def test_a_silo_that_cheats(secure, cheat):
+    """The server names it, and goes on with the others."""
+    federation = secure(*FOUR, "comm_args.secure_bits=20")
+    server, honest = federation.server(), federation.silos(1, 2, 3)
+    cheating = federation.silo(4, cheat=cheat)
+    if cheat == "deals_wrong_shares":
+        honest[0].says(f"round 2: {SILOS[cheat]}")
+        killed(server, *honest, cheating)
+        return
+    finished(server, *honest, cheating)
+    assert f"round 2: {SILOS[cheat]}" in server.text
+    assert left_out(federation)[ROUND] == ([3] if cheat == "sends_values_out_of_range" else [])

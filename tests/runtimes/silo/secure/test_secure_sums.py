@@ -1,0 +1,115 @@
+"""Sums of masked vectors, against sums that are computed naively; whoever is lost, and whenever."""
+
+import itertools
+
+import numpy as np
+import pytest
+from masked_rounds import Play, attempt, naive, vectors
+
+from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError
+
+
+@pytest.mark.parametrize("bits", [16, 17, 24, 32])
+def test_the_sum_of_all(hospitals, bits):
+    about = attempt(bits=bits, length=200_000)
+    values = vectors(range(1, 4), about)
+    play = Play(hospitals(3), about, values)
+    assert play.total() == (sum(values[rank].astype(np.uint64) for rank in values) % 2**bits).tolist()
+    sent = play.sent[2, 1]
+    assert sent.dtype == (np.uint16 if bits == 16 else np.uint32)
+    assert int(sent.max()) < 2**bits
+    assert np.mean(sent == values[1]) < 0.001  # nothing of it is in the clear
+
+
+def test_numbers_by_hand(hospitals):
+    about = attempt(bits=16, length=2)
+    values = {1: [65535, 1], 2: [1, 2], 3: [7, 3]}
+    play = Play(hospitals(3), about, {rank: np.array(row, np.uint32) for rank, row in values.items()})
+    assert play.total() == [7, 6]
+
+
+@pytest.mark.parametrize("silos", [4, 5])
+def test_any_silos_lost_at_any_step(hospitals, silos):
+    """Every set of silos lost at every step; where more than two thirds are left, their sum, else a line."""
+    about, least = attempt(length=3), {4: 3, 5: 4}[silos]
+    values = vectors(range(1, silos + 1), about)
+    wards = hospitals(silos)
+    for step, number in itertools.product(range(5), range(silos + 1)):
+        for gone in itertools.combinations(range(1, silos + 1), number):
+            for ward in wards:
+                (ward.folder / "secure.json").unlink(missing_ok=True)  # each is another run
+            play = Play(wards, about, values, lost=dict.fromkeys(gone, step))
+            left = [rank for rank in values if rank not in gone]
+            enough = len(left) >= (3 if step == 0 else least)  # of fewer keys, fewer have to stay
+            if not enough:
+                with pytest.raises(SecureError, match=r"silos .*(at least|hides nobody)"):
+                    play.total()
+                continue
+            added = left if step < 3 else values
+            assert play.total() == naive([values[rank] for rank in added], about), (step, gone)
+            assert play.server.lost == (list(gone) if step == 2 else [])
+
+
+def test_silos_lost_at_different_steps(hospitals):
+    about = attempt(length=5)
+    values = vectors(range(1, 7), about)
+    play = Play(hospitals(6), about, values, lost={1: 0, 2: 2})
+    assert play.total() == naive([values[rank] for rank in (3, 4, 5, 6)], about)
+
+
+def test_repeated_with_new_masks(hospitals):
+    """Too few are left, so nothing is opened; the same vectors are then sent under other masks, by who is there."""
+    about = attempt()
+    wards, values = hospitals(4), vectors(range(1, 5), about)
+    first = Play(wards, about, values, lost={3: 2, 4: 2})
+    with pytest.raises(SecureError) as few:
+        first.total()
+    assert str(few.value) == "secure aggregation, round 1: 2 silos have sent a vector, and it needs 3 at least"
+    second = Play(wards[:3], attempt(number=1), values)
+    assert second.total() == naive([values[rank] for rank in (1, 2, 3)], about)
+    assert not np.array_equal(first.sent[2, 1], second.sent[2, 1])
+
+
+@pytest.mark.parametrize(("silos", "at_least"), [(5, 3), (5, 5), (4, None)])
+def test_any_threshold_shares_are_enough(silos, at_least):
+    needed = attempt(at_least=at_least).threshold(silos)
+    secret, ranks = bytes(range(16)), [2, 3, 5, 7, 11][:silos]
+    dealt = shares.dealt(secret, needed, ranks)
+    for chosen in itertools.combinations(ranks, needed):
+        assert shares.combined({rank: dealt[rank] for rank in chosen}, ranks) == secret
+    fewer = {rank: dealt[rank] for rank in ranks[: needed - 1]}
+    assert shares.combined(fewer, ranks) != secret
+
+
+@pytest.mark.parametrize(("silos", "at_least"), [(3, 2), (5, 2), (6, 3), (4, 5)])
+def test_thresholds_that_are_refused(silos, at_least):
+    with pytest.raises(SecureError, match=rf"secure_threshold {at_least} does not fit {silos} silos; use \d"):
+        attempt(at_least=at_least).threshold(silos)
+
+
+def test_a_mask_is_drawn_anew_for_everything_that_differs():
+    """Of one secret: no two attempts, rounds or silos have a mask alike, and none of it depends on the length."""
+    drawn = {}
+    for about, rank in itertools.product([attempt(), attempt(1), attempt(0, 1)], [1, 2]):
+        vector = np.zeros(70_000, np.uint32)
+        masks.add_own(vector, bytes(16), rank, about)
+        drawn[about, rank] = vector
+        masks.add_own(vector.copy(), bytes(16), rank, about, remove=True)
+    for one, other in itertools.combinations(drawn.values(), 2):
+        assert np.mean(one == other) < 0.001
+    vector = drawn[attempt(), 1].copy()
+    masks.add_own(vector, bytes(16), 1, attempt(), remove=True)
+    assert not vector.any()
+
+
+def test_the_key_of_a_lost_silo_opens_its_masks_of_one_attempt_alone(hospitals):
+    """What is revealed of a silo that was lost is of no use in the next round: its keys are others."""
+    wards = hospitals(4)
+    first = Play(wards, attempt(0), vectors(range(1, 5), attempt(0)), lost={4: 2}).upto(5)
+    revealed = {rank: first.sent[4, rank][4] for rank in (1, 2, 3)}
+    secret = shares.combined(revealed, [1, 2, 3, 4])
+    assert masks.public(masks.key_pair(secret, attempt(0))) == first.sent[0, 4][32:64]
+    second = Play(wards, attempt(1), vectors(range(1, 5), attempt(1))).upto(5)
+    for about in (attempt(0), attempt(1)):
+        assert masks.public(masks.key_pair(secret, about)) != second.sent[0, 4][32:64]
