@@ -15,26 +15,23 @@ from typing import Any
 import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
+from fl_labelskew_plugins.front.tables import describe, table
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
 from fl_labelskew_plugins.machine.place import launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import interrupting
-from fl_labelskew_plugins.machine.text import clean, counted, few, ranged
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.recipe.objects import SECTIONS, described
 from fl_labelskew_plugins.runs import privacy, status
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Hear, Pause, Progress, clock, progress
+from fl_labelskew_plugins.runs.progress import Hear, Pause, Progress, progress
 from fl_labelskew_plugins.runs.record import Record
-from fl_labelskew_plugins.runs.session import Session, made_up, of_classes
+from fl_labelskew_plugins.runs.session import Session, made_up
 from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.base import Call, Runtime
-from fl_labelskew_plugins.tensors import num_bytes
-
-WHOSE = {"own": "", "corrected": " (the host's, corrected)", "host": " (the host's as it is)"}
-"""What follows an optimiser's name."""
 
 
 def start(
@@ -250,76 +247,6 @@ def _train(runtime: Runtime, record: Record) -> None:
     folder.tell(state=status.FINISHED)
     show.note(table(record))
     show.note(f"results: {folder.path}")
-
-
-def describe(session: Session) -> str:
-    """What is about to run, in three lines, or four where the optimiser overrules the method."""
-    recipe, federation = session.recipe, session.federation
-    sizes = [n for n in session.sizes if n]
-    held = f"{counted(len(sizes), 'client')} of {ranged(sizes, 'sample')}" if sizes else "clients yet to come"
-    if recipe.sums_alone and sizes:
-        sizes, held = [], counted(len(sizes), "client")  # which tell the sum of their samples alone, and that later
-    counts = None if session.counts is None else session.counts[session.counts.sum(1) > 0]
-    if counts is not None and len(counts):
-        held += f" and {ranged((counts > 0).sum(1).tolist(), 'class', 'classes')}"
-    if session.clients is not None:
-        of_groups = list(session.clients.groups.values())
-        held += f" ({recipe.partition.partition_method}{f': {few(of_groups)}' if of_groups else ''})"
-    numbers = sum(p.numel() for p in session.trainer.model.parameters())
-    size = num_bytes(session.start.values()) / 1e6
-    optimizer, source = recipe.train.federated_optimizer, compatibility.source(recipe, session.trainer.model)
-    return "\n".join(
-        [
-            f"{recipe.name}: {recipe.method_name} with {optimizer}{WHOSE[source]}, {recipe.comm.backend}",
-            f"data: {recipe.data.dataset}, {of_classes(session.class_names, counts, sum(sizes))}, {held}",
-            f"network: {recipe.model.model}, {numbers} parameters, {size:.2f} MB a message, {federation.num_features} "
-            f"features",
-            *compatibility.overruled(recipe, session.trainer.model),
-        ]
-    )
-
-
-def table(record: Record) -> str:
-    """The final table."""
-    result = json.loads(record.folder.summary.read_text())
-    rows = []
-    if "final_accuracy" in result:
-        tests = counted(result["last_tests"], "test").removeprefix("1 ")
-        mean = f"{100 * result['last_mean']:.2f} % (std {100 * result['last_std']:.2f})"
-        rows = [
-            ("accuracy, last round", f"{100 * result['final_accuracy']:.2f} %"),
-            (f"accuracy, last {tests}", mean),
-            ("balanced accuracy, same tests", f"{100 * result['balanced_last_mean']:.2f} %"),
-            ("best accuracy", f"{100 * result['best_accuracy']:.2f} % in round {result['rounds_to_best']}"),
-        ]
-    for key, label in (
-        ("personalised_last_mean", f"{record.session.own_models}, own test splits"),
-        ("private_models_accuracy", "inherited private models"),
-    ):
-        if key in result:
-            rows.append((label, f"{100 * result[key]:.2f} %"))
-    for key, label in (("client_accuracy", "accuracy"), ("client_balanced_accuracy", "balanced accuracy")):
-        if key in result:
-            names = record.session.trainer.names
-            shares = [f"{names[k]} {share}" if names else share for k, share in enumerate(map(_percent, result[key]))]
-            rows.append((f"{label}, each client's tests", (", " if names else " ").join(shares)))
-    own_models = record.session.own_models
-    for key, label in (("client_accuracy", "global model"), ("client_personalised_accuracy", own_models)):
-        if f"{key}_mean" in result:
-            mean, std, worst = (f"{100 * result[f'{key}_{part}']:.2f}" for part in ("mean", "std", "worst"))
-            text = f"mean {mean} % (std {std}), worst {worst} %: {result[f'{key}_worst_client']}"
-            rows.append((f"{label}, over the clients", text))
-    if "opening_left_out" in result:
-        silos = " ".join(str(client + 1) for client in result["opening_left_out"])
-        rows.append(("left out of the opening", f"silo {silos}"))
-    rows.append(("sent up / down", f"{result['bytes_up'] / 1e6:.1f} / {result['bytes_down'] / 1e6:.1f} MB"))
-    rows.append(("time", clock(result["seconds"])))
-    width = max(len(label) for label, _ in rows)
-    return "\n".join(f"  {label:<{width}}  {value}" for label, value in rows)
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}"
 
 
 def _hosted(recipe: Recipe, host: str | None, resumed: RunFolder | None) -> Recipe:

@@ -13,6 +13,7 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import sections, yaml
 from fl_labelskew_plugins.recipe.beside import Expected, Policy
+from fl_labelskew_plugins.recipe.comm import CommArgs
 from fl_labelskew_plugins.recipe.sections import PluginArgs
 from fl_labelskew_plugins.recipe.security import DpArgs, SecurityArgs
 
@@ -28,7 +29,7 @@ class Sections(Params):
     method_args: sections.MethodArgs
     validation: sections.ValidationArgs = sections.ValidationArgs()
     device: sections.DeviceArgs = sections.DeviceArgs()
-    comm: sections.CommArgs = sections.CommArgs()
+    comm: CommArgs = CommArgs()
     client_specific: sections.ClientSpecificArgs = sections.ClientSpecificArgs()
     tracking: sections.TrackingArgs = sections.TrackingArgs()
     security: SecurityArgs = SecurityArgs()

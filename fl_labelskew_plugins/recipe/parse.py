@@ -13,6 +13,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, shipped, yaml
 from fl_labelskew_plugins.recipe.beside import Expected, Policy
+from fl_labelskew_plugins.recipe.comm import CommArgs
 from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, form_conflicts, moments_conflicts
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown
 from fl_labelskew_plugins.recipe.model import (
@@ -26,7 +27,7 @@ from fl_labelskew_plugins.recipe.model import (
     Recipe,
     Sections,
 )
-from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING, IS_PATH, CommArgs, TrackingArgs, absolute
+from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING, IS_PATH, TrackingArgs, absolute
 from fl_labelskew_plugins.recipe.sections import names as split
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
