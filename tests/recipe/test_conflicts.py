@@ -100,7 +100,7 @@ def test_sums_do_not_run_across_silos_yet():
     assert line == f"r.yaml: {SUMS}: true does not run across silos yet; allowed: false, or simulation"
 
 
-@pytest.mark.parametrize(("bits", "clip"), [(16, 1.0), (24, 4.0), (32, 16.0)])
+@pytest.mark.parametrize(("bits", "clip"), [(16, 4.0), (24, 8.0), (32, 16.0)])
 def test_the_most_that_a_parameter_may_change(bits, clip):
     overrides = [f"{SUMS}=true", f"comm_args.secure_bits={bits}"]
     assert parse.parse(text_with(), overrides=overrides).comm.largest_change == clip
