@@ -74,7 +74,7 @@ class CommArgs(Params):
         None,
         gt=0,
         description="secure_aggregation: the most that a parameter may change in a client's round, an error beyond it;"
-        " the smaller, the finer the steps; default: 16 with 32 bits, 1 with 16, in between 2^((bits - 16) / 4)",
+        " the smaller, the finer the steps; default: 2^(secure_bits / 8), 16 with 32 bits and 4 with 16",
     )
 
     secure_threshold: int | None = Field(
@@ -87,7 +87,7 @@ class CommArgs(Params):
     @property
     def largest_change(self) -> float:
         """``secure_clip``, or its default."""
-        return 2.0 ** ((self.secure_bits - 16) / 4) if self.secure_clip is None else self.secure_clip
+        return 2.0 ** (self.secure_bits / 8) if self.secure_clip is None else self.secure_clip
 
     @property
     def in_process(self) -> bool:
