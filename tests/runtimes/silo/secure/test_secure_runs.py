@@ -113,6 +113,32 @@ def test_a_silo_that_comes_after_the_opening_sum(secure):
     finished(server, *silos)
 
 
+NOISE = ["method_args.method=fedavg", "privacy_args.noise_multiplier=0.5", "privacy_args.clip=1"]
+
+
+def test_a_silo_whose_budget_is_spent_takes_part_no_more(secure):
+    """Noise in the sum is each silo's own, and so is the account of it: one question, one line, one price."""
+    federation = secure(*NOISE, "privacy_args.budget={epsilon: 40, delta: 1.0e-5}", "comm_args.reconnect_s=1")
+    server, silos = federation.server(), federation.silos()
+    for rank, silo in enumerate(silos, 1):
+        assert silo.wait() == 1
+        assert "privacy_args.budget: epsilon 40 at delta 1e-05 does not allow an answer to round 2: 25.9 " in silo.text
+        ledger = (federation.folder / f"silo-{rank}" / "privacy.jsonl").read_text().splitlines()
+        assert [json.loads(line)["round"] for line in ledger] == [-1, 0]
+    killed(server)
+    assert [line["round"] for line in federation.lines()] == [0]
+
+
+def test_a_sum_of_fewer_than_the_noise_is_made_for_is_not_opened(secure):
+    federation = secure(*FOUR, *NOISE, "comm_args.secure_threshold=4")
+    server, silos = federation.server(), federation.silos(1, 2, 3)
+    victim = federation.silo(4, cheat="dies_at_share")
+    assert victim.wait() == -signal.SIGKILL
+    server.says("3 silos have shared, and it needs 4 at least")
+    killed(server, *silos)
+    assert [line["round"] for line in federation.lines()] == [0]
+
+
 SERVERS = {
     "replaces_a_key": "the keys of silo 2 are not signed with its certificate's key for this attempt; somebody has re",
     "replays_shares": "the shares of silo 1 do not open: they were changed, are of another attempt, or it was shown",
