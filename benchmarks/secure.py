@@ -7,8 +7,9 @@
 It prints a Markdown table. ResNet18 (45 MB), 5 silos or more of 16 images of 8 by 8, one epoch in one batch, no test
 but the last; certificates, one torch thread a process, 32 bits. *Lost*: so many silos have shared their masks and then
 send nothing, in every round, so that the others open those masks; the clear run loses nobody. Processes share this
-machine, so seconds are CPU seconds of one process in a round, the median over rounds but the first (and over silos that
-are not lost), and *MB* is all that the server received and sent in a round, of its audit log, the same for each.
+machine, and do without FedML. So seconds are CPU seconds of one process in a round, the median over rounds but the
+first (and over silos that are not lost), and *MB* is all that the server received and sent in a round, of its audit
+log, the same for each.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def measured(recipe: Path, folder: Path, silos: int, lost: int, rounds: int) -> 
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
     def start(code: str, out: Path, *role: str) -> subprocess.Popen[bytes]:
-        words = ["run", str(recipe), "--run-dir", str(out), "--quiet", "--server", address, "--role", *role]
+        words = ["run", str(recipe), "--host", "none", "--run-dir", str(out), "--quiet", "--server", address]
+        words += ["--role", *role]
         log = out.with_suffix(".log").open("wb")
         return subprocess.Popen([sys.executable, "-c", code, *words], env=environment, stdout=log, stderr=log)
 
