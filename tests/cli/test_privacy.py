@@ -55,7 +55,8 @@ def test_a_silos_ledger_answer_by_answer_with_strangers_words_cleaned(tmp_path):
     ledger = Ledger(tmp_path / "privacy.jsonl")
     ledger.spend([on_counts(4.0, "laplace", 100)], "a", run="f" * 16)
     ledger.spend([Noise("weights"), Noise("x\x1b[31m in the uploads of y")], "b", run="f" * 16, round=0)
-    assert call("privacy", ledger.file).output == (shown := call("privacy", tmp_path).output)
+    shown = call("privacy", tmp_path).output
+    assert call("privacy", ledger.file).output == shown
     title, rows, _ = shown.split("\n\n")
     assert title == f"{tmp_path / 'privacy.jsonl'}: 2 answers"
     opening, upload = (line.split() for line in rows.splitlines()[1:3])

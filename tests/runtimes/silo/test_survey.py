@@ -57,7 +57,7 @@ class Sent(Transport):
 
 @pytest.fixture
 def silo(tmp_path):
-    """Silo 2 of three, of a recipe with these overrides and a policy, if any; its secret follows from its folder's name."""
+    """Silo 2 of three, of a recipe with these overrides and a policy, if any; its secret is its folder's name."""
 
     def make(*overrides, folder="silo", **policy):
         recipe = recipes.parse(SILOS, overrides=overrides)
