@@ -41,22 +41,23 @@ that a sample moves an update by 2L/m at most, or of who wrote dp_args.sensitivi
 def privacy_command(place: Path, overrides: tuple[str, ...], samples: int | None) -> None:
     """Show what was revealed and epsilon so far, or how many rounds a budget carries.
 
-    RUN is the folder of a silo, or of a simulation: its ledger is shown, answer by answer or client by client. Of a
-    RECIPE it is said beforehand what leaves a client with which noise, and what its budget carries; --set and --samples
-    go with a RECIPE alone. docs/privacy.md explains epsilon and its two levels.
+    RUN is the folder of a silo, or of a simulation, or a ledger's own file (.jsonl): it is shown answer by answer or
+    client by client. Of a RECIPE it is said beforehand what leaves a client with which noise, and what its budget
+    carries; --set and --samples go with a RECIPE alone. docs/privacy.md explains epsilon and its two levels.
     """
-    if not place.is_dir():
+    if not (place.is_dir() or place.suffix == ".jsonl"):
         click.echo("\n\n".join(_beforehand(place, overrides, samples)))
         return
     if given := [option for option, value in (("--set", overrides), ("--samples", samples)) if value]:
-        raise mistake(" and ".join(given), "with the folder of a run", "a recipe, or the folder alone")
+        raise mistake(" and ".join(given), "with a ledger, which has been written", "a recipe, or the ledger alone")
     from fl_labelskew_plugins.runs.privacy import NAME, Ledger
 
-    file = place / NAME
-    if not file.exists():
+    file = place / NAME if place.is_dir() else place
+    if not file.is_file():
         others = sorted(other.parent for other in place.glob(f"silos/*/{NAME}"))
-        use = f"a silo's own folder, such as {others[0]}" if others else "the folder of a run with noise or a budget"
-        raise mistake(str(place), f"no ledger ({NAME}) in it", use)
+        use = "the folder of a run with noise or a budget, or the file of its privacy_args.ledger"
+        use = f"a silo's own folder, such as {others[0]}" if others else use
+        raise mistake(str(place), f"no ledger ({NAME}) in it" if place.is_dir() else "there is no such file", use)
     ledger = Ledger(file)
     simulated = any(entry.client is not None for entry in ledger.entries)
     click.echo("\n\n".join([*(_clients(ledger) if simulated else _answers(ledger)), LEVELS]))
@@ -152,8 +153,9 @@ def _carries(recipe: Recipe, sizes: list[int]) -> str:
     assert budget is not None
     most = privacy.carried(recipe, sizes, budget)
     spent = f"budget of epsilon {budget.epsilon:g} at delta {budget.delta:g}, level {recipe.privacy.level}"
-    if most < 0:
-        return f"{spent}: not even the opening exchange; use more noise, or a larger budget"
+    if most < 1:
+        what = "not even the opening exchange" if most < 0 else "not one answer of a client"
+        return f"{spent}: {what}; use more noise, or a larger budget"
     if most >= privacy.MOST:
         return f"{spent}: more answers of a client than are counted ({privacy.MOST})"
     rounds, joining, clients = "", train.clients_per_round, train.client_num_in_total

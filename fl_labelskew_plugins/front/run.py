@@ -82,7 +82,8 @@ def run(
         partition: in place of the recipe's: indices of each client's training samples.
         callbacks: told of every round.
         quiet: print nothing but warnings.
-        host: the framework around the run, none of which changes a number; default: FedML where it is installed.
+        host: ``none``: without FedML, to the same numbers (docs/runtimes.md says which last digits may differ);
+            default: inside FedML where it is installed.
 
     Raises:
         LabelSkewError: a mistake in what was asked for.

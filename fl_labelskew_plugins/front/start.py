@@ -251,6 +251,8 @@ def _train(runtime: Runtime, record: Record) -> None:
 
 def _hosted(recipe: Recipe, host: str | None, resumed: RunFolder | None) -> Recipe:
     """The recipe, with or without FedML around it."""
+    if host not in (None, "fedml", "none"):
+        raise mistake(f"host {clean(host)}", "is unknown", "fedml or none")
     installed, use = compatibility.host_installed(), "--host fedml"
     if not installed:
         use = "Python 3.10 or 3.11, where FedML installs"

@@ -3,9 +3,9 @@ r"""FD: Communication-Efficient On-Device Machine Learning: Federated Distillati
 E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis, S.-L. Kim. NeurIPS workshop 2018. https://arxiv.org/abs/1811.11479
 
 Algorithm 1, federated distillation; its augmentation by a generator is another method. While it trains, a client sums
-up the outputs for each label; the server sends back the mean of all clients' means for a label, from which a client
-leaves its own out, and which its outputs for that label are drawn to, with weight ``gamma``. Where several clients hold
-a class they teach each other; a class without another holder has no teacher.
+up the outputs for each label; the server sends back the sum of all clients' means for a label, from which a client
+takes its own; its outputs for that label are drawn to the mean of the rest, with weight ``gamma``. Where several
+clients hold a class they teach each other; a class without another holder has no teacher.
 
 - FD itself sends no weights. FedRS's table 1 measures one aggregated model under the name of FD, so here weights are
   averaged as well.

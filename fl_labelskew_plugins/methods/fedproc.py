@@ -2,7 +2,7 @@
 
 X. Mu, Y. Shen, K. Cheng, X. Geng, J. Fu, T. Zhang, Z. Zhang. FGCS 143, 2023. https://arxiv.org/abs/2109.12273
 
-Clients send the mean feature of each of their classes, the server averages them to global prototypes by samples, and
+Clients send the sum of the features of each class and its samples, the server makes global prototypes of the sums, and
 a contrastive loss pulls a sample to its class's prototype and away from the others. Contrast comes first,
 classification last: ``alpha (contrast) + (1 - alpha) (cross-entropy)`` with ``alpha = 1 - t/T``.
 

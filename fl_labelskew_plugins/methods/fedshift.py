@@ -8,10 +8,10 @@ moves less (``denominator: participants`` is the usual mean over the round). Foo
 histogram, with a constant that is not given. A small one all but masks the classes that a client lacks: with pure
 missing classes, ``smoothing: 1`` learns more slowly than ``smoothing_fraction: 0.1`` (docs/results.md).
 
-The server learns the prior from the clients' histograms in an opening exchange; later rounds reuse it. A shift that is
-the same for all classes changes nothing. Neutral settings: with ``smoothing = 1e30`` every distribution is uniform,
-and with one client the prior is its own; both make the shift 0 and the loss plain cross-entropy, bit for bit. (To keep
-that exact, distributions are computed in float64 and rounded once.)
+The server learns the prior from the sum of the clients' smoothed histograms, in an opening exchange; later rounds reuse
+it. A shift that is the same for all classes changes nothing. Neutral settings: with ``smoothing = 1e30`` every
+distribution is uniform, and with one client the prior is its own; both make the shift 0 and the loss plain
+cross-entropy, bit for bit. (To keep that exact, distributions are computed in float64 and rounded once.)
 """
 
 from __future__ import annotations

@@ -10,6 +10,18 @@ from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.recipe.sections import IS_PATH, Positive
 
+LEAST_SUMMED = 3
+"""Clients below which a sum hides nobody."""
+
+
+def to_the_end(clients: int) -> int:
+    """How many of so many have to be there to the end of a sum: more than two thirds, where nobody says otherwise.
+
+    >>> [to_the_end(clients) for clients in (3, 4, 5, 6, 10)]
+    [3, 3, 4, 5, 7]
+    """
+    return max(LEAST_SUMMED, 2 * clients // 3 + 1)
+
 
 class CommArgs(Params):
     """How clients and server talk, and how long they wait for each other; times in seconds.
@@ -79,7 +91,7 @@ class CommArgs(Params):
 
     secure_threshold: int | None = Field(
         None,
-        ge=3,
+        ge=LEAST_SUMMED,
         description="cross_silo with secure_aggregation: silos that have to be there to the end of a sum; default: more"
         " than two thirds of those that began it",
     )
@@ -100,9 +112,9 @@ class CommArgs(Params):
         return self.backend == "MPI"
 
     def quorum(self, clients_per_round: int) -> int:
-        """Uploads that a round needs: with secure aggregation 3, as a sum of fewer hides nobody."""
+        """Uploads that a round needs: with secure aggregation no fewer than hide each other in a sum."""
         least = min(2, clients_per_round) if self.min_clients is None else self.min_clients
-        return max(least, 3) if self.secure_aggregation else least
+        return max(least, LEAST_SUMMED) if self.secure_aggregation else least
 
     def address(self) -> str:
         """Where silos find the server; reads ``grpc_ipconfig_path``, if there is one.

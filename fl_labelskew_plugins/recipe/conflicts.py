@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fl_labelskew_plugins.recipe import addresses, security
-from fl_labelskew_plugins.recipe.comm import CommArgs
+from fl_labelskew_plugins.recipe.comm import LEAST_SUMMED, CommArgs
 from fl_labelskew_plugins.recipe.diagnostics import BESIDE_TRAINING, IN_TRAINING, OF_UPLOADS
 from fl_labelskew_plugins.recipe.mistakes import Conflict
 from fl_labelskew_plugins.recipe.model import Sections
@@ -14,8 +14,6 @@ from fl_labelskew_plugins.recipe.sections import DataArgs, TrainArgs
 
 KIND, DEAL = "common_args.training_type", "train_args.client_num_in_total"
 SECURE = "comm_args.secure_aggregation"
-LEAST_SUMMED = 3
-"""Silos below which a sum hides nobody."""
 
 
 def conflicts(recipe: Sections) -> Iterator[Conflict]:

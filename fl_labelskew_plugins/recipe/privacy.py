@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fl_labelskew_plugins.recipe.comm import to_the_end
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.policy import OPENING, host_noise, methods, sent
 
@@ -86,7 +87,7 @@ def _on_weights(recipe: Recipe, least: int) -> Noise:
 def least_summed(recipe: Recipe) -> int:
     """Clients of which a round's sum is at least, and so whose noise is in it; ``comm_args.secure_threshold``."""
     clients = recipe.train.clients_per_round
-    return recipe.comm.secure_threshold or min(clients, max(3, 2 * clients // 3 + 1))
+    return recipe.comm.secure_threshold or min(clients, to_the_end(clients))
 
 
 def count_noise(recipe: Recipe) -> tuple[float, Any]:

@@ -9,12 +9,14 @@ asked: who asks knows whom it asked, and such rounds reveal nothing.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -93,9 +95,12 @@ class Ledger:
             SpentError: it would be more than the budget.
             RunError: the ledger cannot be written.
         """
-        self._read()
-        if (client, answer) in self._answers:
-            return
+        with self._alone():
+            self._read()
+            if (client, answer) not in self._answers:
+                self._spend(noises, answer, run, round, client)
+
+    def _spend(self, noises: Sequence[Noise], answer: str, run: str, round: int, client: int | None) -> None:
         delta = DELTA if self.budget is None else self.budget.delta
         spent = self._spent.get(client, Counter()) + Counter(noises)
         so_far = {level: epsilon(at(spent, level), delta) for level in LEVELS} if installed() else {}
@@ -124,6 +129,21 @@ class Ledger:
         self._answers.add((entry.client, entry.answer))
         self._spent.setdefault(entry.client, Counter()).update(entry.answered)
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """No other process writes between what is read and what is written: a silo may be in several runs at a time."""
+        try:
+            file = self.file.open("ab")
+        except OSError as error:
+            raise self._unwritable(error) from None
+        with file:
+            with suppress(OSError):  # a network file system that locks nothing
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _unwritable(self, error: OSError) -> RunError:
+        return RunError(f"{self.file}: cannot be written: {error.strerror}; without the ledger nothing is answered")
+
     def _read(self) -> None:
         """Read the file where it is not as this process left it: another one may have written."""
         try:
@@ -144,8 +164,8 @@ class Ledger:
     def _write(self, entry: Entry) -> None:
         line = json.dumps(entry.model_dump(exclude_none=True) | {"epsilon": entry.epsilon}) + "\n"
         try:
-            with self.file.open("r+b" if self.file.exists() else "wb") as file:
-                file.seek(max(self._size, 0))
+            with self.file.open("r+b") as file:
+                file.seek(self._size)
                 file.truncate()
                 file.write(line.encode())
                 if entry.client is None:  # what simulated clients revealed can be had again
@@ -153,15 +173,14 @@ class Ledger:
                     os.fsync(file.fileno())
                 self._size = file.tell()
         except OSError as error:
-            raise RunError(
-                f"{self.file}: cannot be written: {error.strerror}; without the ledger nothing is answered"
-            ) from None
+            raise self._unwritable(error) from None
 
 
 def ledger_of(recipe: Recipe, folder: Path) -> Ledger | None:
     """The ledger in a folder, or where the recipe has it; None where nothing has noise, and there is none yet."""
     args = recipe.privacy
-    file = folder / NAME if args.ledger is None else Path(args.ledger)
+    elsewhere = args.ledger if recipe.common.across_silos else None  # two simulations' clients are not the same ones
+    file = folder / NAME if elsewhere is None else Path(elsewhere)
     noisy = any(noise.claim for part in leaving(recipe, 1, 1) for noise in part)
     return Ledger(file, args.budget, args.level) if noisy or args.budget is not None or file.exists() else None
 

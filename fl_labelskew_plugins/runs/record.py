@@ -250,7 +250,6 @@ class Record:
             what = f"its {now['optimizer']['name']} ran in code that is {before['optimizer']['source']}, not"
             what = f"{what} {now['optimizer']['source']} as here (train_args.optimizer_source)"
             raise mistake(f"--resume {self.folder.path}", what, f"--host {before.get('host', 'fedml')}")
-        before.setdefault("host", "fedml")
-        for key in ("versions", "threads", "device", "cpu_capability", "host"):
+        for key in ("versions", "threads", "device", "cpu_capability"):
             if before[key] != now[key]:
                 log.warn(f"{key} differs from the run's start, so may the last digits")

@@ -110,10 +110,6 @@ class Transport:
         """Tell this observer of every message."""
         self._observers.append(observer)
 
-    def remove_observer(self, observer: Observer) -> None:
-        """Tell it no more."""
-        self._observers.remove(observer)
-
     def receive(self, timeout: float | None = None) -> bool:
         """Hand the next message to the observers; False where none came within ``timeout`` seconds."""
         try:

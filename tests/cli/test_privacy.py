@@ -55,7 +55,9 @@ def test_a_silos_ledger_answer_by_answer_with_strangers_words_cleaned(tmp_path):
     ledger = Ledger(tmp_path / "privacy.jsonl")
     ledger.spend([on_counts(4.0, "laplace", 100)], "a", run="f" * 16)
     ledger.spend([Noise("weights"), Noise("x\x1b[31m in the uploads of y")], "b", run="f" * 16, round=0)
-    title, rows, _ = call("privacy", tmp_path).output.split("\n\n")
+    shown = call("privacy", tmp_path).output
+    assert call("privacy", ledger.file).output == shown
+    title, rows, _ = shown.split("\n\n")
     assert title == f"{tmp_path / 'privacy.jsonl'}: 2 answers"
     opening, upload = (line.split() for line in rows.splitlines()[1:3])
     assert opening[1:6] == ["f" * 16, "before", "50", "0.5", "1e-05"]
@@ -80,7 +82,7 @@ def test_a_simulations_ledger_client_by_client(tmp_path):
 
 
 def test_mistakes_are_told_in_a_line(tmp_path, recipe, monkeypatch):
-    use = "use the folder of a run with noise or a budget"
+    use = "use the folder of a run with noise or a budget, or the file of its privacy_args.ledger"
     assert errors("privacy", tmp_path) == [f"{tmp_path}: no ledger (privacy.jsonl) in it; {use}"]
     silo = tmp_path / "silos" / "silo-1"
     silo.mkdir(parents=True)
@@ -88,8 +90,9 @@ def test_mistakes_are_told_in_a_line(tmp_path, recipe, monkeypatch):
     (line,) = errors("privacy", tmp_path)
     assert line.endswith(f"use a silo's own folder, such as {silo}")
     assert errors("privacy", silo, "--samples", 3) == [
-        "--samples: with the folder of a run; use a recipe, or the folder alone"
+        "--samples: with a ledger, which has been written; use a recipe, or the ledger alone"
     ]
+    assert errors("privacy", tmp_path / "no.jsonl") == [f"{tmp_path / 'no.jsonl'}: there is no such file; {use}"]
     (line,) = errors("privacy", recipe, *BUDGET)
     assert line.startswith("--set privacy_args.budget: epsilon 8 at level silo does not bound weights, ")
     own = tmp_path / "own.yaml"

@@ -59,15 +59,19 @@ def test_what_is_fedml_s_own_code_is_ours_without_it(optimizer, tmp_path):
 
 
 @pytest.mark.parametrize(("first", "then"), [("fedml", "none"), ("none", "fedml"), ("none", None)])
-def test_a_run_is_gone_on_with_on_the_other_side(first, then, tmp_path, capsys):
+def test_a_run_is_gone_on_with_on_the_other_side(first, then, tmp_path):
     whole = fl.run(DIGITS | {"method_args": {"method": "map"}}, tmp_path / "whole", quiet=True).folder
     cut = tmp_path / "cut"
     start.start(whole / "recipe.yaml", run_dir=cut, pause=Pause(1, float("inf")), quiet=True, host=first)
     assert RunFolder(cut).host() == first
     start.start(None, resume=cut, quiet=True, host=then)
     assert content(cut)[0] == content(whole)[0]
-    differs = "host differs from the run's start" in capsys.readouterr().err
-    assert differs == (then is not None)
+
+
+def test_a_host_that_is_none_of_both_is_refused(tmp_path):
+    line = message(lambda: fl.run(DIGITS, tmp_path / "run", host="None"))
+    assert line == "host None: is unknown; use fedml or none"
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_optimiser_s_memory_is_of_one_side(tmp_path):

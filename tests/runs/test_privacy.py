@@ -1,5 +1,6 @@
 """Epsilon against its own definition, ledgers over restarts and damage, and simulations whose budget ends."""
 
+import fcntl
 import json
 import math
 import sys
@@ -98,6 +99,23 @@ def test_an_answer_is_written_down_once_and_the_next_one_adds_to_it(tmp_path):
     first.spend([Noise("weights")], "c", run="r", round=1)
     assert [entry.round for entry in first.entries] == [-1, 0, 1]  # what another process wrote, too
     assert first.entries[-1].epsilon == {"silo": None, "claim": None}
+
+
+def test_no_other_process_writes_while_an_answer_is_counted(tmp_path, monkeypatch):
+    def epsilon(spent, delta):
+        with (tmp_path / "privacy.jsonl").open("ab") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return 0.25
+
+    monkeypatch.setattr(privacy, "epsilon", epsilon)
+    made = ledger(tmp_path, 8.0)
+    made.spend([WEIGHTS], "a", run="r", round=0)
+    assert made.entries[0].epsilon == {"silo": 0.25, "claim": 0.25}
+
+
+def test_a_simulation_keeps_its_ledger_to_itself(tmp_path):
+    recipe = parse.parse(text_with(), overrides=[*NOISY, f"privacy_args.ledger={tmp_path / 'silo.jsonl'}"])
+    assert privacy.ledger_of(recipe, tmp_path / "run").file == tmp_path / "run" / "privacy.jsonl"
 
 
 def test_no_answer_beyond_the_budget_of_whichever_level_and_the_same_one_again(tmp_path):

@@ -57,11 +57,13 @@ class Sent(Transport):
 
 @pytest.fixture
 def silo(tmp_path):
-    """Silo 2 of three, of a recipe with these overrides and a policy, if any; each has a folder, and so a secret."""
+    """Silo 2 of three, of a recipe with these overrides and a policy, if any; its secret is its folder's name."""
 
     def make(*overrides, folder="silo", **policy):
         recipe = recipes.parse(SILOS, overrides=overrides)
         (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "secret").write_text(folder.encode().hex())
+        (tmp_path / folder / "secret").chmod(0o600)
         guard = Guard(Policy(**policy), "/home/ann/north.yaml", tmp_path / folder) if policy else None
         return SurveyedSilo(Host(), Sent(), 2, recipe, facts.load(recipe, 1), tmp_path / folder, Lines(), guard)
 

@@ -11,8 +11,9 @@ import numpy as np
 from fl_labelskew_registry import RunError
 from numpy.typing import NDArray
 
-LEAST = 3
-"""Silos below which a sum hides nobody."""
+from fl_labelskew_plugins.recipe.comm import LEAST_SUMMED, to_the_end
+
+LEAST = LEAST_SUMMED
 OPENING = -1
 """Stands for a round's number in what comes before the first."""
 
@@ -68,7 +69,7 @@ class Attempt:
         if silos < LEAST:
             raise self.error(f"{silos} silos are there, and a sum of fewer than {LEAST} hides nobody")
         if self.at_least is None or self.round == OPENING:  # which is of all silos, not of those of a round
-            return max(LEAST, 2 * silos // 3 + 1)
+            return to_the_end(silos)
         if not silos < 2 * self.at_least <= 2 * silos or self.at_least < LEAST:
             raise self.error(
                 f"comm_args.secure_threshold {self.at_least} does not fit {silos} silos; "
