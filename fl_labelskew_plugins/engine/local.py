@@ -16,6 +16,7 @@ from fl_labelskew_registry import Batch, ClientView, Federation, Method, Optimiz
 from torch import Tensor, nn
 
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
+from fl_labelskew_plugins.ops import full
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
 from fl_labelskew_plugins.tensors import Weights, evict
 
@@ -153,7 +154,7 @@ class LocalTrainer:
         with self.autocast():
             features = model.features(inputs)  # type: ignore[operator]
             logits = model.classifier(features)  # type: ignore[operator]
-        return features.float(), logits.float()
+        return full(features), logits.float()
 
     @torch.inference_mode()
     def predict(

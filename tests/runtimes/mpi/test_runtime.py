@@ -71,7 +71,10 @@ def same_bytes(one, other):
     assert files == sorted(str(file.relative_to(other)) for file in other.rglob("*") if file.is_file())
     for name in files:
         if name.endswith((".jsonl", ".safetensors")) and name not in ("timings.jsonl", "checkpoint/latest.safetensors"):
-            assert (one / name).read_bytes() == (other / name).read_bytes(), name
+            a, b = ((folder / name).read_bytes() for folder in (one, other))
+            if name == "privacy.jsonl":  # whose lines begin with the time
+                a, b = (re.sub(rb'"time": "[^"]*"', b"", content) for content in (a, b))
+            assert a == b, name
 
 
 class Sittings:

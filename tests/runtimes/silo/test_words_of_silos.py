@@ -122,7 +122,9 @@ def test_what_silos_send(tmp_path, capsys, monkeypatch):
             transport.arrived.put(decoded(Kind.OPENING, 3, tensors=[name]))
             transport.arrived.put(good(Kind.HELLO, 3, meta=FACTS))
         for rank in (1, 2, 3):
-            transport.arrived.put(good(Kind.OPENING, rank, tensors={"counts": torch.full((10,), 40)}))
+            transport.arrived.put(
+                good(Kind.OPENING, rank, tensors={"smoothed": torch.full((10,), 40.0, dtype=torch.float64)})
+            )
         for round, (meta, tensors) in enumerate(uploads):
             evil = decoded(Kind.UPLOAD, 3, round, meta, tensors or [("model/a", [3])])
             measures = {"loss_terms": many} if round == len(uploads) - 1 else {}
