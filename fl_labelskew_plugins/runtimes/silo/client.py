@@ -196,6 +196,9 @@ class SiloClient(Manager):
         request = ""  # a large model's digest is not for nothing
         if self.guard is not None or self.ledger is not None or self._draws:
             rests_on = {key: value for key, value in meta.items() if key != "kept_rounds"}
+            if self.recipe.privacy.noise_multiplier is not None:
+                # another run may be of other silos: with the same noise the sums would differ by one silo's alone
+                rests_on["run"] = self._run
             tensors = {**message.tensors, **self._normalisation}
             request = question(session.federation, round, rests_on, tensors, self.states.get(before))
         if self.guard is not None:

@@ -146,6 +146,7 @@ SERVERS = {
     "lies_about_who_is_in_the_sum": "the server says that the sum is of silos 1, 2, 3, 4, 7, and silos 1, 2, 3, 4",
     "drops_a_silo_after_the_masks": "the server says that the sum is of silos 1, 2, 3, and silos 1, 2, 3, 4 have sh",
     "asks_for_both_kinds_of_share": "silo 1 has not signed that the sum is of silos 1, 2, 3",
+    "shows_one_silo_another_model": "the keys of silo 4 are not signed with its certificate's key for this attempt",
     "asks_one_round_twice_with_other_silos": "this silo has opened its sum of silos 1, 2, 3, 4, and is now asked for",
 }
 
