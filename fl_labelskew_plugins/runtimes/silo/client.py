@@ -113,7 +113,7 @@ class SiloClient(Manager):
         self.failure = error
         # what an exception of a plugin's own code says may hold values of samples
         reason = str(error).partition(": ")[0] if error.frames else str(error)
-        self.send(Kind.FAILED, SERVER, meta={"reason": without_paths(reason)})
+        self.send(Kind.FAILED, SERVER, meta={"reason": without_paths(without_values(reason))})
         self.transport.stop_receive_message()
 
     def _welcome(self, message: Message) -> None:
@@ -342,6 +342,15 @@ def without_paths(text: str) -> str:
     'run directory (path) cannot be written: No space left'
     """
     return re.sub(r"[^\s:;,'\"()]*[/\\][^\s:;,'\"()]*", "(path)", text)
+
+
+def without_values(text: str) -> str:
+    """A sentence for the server, which need not know how far a value of this silo reaches.
+
+    >>> without_values("round 1: the change of fc.bias reaches 4.4, and at most 4 fits; use a larger clip")
+    'round 1: the change of fc.bias is out of range; use a larger clip'
+    """
+    return re.sub(r" reaches \S+, and at most \S+ fits", " is out of range", text)
 
 
 def _limit(session: Session) -> int:

@@ -99,7 +99,7 @@ class SummedUploads(Uploads):
         assert made is not None
         members.round, self._ready = round, {}
         self._news = joined(model=server.weights, shared=server.shared)
-        about = asked(server.federation, round, self._news)
+        about = common_question(server.federation, round, self._news)
 
         def ready(without: Collection[int]) -> list[int]:
             waited = [client for client in clients if client not in without]
@@ -220,7 +220,7 @@ class SummedSilo(SiloClient):
             least = self.guard.policy.min_clients or 0
         if self.recipe.privacy.noise_multiplier is not None:  # for so many silos' noise its part is enough
             least = max(least, least_summed(self.recipe))
-        self._account, self._asked = Account(self.folder), ""
+        self._account, self._question = Account(self.folder), ""
         self._part = Part(
             self.rank,
             *_identity(self.transport),
@@ -261,13 +261,13 @@ class SummedSilo(SiloClient):
             return arrived(self._opening(self.session)[VECTOR]), ""
         if self._upload is None or self._upload[0] != round:
             return None
-        return arrived(self._upload[1].upload[VECTOR]), self._asked
+        return arrived(self._upload[1].upload[VECTOR]), self._question
 
     def _train(self, message: Message) -> None:
         if self.session is not None:
-            self._asked = asked(self.session.federation, message.round, message.tensors)
+            self._question = common_question(self.session.federation, message.round, message.tensors)
             alone = message.meta["state_round"], message.meta["times_selected"]  # which are not the same for all
-            self._account.ask(self._run, message.round, f"{self._asked} {alone}")
+            self._account.ask(self._run, message.round, f"{self._question} {alone}")
         super()._train(message)
 
     def _leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
@@ -288,7 +288,7 @@ class SummedSilo(SiloClient):
         self._part.end()
 
 
-def asked(federation: Federation, round: int, tensors: Mapping[str, Tensor]) -> str:
+def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor]) -> str:
     """Digest of what all silos are asked in a round."""
     return question(replace(federation, rounds=0), round, {}, tensors, {})  # a run may be resumed for more rounds
 

@@ -23,7 +23,7 @@ class Opened(BaseModel):
     """The file: by run and round, the ranks in the sum that was opened, and the digest of what this silo was asked."""
 
     runs: dict[str, dict[int, list[int]]]
-    asked: dict[str, dict[int, str]] = {}
+    questions: dict[str, dict[int, str]] = {}
 
 
 class Account:
@@ -62,13 +62,13 @@ class Account:
             SecureError: it was asked something else in this round, or nothing can be written.
         """
         opened = self._read()
-        before = opened.asked.setdefault(run, {}).get(round)
+        before = opened.questions.setdefault(run, {}).get(round)
         if before == question:
             return
         if before is not None:
             what = "the server asks something else than before in this round of this run, and could compare two answers"
             raise SecureError(f"round {round + 1}: {what} ({self.file}); begin a new run")
-        opened.asked[run][round] = question
+        opened.questions[run][round] = question
         self._write(opened, f"round {round + 1}: ", "answers")
 
     def _write(self, opened: Opened, where: str, does: str) -> None:
