@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+import torch
 from cheating import ROUND
 from scenes import finished, left_out, same
 
@@ -127,6 +128,19 @@ def test_a_silo_whose_budget_is_spent_takes_part_no_more(secure):
         assert [json.loads(line)["round"] for line in ledger] == [-1, 0]
     killed(server)
     assert [line["round"] for line in federation.lines()] == [0]
+
+
+def test_another_run_has_other_noise_and_is_spent_again(secure):
+    """It asks the same first, and may be of other silos: with the same noise the difference would be bare."""
+    federation = secure(*NOISE, "train_args.comm_round=1")
+    weights = []
+    for _ in range(2):
+        finished(federation.server(), *federation.silos())
+        weights.append(federation.weights())
+        federation.run_dir = federation.folder / "another run"
+    ledger = (federation.folder / "silo-1" / "privacy.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in ledger] == [-1, 0, 0]
+    assert not any(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_a_sum_of_fewer_than_the_noise_is_made_for_is_not_opened(secure):
