@@ -36,7 +36,7 @@ from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
 from fl_labelskew_plugins.runtimes.silo.secure.answering import Part
 from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
@@ -267,7 +267,11 @@ class SummedSilo(SiloClient):
         if self.session is not None:
             self._question = common_question(self.session.federation, message.round, message.tensors)
             alone = message.meta["state_round"], message.meta["times_selected"]  # which are not the same for all
-            self._account.ask(self._run, message.round, f"{self._question} {alone}")
+            try:
+                self._account.ask(self._run, message.round, f"{self._question} {alone}")
+            except SecureError as error:
+                self.transport.audit.note("sum", run=self._run, round=message.round, why=str(error))
+                raise
         super()._train(message)
 
     def _leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:

@@ -14,7 +14,7 @@ from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo.client import without_paths
 from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SitsOutError, Vector
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SecureError, SitsOutError, Vector
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
@@ -67,7 +67,11 @@ class Part:
         if step != self._answered:
             try:
                 tensors = self._tensors(run, message)
-            except SitsOutError as error:
+            except SecureError as error:
+                facts = {"run": run, "round": round if round != OPENING else None, "attempt": number}
+                self._audit.note("sum", **facts, why=str(error))
+                if not isinstance(error, SitsOutError):
+                    raise
                 self._round = None
                 self._warn(str(error))
                 self._answer = {"meta": {"attempt": number, "reason": without_paths(str(error))}}

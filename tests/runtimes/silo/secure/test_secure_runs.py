@@ -176,6 +176,8 @@ def test_a_server_that_cheats(secure, cheat):
         time.sleep(0.1)
     killed(server, *silos)
     assert not any("Traceback" in silo.text for silo in silos)
+    noted = [audited(federation.folder / f"silo-{rank}", "sum") for rank in (1, 2, 3, 4)]
+    assert any(SERVERS[cheat] in entry["why"] for entries in noted for entry in entries)
     revealed = [audited(federation.folder / f"silo-{rank}", "revealed") for rank in (1, 2, 3, 4)]
     opened = [line["silos"] for lines in revealed for line in lines if line.get("round") == ROUND]
     allowed = {"asks_one_round_twice_with_other_silos": [1, 2, 3, 4], "drops_a_silo_after_the_masks": [1, 2, 3]}
