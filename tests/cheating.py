@@ -8,6 +8,7 @@ import signal
 import sys
 
 import numpy as np
+import torch
 
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.runtimes.silo.secure import masks
@@ -15,6 +16,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
+from fl_labelskew_plugins.runtimes.silo.summed import SummedUploads
 
 ROUND = 1
 CHEATS = {}
@@ -107,11 +109,30 @@ def lies_about_who_is_in_the_sum():
 def asks_one_round_twice_with_other_silos():
     honest = Sums.total
 
-    def total(self, run, round, clients, length):
-        result = honest(self, run, round, clients, length)
-        return honest(self, run, round, clients[:-1], length) if round == ROUND else result
+    def total(self, run, round, clients, *about):
+        result = honest(self, run, round, clients, *about)
+        return honest(self, run, round, clients[:-1], *about) if round == ROUND else result
 
     Sums.total = total
+
+
+@cheat
+def shows_one_silo_another_model():
+    """Of which the others' changes would be known, and the sum would be that silo's."""
+    honest = SummedUploads.ask
+
+    def ask(self, client):
+        news = self._news
+        if self._members.round == ROUND and client == 3:
+            self._news = {name: torch.zeros_like(value) for name, value in news.items()}
+        honest(self, client)
+        self._news = news
+
+    SummedUploads.ask = ask
+    ServerRound.advertised = lambda self, rank, advert: (
+        self._adverts.__setitem__(rank, advert),
+        self._shown.__setitem__(rank, Advert.unpack(advert)),
+    )
 
 
 # -- silos

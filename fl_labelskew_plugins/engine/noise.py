@@ -92,9 +92,15 @@ class SumNoise:
         return self.multiplier * self.norm / math.sqrt(self.least)
 
     def clipped(self, values: Mapping[str, Tensor], share: float = 1.0) -> dict[str, Tensor]:
-        """The same values, float64, shortened so that, weighted by ``share``, they are no longer than they may be."""
+        """The same values, float64, shortened so that, weighted by ``share``, they are no longer than they may be.
+
+        None is larger than ``largest`` then: whether one was is a client's own business, and no error.
+        """
         norm = share * math.sqrt(math.fsum(float(value.square().sum()) for value in values.values()))
-        factor = min(1.0, self.clip / norm) * (1 - 2**-40) if norm else 1.0  # nothing that rounding adds is left
+        if not norm:
+            return dict(values)
+        peak = max(float(value.abs().max()) for value in values.values() if value.numel())
+        factor = min(1.0, self.clip / norm, self.largest / peak) * (1 - 2**-40)  # nothing that rounding adds is left
         return {name: value * factor for name, value in values.items()}
 
     def draw(self, generator: np.random.Generator) -> NDArray[np.int64]:

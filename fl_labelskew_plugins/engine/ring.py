@@ -102,10 +102,10 @@ class Ring:
         at = 0
         for name, entry in self.entries.items():
             value = tensors[name].detach().reshape(-1).double().cpu()
-            most = entry.bound if isinstance(entry, Narrow) else 2.0 ** (self.value - 1 - entry.fraction)
-            reached = float(value.abs().max()) if len(value) else 0.0
             # exactly the largest value may not be reached by a wide one: half a step more would be out of range
-            if not (reached <= most if isinstance(entry, Narrow) else reached < most - 1):
+            most = entry.bound if isinstance(entry, Narrow) else 2.0 ** (self.value - 1 - entry.fraction) - 1
+            reached = float(value.abs().max()) if len(value) else 0.0
+            if not reached <= most:
                 diverged = clean(name, 80), "training diverged; use a smaller train_args.learning_rate"
                 what, use = words.get(name, diverged)
                 raise RunError(f"{where}: {what} reaches {reached:.4g}, and at most {most:.4g} fits; {use}")

@@ -113,6 +113,13 @@ def test_a_clipped_and_rounded_vector_is_no_longer_than_it_may_be(bits, length):
     assert clipped["b"].shape == (20, 10)
 
 
+def test_no_value_is_larger_than_the_ring_has_room_for():
+    """A value out of range is an error, and an error says of a client's data what no noise hides."""
+    clipped = sums(largest=0.25).clipped({"a": torch.tensor([8.0, -4.0], dtype=torch.float64)}, share=0.01)["a"]
+    assert clipped.tolist() == pytest.approx([0.25, -0.125])
+    assert float(clipped.max()) <= 0.25
+
+
 def test_nothing_is_clipped_to_nothing():
     assert sums().clipped({"a": torch.zeros(3, dtype=torch.float64)})["a"].tolist() == [0, 0, 0]
 

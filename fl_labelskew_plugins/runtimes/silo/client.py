@@ -113,7 +113,7 @@ class SiloClient(Manager):
         self.failure = error
         # what an exception of a plugin's own code says may hold values of samples
         reason = str(error).partition(": ")[0] if error.frames else str(error)
-        self.send(Kind.FAILED, SERVER, meta={"reason": without_paths(reason)})
+        self.send(Kind.FAILED, SERVER, meta={"reason": without_paths(without_values(reason))})
         self.transport.stop_receive_message()
 
     def _welcome(self, message: Message) -> None:
@@ -196,6 +196,9 @@ class SiloClient(Manager):
         request = ""  # a large model's digest is not for nothing
         if self.guard is not None or self.ledger is not None or self._draws:
             rests_on = {key: value for key, value in meta.items() if key != "kept_rounds"}
+            if self.recipe.privacy.noise_multiplier is not None:
+                # another run may be of other silos: with the same noise the sums would differ by one silo's alone
+                rests_on["run"] = self._run
             tensors = {**message.tensors, **self._normalisation}
             request = question(session.federation, round, rests_on, tensors, self.states.get(before))
         if self.guard is not None:
@@ -339,6 +342,15 @@ def without_paths(text: str) -> str:
     'run directory (path) cannot be written: No space left'
     """
     return re.sub(r"[^\s:;,'\"()]*[/\\][^\s:;,'\"()]*", "(path)", text)
+
+
+def without_values(text: str) -> str:
+    """A sentence for the server, which need not know how far a value of this silo reaches.
+
+    >>> without_values("round 1: the change of fc.bias reaches 4.4, and at most 4 fits; use a larger clip")
+    'round 1: the change of fc.bias is out of range; use a larger clip'
+    """
+    return re.sub(r" reaches \S+, and at most \S+ fits", " is out of range", text)
 
 
 def _limit(session: Session) -> int:

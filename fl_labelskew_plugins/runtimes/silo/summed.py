@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from fl_labelskew_registry import Federation, RunError
+from torch import Tensor
 
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Vector
@@ -28,13 +29,14 @@ from fl_labelskew_plugins.runtimes.silo.client import SiloClient
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.exchanges import LATE, TAKEN, Opening, Uploads
 from fl_labelskew_plugins.runtimes.silo.facts import Facts
+from fl_labelskew_plugins.runtimes.silo.guard import question
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.members import Poll
 from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
 from fl_labelskew_plugins.runtimes.silo.secure.answering import Part
 from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
@@ -97,6 +99,7 @@ class SummedUploads(Uploads):
         assert made is not None
         members.round, self._ready = round, {}
         self._news = joined(model=server.weights, shared=server.shared)
+        about = common_question(server.federation, round, self._news)
 
         def ready(without: Collection[int]) -> list[int]:
             waited = [client for client in clients if client not in without]
@@ -107,7 +110,7 @@ class SummedUploads(Uploads):
                 self.ask(client)
             return list(self._poll.take())
 
-        came, vector = self._sums.repeated(self._run, round, ready, made.round.size)
+        came, vector = self._sums.repeated(self._run, round, ready, made.round.size, about)
         for client in clients:
             verdict = TAKEN if client in came else {"taken": False, "reason": "it is not in the sum"}
             self._send(Kind.VERDICT, client + 1, round=round, meta=verdict)
@@ -217,10 +220,11 @@ class SummedSilo(SiloClient):
             least = self.guard.policy.min_clients or 0
         if self.recipe.privacy.noise_multiplier is not None:  # for so many silos' noise its part is enough
             least = max(least, least_summed(self.recipe))
+        self._account, self._question = Account(self.folder), ""
         self._part = Part(
             self.rank,
             *_identity(self.transport),
-            Account(self.folder),
+            self._account,
             self._vector,
             self.send,
             partial(self.show.note, level=log.WARNING),
@@ -250,14 +254,25 @@ class SummedSilo(SiloClient):
         if samples != known:
             self._use(replace(session, federation=federation, trainer=replace(session.trainer, federation=federation)))
 
-    def _vector(self, round: int) -> Vector | None:
-        """What this silo has for a round's sum."""
+    def _vector(self, round: int) -> tuple[Vector, str] | None:
+        """What this silo has for a round's sum, and the digest of what it was asked."""
         assert self.session is not None
         if round == OPENING:
-            return arrived(self._opening(self.session)[VECTOR])
+            return arrived(self._opening(self.session)[VECTOR]), ""
         if self._upload is None or self._upload[0] != round:
             return None
-        return arrived(self._upload[1].upload[VECTOR])
+        return arrived(self._upload[1].upload[VECTOR]), self._question
+
+    def _train(self, message: Message) -> None:
+        if self.session is not None:
+            self._question = common_question(self.session.federation, message.round, message.tensors)
+            alone = message.meta["state_round"], message.meta["times_selected"]  # which are not the same for all
+            try:
+                self._account.ask(self._run, message.round, f"{self._question} {alone}")
+            except SecureError as error:
+                self.transport.audit.note("sum", run=self._run, round=message.round, why=str(error))
+                raise
+        super()._train(message)
 
     def _leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
         assert self.session is not None
@@ -275,6 +290,11 @@ class SummedSilo(SiloClient):
     def _verdict(self, message: Message) -> None:
         super()._verdict(message)
         self._part.end()
+
+
+def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor]) -> str:
+    """Digest of what all silos are asked in a round."""
+    return question(replace(federation, rounds=0), round, {}, tensors, {})  # a run may be resumed for more rounds
 
 
 def _identity(transport: ServerTransport | SiloTransport) -> tuple[Identity, Authority]:

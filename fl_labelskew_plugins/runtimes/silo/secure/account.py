@@ -1,6 +1,7 @@
 """A silo's account of the sums that it has helped to open: of one round, one set of silos, also after a restart.
 
-Of two sums over sets that differ in one silo, the difference is what that one has sent.
+Of two sums over sets that differ in one silo, the difference is what that one has sent; of two sums over one set, of
+which one silo was asked something else, that of its two answers. So of one round it takes one question, too.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from fl_labelskew_registry import LabelSkewError
 from pydantic import BaseModel
 
 from fl_labelskew_plugins.machine.files import replacing
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SitsOutError, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SecureError, SitsOutError, listed
 
 NAME = "secure.json"
 
 
 class Opened(BaseModel):
-    """The file: by run and round, the ranks in the sum that was opened."""
+    """The file: by run and round, the ranks in the sum that was opened, and the digest of what this silo was asked."""
 
     runs: dict[str, dict[int, list[int]]]
+    questions: dict[str, dict[int, str]] = {}
 
 
 class Account:
@@ -51,6 +53,25 @@ class Account:
         self.check(attempt, there)
         opened = self._read()
         opened.runs.setdefault(attempt.run, {})[attempt.round] = there
+        self._write(opened, f"{attempt.where}: ", "opens")
+
+    def ask(self, run: str, round: int, question: str) -> None:
+        """Write down what this silo is asked in a round, before it is worked out.
+
+        Raises:
+            SecureError: it was asked something else in this round, or nothing can be written.
+        """
+        opened = self._read()
+        before = opened.questions.setdefault(run, {}).get(round)
+        if before == question:
+            return
+        if before is not None:
+            what = "the server asks something else than before in this round of this run, and could compare two answers"
+            raise SecureError(f"round {round + 1}: {what} ({self.file}); begin a new run")
+        opened.questions[run][round] = question
+        self._write(opened, f"round {round + 1}: ", "answers")
+
+    def _write(self, opened: Opened, where: str, does: str) -> None:
         try:
             with replacing(self.file) as part, part.open("w", encoding="utf-8") as file:
                 json.dump(opened.model_dump(), file)
@@ -58,7 +79,7 @@ class Account:
                 os.fsync(file.fileno())
         except OSError as error:
             what = f"{self.file} cannot be written ({error.strerror})"
-            raise attempt.error(f"{what}, and without that account this silo opens nothing") from None
+            raise SecureError(f"{where}{what}, and without that account this silo {does} nothing") from None
 
     def _read(self) -> Opened:
         try:

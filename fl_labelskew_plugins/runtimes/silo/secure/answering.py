@@ -11,9 +11,10 @@ from torch import Tensor
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.messages import SERVER
+from fl_labelskew_plugins.runtimes.silo.client import without_paths
 from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SitsOutError, Vector
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SecureError, SitsOutError, Vector
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
@@ -24,7 +25,7 @@ class Part:
 
     Args:
         rank: the silo's, from 1.
-        vector: what this silo has for a round; None: nothing, so it takes no part.
+        vector: what this silo has for a round, and the digest of what it was asked; None: nothing, so it takes no part.
         send: sends a message.
         warn: told in a line why this silo sits an attempt out.
         least: silos that a sum has to be of, by this silo's policy.
@@ -37,7 +38,7 @@ class Part:
         identity: Identity,
         authority: Authority,
         account: Account,
-        vector: Callable[[int], Vector | None],
+        vector: Callable[[int], tuple[Vector, str] | None],
         send: Callable[..., None],
         warn: Callable[[str], None],
         audit: Audit,
@@ -66,10 +67,14 @@ class Part:
         if step != self._answered:
             try:
                 tensors = self._tensors(run, message)
-            except SitsOutError as error:
+            except SecureError as error:
+                facts = {"run": run, "round": round if round != OPENING else None, "attempt": number}
+                self._audit.note("sum", **facts, why=str(error))
+                if not isinstance(error, SitsOutError):
+                    raise
                 self._round = None
                 self._warn(str(error))
-                self._answer = {"meta": {"attempt": number, "reason": str(error)}}
+                self._answer = {"meta": {"attempt": number, "reason": without_paths(str(error))}}
             else:
                 if tensors is None:
                     return
@@ -84,10 +89,10 @@ class Part:
     def _tensors(self, run: str, message: Message) -> dict[str, Tensor] | None:
         kind, round, number = message.kind, message.round, message.meta["attempt"]
         if kind == Kind.KEYS:
-            vector = self._vector(round)
-            length = 0 if vector is None else len(vector)
-            attempt = Attempt(run, round, number, self._bits, length, self._at_least)
-            if vector is None:
+            has = self._vector(round)
+            length, question = (0, "") if has is None else (len(has[0]), has[1])
+            attempt = Attempt(run, round, number, self._bits, length, self._at_least, question)
+            if has is None:
                 raise SitsOutError(f"{attempt.where}: this silo has nothing to send")
             self._round = SiloRound(
                 attempt, self._rank, self._identity, self._authority, self._account, least=self._least
@@ -101,10 +106,10 @@ class Part:
             return wire.tensors(part.share(wire.texts(tensors, attempt)))
         if kind == Kind.MASKED:
             part.open(wire.texts(tensors, attempt))
-            vector = self._vector(round)
-            if vector is None:
+            has = self._vector(round)
+            if has is None or has[1] != attempt.question:
                 raise SitsOutError(f"{attempt.where}: this silo has nothing to send any more")
-            return wire.sent(part.mask(vector))
+            return wire.sent(part.mask(has[0]))
         if kind == Kind.THERE:
             there = message.meta["there"]
             if not isinstance(there, list) or not all(type(rank) is int for rank in there):

@@ -58,7 +58,7 @@ class Sums:
         self._close()
 
     def repeated(
-        self, run: str, round: int, who: Callable[[set[int]], list[int]], length: int
+        self, run: str, round: int, who: Callable[[set[int]], list[int]], length: int, question: str = ""
     ) -> tuple[list[int], Vector]:
         """Attempts at one sum, see :meth:`total`, until one goes well.
 
@@ -73,15 +73,19 @@ class Sums:
         while True:
             clients = who({client for client, faults in self._faults.items() if faults > 1})
             try:
-                return self.total(run, round, clients, length)
+                return self.total(run, round, clients, length, question)
             except SecureError as error:
                 tries[tuple(clients)] += 1
                 if len(clients) < LEAST or tries[tuple(clients)] == TRIES:
                     raise RunError(f"{error}; {self._members.go_on}") from None
                 self._members.warn(f"{error}; nothing is opened, and it is repeated with new masks")
 
-    def total(self, run: str, round: int, clients: Sequence[int], length: int) -> tuple[list[int], Vector]:
+    def total(
+        self, run: str, round: int, clients: Sequence[int], length: int, question: str = ""
+    ) -> tuple[list[int], Vector]:
         """One attempt at the sum of what these clients have for a round, with new masks.
+
+        ``question``: see :class:`.Attempt`.
 
         Returns:
             Whose vectors are in it, ascending, and the sum of ``length`` numbers.
@@ -90,7 +94,7 @@ class Sums:
             SecureError: too few are left, or somebody has cheated; nothing is known of any vector then.
         """
         number = self._numbers[round] = self._numbers.get(round, -1) + 1
-        self._attempt = attempt = Attempt(run, round, number, self._bits, length, self._at_least)
+        self._attempt = attempt = Attempt(run, round, number, self._bits, length, self._at_least, question)
         self._limits[Kind.MASKED] = streams.LIMIT + 4 * length
         facts = {"run": run, "round": round if round != OPENING else None, "attempt": number}
         try:

@@ -39,6 +39,7 @@ class Attempt:
         bits: of the ring; sums are modulo ``2 ** bits``.
         length: numbers in a vector.
         at_least: silos that have to be there to the end (``comm_args.secure_threshold``); None: more than two thirds.
+        question: digest of what all of them were asked; with another model for each, a sum would be of one of them.
     """
 
     run: str
@@ -47,6 +48,7 @@ class Attempt:
     bits: int
     length: int
     at_least: int | None = None
+    question: str = ""
 
     @property
     def where(self) -> str:

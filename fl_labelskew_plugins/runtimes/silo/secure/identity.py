@@ -71,7 +71,8 @@ class Authority:
             _verify(certificate, advert.signature, attempt.about("keys", rank) + advert.keys)
         except InvalidSignature:
             what = f"the keys of silo {rank} are not signed with its certificate's key for this attempt"
-            raise attempt.error(f"{what}; somebody has replaced or replayed them") from None
+            why = "somebody has replaced or replayed them, or it was asked something else"
+            raise attempt.error(f"{what}; {why}") from None
 
     def signed(self, rank: int, advert: Advert, signature: bytes, text: bytes) -> bool:
         """Whether a silo, whose advertisement was checked, has signed a text."""

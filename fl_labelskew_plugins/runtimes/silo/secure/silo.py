@@ -154,8 +154,9 @@ class SiloRound:
 
     def _enough(self, ranks: Collection[int], what: str) -> None:
         needed = max(self._threshold, self._least)
-        if len(ranks) < needed:
-            raise self.attempt.error(f"{len(ranks)} silos {what}, and this silo takes part with {needed} at least")
+        if len(ranks) < needed:  # which may be a loss, and no cheating
+            why = f"{len(ranks)} silos {what}, and this silo takes part with {needed} at least"
+            raise SitsOutError(f"{self.attempt.where}: {why}")
 
     def _sealed(self, pair: tuple[bytes, bytes], rank: int) -> bytes:
         key = self._adverts[rank].share_key

@@ -205,6 +205,32 @@ def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
         wards[0].joins(ABOUT)
 
 
+def test_a_server_that_asks_each_silo_something_else(hospitals):
+    """Another model for one of them: their signatures are of what each was asked, so no keys are agreed on."""
+    play = Play(hospitals(4), replace(ABOUT, question="a model"), vectors(RANKS, ABOUT))
+    play.silos[4].attempt = replace(ABOUT, question="another one")
+    roster = {rank: silo.advertise() for rank, silo in play.silos.items()}
+    why = "the keys of silo {} are not signed with its certificate's key for this attempt; somebody has replaced or "
+    why += "replayed them, or it was asked something else"
+    for rank, named in ((1, 4), (2, 4), (3, 4), (4, 1)):
+        assert refused(play.silos[rank].share, roster) == why.format(named)
+    assert refused(play.server.advertised, 4, roster[4]) == why.format(4)
+
+
+def test_a_server_that_asks_something_else_in_the_same_round(hospitals):
+    """Two sums of the same silos, of which one was asked something else: the difference is that of its answers."""
+    (ward, *_) = hospitals(1)
+    file = account.Account(ward.folder)
+    for _ in range(2):  # the same once more, as after a restart
+        file.ask("run", 4, "this")
+        file.ask("run", 5, "that")
+    with pytest.raises(
+        SecureError, match="round 5: the server asks something else than before in this round of this run"
+    ):
+        account.Account(ward.folder).ask("run", 4, "that")
+    file.ask("another run", 4, "that")
+
+
 def test_an_account_that_cannot_be_written(play, monkeypatch):
     def full(number):
         raise OSError(28, "No space left on device")

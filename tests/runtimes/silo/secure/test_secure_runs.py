@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+import torch
 from cheating import ROUND
 from scenes import finished, left_out, same
 
@@ -129,6 +130,19 @@ def test_a_silo_whose_budget_is_spent_takes_part_no_more(secure):
     assert [line["round"] for line in federation.lines()] == [0]
 
 
+def test_another_run_has_other_noise_and_is_spent_again(secure):
+    """It asks the same first, and may be of other silos: with the same noise the difference would be bare."""
+    federation = secure(*NOISE, "train_args.comm_round=1")
+    weights = []
+    for _ in range(2):
+        finished(federation.server(), *federation.silos())
+        weights.append(federation.weights())
+        federation.run_dir = federation.folder / "another run"
+    ledger = (federation.folder / "silo-1" / "privacy.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in ledger] == [-1, 0, 0]
+    assert not any(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
 def test_a_sum_of_fewer_than_the_noise_is_made_for_is_not_opened(secure):
     federation = secure(*FOUR, *NOISE, "comm_args.secure_threshold=4")
     server, silos = federation.server(), federation.silos(1, 2, 3)
@@ -146,6 +160,7 @@ SERVERS = {
     "lies_about_who_is_in_the_sum": "the server says that the sum is of silos 1, 2, 3, 4, 7, and silos 1, 2, 3, 4",
     "drops_a_silo_after_the_masks": "the server says that the sum is of silos 1, 2, 3, and silos 1, 2, 3, 4 have sh",
     "asks_for_both_kinds_of_share": "silo 1 has not signed that the sum is of silos 1, 2, 3",
+    "shows_one_silo_another_model": "the keys of silo 4 are not signed with its certificate's key for this attempt",
     "asks_one_round_twice_with_other_silos": "this silo has opened its sum of silos 1, 2, 3, 4, and is now asked for",
 }
 
@@ -161,6 +176,8 @@ def test_a_server_that_cheats(secure, cheat):
         time.sleep(0.1)
     killed(server, *silos)
     assert not any("Traceback" in silo.text for silo in silos)
+    noted = [audited(federation.folder / f"silo-{rank}", "sum") for rank in (1, 2, 3, 4)]
+    assert any(SERVERS[cheat] in entry["why"] for entries in noted for entry in entries)
     revealed = [audited(federation.folder / f"silo-{rank}", "revealed") for rank in (1, 2, 3, 4)]
     opened = [line["silos"] for lines in revealed for line in lines if line.get("round") == ROUND]
     allowed = {"asks_one_round_twice_with_other_silos": [1, 2, 3, 4], "drops_a_silo_after_the_masks": [1, 2, 3]}
