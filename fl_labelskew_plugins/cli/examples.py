@@ -19,7 +19,7 @@ ABOUT = {
     "third_party_method": "a method in a package of its own, with its recipe and test",
     "first_run.ipynb": "a notebook: a first run from Python",
     "sweeps/digits": "a first sweep on scikit-learn's digits: methods, partitions, seeds; half a minute",
-    "sweeps/secure_digits": "what secure aggregation's whole numbers cost, on the digits: five methods, three seeds; minutes",
+    "sweeps/secure_digits": "digits: what the whole numbers of secure aggregation cost; ten minutes",
     "sweeps/fmnist": "Fashion-MNIST: every method, optimiser and baseline, three seeds; three hours",
     "sweeps/fmnist_momentum": "Fashion-MNIST: optimisers that correct drift, with plain SGD",
     "sweeps/fmnist_settings": "Fashion-MNIST: methods at other parameters",
