@@ -55,3 +55,21 @@ def few(names: Sequence[str], most: int = 10) -> str:
 def utc() -> str:
     """The time now, as ``2026-03-01T09:30:00.123Z``."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def without_paths(text: str) -> str:
+    """A sentence for another machine, which need not know how this one's folders are called.
+
+    >>> without_paths("run directory /home/ann/x cannot be written: No space left")
+    'run directory (path) cannot be written: No space left'
+    """
+    return re.sub(r"[^\s:;,'\"()]*[/\\][^\s:;,'\"()]*", "(path)", text)
+
+
+def without_values(text: str) -> str:
+    """A sentence for another machine, which need not know how far a value reaches here.
+
+    >>> without_values("round 1: the change of fc.bias reaches 4.4, and at most 4 fits; use a larger clip")
+    'round 1: the change of fc.bias is out of range; use a larger clip'
+    """
+    return re.sub(r" reaches \S+, and at most \S+ fits", " is out of range", text)

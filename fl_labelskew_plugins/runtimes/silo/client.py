@@ -24,7 +24,7 @@ from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import Versions
 from fl_labelskew_plugins.engine.local import LocalResult, forms
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.text import clean, counted
+from fl_labelskew_plugins.machine.text import clean, counted, without_paths, without_values
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.privacy import Noise, leaving
 from fl_labelskew_plugins.runs import model_file
@@ -333,24 +333,6 @@ class SiloClient(Manager):
             self.show.note(f"the run is over; results: {self.run_folder.path}")
         self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()
-
-
-def without_paths(text: str) -> str:
-    """A sentence for the server, which need not know how this machine's folders are called.
-
-    >>> without_paths("run directory /home/ann/x cannot be written: No space left")
-    'run directory (path) cannot be written: No space left'
-    """
-    return re.sub(r"[^\s:;,'\"()]*[/\\][^\s:;,'\"()]*", "(path)", text)
-
-
-def without_values(text: str) -> str:
-    """A sentence for the server, which need not know how far a value of this silo reaches.
-
-    >>> without_values("round 1: the change of fc.bias reaches 4.4, and at most 4 fits; use a larger clip")
-    'round 1: the change of fc.bias is out of range; use a larger clip'
-    """
-    return re.sub(r" reaches \S+, and at most \S+ fits", " is out of range", text)
 
 
 def _limit(session: Session) -> int:

@@ -11,10 +11,11 @@ from fl_labelskew_registry import LabelSkewError, RunError
 from recipe_texts import cross_silo
 
 from fl_labelskew_plugins.engine.turn import Turn
+from fl_labelskew_plugins.machine.text import without_paths
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runtimes.silo import facts as silos
-from fl_labelskew_plugins.runtimes.silo.client import about, noise_seed, secret, without_paths
+from fl_labelskew_plugins.runtimes.silo.client import about, noise_seed, secret
 from fl_labelskew_plugins.runtimes.silo.guard import question
 
 RECIPE = """\

@@ -8,10 +8,9 @@ from typing import Any
 from fl_labelskew_registry import RunError
 from torch import Tensor
 
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, without_paths
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.messages import SERVER
-from fl_labelskew_plugins.runtimes.silo.client import without_paths
 from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SecureError, SitsOutError, Vector
