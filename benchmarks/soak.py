@@ -474,7 +474,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a try with few processes, in a minute")
     options = parser.parse_args()
     if options.tiny:
-        options.rounds, options.silos, options.every = 6, 2, 3.0
+        options.rounds, options.silos, options.every = 10, 2, 1.5
     disks = mounts()
     with contextlib.ExitStack() as stack:
         stack.enter_context(interrupting())
