@@ -18,7 +18,7 @@ import torch.utils.data
 from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError, RunError
 from torch import Tensor
 
-from fl_labelskew_plugins.machine.signals import end_with_parent
+from fl_labelskew_plugins.machine.signals import blocked, end_with_parent
 
 Part = TypeVar("Part", Tensor, slice, Tensor | slice)
 """Indices of a batch."""
@@ -171,7 +171,8 @@ class Reader:
         self._plan.batches = batches
         if self._loader is None:
             self._loader = self._start()
-        arriving = iter(self._loader)
+        with blocked(signal.SIGTERM):  # in the processes that begin here, too, until _begin
+            arriving = iter(self._loader)
         while (batch := self._next(arriving)) is not None:
             yield batch
 
@@ -223,8 +224,9 @@ def _begin(_: int) -> None:
     which under a fork server is another one, and would stay.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "sigtimedwait"):  # macOS has none: there it ends at once
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    waits = hasattr(signal, "sigtimedwait")  # macOS has none: there it ends at once
+    signal.pthread_sigmask(signal.SIG_BLOCK if waits else signal.SIG_UNBLOCK, {signal.SIGTERM})
+    if waits:
         threading.Thread(target=_end_at_last, daemon=True).start()
     if (parent := multiprocessing.parent_process()) is not None:
         end_with_parent(parent.sentinel, signal.SIGKILL)  # there is nothing to save

@@ -78,6 +78,16 @@ def handled(*numbers: int, handler: Callable[[int, FrameType | None], None]) -> 
             signal.signal(number, before)
 
 
+@contextlib.contextmanager
+def blocked(*numbers: int) -> Iterator[None]:
+    """These signals come after the block, for this thread and for processes that are forked in it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def end_with_parent(other_end: int, number: int = signal.SIGTERM) -> None:
     """Have this process get a signal as soon as the one that it works for has ended, however that ended.
 

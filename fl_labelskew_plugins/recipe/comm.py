@@ -88,7 +88,6 @@ class CommArgs(Params):
         description="secure_aggregation: the most that a parameter may change in a client's round, an error beyond it;"
         " the smaller, the finer the steps; default: 2^(secure_bits / 8), 16 with 32 bits and 4 with 16",
     )
-
     secure_threshold: int | None = Field(
         None,
         ge=LEAST_SUMMED,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -94,7 +95,7 @@ class Observer(Protocol):
         """A message has come."""
 
 
-class Transport:
+class Transport(ABC):
     """A queue of messages that waits without spinning.
 
     Subclasses implement :meth:`send_message` and put what arrives into :attr:`arrived`, from any thread.
@@ -120,9 +121,9 @@ class Transport:
             observer.receive_message(arrived.kind, arrived)
         return True
 
+    @abstractmethod
     def send_message(self, msg: Message) -> None:
         """Send one message, or begin to."""
-        raise NotImplementedError
 
     def run(self) -> None:
         """Receive until :meth:`stop_receive_message`."""

@@ -113,7 +113,7 @@ if sys.argv[2] == "forkserver":
 sys.path.append(sys.argv[1])
 import reading, torch
 stream = reading.streamed(2)[0].stream([torch.arange(12)] * 50)
-next(stream)
+next(stream), next(stream)  # both processes have begun
 try:
     with interrupting():
         print("reading", flush=True)

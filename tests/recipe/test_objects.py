@@ -72,9 +72,12 @@ def test_a_look_at_a_module_leaves_its_modes_alone():
     assert [net.training, net.after.training, built.training, built.body.after.training] == [True, False, True, False]
 
 
-def test_a_relu_behind_the_head_is_seen():
+@pytest.mark.parametrize("bias", [-9.0, 0.0, 9.0])  # also where no logit of any sample is changed by it
+def test_a_relu_behind_the_head_is_seen(bias):
+    net = Net(after=nn.ReLU())
+    nn.init.constant_(net.head.bias, bias)
     with pytest.raises(LabelSkewError, match="what Net returns is not what its last Linear layer"):
-        objects.ModuleNetwork(Net(after=nn.ReLU())).build((1, 4, 4), 3)
+        objects.ModuleNetwork(net).build((1, 4, 4), 3)
 
 
 def test_a_module_of_our_form_is_taken_as_it_is():

@@ -54,8 +54,8 @@ class SiloServer(Manager):
     ``seen`` what has been seen of each silo so far. In ``folder`` the operator says which silos are excluded.
     """
 
-    summed = False
-    """Whether this server sees sums alone."""
+    total: Callable[[int, Sequence[int]], tuple[list[int], Vector]] | None = None
+    """What asks silos for a sum, of a server that sees sums alone; see :class:`.Rounds`."""
     transport: ServerTransport
 
     def __init__(
@@ -113,7 +113,9 @@ class SiloServer(Manager):
         """
         self.members.read_excluded()
         test = facts.test_data(self.recipe)
-        self.census = Census(self.recipe, test, self.sizes, partial(self._say, say=self.warn), summed=self.summed)
+        self.census = Census(
+            self.recipe, test, self.sizes, partial(self._say, say=self.warn), summed=self.total is not None
+        )
         if self._over:  # who has not heard so may still come
             self.members.expect(self._expected)
             self.say(f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s for silos to be told so")
@@ -136,8 +138,8 @@ class SiloServer(Manager):
         self.record, session = record, record.session
         self.transport.audit.note("run", run=record.run)
         self._tests = ClientTests(self.members, self.send, self.num_silos)
-        hooks, summed = self.host.hooks(session.trainer.model), self.total if self.summed else None
-        rounds = Rounds(record, hooks=hooks, tested=self._tests.of, summed=summed)
+        hooks = self.host.hooks(session.trainer.model)
+        rounds = Rounds(record, hooks=hooks, tested=self._tests.of, summed=self.total)
         self._opening, self._uploads = self._exchanges(rounds)
         self.rounds = rounds
         if self.members.excluded:
@@ -168,10 +170,6 @@ class SiloServer(Manager):
         """What these silos send, see :meth:`.Uploads.of`."""
         yield from self._uploads.of(round, clients)
         self.transport.audit.sync()
-
-    def total(self, round: int, clients: Sequence[int]) -> tuple[list[int], Vector]:
-        """Who is in the sum of what these silos have, and the sum, for a server that sees sums alone."""
-        raise NotImplementedError
 
     def _finish(self, final: State) -> None:
         self._final = final
@@ -232,7 +230,7 @@ class SiloServer(Manager):
     def _hello(self, message: Message) -> None:
         client, meta = message.sender - 1, message.meta
         try:
-            reported = facts.facts(meta, summed=self.summed)
+            reported = facts.facts(meta, summed=self.total is not None)
             self.census.check(client, reported)
             sums = facts.sums(message.tensors, reported) if self.pools_moments else None
         except RunError as error:

@@ -145,8 +145,6 @@ class SummedUploads(Uploads):
 class SummedServer(SiloServer):
     """Rank 0 of a federation whose server sees sums alone."""
 
-    summed = True
-
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         comm, transport = self.recipe.comm, self.transport

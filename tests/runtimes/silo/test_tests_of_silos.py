@@ -107,6 +107,9 @@ class Answering(Transport):
         super().__init__()
         self.answers, self.asked, self.tests = answers, [], None
 
+    def send_message(self, msg):
+        raise AssertionError("questions go another way here")
+
     def receive(self, timeout=None):
         if not self.asked:
             return False
