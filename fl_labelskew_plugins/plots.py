@@ -1,13 +1,16 @@
-"""Pictures of a run, as PNG files. matplotlib is imported only when one is drawn."""
+"""Pictures of a run and of several runs. matplotlib is imported only when one is drawn."""
 
 from __future__ import annotations
 
 import math
+import statistics
 import textwrap
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -102,44 +105,130 @@ def curves(
     save(picture, path)
 
 
-def compare(settings: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]], path: Path) -> None:
-    """Global accuracy over the rounds: a line for the mean over seeds, a band from the lowest to the highest.
+class Look(NamedTuple):
+    """A line's colour and dash, as numbers of :data:`COLOURS` and :data:`DASHES`; its mark tells it in black and white.
 
-    Each setting has a chart; a label has the same colour and dash in all of them. ``settings``: setting to label to
-    round to the accuracy of each seed.
+    >>> Look(0, 0).mark, Look(0, 1).mark
+    ('o', 'v')
     """
+
+    colour: int
+    dash: int
+
+    @property
+    def mark(self) -> str:
+        """Another one for each colour and, of lines of one colour, for each dash."""
+        return MARKS[(self.colour + 3 * self.dash) % len(MARKS)]
+
+
+def looks(methods: Mapping[str, str]) -> dict[str, Look]:
+    """How each label's line looks; ``methods``: label to the method, or optimiser, that it is a line of.
+
+    A method has one colour wherever it is drawn, those of :data:`PLACES` by their place and any other by its name. Of
+    labels that want to look the same, such as variants of a method, one takes the next dash that is free; where all
+    are variants of one method, the next colour.
+
+    >>> looks({"fedavg": "fedavg", "fedrs": "fedrs", "fedrs, alpha=0.1": "fedrs"})["fedrs, alpha=0.1"]
+    Look(colour=1, dash=1)
+    """
+    hues, dashes = len(COLOURS), len(DASHES)
+    firsts = {method: label for label, method in sorted(methods.items(), reverse=True)}
+    taken: dict[str, Look] = {}
+    # methods with a place come first, each by one label, so that nobody else takes it
+    in_turn = sorted(methods, key=lambda label: (methods[label] not in PLACES, firsts[methods[label]] != label, label))
+    for label in in_turn:
+        name = methods[label]
+        place = PLACES.index(name) if name in PLACES else zlib.crc32(name.encode()) % hues
+        steps = list(product(range(hues), range(dashes)))
+        if len(firsts) == 1:
+            steps.sort(key=lambda step: step[1])
+        wanted = [Look((place + hue) % hues, (place // hues + dash) % dashes) for hue, dash in steps]
+        taken[label] = next((look for look in wanted if look not in taken.values()), wanted[0])
+    return taken
+
+
+def compare(
+    settings: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]],
+    path: Path,
+    *,
+    methods: Mapping[str, str] | None = None,
+    width: float | None = None,
+) -> None:
+    """Global accuracy over the rounds: a line for the mean over the seeds, a band of one sample std around it.
+
+    A chart for each setting, on shared axes, and one legend; a PNG, PDF or SVG file, by the suffix.
+
+    Args:
+        settings: setting to label to round to the accuracy of each seed.
+        path: the file.
+        methods: of each label, which :func:`looks` goes by; default: the labels themselves.
+        width: of a paper's column, in inches, for a picture of just that with letters of 7 and 8 points.
+    """
+    import matplotlib
+
     labels = list(dict.fromkeys(label for groups in settings.values() for label in groups))
-    columns = min(len(settings), CHARTS)
-    rows = math.ceil(len(settings) / columns)
-    picture, grid = figure(8 if columns == 1 else 6 * columns, 4.8 * rows, columns, nrows=rows, squeeze=False)
-    lines: dict[str, Any] = {}
-    for axes in grid.flat[len(settings) :]:
-        axes.remove()
-    for axes, (setting, groups) in zip(grid.flat, settings.items(), strict=False):
-        for label, rounds in groups.items():
-            number = labels.index(label)
-            style = {"color": COLOURS[number % len(COLOURS)], "ls": STYLES[number // len(COLOURS) % len(STYLES)]}
-            percent = {x: [100 * value for value in values] for x, values in rounds.items()}
-            lines[label] = band(axes, percent, label, **style)
-        axes.set(xlabel="round", ylabel="accuracy on the global test set in %")
-        axes.set_title(setting if len(settings) > 1 else "")
-        finish_rounds(axes, loc=None)
-    if len(settings) == 1 and len(labels) <= len(COLOURS) and all(len(label) <= WIDEST for label in labels):
-        picture.axes[0].legend(loc="lower right", fontsize=8)
-    else:
-        _legend_beside(picture, [lines[label] for label in labels], labels)
-    save(picture, path)
+    look = looks({label: (methods or {}).get(label, label) for label in labels})
+    letters, line, dpi, chart = (SMALL, 1.0, 300, 1.5) if width else ({"legend.fontsize": 8.0}, 1.5, 110, 4.4)
+    width = width or max(8.0, min(len(settings), 3) * chart)
+    rows = math.ceil(len(settings) / int(width / chart))
+    columns = math.ceil(len(settings) / rows)  # so that no row is much shorter than the others
+    with matplotlib.rc_context(letters):
+        height = 0.3 + rows * (0.3 + 0.62 * width / columns)
+        picture, grid = figure(width, height, columns, nrows=rows, **SHARED)
+        lines: dict[str, Any] = {}
+        for axes, (setting, groups) in zip(grid.flat, settings.items(), strict=False):
+            for label, rounds in groups.items():
+                offset = labels.index(label) / len(labels)
+                lines[label] = _mean_line(axes, rounds, look[label], width=line, offset=offset)
+            room = int(width / columns * 72 / (0.6 * matplotlib.rcParams["font.size"]))
+            axes.set_title(textwrap.fill(clean(setting), room) if len(settings) > 1 else "", fontsize="medium")
+            finish_rounds(axes, loc=None)
+        for axes in grid.flat[len(settings) :]:
+            axes.remove()
+        for axes in grid.flat[len(settings) - columns : len(settings)]:
+            axes.tick_params(labelbottom=True)  # also where there is no chart below
+        several = any(len(values) > 1 for groups in settings.values() for r in groups.values() for values in r.values())
+        picture.supxlabel("round" + "; bands: ± standard deviation over seeds" * several, fontsize="medium")
+        for axes in grid[:, 0]:
+            axes.set_ylabel("accuracy in %")
+        _legend_above(picture, [lines[label] for label in labels], labels)
+        save(picture, path, dpi)
 
 
-def _legend_beside(picture: Any, lines: Sequence[Any], labels: Sequence[str]) -> None:
-    """A legend at the right of the charts, for which the picture grows, with as many columns as make it no higher."""
-    labels = [textwrap.fill(label, WIDEST) for label in labels]
-    columns = math.ceil(sum(label.count("\n") + 1 for label in labels) / HIGHEST)
-    legend = picture.legend(lines, labels, loc="outside right upper", ncols=columns, fontsize=8, handlelength=3)
-    _literal(picture)
-    taken = legend.get_window_extent(picture.canvas.get_renderer())
+def _mean_line(axes: Any, rounds: Mapping[int, Sequence[float]], look: Look, *, width: float, offset: float) -> Any:
+    """The line, which is returned, with a mark every few points, moved by a part ``offset`` of these."""
+    xs = sorted(rounds)
+    means = [100 * statistics.fmean(rounds[x]) for x in xs]
+    stds = [100 * std(rounds[x]) for x in xs]
+    step = math.ceil(len(xs) / 8) or 1
+    style = {"color": COLOURS[look.colour], "linestyle": (0, DASHES[look.dash]) if DASHES[look.dash] else "-"}
+    marks = {"marker": look.mark, "markersize": 3.2 * width, "markevery": (int(offset * step), step)}
+    (line,) = axes.plot(xs, means, linewidth=width, **style, **marks)
+    if any(stds):
+        lows, highs = np.subtract(means, stds), np.add(means, stds)
+        axes.fill_between(xs, lows.clip(0), highs.clip(max=100), color=style["color"], alpha=0.15, linewidth=0)
+    return line
+
+
+def std(values: Sequence[float]) -> float:
+    """Sample standard deviation; 0 of a single value."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _legend_above(picture: Any, lines: Sequence[Any], labels: Sequence[str]) -> None:
+    """A legend above the charts, with as many columns as fit, for which the picture grows in height."""
     width, height = picture.get_size_inches()
-    picture.set_size_inches(width + taken.width / picture.dpi, max(height, taken.height / picture.dpi + 0.2))
+    labels = [textwrap.fill(clean(label), WIDEST) for label in labels]
+    for rows in range(math.ceil(len(labels) / MOST_COLUMNS), len(labels) + 1):
+        columns = math.ceil(len(labels) / rows)
+        style = {"ncols": columns, "handlelength": 2.6, "columnspacing": 1.2, "frameon": False}
+        legend = picture.legend(lines, labels, loc="outside upper center", **style)
+        _literal(picture)
+        taken = legend.get_window_extent(picture.canvas.get_renderer())
+        if taken.width / picture.dpi <= width or columns == 1:
+            break
+        legend.remove()
+    picture.set_size_inches(width, height + taken.height / picture.dpi)
 
 
 def band(axes: Any, rounds: Mapping[int, Sequence[float]], label: str, **style: Any) -> Any:
@@ -216,12 +305,25 @@ COLOURS = (
 )  # fmt: skip
 """Petroff, "Accessible Color Sequences for Data Visualization", https://arxiv.org/abs/2107.02270, 10 colours."""
 MARKS = "os^vDP*X<>"
-STYLES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (6, 2, 1, 1, 1, 2)))
-"""Of lines beyond ten: the colours again, with the next style."""
-WIDEST, HIGHEST = 40, 28
-"""Letters of a legend's line, and lines of its columns."""
-CHARTS = 2
-"""Charts of a picture beside each other."""
+DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.6), (1, 1.6), (6, 1.6, 1, 1.6), (9, 2), (6, 1.6, 1, 1.6, 1, 1.6))
+"""Strokes and gaps, in widths of a line; the first is solid."""
+PLACES = (
+    *("fedavg", "fedrs", "map", "FedProx", "fedlc", "fedshift", "fedmr", "fedphp", "SCAFFOLD", "moon"),
+    *("fedrod", "fedaws", "fedproc", "FedOpt", "flda", "fd", "fedmmd", "reweighting", "FedNova", "FedDyn"),
+    *("FedDC", "Mime"),
+)
+"""Our methods and optimisers: ten with a colour each, ten with the next dash, and so on; new ones come last."""
+SMALL = {
+    **{"font.size": 8.0, "xtick.labelsize": 7.0, "ytick.labelsize": 7.0, "legend.fontsize": 7.0, "axes.titlepad": 3.0},
+    **{"axes.linewidth": 0.6, "grid.linewidth": 0.5, "xtick.major.size": 2.0, "ytick.major.size": 2.0},
+}
+"""What matplotlib draws in a picture of a paper's size."""
+SHARED = {"sharex": True, "sharey": True, "squeeze": False}
+"""Of charts that are read beside each other."""
+SUFFIXES = (".png", ".pdf", ".svg")
+"""Of files that pictures can be written to."""
+WIDEST, MOST_COLUMNS = 40, 6
+"""Letters of a legend's line, and its columns."""
 PERCENT = (-2, 102)
 """Ends of an axis in per cent, so that the frame cuts neither a line at 0 nor one at 100."""
 
@@ -270,8 +372,16 @@ def _literal(picture: Any) -> None:
         text.set_parse_math(text in powers_of_ten)
 
 
-def save(picture: Any, path: Path) -> None:
-    """Write a PNG file as a whole or not at all."""
+def save(picture: Any, path: Path, dpi: int = 110) -> None:
+    """Write a file as a whole or not at all: PDF or SVG by its suffix, else PNG; the same picture is the same bytes.
+
+    Text stays text: a PDF has TrueType fonts, since conferences take no Type 3, and an SVG those of its reader.
+    """
+    import matplotlib
+
+    form = suffix[1:] if (suffix := path.suffix.lower()) in SUFFIXES else "png"
+    no_date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form)
     _literal(picture)
-    with replacing(path) as part:
-        picture.savefig(part, dpi=110, format="png")
+    as_text = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": form}
+    with replacing(path) as part, matplotlib.rc_context(as_text):
+        picture.savefig(part, dpi=dpi, format=form, metadata=no_date)

@@ -1,3 +1,7 @@
+import re
+from xml.etree import ElementTree
+
+import fl_labelskew_registry as registry
 import numpy as np
 import pytest
 from PIL import Image
@@ -48,31 +52,104 @@ def test_curves_with_gaps_and_without_tests(tmp_path):
     picture(tmp_path / "e.png")  # of a run whose losses were not finite
 
 
-def test_compare_draws_a_line_a_group(tmp_path):
-    compare({"iid": {"fedavg": {1: [0.1, 0.2], 2: [0.3, 0.4]}, "fedrs": {1: [0.5], 2: [0.6]}}}, tmp_path / "d.png")
-    picture(tmp_path / "d.png")
-
-
 def drawn(monkeypatch):
     """Pictures as they are saved."""
     made = []
-    monkeypatch.setattr(plots, "save", lambda picture, path: made.append(picture))
+    monkeypatch.setattr(plots, "save", lambda picture, path, *dpi: made.append(picture))
     return made
 
 
-def test_a_label_has_one_colour_in_all_charts(tmp_path, monkeypatch):
+OTHERS = ["mine", "fedrs+fedlc", "<b>", "$x$", *(f"method{number}" for number in range(8))]
+
+
+def test_a_method_has_one_colour_whatever_else_is_drawn():
+    rng = np.random.default_rng(0)
+    alone = {name: plots.looks({name: name})[name] for name in [*plots.PLACES, *OTHERS]}
+    assert {look.colour for look in alone.values()} == set(range(10))
+    for size in range(2, 30):
+        names = rng.choice(list(alone), size, replace=False).tolist()
+        made = plots.looks({name: name for name in names})
+        assert {name: look.colour for name, look in made.items()} == {name: alone[name].colour for name in names}
+        assert all(made[name] == alone[name] for name in plots.PLACES if name in made)
+        assert len({(look.mark, look.dash) for look in made.values()}) == size  # in black and white, too
+        assert made == plots.looks({name: name for name in reversed(names)})
+
+
+def test_what_is_shipped_has_a_place():
+    shipped = [
+        entry.name
+        for kind in ("methods", "optimizers")
+        for entry in registry.entries(kind)
+        if entry.distribution == "fl-labelskew-plugins" and entry.name != "FedAvg"  # that of plain methods
+    ]
+    assert sorted(shipped) == sorted(plots.PLACES)
+
+
+def test_variants_have_the_colour_of_their_method_beside_others_and_several_without():
+    taus = {f"fedlc, tau={tau}": "fedlc" for tau in (0.5, 1, 2, 5)}
+    beside, alone = plots.looks(taus | {"fedavg": "fedavg"}), plots.looks(taus)
+    fedlc = plots.PLACES.index("fedlc")
+    assert [beside[label] for label in taus] == [(fedlc, dash) for dash in range(4)]
+    assert [alone[label] for label in taus] == [(fedlc + hue, 0) for hue in range(4)]
+    assert len(set(plots.looks({f"a {number}": "a" for number in range(60)}).values())) == 60
+
+
+def test_small_multiples_share_axes_and_a_legend(tmp_path, monkeypatch):
     pictures = drawn(monkeypatch)
     line = {1: [0.1], 2: [0.2]}
     many = {f"m{number}": line for number in range(12)}
-    compare({"pcdd": many, "iid": {"m11": line, "m3": line}, "iid, again": {"new": line, "m0": line}}, tmp_path / "a")
+    settings = {"pcdd": many, "iid": {"m11": line, "m3": {1: [0.5], 9: [1.0]}}, "iid, again": {"new": line, "m0": line}}
+    compare(settings | {"d": {}, "e": {}}, tmp_path / "a")
     (made,) = pictures
-    assert [axes.get_title() for axes in made.axes] == ["pcdd", "iid", "iid, again"]
-    charts = [{one.get_label(): (one.get_color(), one.get_linestyle()) for one in a.lines} for a in made.axes]
-    assert charts[1] == {name: charts[0][name] for name in ("m11", "m3")}
-    assert charts[2]["m0"] == charts[0]["m0"]
-    assert len(set(charts[0].values()) | {charts[2]["new"]}) == 13
+    assert [axes.get_title() for axes in made.axes] == ["pcdd", "iid", "iid, again", "d", "e"]
+    assert {axes.get_gridspec().get_geometry() for axes in made.axes} == {(2, 3)}
+    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in made.axes}) == 1
     (legend,) = made.legends
-    assert [text.get_text() for text in legend.get_texts()] == [*many, "new"]
+    labels = [text.get_text() for text in legend.get_texts()]
+    assert labels == [*many, "new"]
+    looks = plots.looks({label: label for label in labels})
+    for axes, groups in zip(made.axes, settings.values(), strict=False):
+        colours = [(one.get_color(), one.get_marker()) for one in axes.lines]
+        assert colours == [(COLOURS[looks[label].colour], looks[label].mark) for label in groups]
+    assert made.get_supxlabel() == "round"  # no seeds, no bands
+
+
+def test_a_band_is_one_standard_deviation_and_ends_where_accuracies_do(tmp_path, monkeypatch):
+    pictures = drawn(monkeypatch)
+    compare({"iid": {"fedavg": {1: [0.4, 0.6], 2: [0.9, 1.0], 3: [0.1, 0.1, 0.4]}}}, tmp_path / "a")
+    (axes,) = pictures[0].axes
+    assert axes.lines[0].get_ydata() == pytest.approx([50, 95, 20])
+    ((path,),) = [band.get_paths() for band in axes.collections]
+    ends = [path.vertices[path.vertices[:, 0] == r, 1] for r in (1, 2, 3)]
+    lows_highs = [end for column in ends for end in (column.min(), column.max())]
+    assert lows_highs == pytest.approx([50 - 200**0.5, 50 + 200**0.5, 95 - 50**0.5, 100, 20 - 300**0.5, 20 + 300**0.5])
+    assert pictures[0].get_supxlabel() == "round; bands: ± standard deviation over seeds"
+
+
+HOSTILE = ["<script>alert(1)</script>", "$x^{$", "a&b\x00\x1b[2J", "\u202eabc"]
+
+
+def test_papers_get_their_width_and_text_that_stays_text(tmp_path):
+    width, curve = 3.25, {r: [r / 40, r / 35] for r in range(1, 21)}
+    settings = {name: dict.fromkeys(("fedavg", "fedlc, tau=0.5, " * 5, *HOSTILE), curve) for name in HOSTILE[:2]}
+    for name in ("a.png", "a.pdf", "a.svg", "b.PDF", "b.svg"):
+        compare(settings, tmp_path / name, width=width)
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.width == round(300 * width)
+    pdf = (tmp_path / "a.pdf").read_bytes()
+    assert float(re.search(rb"/MediaBox \[ 0 0 ([0-9.]+)", pdf)[1]) == pytest.approx(72 * width)
+    assert b"/Type3" not in pdf
+    assert b"/FontFile2" in pdf
+    assert pdf == (tmp_path / "b.PDF").read_bytes()
+    assert b"/CreationDate" not in pdf
+    text = (tmp_path / "a.svg").read_text()
+    assert text == (tmp_path / "b.svg").read_text()
+    svg = ElementTree.fromstring(text)
+    assert svg.get("width") == f"{72 * width:g}pt"
+    words = "".join("".join(one.itertext()) for one in svg.iter("{http://www.w3.org/2000/svg}text"))
+    for name in ("fedavg", "<script>alert(1)</script>", "$x^{$", "a&b??[2J", "?abc", "accuracy in %"):
+        assert name in words
+    assert not {one.tag.rpartition("}")[2] for one in svg.iter()} & {"script", "foreignObject", "image", "date"}
 
 
 def test_the_frame_does_not_cut_a_line_at_either_end(tmp_path, monkeypatch):
@@ -90,18 +167,14 @@ def test_the_frame_does_not_cut_a_line_at_either_end(tmp_path, monkeypatch):
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(("lines", "words"), [(60, "fedavg, FedOpt, server_optimizer=adam, server_lr=0.01"), (12, "a")])
-def test_a_legend_of_many_lines_stands_beside_the_chart(tmp_path, lines, words):
+def test_a_legend_of_many_lines_stands_above_the_chart(tmp_path, lines, words):
     compare({"iid": {"few": {1: [0.1], 2: [0.9]}}}, tmp_path / "few.png")
     groups = {f"{words}, {number}": {1: [0.1], 2: [number / lines]} for number in range(lines)}
     compare({"iid": groups}, tmp_path / "many.png")
     few, many = picture(tmp_path / "few.png"), picture(tmp_path / "many.png")
-    assert many.shape[1] > few.shape[1] + 50
-    assert (many[0] == 255).all()  # nothing is cut off
-    assert (many[-1] == 255).all()
-    assert (many[:, -1] == 255).all()
-    # the lines begin together at the lower left, where nothing lies above them but the grid
-    above = many[10 : len(many) // 2, 100:150].astype(int)
-    assert np.ptp(above, axis=2).max() == 0  # no colour
+    assert many.shape[0] > few.shape[0] + 10
+    assert many.shape[1] == few.shape[1]
+    assert all((edge == 255).all() for edge in (many[0], many[-1], many[:, 0], many[:, -1]))  # nothing is cut off
 
 
 def colours_of(path):

@@ -6,18 +6,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from fl_labelskew_registry import LabelSkewError, MistakesError
+from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 
 from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.cli.options import FILE, PATH
 from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.text import clean
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 FORMATS = ("table", "csv", "markdown", "latex")
 FEDAVG = "fedavg"
+SIZES = {
+    **{"icml": 3.25, "icml-wide": 6.75, "neurips": 5.5, "ieee": 3.5, "ieee-wide": 7.16, "acm": 3.33, "acm-wide": 7.0},
+    **{"lncs": 4.8, "cvpr": 3.25, "cvpr-wide": 6.875},
+}
+"""Widths of a column, or with ``-wide`` of both and the gap between them, in inches.
+
+icml2025.sty: textwidth 6.75in, columnsep 0.25in. neurips_2025.sty: textwidth=5.5in; ICLR's is the same. IEEE Author
+Center: 3.5 and 7.16 inches; IEEEtran.cls has 43pc. acmart.cls, sigconf: columnwidth 241.147pt, textwidth 506.295pt.
+llncs.cls, as ECCV and MICCAI have it: textwidth 12.2cm. cvpr.sty: textwidth 6.875in, columns of 3.25in.
+"""
 
 
 def shown(rows: DataFrame, form: str) -> str:
@@ -43,10 +54,19 @@ def shown(rows: DataFrame, form: str) -> str:
 @click.option(
     "--html", type=FILE, metavar="FILE", help="Also write a page with curves and heat maps, complete in itself."
 )
-@click.option("--plot", type=FILE, metavar="FILE", help="Also draw the accuracies, as PNG.")
+@click.option("--plot", type=FILE, metavar="FILE", help="Also draw the accuracies: a .png, .pdf or .svg file.")
+@click.option(
+    "--size", type=click.Choice([*SIZES]), help="With --plot: width and letters of a paper's column, or of its page."
+)
 @guarded
 def report_command(
-    runs: tuple[Path, ...], last: int, baseline: str, form: str, html: Path | None, plot: Path | None
+    runs: tuple[Path, ...],
+    last: int,
+    baseline: str,
+    form: str,
+    html: Path | None,
+    plot: Path | None,
+    size: str | None,
 ) -> None:
     """Compare finished runs, as a table, a picture or a page.
 
@@ -58,9 +78,14 @@ def report_command(
     local model that of the models that clients have just trained, where a method keeps no others; the latter is not
     compared. With --format latex the best is bold, the second best underlined.
     """
+    from fl_labelskew_plugins.plots import SUFFIXES, compare
     from fl_labelskew_plugins.recipe.mistakes import unknown
     from fl_labelskew_plugins.studies import report
 
+    if plot is None and size:
+        raise mistake(f"--size {size}", "there is no picture", "it with --plot FILE")
+    if plot is not None and plot.suffix.lower() not in SUFFIXES:
+        raise mistake(f"--plot {clean(plot)}", "is no picture", f"a name that ends in {' or '.join(SUFFIXES)}")
     read, missing = report.read_all(runs)
     if read:
         rows = report.rows(report.grouped(read), last, baseline)
@@ -71,10 +96,8 @@ def report_command(
         for note in report.notes(rows, read):
             click.echo(note, err=True)
         if plot is not None:
-            from fl_labelskew_plugins.plots import compare
-
             with writing(plot):
-                compare(report.curves(rows), plot)
+                compare(report.curves(rows), plot, methods=report.methods(rows), width=SIZES[size] if size else None)
         if html is not None:
             from fl_labelskew_plugins.studies.page import page
 

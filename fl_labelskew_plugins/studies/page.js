@@ -77,9 +77,9 @@ for (const chart of document.querySelectorAll(".chart")) {
       .sort(([, a], [, b]) => Math.abs(a[1] - near) - Math.abs(b[1] - near));
     const texts = values.slice(0, MOST)
       .sort(([, a], [, b]) => b[1] - a[1])
-      .map(([name, [, mean, low, high]]) => {
+      .map(([name, [, mean, std]]) => {
         const text = document.createElement("div");
-        text.textContent = `${mean.toFixed(2)}  ${name}` + (low < high ? `  (${low.toFixed(1)} to ${high.toFixed(1)})` : "");
+        text.textContent = mean.toFixed(2) + (std ? ` ± ${std.toFixed(2)}` : "") + `  ${name}`;
         return text;
       });
     if (values.length > MOST) texts.push(`... and ${values.length - MOST} more`);

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import StrictUndefined, Template
 
-from fl_labelskew_plugins import __version__
+from fl_labelskew_plugins import __version__, plots
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.studies import report
 
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 SIZE = {"width": 560, "height": 320, "left": 44, "right": 548, "top": 12, "bottom": 282}
 """Of a chart, and where its axes are."""
-COLOURS = 10
-"""Colours of page.css, ``--c0`` on; further lines have another dash."""
-DASHES = ("", "7 4", "2 4", "10 3 2 3")
+STROKE = 2
+"""Width of a line."""
 SHADES = ((240, 245, 251), (198, 219, 239), (107, 174, 214), (40, 120, 184), (8, 48, 107))
 """From the lowest value of a heat map to its highest."""
 LONG = 24
@@ -52,6 +51,7 @@ def page(frame: DataFrame, *, last: int, baseline: str) -> str:
         Path(__file__).with_suffix(suffix).read_text(encoding="utf-8") for suffix in (".css", ".js", ".html.j2")
     )
     settings, labels = frame["setting"].unique().tolist(), frame["label"].unique().tolist()
+    looks = plots.looks(report.methods(frame))
     shared, rest = _settings(frame)
     folders = [[Path(run.name).name for run in runs] for runs in frame["runs"]]
     template = Template(markup, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
@@ -75,8 +75,9 @@ def page(frame: DataFrame, *, last: int, baseline: str) -> str:
         shared=shared,
         size=SIZE,
         long=LONG,
-        colours=COLOURS,
-        dash=lambda number: DASHES[number // COLOURS % len(DASHES)],
+        looks=[looks[label] for label in labels],
+        dashes=[" ".join(f"{STROKE * part:g}" for part in dash) for dash in plots.DASHES],
+        colours=plots.COLOURS,
         shades=", ".join(map(_rgb, SHADES)),
         counted=counted,
     )
@@ -105,7 +106,7 @@ def _key(value: Any) -> str:
 def _chart(rows: DataFrame, labels: Sequence[str]) -> dict[str, Any]:
     """What is drawn of a setting's rows, in a chart's own units."""
     series = [
-        (name, [(r, 100 * statistics.fmean(v), 100 * min(v), 100 * max(v)) for r, v in sorted(curve.items())])
+        (name, [_point(round_, accuracies) for round_, accuracies in sorted(curve.items())])
         for name, curve in zip(rows["label"], rows["curve"], strict=True)
     ]
     everything = [point for _, points in series for point in points]
@@ -119,16 +120,16 @@ def _chart(rows: DataFrame, labels: Sequence[str]) -> dict[str, Any]:
     def y(value: float) -> float:
         return SIZE["bottom"] - (SIZE["bottom"] - SIZE["top"]) * (value - low) / (high - low)
 
-    def line(name: str, points: Sequence[tuple[int, float, float, float]]) -> dict[str, Any]:
+    def line(name: str, points: Sequence[tuple[int, float, float, float, float]]) -> dict[str, Any]:
         upper = [f"{x(p[0]):.1f},{y(p[3]):.1f}" for p in points]
         lower = [f"{x(p[0]):.1f},{y(p[2]):.1f}" for p in reversed(points)]
         path = "M" + "L".join(f"{x(p[0]):.1f},{y(p[1]):.1f}" for p in points)
         return {
             "number": labels.index(name),
             "name": name,
-            "points": json.dumps([[p[0], *(round(value, 3) for value in p[1:])] for p in points]),
+            "points": json.dumps([[p[0], round(p[1], 3), round(p[4], 3)] for p in points]),
             "path": path + ("h.01" if len(points) == 1 else ""),  # a dot
-            "band": " ".join(upper + lower) if any(p[2] < p[3] for p in points) else "",
+            "band": " ".join(upper + lower) if any(p[4] for p in points) else "",
         }
 
     levels = [low + number * step for number in range(round((high - low) / step) + 1)]
@@ -138,6 +139,12 @@ def _chart(rows: DataFrame, labels: Sequence[str]) -> dict[str, Any]:
         "rounds": [(x(round_), round_) for round_ in _rounds(first, last)],
         "lines": [line(name, points) for name, points in series],
     }
+
+
+def _point(round_: int, accuracies: Sequence[float]) -> tuple[int, float, float, float, float]:
+    """Round, mean, ends of the band and its half, in per cent."""
+    mean, std = 100 * statistics.fmean(accuracies), 100 * plots.std(accuracies)
+    return round_, mean, max(0, mean - std), min(100, mean + std), std
 
 
 def _ticks(low: float, high: float) -> tuple[float, float, float]:

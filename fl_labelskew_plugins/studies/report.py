@@ -336,3 +336,9 @@ def curves(frame: DataFrame) -> dict[str, dict[str, Curve]]:
         for round_, values in row["curve"].items():
             names.setdefault(row["label"], {}).setdefault(round_, []).extend(values)
     return settings
+
+
+def methods(frame: DataFrame) -> dict[str, str]:
+    """Label of each row to what its line is coloured by: its method, or another optimiser of plain FedAvg."""
+    of_optimizer = (frame["method"] == "fedavg") & (frame["optimizer"] != PLAIN_OPTIMIZER)
+    return dict(zip(frame["label"], frame["method"].mask(of_optimizer, frame["optimizer"]), strict=True))

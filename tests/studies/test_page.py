@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from run_folders import resolved
 
+from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.studies import page, report
 from fl_labelskew_plugins.studies.finished import Run, grouped
 
@@ -77,7 +78,7 @@ def test_numbers_are_those_of_the_rows():
     text = rendered(RUNS)
     assert ">70.00 ± 14.14<" in text  # the last test of 0.6 and 0.8
     assert ">2 (1.50x)<" in text  # FedLC has 70 % after 2 rounds, the baseline's mean after 3
-    assert "[[1, 30.0, 20.0, 40.0], [2, 50.0, 40.0, 60.0], [3, 70.0, 60.0, 80.0]]".replace('"', "&#34;") in text
+    assert "[[1, 30.0, 14.142], [2, 50.0, 14.142], [3, 70.0, 14.142]]".replace('"', "&#34;") in text
     cells = re.findall(r'title="1: ([0-9.]+)">(\d+)<', text)
     assert ("50.00", "50") in cells
 
@@ -200,7 +201,7 @@ def test_names_take_lines_out_and_arrow_keys_read_values(opened):
     browser.evaluate(PRESS)
     browser.evaluate(PRESS)
     assert browser.evaluate(TIP).splitlines() == [
-        "round 2", "70.00 fedlc", "50.00 fedavg (40.0 to 60.0)", "40.00 fedavg, FedProx",
+        "round 2", "70.00 fedlc", "50.00 ± 14.14 fedavg", "40.00 fedavg, FedProx",
     ]  # fmt: skip
     browser.evaluate("document.querySelector('.legend button').click()")
     browser.evaluate(PRESS)
@@ -212,10 +213,11 @@ def test_names_take_lines_out_and_arrow_keys_read_values(opened):
 
 
 def test_many_lines_go_out_at_once(shown):
-    browser = shown([run(f"method{number}", 0, [0.5, 0.6]) for number in range(12)])
+    looks = plots.looks({name: name for name in (f"method{number}" for number in range(12))})
+    browser = shown([run(name, 0, [0.5, 0.6]) for name in looks])
     seen = "[...document.querySelectorAll('.series')].filter(line => getComputedStyle(line).display !== 'none').length"
     dashed = "document.querySelectorAll('.series path[stroke-dasharray]').length"
-    assert (browser.evaluate(seen), browser.evaluate(dashed)) == (12, 2)
+    assert (browser.evaluate(seen), browser.evaluate(dashed)) == (12, sum(look.dash > 0 for look in looks.values()))
     browser.evaluate("document.querySelector('[data-all=false]').click()")
     browser.evaluate("document.querySelector('[data-series=\"3\"]').click()")
     assert browser.evaluate(seen) == 1
