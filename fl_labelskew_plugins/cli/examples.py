@@ -18,6 +18,7 @@ ABOUT = {
     "services": "server and silos as systemd units, or in containers",
     "third_party_method": "a method in a package of its own, with its recipe and test",
     "first_run.ipynb": "a notebook: a first run from Python",
+    "search_optuna.py": "a search for the best settings with Optuna, on one machine or several",
     "sweeps/digits": "a first sweep on scikit-learn's digits: methods, partitions, seeds; half a minute",
     "sweeps/secure_digits": "digits: what the whole numbers of secure aggregation cost; ten minutes",
     "sweeps/fmnist": "Fashion-MNIST: every method, optimiser and baseline, three seeds; three hours",

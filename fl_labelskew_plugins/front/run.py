@@ -80,7 +80,7 @@ def run(
         dataset: in place of the recipe's: ``(train, test)``, each ``(x, y)`` or a torch ``Dataset`` with ``targets``.
         method: in place of the recipe's.
         partition: in place of the recipe's: indices of each client's training samples.
-        callbacks: told of every round.
+        callbacks: told of every round; what one raises ends the run with a checkpoint, and is raised here as it is.
         quiet: print nothing but warnings.
         host: ``none``: without FedML, to the same numbers (docs/runtimes.md says which last digits may differ);
             default: inside FedML where it is installed.

@@ -115,6 +115,21 @@ def test_what_a_callback_interrupts_goes_on_to_the_same_numbers(finished, tmp_pa
         assert (whole.folder / name).read_bytes() == (finished.folder / name).read_bytes()
 
 
+def test_what_a_callback_raises_comes_out_as_it_is_and_the_run_goes_on(finished, tmp_path):
+    class Ends:
+        error = LookupError("enough")
+
+        def on_round(self, run, line):
+            raise self.error
+
+    with pytest.raises(LookupError, match="enough") as caught:
+        fl.run(RECIPE, tmp_path / "cut", callbacks=[Ends()], quiet=True)
+    assert caught.value is Ends.error
+    assert caught.value.__context__ is None  # nothing of ours went wrong on its way
+    whole = fl.open(tmp_path / "cut").resume(quiet=True)
+    assert (whole.folder / "metrics.jsonl").read_bytes() == (finished.folder / "metrics.jsonl").read_bytes()
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
