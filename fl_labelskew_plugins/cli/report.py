@@ -85,7 +85,9 @@ def report_command(
     if plot is None and size:
         raise mistake(f"--size {size}", "there is no picture", "it with --plot FILE")
     if plot is not None and plot.suffix.lower() not in SUFFIXES:
-        raise mistake(f"--plot {clean(plot)}", "is no picture", f"a name that ends in {' or '.join(SUFFIXES)}")
+        raise mistake(
+            f"--plot {clean(plot)}", "no such kind of picture", f"a name that ends in {' or '.join(SUFFIXES)}"
+        )
     read, missing = report.read_all(runs)
     if read:
         rows = report.rows(report.grouped(read), last, baseline)

@@ -337,7 +337,7 @@ def test_report_writes_a_page_and_a_picture_as_a_whole(tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {"a", "r.html", "r.png", "r.SVG"}
     assert 'width="234pt"' in (tmp_path / "r.SVG").read_text()
     assert errors("report", run, "--plot", "r.jpg") == [
-        "--plot r.jpg: is no picture; use a name that ends in .png or .pdf or .svg"
+        "--plot r.jpg: no such kind of picture; use a name that ends in .png or .pdf or .svg"
     ]
     assert errors("report", run, "--size", "icml") == ["--size icml: there is no picture; use it with --plot FILE"]
     assert errors("report", run, "--html", tmp_path / "no" / "r.html") == [

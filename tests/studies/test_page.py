@@ -83,6 +83,12 @@ def test_numbers_are_those_of_the_rows():
     assert ("50.00", "50") in cells
 
 
+def test_lines_have_the_colours_of_their_methods_as_in_pictures():
+    text = rendered(RUNS)
+    for label, method in {"fedavg": "fedavg", "fedlc": "fedlc", "fedavg, FedProx": "FedProx"}.items():
+        assert f'stroke="{plots.COLOURS[plots.PLACES.index(method)]}"/></svg>{label}</button>' in text
+
+
 def test_classes_have_the_names_of_the_data():
     names = ["T-shirt/top", "<b>Bag</b>", "Ankle boot", "Coat"]
     one = replace(run("fedavg", 0, [0.5], recall=[1.0, 0.5, None, 0.0]), class_names=names)
