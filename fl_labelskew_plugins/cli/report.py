@@ -156,9 +156,8 @@ def report_command(
     read, missing = report.read_all(runs)
     if read:
         every = report.rows(report.grouped(read), last, baseline)
-        known = sorted({*every["label"], *every["method"]})
-        if baseline not in (*known, FEDAVG):
-            raise LabelSkewError(f"--baseline: {unknown(baseline, known)}")
+        if baseline not in (*every["label"], *every["method"], FEDAVG):
+            raise LabelSkewError(f"--baseline: {unknown(baseline, report.names_in(every, 'label', 'method'))}")
         rows = report.only(every, only)
         click.echo(shown(rows, form, columns, pivot=pivot, room=room()))
         for note in report.notes(every, read):

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from fl_labelskew_registry import LabelSkewError, catalog, mistake
+from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, mistake
 
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import unknown
@@ -346,9 +346,8 @@ def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
     none of them names is not chosen among, as in a sweep.
 
     Raises:
-        LabelSkewError: a name that no row has, or names that no row has together.
+        LabelSkewError: names that no row has, or that no row has together.
     """
-    known = dict.fromkeys(name for columns in CHOSEN for name in frame[columns[0]])
     left = frame["whole"] | True
     strange = set(names)
     for columns in CHOSEN:
@@ -360,12 +359,19 @@ def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
                 strange.discard(name)
         left &= matching | ~matching.any()
     if strange:
-        raise LabelSkewError(f"--only: {unknown(sorted(strange)[0], known)}")
+        known = names_in(frame, *itertools.chain(*CHOSEN))
+        raise MistakesError([f"--only: {unknown(name, known)}" for name in names if name in strange])
     if not left.any():
         raise mistake("--only", "no row has all these names", "fewer of them")
     frame = frame[left].reset_index(drop=True)
     _rank(frame)
     return frame
+
+
+def names_in(frame: DataFrame, *columns: str) -> list[str]:
+    """The names in some columns, each once; in quotation marks where one has a comma."""
+    names = dict.fromkeys(name for column in columns for name in frame[column])
+    return [f"'{name}'" if "," in name else name for name in names]
 
 
 def printed(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
