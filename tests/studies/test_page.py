@@ -192,7 +192,7 @@ def test_a_head_sorts(opened):
     browser.evaluate(click.format(rank))
     assert column(browser, rank)[:3] == ["3 (1.00x)", "3 (1.00x)", "2 (1.50x)"]  # what is missing stays last
     browser.evaluate(click.format(0))
-    assert column(browser, 0)[1:4] == ["fedavg"] * 3
+    assert column(browser, 0)[1:4] == ["fedavg", "fedavg", "fedavg, FedProx"]
 
 
 def test_names_take_lines_out_and_arrow_keys_read_values(opened):
