@@ -14,8 +14,6 @@ import click
 Rows = Sequence[Sequence[str]]
 Marks = Sequence[Sequence[int]]
 """Of each cell: 1 for the best of its kind, 2 for the second, 0 for others."""
-
-
 STYLES: dict[int, dict[str, bool]] = {1: {"bold": True}, 2: {"underline": True}}
 
 

@@ -300,11 +300,11 @@ def _compare(frame: DataFrame, baseline: str, last: int) -> None:
         {r: statistics.fmean(values) for r, values in sorted(curve.items()) if len(values) == len(runs)}
         for curve, runs in zip(frame["curve"], frame["runs"], strict=True)
     ]  # of the rounds that all seeds have tested
-    is_baseline = frame["label"] == baseline
-    if not is_baseline.any():
-        is_baseline = (frame["method"] == baseline) & (frame["optimizer"] == PLAIN_OPTIMIZER)
+    by_label = frame["label"] == baseline
+    by_method = (frame["method"] == baseline) & (frame["optimizer"] == PLAIN_OPTIMIZER)
     for row, setting in frame["setting"].items():
-        bases = frame.index[is_baseline & frame["whole"] & (frame["setting"] == setting)]
+        here = frame["whole"] & (frame["setting"] == setting)
+        bases = frame.index[here & (by_label if (here & by_label).any() else by_method)]
         base = min(bases, key=lambda other: _apart(frame["keys"][row], frame["keys"][other]), default=None)
         if base is None:
             continue

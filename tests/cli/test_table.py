@@ -19,6 +19,22 @@ MARKS = [[0, 1, 0, 1], [0, 0, 0, 0], [0, 2, 0, 2]]
 NASTY = 'a_b & 50 % of #1 {x} ~ ^ \\ $y$ <b> [z] * | " ± ä'
 
 
+def test_plain_tables_wrap_their_last_column(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    text = table.plain(["a", "what"], [["long name", "word " * 9], ["b", ""]])
+    assert text.splitlines() == [
+        "a          what",
+        "long name  word word word word word word",
+        "           word word word",
+        "b",
+    ]
+
+
+def test_markdown_and_csv_quote():
+    assert table.markdown(["a"], [["x|y"]]) == "| a |\n| --- |\n| x\\|y |"
+    assert table.comma_separated(["a", "b"], [["x,y", 'z"']]) == 'a,b\n"x,y","z"""'
+
+
 def test_numbers_stand_under_each_other_at_their_points():
     head, rows = table.aligned(HEAD, ROWS, 1)
     assert table.plain(head, rows).splitlines() == [
@@ -49,6 +65,21 @@ def test_strangers_words_mean_nothing_in_markdown():
     assert lines.splitlines() == [
         "| method | best |", "| --- | ---: |", "| \\*\\*a\\*\\*\\|\\<b> | **1.0** |", "| \\[x](y) | *2.0 \\| 3* |",
     ]  # fmt: skip
+
+
+def test_latex_lines():
+    text = table.latex(["a_b", *HEAD[1:]], [["x & y", *ROWS[1][1:]], ["\\~^{}", *ROWS[2][1:]]], MARKS[1:], 1)
+    assert text.splitlines()[3:] == [
+        r"\begin{tabular}{lS[table-format=1.2(4)]S[table-format=+1.2]@{~}lS[table-format=2.0]@{~}l}",
+        r"\toprule",
+        r"a\_b & {accuracy} & \multicolumn{2}{c}{difference} & \multicolumn{2}{c}{rounds} \\",
+        r"\midrule",
+        r"x \& y & 7.30 \pm 14.41 & +3.48 & {[}$-$19.52, 26.49{]} & {$>$ 10} & \\",
+        r"\textbackslash{}\textasciitilde{}\textasciicircum{}\{\} & \itshape 9.10 & -0.20 & {[}$-$0.30, $-$0.10{]}"
+        r" worse & \itshape 10 & \itshape (0.90x) \\",
+        r"\bottomrule",
+        r"\end{tabular}}",
+    ]
 
 
 @pytest.mark.slow

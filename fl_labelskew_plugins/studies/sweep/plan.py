@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import platform
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -151,12 +153,21 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
 
 
 def write_names(planned: Sequence[Planned]) -> None:
-    """Write down, in the folder of all runs, what a report calls them; those of other sweeps there stay."""
+    """Write down, in the folder of all runs, what a report calls them; those of other sweeps there stay.
+
+    Raises:
+        LabelSkewError: it cannot be written.
+    """
     folder = planned[0].folder.path.parent
     known = finished.sweep_names(folder)
     names = known | {run.name: dict(run.names) for run in planned if run.names}
     if names != known:
-        write_text(folder / finished.SWEEP, json.dumps(names, indent=1) + "\n")
+        part = folder / f"{finished.SWEEP}.{platform.node()}.{os.getpid()}"  # other machines may do so at the same time
+        try:
+            write_text(part, json.dumps(names, indent=1) + "\n")
+            part.replace(folder / finished.SWEEP)
+        except OSError as error:
+            raise mistake(folder, f"cannot be written: {error.strerror}", "another --out") from None
 
 
 def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
