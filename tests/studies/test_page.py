@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
