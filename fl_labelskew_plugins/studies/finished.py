@@ -7,13 +7,14 @@ import math
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import yaml
 from fl_labelskew_plugins.recipe.model import EXPECTED, of_sums
 
@@ -25,6 +26,8 @@ ELSEWHERE = ("tracking_args", "device_args", "comm_args")
 PRECISION = "device_args.precision"
 PLACES = ("data_args.data_cache_dir", "data_args.download")
 """Keys that say where the data lie on this machine."""
+SWEEP = "sweep.json"
+"""Beside the runs of a sweep: what its file calls each one's setting, and what else tells it from others (label)."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Run:
         data: what tells its data from others (``environment.json``); None where nobody wrote it down.
         partition: likewise, of who held which samples with this seed.
         personal: whether its method keeps a model for each client.
+        names: ``setting`` and ``label``, as far as a sweep has named them.
     """
 
     name: str
@@ -48,6 +52,7 @@ class Run:
     partition: str | None = None
     personal: bool = False
     class_names: Sequence[str] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def seed(self) -> str:
@@ -108,10 +113,15 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def folders(paths: Iterable[Path]) -> list[Path]:
-    """The run folders that these stand for, each once: itself, or, where it is none, all that lie below it."""
+    """The run folders that these stand for, each once: itself, or, where it is none, all that lie below it.
+
+    Those of a sweep come in its order, others in that of their names.
+    """
     known: dict[Path, Path] = {}
     for path in paths:
-        for folder in sorted(_below(path)) or [path]:
+        order = {name: place for place, name in enumerate(sweep_names(path))}
+        below = sorted(_below(path), key=lambda folder: (order.get(folder.name, len(order)), folder))
+        for folder in below or [path]:
             known.setdefault(folder.resolve(), folder)
     return list(known.values())
 
@@ -170,12 +180,25 @@ def _described(folder: Path) -> tuple[str | None, str | None, bool, Sequence[str
     return data, partition, bool(facts.get("personal_models", (folder / "clients").is_dir())), names
 
 
+def sweep_names(folder: Path) -> dict[str, dict[str, str]]:
+    """What a sweep calls the runs in its folder: name of a run's folder to ``setting`` and ``label``."""
+    try:
+        content = json.loads((folder / SWEEP).read_text(encoding="utf-8"))
+        return {run: {key: clean(name, 60) for key, name in names.items()} for run, names in content.items()}
+    except (OSError, ValueError, AttributeError):  # none, or it was changed: names can be had without
+        return {}
+
+
 def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     """The runs that can be read, and a line for each folder that cannot."""
     runs, missing = [], []
+    sweeps: dict[Path, dict[str, dict[str, str]]] = {}
     for folder in folders(paths):
+        whole = folder.resolve()
+        if whole.parent not in sweeps:
+            sweeps[whole.parent] = sweep_names(whole.parent)
         try:
-            runs.append(read(folder))
+            runs.append(replace(read(folder), names=sweeps[whole.parent].get(whole.name, {})))
         except LabelSkewError as error:
             missing.append(str(error))
     return runs, missing

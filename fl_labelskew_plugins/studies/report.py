@@ -3,21 +3,31 @@
 A run that has not all the rounds of its recipe, because it diverged, was stopped or is under way, is left out of a row
 that has whole ones; a row without any shows what there is and is compared with nothing.
 
-Rows on the same data and partition are compared with each other: their rank by mean accuracy, and the rounds until they
-reach what the baseline reaches at best, as FedMR's table 4 and FedShift's table 2 have it.
+Rows on the same data and partition are compared with each other: their rank by mean accuracy, the rounds until they
+reach what the baseline reaches at best, as FedMR's table 4 and FedShift's table 2 have it, and how far their accuracy
+lies from the baseline's, seed by seed.
+
+Rows and settings go by the names that a sweep gave them, or else by the keys that tell them apart.
 
 pandas is imported once there are rows to count.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, mistake
+
+from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.recipe.mistakes import unknown
+from fl_labelskew_plugins.studies import paired
 from fl_labelskew_plugins.studies.finished import PLACES, Run, flat, grouped, number, read_all, same
 
 if TYPE_CHECKING:
@@ -38,16 +48,28 @@ NAMES = {
 """Column to its key in a recipe, and what stands there without one."""
 SCENE = ("data_args.", "partition_args.")
 """What keys that make a setting begin with."""
-WORDS = (*NAMES, "differs in")
+WORDS = (*NAMES, "differs in", "label", "setting")
 """Columns that hold no numbers."""
+DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs", "seeds needed"]
 FORMS = {
     **dict.fromkeys((*WORDS, "seeds", "unfinished", "rounds"), ""),
-    **{f"{name}{part}": ".2f" for name in ("accuracy", "personalised", "local model", "best") for part in ("", "_std")},
+    **{"accuracy": ".2f", "accuracy_std": ".2f"},
+    **dict(zip(DIFFERENCE, ("+.2f", ".2f", ".2f", ".0f", ".0f"), strict=True)),
+    **{f"{name}{part}": ".2f" for name in ("personalised", "local model", "best") for part in ("", "_std")},
     **{f"{name}{part}": ".2f" for name in ("own tests", "worst client", "spread") for part in ("", "_std")},
     **{"rank": ".0f", "rounds to baseline": ".0f", "speedup": ".2f", "MB up": ".3f", "MB down": ".3f"},
     **{"s/round": ".2f", "peak MB": ".0f", "peak GPU MB": ".0f"},
 }
 """Columns of a table, in their order, and how their numbers are written."""
+PARTS = {
+    **{"unfinished": "seeds", "difference_low": "difference", "difference_high": "difference"},
+    **{"speedup": "rounds to baseline", **{name: name.removesuffix("_std") for name in FORMS if "_std" in name}},
+}
+"""Columns for machines alone, and for readers a part of which other one."""
+MEASURES = [name for name in FORMS if name not in WORDS and name not in PARTS]
+"""Columns of numbers that a reader may choose."""
+CHOSEN = (("label", "method", "optimizer"), ("setting", "partition"), ("data",))
+"""Columns whose names choose rows: of each kind the nearest first."""
 BETTER = {"accuracy": 1, "personalised": 1, "best": 1, "worst client": 1, "rounds to baseline": -1}
 """Columns that are compared: 1 where more is better, -1 where less is."""
 
@@ -55,7 +77,8 @@ BETTER = {"accuracy": 1, "personalised": 1, "best": 1, "worst client": 1, "round
 def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -> DataFrame:
     """A row for each group: the columns of :data:`FORMS`, NaN where there is nothing, and what they come from.
 
-    - method, optimizer, data, partition: their names; of several methods in a row, with + between them.
+    - method, optimizer, data, partition: their names; of several methods in a row, with + between them; a partition's
+      with the parameters that it has to be given, such as ``dirichlet 0.1``.
     - differs in: the other keys in which rows of the same four names differ; a method's own key in all rows of that
       method and optimiser if in any, so that the same name is the same everywhere.
     - seeds, unfinished: how many have a whole run, and how many have none.
@@ -65,13 +88,18 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
       some, and of the models just trained, where it keeps none.
     - own tests, worst client, spread: likewise, of the global model on the clients' own test splits, as far as they are
       known: mean over the clients, the worst of a round, and std over the clients.
+    - difference, difference_low, difference_high, pairs: of accuracy from the baseline's in this setting, mean over the
+      seeds that both have, with its 95 % interval, and how many these are; see :mod:`.paired`.
+    - seeds needed: to see a difference of this size; infinity for more than anybody runs.
     - rank: by mean accuracy among the rows of this setting, from 1; of whole runs alone.
     - rounds to baseline, speedup, not within: the first round, from 1, in which the mean over the seeds reaches the
       baseline's best, and the baseline's in relation to it; or the last round, where that is never.
     - MB up, MB down: MB (10^6 bytes) that all clients of a round send and get; means over the rounds.
     - s/round, peak MB, peak GPU MB: mean over the rounds and seeds; the most that the server's process of any held.
-    - setting: what rows share that are compared with each other: data and partition, with their parameters.
-    - label: what tells a row from others of its setting: method, another optimiser than FedAvg, other keys.
+    - setting: what rows share that are compared with each other: data and partition, with their parameters; or what
+      their sweep calls that. Likewise place, which leaves the data's name out.
+    - label: what tells a row from others of its setting: method, another optimiser than FedAvg, other keys; or what
+      their sweep calls that.
     - runs, whole, personal: one for each seed, whole ones alone where there are any; whether they are; whether the
       method keeps models of clients.
     - keys, curve, recall: ``section.key`` to value as JSON; accuracies, 0 to 1; of each class, in per cent.
@@ -79,7 +107,7 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
     Args:
         groups: from :func:`grouped`; at least one.
         last: tests that a mean is taken over.
-        baseline: the method that others are compared with, under federated_optimizer FedAvg.
+        baseline: the method that others are compared with, under federated_optimizer FedAvg; or a label.
     """
     import pandas as pd
 
@@ -87,6 +115,7 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
     recipes = [flat(run.recipe) | place for run, place in zip(firsts, _data(firsts), strict=True)]
     counted = [[run for run in group if run.whole] or list(group) for group in groups]
     names = {name: [_name(recipe.get(key, default)) for recipe in recipes] for name, (key, default) in NAMES.items()}
+    names["partition"] = [_partition(recipe) for recipe in recipes]
     frame = pd.DataFrame(
         {
             **names,
@@ -101,8 +130,10 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
     )
     frame["seeds"] = [len(runs) for runs in counted] * frame["whole"]
     _name_what_differs(frame)
+    _name_as_swept(frame)
     _measure(frame, last)
-    _compare(frame, baseline)
+    _rank(frame)
+    _compare(frame, baseline, last)
     return frame
 
 
@@ -162,7 +193,24 @@ def _data(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 def _name(value: Any) -> str:
     """A name; of several methods in a row, with + between them."""
-    return "+".join(map(str, value)) if isinstance(value, list) else str(value)
+    return clean("+".join(map(str, value)) if isinstance(value, list) else value)
+
+
+def _partition(recipe: Mapping[str, Any]) -> str:
+    """A partition's name, and what it has to be given, such as ``dirichlet 0.1``."""
+    name = str(recipe.get(*NAMES["partition"]))
+    values = [recipe.get(f"partition_args.{key}") for key in _required(name)]
+    return clean(" ".join([name, *(str(value) for value in values if value is not None)]))
+
+
+@functools.cache
+def _required(partition: str) -> tuple[str, ...]:
+    """The parameters of a partition that have no default; none where it is not installed."""
+    try:
+        fields = catalog.load("partitioners", partition).Params.model_fields
+    except LabelSkewError:
+        return ()
+    return tuple(key for key, parameter in fields.items() if parameter.is_required())
 
 
 def _ends(counts: Sequence[int]) -> str:
@@ -178,7 +226,7 @@ def _curve(runs: Iterable[Run]) -> Curve:
 
 
 def _name_what_differs(frame: DataFrame) -> None:
-    """Add ``differs in``, ``setting`` and ``label``.
+    """Add ``differs in``, ``setting``, ``place`` and ``label``.
 
     What differs under one data set and partition is told under all others, too: a name means the same in all charts.
     A setting is called by the names of its data, where there are several, and partition, and by what tells those of one
@@ -195,19 +243,35 @@ def _name_what_differs(frame: DataFrame) -> None:
     here, in_scene = apart(*NAMES), apart("data", "partition")
     there = here.groupby(frame.groupby(["method", "optimizer"]).ngroup()).transform("any")
     several = frame["data"].nunique() > 1
-    names: dict[str, list[str]] = {"differs in": [], "setting": [], "label": []}
+    names: dict[str, list[str]] = {"differs in": [], "setting": [], "place": [], "label": []}
     for n, row in enumerate(frame.to_dict("records")):
         scene = [key for key in row["keys"] if key.startswith(SCENE)]
         differs = [key for key in row["keys"] if (here if key in scene else there).at[n, key]]
-        parts = [row["data"]] * several + [row["partition"]]
-        parts += [_setting(row, key) for key in scene if in_scene.at[n, key]]
+        place = ", ".join([row["partition"], *(_setting(row, key) for key in scene if in_scene.at[n, key])])
         optimizer = [row["optimizer"]] if row["optimizer"] != PLAIN_OPTIMIZER else []
         label = [row["method"], *optimizer, *(_setting(row, key) for key in differs if key not in scene)]
         names["differs in"].append(", ".join(_setting(row, key) for key in differs))
-        names["setting"].append(", ".join(parts))
+        names["setting"].append(f"{row['data']}, {place}" if several else place)
+        names["place"].append(place)
         names["label"].append(", ".join(label))
     for name, words in names.items():
         frame[name] = words
+
+
+def _name_as_swept(frame: DataFrame) -> None:
+    """Have sweeps' names for settings and rows, where all have some and these tell the same apart."""
+    import pandas as pd
+
+    def names_of(kind: str) -> Any:
+        names = [{run.names.get(kind) for run in runs} for runs in frame["runs"]]
+        return pd.Series([one.pop() if len(one) == 1 else None for one in names], frame.index, dtype=object)
+
+    settings, labels = names_of("setting"), names_of("label")
+    pairs = pd.DataFrame({"by keys": frame["setting"], "by sweep": settings}).drop_duplicates()
+    if settings.notna().all() and not any(pairs[column].duplicated().any() for column in pairs):
+        frame["setting"] = frame["place"] = settings
+    if labels.notna().all() and not frame.assign(label=labels).duplicated(["setting", "label"]).any():
+        frame["label"] = labels
 
 
 def all_keys(frame: DataFrame) -> list[str]:
@@ -216,28 +280,37 @@ def all_keys(frame: DataFrame) -> list[str]:
 
 
 def _setting(row: Mapping[str, Any], key: str) -> str:
-    return f"{key.partition('.')[2]}={row['keys'][key]}".replace('"', "")
+    return clean(f"{key.partition('.')[2]}={row['keys'][key]}".replace('"', ""))
 
 
-def _compare(frame: DataFrame, baseline: str) -> None:
-    """Add ``rank``, and the rounds to the baseline's best.
+def _rank(frame: DataFrame) -> None:
+    # rounded, since the same seeds in another order sum up to another last digit
+    accuracy = frame["accuracy"].where(frame["whole"]).round(9)
+    frame["rank"] = accuracy.groupby(frame["setting"]).rank(method="min", ascending=False)
+
+
+def _compare(frame: DataFrame, baseline: str, last: int) -> None:
+    """Add the rounds to the baseline's best, and the difference from its accuracy.
 
     FedMR's table 4 and FedShift's table 2 print one whole number a method and do not say how seeds enter; here it is
     the accuracy averaged over the seeds that has to reach the baseline's highest.
     """
-    # rounded, since the same seeds in another order sum up to another last digit
-    accuracy = frame["accuracy"].where(frame["whole"]).round(9)
-    frame["rank"] = accuracy.groupby(frame["setting"]).rank(method="min", ascending=False)
-    frame[["rounds to baseline", "speedup", "not within"]] = float("nan")
+    frame[["rounds to baseline", "speedup", "not within", *DIFFERENCE]] = math.nan
     means = [
         {r: statistics.fmean(values) for r, values in sorted(curve.items()) if len(values) == len(runs)}
         for curve, runs in zip(frame["curve"], frame["runs"], strict=True)
     ]  # of the rounds that all seeds have tested
-    is_baseline = frame["whole"] & (frame["method"] == baseline) & (frame["optimizer"] == PLAIN_OPTIMIZER)
+    by_label = frame["label"] == baseline
+    by_method = (frame["method"] == baseline) & (frame["optimizer"] == PLAIN_OPTIMIZER)
     for row, setting in frame["setting"].items():
-        bases = frame.index[is_baseline & (frame["setting"] == setting)]
+        here = frame["whole"] & (frame["setting"] == setting)
+        bases = frame.index[here & (by_label if (here & by_label).any() else by_method)]
         base = min(bases, key=lambda other: _apart(frame["keys"][row], frame["keys"][other]), default=None)
-        if base is None or not means[base]:
+        if base is None:
+            continue
+        if row != base and frame["whole"][row]:
+            frame.loc[row, DIFFERENCE] = _difference(frame["runs"][row], frame["runs"][base], last)
+        if not means[base]:
             continue
         target = max(means[base].values())
         first, theirs = (next((r for r, value in means[n].items() if value >= target), None) for n in (row, base))
@@ -247,15 +320,72 @@ def _compare(frame: DataFrame, baseline: str) -> None:
             frame.loc[row, ["rounds to baseline", "speedup"]] = first, theirs / first
 
 
+def _difference(runs: Sequence[Run], others: Sequence[Run], last: int) -> Sequence[float]:
+    """The numbers of :data:`DIFFERENCE`, over the seeds that both have."""
+    ours, theirs = (
+        {run.seed: 100 * value for run in row if (value := run.last("accuracy", last)) is not None}
+        for row in (runs, others)
+    )
+    differences = [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
+    if not differences:
+        return [math.nan] * len(DIFFERENCE)
+    middle, needed = statistics.fmean(differences), paired.seeds_needed(differences)
+    return middle, *paired.interval(differences), len(differences), needed
+
+
 def _apart(a: Mapping[str, str], b: Mapping[str, str]) -> int:
     """In how many keys beside the method's two rows differ: of several baselines the nearest one counts."""
     keys = {key for key in (*a, *b) if not key.startswith("method_args.")}
     return sum(a.get(key) != b.get(key) for key in keys)
 
 
-def printed(frame: DataFrame) -> DataFrame:
-    """The columns of :data:`FORMS`, without those in which there is nothing to tell."""
+def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
+    """The rows that go by these names, and their rank among each other; all of them without a name.
+
+    Names of methods choose among methods, those of settings among settings and those of data among data, so that what
+    none of them names is not chosen among, as in a sweep.
+
+    Raises:
+        LabelSkewError: names that no row has, or that no row has together.
+    """
+    left = frame["whole"] | True
+    strange = set(names)
+    for columns in CHOSEN:
+        matching = frame["whole"] & False
+        for name in names:
+            column = next((column for column in columns if (frame[column] == name).any()), None)
+            if column is not None:
+                matching |= frame[column] == name
+                strange.discard(name)
+        left &= matching | ~matching.any()
+    if strange:
+        known = names_in(frame, *itertools.chain(*CHOSEN))
+        raise MistakesError([f"--only: {unknown(name, known)}" for name in names if name in strange])
+    if not left.any():
+        raise mistake("--only", "no row has all these names", "fewer of them")
+    frame = frame[left].reset_index(drop=True)
+    _rank(frame)
+    return frame
+
+
+def names_in(frame: DataFrame, *columns: str) -> list[str]:
+    """The names in some columns, each once; in quotation marks where one has a comma."""
+    names = dict.fromkeys(name for column in columns for name in frame[column])
+    return [f"'{name}'" if "," in name else name for name in names]
+
+
+def printed(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
+    """The columns of :data:`FORMS`, without those in which there is nothing to tell; or the chosen :data:`MEASURES`.
+
+    Names, and the parts of the chosen ones, come along.
+    """
+    if columns:
+        parts = [[column, *(part for part in PARTS if PARTS[part] == column)] for column in columns]
+        return frame[[*WORDS, *itertools.chain(*parts)]]
     nothing = {
+        "pairs": frame["pairs"].isna().all() or (frame["pairs"].fillna(frame["seeds"]) == frame["seeds"]).all(),
+        **dict.fromkeys(DIFFERENCE[:3], frame["difference"].isna().all()),
+        "seeds needed": frame["seeds needed"].isna().all(),
         "optimizer": (frame["optimizer"] == PLAIN_OPTIMIZER).all(),
         "personalised": not frame["personal"].any(),
         "local model": frame["personal"].all(),
@@ -264,44 +394,57 @@ def printed(frame: DataFrame) -> DataFrame:
     return frame[[name for name in FORMS if not nothing.get(name.removesuffix("_std"))]]
 
 
-def texts(frame: DataFrame, *, split: bool = False) -> DataFrame:
+def texts(frame: DataFrame, columns: Sequence[str] = (), *, split: bool = False) -> DataFrame:
     """The table as it is printed: accuracies in per cent over the last tests, mean and std over seeds.
 
-    With ``split``, mean and std have a column each, for machines.
+    Rows go by ``label`` as their method, and ``place`` as their partition, which together say all that differs.
+
+    Args:
+        frame: from :func:`rows`.
+        columns: those of :data:`MEASURES` to print; default: all that tell something.
+        split: for machines: mean and std have a column each, and names a column for each part.
     """
     import pandas as pd
 
-    numbers = printed(frame)
+    numbers = printed(frame, columns)
     text = pd.DataFrame({name: _formatted(column, FORMS[name]) for name, column in numbers.items()}, dtype=object)
     if split:
         return text
-    speedup, unfinished = text.pop("speedup"), text.pop("unfinished")
+    names = pd.DataFrame({"method": frame["label"], "data": frame["data"], "partition": frame["place"]})
     for name in [name for name in text if f"{name}_std" in text]:
-        std = text.pop(f"{name}_std")
+        std = text[f"{name}_std"]
         text[name] = text[name].where(std == "", text[name] + " ± " + std)
-    text["seeds"] = text["seeds"].where(
-        unfinished == "0", text["seeds"] + " of " + (numbers["seeds"] + numbers["unfinished"]).astype(str)
-    )
-    rounds, within = text["rounds to baseline"], _formatted(frame["not within"], ".0f")
-    text["rounds to baseline"] = (rounds + " (" + speedup + "x)").where(
-        rounds != "", ("> " + within).where(within != "", "")
-    )
-    return text.apply(lambda column: column if column.name in WORDS else column.replace("", "-"))
+    if "seeds" in text:
+        both = (numbers["seeds"] + numbers["unfinished"]).astype(str)
+        text["seeds"] = text["seeds"].where(numbers["unfinished"] == 0, text["seeds"] + " of " + both)
+    if "rounds to baseline" in text:
+        rounds, within = text["rounds to baseline"], _formatted(frame["not within"], ".0f")
+        reached = rounds + " (" + text["speedup"] + "x)"
+        text["rounds to baseline"] = reached.where(rounds != "", ("> " + within).where(within != "", ""))
+    if "difference" in text:
+        low, high = numbers["difference_low"], numbers["difference_high"]
+        around = " [" + text["difference_low"] + ", " + text["difference_high"] + "]"
+        text["difference"] += around.where(low.notna(), "")
+        text["difference"] += (low > 0).map({True: " better", False: ""}) + (high < 0).map({True: " worse", False: ""})
+    if "seeds needed" in text:
+        text["seeds needed"] = text["seeds needed"].replace("inf", f"> {paired.MOST_SEEDS}")
+    measures = text[[name for name in text if name in MEASURES]].replace("", "-")
+    return pd.concat([names, measures], axis="columns")
 
 
 def _formatted(column: Any, form: str) -> Any:
     return column.map(lambda value: "" if value != value else format(value, form)).astype(object)  # noqa: PLR0124  # NaN
 
 
-def marks(frame: DataFrame) -> DataFrame:
+def marks(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
     """For each row and column of the printed table: 1 for the best of its setting, 2 for the second, 0 for others.
 
     As printed, so that equal cells are equally good; nothing where a setting has a single value.
     """
     import pandas as pd
 
-    shown = texts(frame)
-    numbers = texts(frame, split=True)
+    shown = texts(frame, columns)
+    numbers = texts(frame, columns, split=True)
     marked = pd.DataFrame(0, shown.index, shown.columns)
     for name in shown.columns.intersection(list(BETTER)):
         values = BETTER[name] * pd.to_numeric(numbers[name]).where(frame["whole"])
@@ -309,6 +452,24 @@ def marks(frame: DataFrame) -> DataFrame:
         place = of_setting.rank(method="dense", ascending=False)
         marked[name] = place.where((place <= 2) & (of_setting.transform("count") > 1), 0).astype(int)
     return marked
+
+
+def pivoted(frame: DataFrame, table: DataFrame, empty: Any) -> DataFrame:
+    """A table of these rows with a row for each label and a column for each setting, as papers print it.
+
+    Args:
+        frame: from :func:`rows`.
+        table: its :func:`texts`, :func:`marks` or :func:`printed`; of several measures each setting has all.
+        empty: what stands where nothing was run.
+    """
+    measures = [name for name in table if name not in WORDS]
+    labels, settings = frame["label"].unique(), frame["setting"].unique()
+    wide = table[measures].set_index([frame["label"], frame["setting"]])
+    wide = wide[~wide.index.duplicated(keep="last")].unstack(fill_value=empty)
+    order = [(measure, setting) for setting in settings for measure in measures]
+    wide = wide.reindex(index=labels)[order]
+    wide.columns = [setting if len(measures) == 1 else f"{setting} {measure}" for measure, setting in order]
+    return wide.reset_index(names="method")
 
 
 def notes(frame: DataFrame, runs: Iterable[Run]) -> list[str]:

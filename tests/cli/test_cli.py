@@ -11,7 +11,7 @@ from commands import call, errors
 from fl_labelskew_registry import LabelSkewError, PluginError, RunError, catalog
 from run_folders import folder, resolved
 
-from fl_labelskew_plugins.cli import recipes, table
+from fl_labelskew_plugins.cli import recipes
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.recipe import parse, shipped
@@ -372,36 +372,3 @@ def test_run_needs_a_recipe_or_a_run():
     assert "no recipe given" in call("run", code=2).stderr
     assert "--run-dir is for a new run" in call("run", "--resume", "a", "--run-dir", "b", code=2).stderr
     assert errors("run", "nope.yaml") == ["nope.yaml: cannot be read: No such file or directory"]
-
-
-# Tables
-
-
-def test_plain_tables_wrap_their_last_column(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "40")
-    text = table.plain(["a", "what"], [["long name", "word " * 9], ["b", ""]])
-    assert text.splitlines() == [
-        "a          what",
-        "long name  word word word word word word",
-        "           word word word",
-        "b",
-    ]
-
-
-def test_markdown_and_csv_quote():
-    assert table.markdown(["a"], [["x|y"]]) == "| a |\n| --- |\n| x\\|y |"
-    assert table.comma_separated(["a", "b"], [["x,y", 'z"']]) == 'a,b\n"x,y","z"""'
-
-
-def test_latex_escapes_and_marks():
-    text = table.latex(["a_b", "%"], [["x & y", "1 ± 2"], ["\\~^{}", "> 3"]], [[0, 1], [0, 2]])
-    assert text.splitlines()[1:] == [
-        r"\begin{tabular}{ll}",
-        r"\toprule",
-        r"a\_b & \% \\",
-        r"\midrule",
-        r"x \& y & \textbf{1 $\pm$ 2} \\",
-        r"\textbackslash{}\textasciitilde{}\textasciicircum{}\{\} & \underline{$>$ 3} \\",
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]

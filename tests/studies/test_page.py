@@ -2,6 +2,7 @@
 
 import base64
 import io
+import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -131,6 +132,10 @@ def test_axes_name_few_rounds():
     assert page._rounds(1, 1) == [1]
 
 
+def test_what_is_no_number_sorts_last():
+    assert [page._key(value) for value in (0.5, math.nan, math.inf, "3-20")] == ["0.5", "", "", ""]
+
+
 # In a browser
 
 
@@ -199,7 +204,7 @@ def test_a_head_sorts(opened):
     browser.evaluate(click.format(rank))
     assert column(browser, rank)[:3] == ["3 (1.00x)", "3 (1.00x)", "2 (1.50x)"]  # what is missing stays last
     browser.evaluate(click.format(0))
-    assert column(browser, 0)[1:4] == ["fedavg"] * 3
+    assert column(browser, 0)[1:4] == ["fedavg", "fedavg", "fedavg, FedProx"]
 
 
 def test_names_take_lines_out_and_arrow_keys_read_values(opened):

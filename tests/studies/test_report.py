@@ -49,16 +49,18 @@ def test_seeds_share_a_row_with_mean_and_std(tmp_path):
     texts = report.texts(found)
     head, rows = texts.columns.tolist(), texts.to_numpy().tolist()
     assert head == [
-        "method", "data", "partition", "differs in", "seeds", "rounds", "accuracy", "local model", "best", "rank",
+        "method", "data", "partition", "seeds", "rounds", "accuracy", "difference", "local model", "best", "rank",
         "rounds to baseline", "MB up", "MB down", "s/round", "peak MB",
     ]  # fmt: skip
     # Means of the last two tests: (0.5 + 0.7) / 2 and 0.4; their sample std is 0.1 * sqrt(2).
     # The baseline's mean is 0.5, then 0.45; only rounds that both seeds have tested count. Seconds: (6 + 16) / 7.
-    first = ["fedavg", "digits", "iid", "", "2", "3-4", "50.00 ± 14.14", "90.00", "80.00 ± 14.14", "1", "1 (1.00x)"]
+    # Seed 0 of the baseline has 0.6: the others are 0.35 and 0.1 below it.
+    first = ["fedavg", "digits", "iid", "2", "3-4", "50.00 ± 14.14", "-", "90.00", "80.00 ± 14.14", "1", "1 (1.00x)"]
+    few = ["digits", "iid", "1", "1"]
     assert rows == [
         [*first, "3.000", "-", "3.14", "503"],
-        ["fedrs", "digits", "iid", "alpha=0.5", "1", "1", "25.00", "-", "25.00", "3", "> 1", "-", "-", "-", "-"],
-        ["fedrs", "digits", "iid", "alpha=1.0", "1", "1", "50.00", "-", "50.00", *first[-2:], "-", "0.500", "-", "-"],
+        ["fedrs, alpha=0.5", *few, "25.00", "-35.00", "-", "25.00", "3", "> 1", "-", "-", "-", "-"],
+        ["fedrs, alpha=1.0", *few, "50.00", "-10.00", "-", "50.00", *first[-2:], "-", "0.500", "-", "-"],
     ]
     # Equal cells are equally good; a single number is nothing to compare.
     marks = report.marks(found)
@@ -186,8 +188,10 @@ def test_rounds_until_the_baselines_best_as_in_fedmr_table_4(tmp_path):
     # Means of the last two: 50, 15, 50, 70; the other partition is a setting of its own.
     assert found["rank"].tolist() == [2, 4, 2, 1, 1]
     texts = report.texts(found)
-    assert texts.columns[1] == "optimizer"
-    assert texts["optimizer"].tolist() == ["FedAvg", "FedAvg", "FedAvg", "FedProx", "FedAvg"]
+    assert texts["method"].tolist() == ["fedavg", "fedrs", "fedlc", "fedavg, FedProx", "fedrs"]
+    machines = report.texts(found, split=True)
+    assert machines["optimizer"].tolist() == ["FedAvg", "FedAvg", "FedAvg", "FedProx", "FedAvg"]
+    assert machines["method"].tolist() == ["fedavg", "fedrs", "fedlc", "fedavg", "fedrs"]
     assert texts["rounds to baseline"].tolist() == ["4 (1.00x)", "2 (2.00x)", "> 5", "1 (4.00x)", "-"]
     assert numbers(rows_of(*runs, baseline="fedrs"), "rounds to baseline") == [[None], [3], [None], [None], [1]]
 
@@ -222,12 +226,173 @@ def test_partitions_of_one_name_are_settings_of_their_own(tmp_path):
         recipe["partition_args"] = {"partition_method": "dirichlet", "beta": beta}
     recipes[1]["data_args"]["data_cache_dir"] = "elsewhere"  # no other setting
     found = rows_of(*(folder(tmp_path / str(n), recipe, [0.5 - 0.1 * n]) for n, recipe in enumerate(recipes)))
-    assert found["setting"].tolist() == ["dirichlet, beta=0.1", "dirichlet, beta=0.5"]
+    assert found["setting"].tolist() == found["partition"].tolist() == ["dirichlet 0.1", "dirichlet 0.5"]
     assert found["rank"].tolist() == [1, 1]
-    # The setting says it, the label need not; the column does.
+    # The setting says it, the label need not.
     assert found["label"].tolist() == ["fedavg", "fedavg"]
-    assert report.texts(found)["differs in"].tolist() == ["beta=0.1", "beta=0.5"]
-    assert lines_of(found) == {"dirichlet, beta=0.1": ["fedavg"], "dirichlet, beta=0.5": ["fedavg"]}
+    assert found["differs in"].tolist() == ["", ""]
+    assert lines_of(found) == {"dirichlet 0.1": ["fedavg"], "dirichlet 0.5": ["fedavg"]}
+
+
+def test_every_shipped_partition_is_called_with_what_it_has_to_be_given(tmp_path):
+    given = {
+        "dirichlet": {"beta": 0.1, "min_samples": 1, "balanced": True}, "iid": {}, "natural": {},
+        "pcdd": {"classes_per_client": 2}, "quantity": {"sets_per_client": 3},
+        "shards": {"shards_per_client": 5, "shards_per_class": None}, "not_installed": {"a": 1},
+    }  # fmt: skip
+    assert set(given) - {"not_installed"} == {entry.name for entry in catalog.entries("partitioners")}
+    runs = []
+    for name, parameters in given.items():
+        recipe = resolved(partition=name)
+        recipe["partition_args"] |= parameters
+        runs.append(folder(tmp_path / name, recipe, [0.5]))
+    assert rows_of(*runs)["partition"].tolist() == [
+        "dirichlet 0.1", "iid", "natural", "pcdd 2", "quantity 3", "shards 5", "not_installed",
+    ]  # fmt: skip
+
+
+def of_seeds(path, method, accuracies, partition="iid", first=0, **method_args):
+    """Folders of a method's runs, one for each seed, with one test."""
+    path.mkdir(exist_ok=True)
+    for seed, accuracy in enumerate(accuracies, first):
+        yield folder(path / f"{partition}-{method}{seed}", resolved(seed, method, partition, **method_args), [accuracy])
+
+
+def test_differences_are_paired_by_seed_and_called_what_their_interval_says(tmp_path):
+    # Seeds differ by 40 per cent, methods by one or two: only in pairs can that be seen.
+    found = rows_of(
+        *of_seeds(tmp_path, "fedavg", [0.30, 0.50, 0.70]),
+        *of_seeds(tmp_path, "fedlc", [0.31, 0.52, 0.73]),  # +1, +2, +3: 2 ± 4.303 / sqrt(3)
+        *of_seeds(tmp_path, "fedrs", [0.32, 0.5201, 0.7199]),  # +2, +2.01, +1.99
+        *of_seeds(tmp_path, "map", [0.499, 0.695, 0.9], first=1),  # seeds 1, 2 and 3: -0.1 and -0.5
+        *of_seeds(tmp_path, "moon", [0.1], first=7),
+        *of_seeds(tmp_path, "fedrs", [0.9], "pcdd"),
+    )
+    naive = []
+    baseline = {0: 30, 1: 50, 2: 70}
+    for runs in found["runs"]:
+        pairs = [100 * run.tests[0]["accuracy"] - baseline[int(run.seed)] for run in runs if int(run.seed) in baseline]
+        naive.append(sum(pairs) / len(pairs) if pairs else None)
+    naive[0] = naive[5] = None  # the baseline itself, and a setting without one
+    assert numbers(found, "difference") == [[None if v is None else pytest.approx(v)] for v in naive]
+    texts = report.texts(found)
+    assert texts["difference"].tolist() == [
+        "-", "+2.00 [-0.48, 4.48]", "+2.00 [1.98, 2.02] better", "-0.30 [-2.84, 2.24]", "-", "-",
+    ]  # fmt: skip
+    assert texts["pairs"].tolist() == ["-", "3", "3", "2", "-", "-"]  # shown, since they are fewer than the seeds
+    assert texts["seeds needed"].tolist() == ["-", "5", "2", "10", "-", "-"]
+    other = report.texts(rows_of(*found["runs"].explode().map(lambda run: tmp_path / run.name), baseline="fedrs"))
+    assert other["difference"][0] == "-2.00 [-2.02, -1.98] worse"
+    assert "pairs" not in report.texts(
+        rows_of(*(tmp_path / f"iid-{m}{n}" for m in ("fedavg", "fedlc") for n in (0, 1)))
+    )
+
+
+def test_a_baseline_may_be_a_row_by_its_name(tmp_path):
+    found = rows_of(
+        *of_seeds(tmp_path / "a", "fedlc", [0.5], tau=1.0),
+        *of_seeds(tmp_path / "b", "fedlc", [0.6], tau=5.0),
+        baseline="fedlc, tau=5.0",
+    )
+    assert numbers(found, "difference") == [[pytest.approx(-10)], [None]]
+
+
+def test_chosen_columns_come_in_their_order_and_with_their_parts(tmp_path):
+    found = rows_of(*of_seeds(tmp_path, "fedavg", [0.5, 0.6]), *of_seeds(tmp_path, "fedrs", [0.7, 0.8]))
+    columns = ["best", "peak GPU MB", "difference", "accuracy"]
+    texts = report.texts(found, columns)
+    assert texts.columns.tolist() == ["method", "data", "partition", *columns]
+    assert texts.iloc[1].tolist()[3:] == ["75.00 ± 7.07", "-", "+20.00 [20.00, 20.00] better", "75.00 ± 7.07"]
+    assert report.marks(found, columns).iloc[1].tolist() == [0, 0, 0, 1, 0, 0, 1]
+    assert report.texts(found, columns, split=True).columns.tolist()[len(report.WORDS) :] == [
+        "best", "best_std", "peak GPU MB", "difference", "difference_low", "difference_high", "accuracy",
+        "accuracy_std",
+    ]  # fmt: skip
+
+
+def test_a_pivot_has_a_row_for_each_method_and_a_column_for_each_setting(tmp_path):
+    found = rows_of(
+        *of_seeds(tmp_path, "fedrs", [0.7, 0.8], "pcdd"),
+        *of_seeds(tmp_path, "fedavg", [0.5, 0.6], "pcdd"),
+        *of_seeds(tmp_path, "fedavg", [0.9]),
+    )
+    table = report.pivoted(found, report.texts(found, ["accuracy"]), "-")
+    assert [table.columns.tolist(), *table.to_numpy().tolist()] == [
+        ["method", "pcdd", "iid"], ["fedrs", "75.00 ± 7.07", "-"], ["fedavg", "55.00 ± 7.07", "90.00"],
+    ]  # fmt: skip
+    marks = report.pivoted(found, report.marks(found, ["accuracy"]), 0)
+    assert marks[["pcdd", "iid"]].to_numpy().tolist() == [[1, 0], [2, 0]]
+    both = report.pivoted(found, report.printed(found, ["rank", "best"]), math.nan)
+    assert both.columns.tolist()[:3] == ["method", "pcdd rank", "pcdd best"]
+    assert both["pcdd best"].tolist() == [75, 55]
+
+
+def test_only_rows_of_these_names_which_are_ranked_among_each_other(tmp_path):
+    found = rows_of(
+        *of_seeds(tmp_path, "fedavg", [0.5]),
+        *of_seeds(tmp_path / "a", "fedlc", [0.6], tau=1.0),
+        *of_seeds(tmp_path / "b", "fedlc", [0.7], tau=5.0),
+        *of_seeds(tmp_path, "fedrs", [0.8]),
+        *of_seeds(tmp_path, "fedavg", [0.9], "pcdd"),
+    )
+
+    def names(*chosen):
+        return report.only(found, chosen)[["label", "setting", "rank"]].to_numpy().tolist()
+
+    assert names() == found[["label", "setting", "rank"]].to_numpy().tolist()
+    assert names("fedlc") == [["fedlc, tau=1.0", "iid", 2], ["fedlc, tau=5.0", "iid", 1]]
+    assert names("fedlc, tau=1.0", "fedavg", "iid") == [["fedavg", "iid", 2], ["fedlc, tau=1.0", "iid", 1]]
+    assert names("pcdd") == [["fedavg", "pcdd", 1]]
+    assert report.only(found, ["fedlc"])["difference"].tolist() == pytest.approx([10, 20])  # from one not shown
+    with pytest.raises(LabelSkewError, match=r"'fedlx' .* allowed: fedavg, 'fedlc, tau=1.0', .* did you mean fedlc"):
+        names("fedlx")
+    with pytest.raises(LabelSkewError, match="--only: no row has all these names; use fewer of them"):
+        names("fedrs", "pcdd")
+
+
+def swept(path, names, recipes):
+    """Folders of runs, and beside them what a sweep calls their settings and labels."""
+    (path / "sweep.json").write_text(
+        json.dumps({name: dict(zip(("setting", "label"), pair, strict=True)) for name, pair in names.items()})
+    )
+    return [folder(path / name, recipe, [0.5]) for name, recipe in recipes.items()]
+
+
+def named(tmp_path):
+    found = report.rows(grouped(report.read_all([tmp_path])[0]), 2)
+    return found[["label", "setting", "place"]].to_numpy().tolist()
+
+
+def test_rows_and_settings_go_by_the_names_of_their_sweep_in_its_order(tmp_path):
+    recipes = {
+        "one": resolved(0, "fedlc", tau=5.0), "two": resolved(1, "fedlc", tau=5.0), "a": resolved(0, "fedlc", tau=1.0),
+        "other": resolved(0, "fedavg", "pcdd"),
+    }  # fmt: skip
+    names = dict.fromkeys(("one", "two"), ("flat", "strong")) | {"other": ("skew\x1b", "plain"), "a": ("flat", "mild")}
+    swept(tmp_path, names, recipes)
+    assert named(tmp_path) == [["strong", "flat", "flat"], ["plain", "skew?", "skew?"], ["mild", "flat", "flat"]]
+    # not all have one: keys say what differs
+    folder(tmp_path / "z", resolved(0, "fedrs"), [0.5])
+    assert [label for label, *_ in named(tmp_path)] == ["fedlc, tau=5.0", "fedavg", "fedlc, tau=1.0", "fedrs"]
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ({"a": ("x", "m"), "b": ("x", "m")}, [["fedlc, tau=5.0", "x", "x"], ["fedlc, tau=1.0", "x", "x"]]),
+        ({"a": ("x", "m"), "b": ("y", "n")}, [["m", "iid", "iid"], ["n", "iid", "iid"]]),  # which would not be compared
+    ],
+)
+def test_names_that_tell_less_than_keys_or_part_what_belongs_together_are_not_used(tmp_path, names, says):
+    swept(tmp_path, names, {"a": resolved(0, "fedlc", tau=5.0), "b": resolved(0, "fedlc", tau=1.0)})
+    assert named(tmp_path) == says
+
+
+@pytest.mark.parametrize("content", ["", "[1]", '{"a": 1}', "\xff"])
+def test_a_damaged_file_of_names_is_none(tmp_path, content):
+    folder(tmp_path / "a", resolved(), [0.5])
+    (tmp_path / "sweep.json").write_text(content)
+    assert named(tmp_path) == [["fedavg", "iid", "iid"]]
 
 
 def test_curves_gather_seeds_and_name_what_differs(tmp_path):

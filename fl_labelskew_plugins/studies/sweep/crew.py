@@ -31,7 +31,7 @@ from fl_labelskew_plugins.runs.progress import clock, in_words
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
 from fl_labelskew_plugins.studies import report
 from fl_labelskew_plugins.studies.reproduce import complete
-from fl_labelskew_plugins.studies.sweep.plan import Planned, states_of
+from fl_labelskew_plugins.studies.sweep.plan import Planned, states_of, write_names
 
 SHARE = 0.8
 """Share of the free memory that all runs together may take."""
@@ -65,6 +65,7 @@ def run_all(planned: Sequence[Planned], *, jobs: int | None, memory: float | Non
         raise mistake(out, f"cannot be written: {error.strerror}", "another --out") from None
     with locks.alone(out, "sweep"):  # two would go on with the same runs
         states = states_of(planned)
+        write_names(planned)
         left = [run for run in planned if states[run.name] != "done"]
         left.sort(key=lambda run: states[run.name] is None)  # what was begun comes first
         slots = jobs or default_jobs(planned)

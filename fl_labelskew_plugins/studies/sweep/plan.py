@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import platform
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +22,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 from pydantic import Field
 
 from fl_labelskew_plugins.engine import devices
+from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import mistakes, shipped, yaml
 from fl_labelskew_plugins.recipe import parse as recipes
@@ -27,7 +30,7 @@ from fl_labelskew_plugins.recipe.mistakes import RecipeError
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.session import data_folder
-from fl_labelskew_plugins.studies import report
+from fl_labelskew_plugins.studies import finished, report
 from fl_labelskew_plugins.studies.reproduce import held
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -52,10 +55,11 @@ class SweepFile(Params):
 
 
 class Choice(NamedTuple):
-    """One value of an axis: what a run's name says of it, and its ``section.key=value`` overrides."""
+    """One value of an axis: what a run's name says of it, its ``section.key=value`` overrides, and who named it."""
 
     label: str
     settings: tuple[str, ...]
+    named: bool = True
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Planned:
         settings: ``section.key=value`` each, on top of it.
         gpus: those of which the run gets one; none on the CPU.
         log: what the run has to say, if anything.
+        names: what a report calls its setting and its label, as far as the file has names for them.
     """
 
     name: str
@@ -77,6 +82,7 @@ class Planned:
     gpus: tuple[int, ...]
     folder: RunFolder
     log: Path
+    names: Mapping[str, str]
 
 
 def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, only: Sequence[str] = ()) -> list[Planned]:
@@ -101,6 +107,7 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
     known = list(dict.fromkeys(itertools.chain(*names)))
     skipped = [_skip(f"{path}: skip[{number}]", labels, names, wrong) for number, labels in enumerate(file.skip, 1)]
     wrong += [f"--only {mistakes.unknown(label, known)}" for label in only if label not in known]
+    kinds = list(map(_kind, axes))
     axes = [[choice for choice in axis if choice.label in only] or axis for axis in axes]
     if (size := math.prod(len(axis) for axis in axes)) > MOST:
         wrong.append(f"{path}: grid: {size} combinations; use at most {MOST}")
@@ -130,7 +137,8 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
             continue
         gpus = tuple(recipe.device.gpu_ids) if recipe.device.using_gpu and recipe.comm.in_process else ()
         folder, log = RunFolder(out / name), out / LOGS / f"{name}.txt"
-        planned.append(Planned(name, base, (*settings, *_left_open(recipe)), recipe, gpus, folder, log))
+        called = _names(kinds, choices)
+        planned.append(Planned(name, base, (*settings, *_left_open(recipe)), recipe, gpus, folder, log, called))
     wrong = [
         f"{line} (in {_few(names)})" if len(names) < len(chosen) else line for line, names in names_by_line.items()
     ]
@@ -142,6 +150,24 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
     if wrong := wrong or _twins(path, planned) + _missing_data(planned):
         raise MistakesError(wrong)
     return [replace(run, recipe=recipes.load(run.base, run.settings)) for run in planned]
+
+
+def write_names(planned: Sequence[Planned]) -> None:
+    """Write down, in the folder of all runs, what a report calls them; those of other sweeps there stay.
+
+    Raises:
+        LabelSkewError: it cannot be written.
+    """
+    folder = planned[0].folder.path.parent
+    known = finished.sweep_names(folder)
+    names = known | {run.name: dict(run.names) for run in planned if run.names}
+    if names != known:
+        part = folder / f"{finished.SWEEP}.{platform.node()}.{os.getpid()}"  # other machines may do so at the same time
+        try:
+            write_text(part, json.dumps(names, indent=1) + "\n")
+            part.replace(folder / finished.SWEEP)
+        except OSError as error:
+            raise mistake(folder, f"cannot be written: {error.strerror}", "another --out") from None
 
 
 def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
@@ -220,7 +246,7 @@ def _axis(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[Choice]:
         (key,) = raw
         if "." not in key or not values:
             wrong.append(f"{place}: {key}: allowed: section.key with at least one value")
-        return [Choice(_label(key, value), (_override(key, value),)) for value in values]
+        return [Choice(_label(key, value), (_override(key, value),), named=False) for value in values]
     choices = []
     for name, settings in raw.items():
         if not LABEL.fullmatch(name):
@@ -239,6 +265,24 @@ def _label(key: str, value: Any) -> str:
     name = key.rpartition(".")[2]
     text = value if isinstance(value, str) else json.dumps(value)
     return ("seed" if name == "random_seed" else name) + re.sub(r"[^A-Za-z0-9._+-]+", "_", text).strip("_")
+
+
+def _kind(axis: Sequence[Choice]) -> str | None:
+    """Which of a report's names an axis is part of: ``setting`` where any value chooses data or partition."""
+    keys = {_key(setting) for choice in axis for setting in choice.settings}
+    if any(key.startswith(report.SCENE) for key in keys):
+        return "setting"
+    return "label" if keys - {finished.SEED} else None
+
+
+def _names(kinds: Sequence[str | None], choices: Sequence[Choice]) -> dict[str, str]:
+    """What a report calls a combination; keys and values say more than the names of plain axes alone."""
+    names = {}
+    for kind in ("setting", "label"):
+        chosen = [choice for choice, of in zip(choices, kinds, strict=True) if of == kind]
+        if any(choice.named for choice in chosen):
+            names[kind] = ", ".join(choice.label for choice in chosen)
+    return names
 
 
 def _same_key(path: Path, axes: Sequence[Sequence[Choice]], overrides: Sequence[str], wrong: list[str]) -> None:

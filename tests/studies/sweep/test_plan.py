@@ -199,3 +199,26 @@ def test_mistakes_of_the_command_line_are_told_as_such(write):
     assert mistakes(write(), "common_args.random_seed=3") == [
         "--set common_args.random_seed: the grid of grid.yaml sets it; use another key"
     ]
+
+
+def test_a_report_calls_runs_as_the_file_does(write, tmp_path):
+    text = """
+base: base.yaml
+grid:
+- {p5c2: , flat: {partition_args: {partition_method: iid}}}
+- {plain: {method_args.method: fedavg}, strong: {method_args: {method: fedlc, tau: 5.0}}}
+- train_args.learning_rate: [0.1, 0.01]
+- common_args.random_seed: [0, 1]
+"""
+    planned = plan.plan(write(text), out=tmp_path / "out", only=["p5c2", "strong"])
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "sweep.json").write_text('{"other": {"label": "x"}}')  # of another sweep
+    plan.write_names(planned)
+    names = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert names == {"other": {"label": "x"}} | {
+        f"p5c2-strong-learning_rate{rate}-seed{seed}": {"setting": "p5c2", "label": f"strong, learning_rate{rate}"}
+        for rate in (0.1, 0.01)
+        for seed in (0, 1)
+    }
+    plain = "base: base.yaml\ngrid: [{partition_args.classes_per_client: [2, 3]}, {method_args.alpha: [0.1, 0.9]}]"
+    assert {str(run.names) for run in plan.plan(write(plain), out=tmp_path / "plain")} == {"{}"}  # keys say more

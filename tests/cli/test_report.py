@@ -1,0 +1,110 @@
+"""``labelskew report``: tables by choice, files by their suffix, and what a terminal has room for."""
+
+import csv
+import fcntl
+import math
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+import pandas as pd
+import pytest
+from commands import call, errors
+from run_folders import folder, resolved
+
+ACCURACIES = {
+    ("fedavg", "pcdd"): (0.50, 0.52), ("fedlc", "pcdd"): (0.60, 0.62), ("map", "pcdd"): (0.55, 0.59),
+    ("fedavg", "iid"): (0.90, 0.94), ("fedlc", "iid"): (0.90, 0.92),
+}  # fmt: skip
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A folder of runs: two seeds of three methods on two partitions, of which one combination is missing."""
+    path = tmp_path / "runs"
+    path.mkdir()
+    for (method, partition), accuracies in ACCURACIES.items():
+        for seed, accuracy in enumerate(accuracies):
+            name = f"{partition}-{method}{seed}"
+            folder(path / name, resolved(seed, method, partition), [accuracy], personal=0.9, seconds=[1.5])
+    return path
+
+
+def test_a_paper_s_table(runs):
+    assert call("report", runs, "--pivot").output.splitlines() == [
+        "method           iid          pcdd",
+        "fedavg  92.00 ± 2.83  51.00 ± 1.41",
+        "fedlc   91.00 ± 1.41  61.00 ± 1.41",
+        "map         -         57.00 ± 2.83",
+    ]
+    assert call("report", runs, "--pivot", "--format", "markdown", "--only", "map", "--only", "fedlc").output == (
+        "| method | iid | pcdd |\n| --- | ---: | ---: |\n"
+        "| fedlc | 91.00 ± 1.41 | **61.00 ± 1.41** |\n| map | - | *57.00 ± 2.83* |\n"
+    )
+
+
+def test_chosen_columns_and_rows(runs):
+    words = ["--only", "pcdd", "--columns", "difference, seeds needed", "--format", "csv"]
+    head, *rows = csv.reader(call("report", runs, *words).output.splitlines())
+    assert head[-4:] == ["difference", "difference_low", "difference_high", "seeds needed"]
+    # Of two seeds, t is 12.706: 10 exactly, and 5 and 7, which is 6 ± 12.706 * sqrt(2) / sqrt(2)
+    assert [row[-4:] for row in rows] == [
+        ["", "", "", ""], ["+10.00", "10.00", "10.00", "2"], ["+6.00", "-6.71", "18.71", "3"],
+    ]  # fmt: skip
+    assert "+6.00 [-6.71, 18.71]\n" in call("report", runs, "--columns", "difference").output
+
+
+def test_a_file_s_suffix_says_its_form(runs, tmp_path):
+    for form, name in (("csv", "a.csv"), ("markdown", "a.md"), ("latex", "a.TEX")):
+        printed = call("report", runs, "--format", form, "--save", tmp_path / name).output
+        assert (tmp_path / name).read_text() == printed
+    call("report", runs, "--save", tmp_path / "a.parquet")
+    numbers = pd.read_parquet(tmp_path / "a.parquet")
+    fedlc = numbers[numbers["label"] == "fedlc"].set_index("setting").loc["pcdd"]
+    assert (fedlc["accuracy"], fedlc["accuracy_std"]) == pytest.approx((61, math.sqrt(2)))
+    call("report", runs, "--pivot", "--columns", "best", "--save", tmp_path / "a.parquet")
+    numbers = pd.read_parquet(tmp_path / "a.parquet")
+    assert numbers.columns.tolist() == ["method", "iid best", "iid best_std", "pcdd best", "pcdd best_std"]
+    assert numbers["iid best"].tolist() == [92, 91, pytest.approx(math.nan, nan_ok=True)]
+    assert {file.name for file in tmp_path.iterdir()} == {"runs", "a.csv", "a.md", "a.TEX", "a.parquet"}
+
+
+def test_mistakes_are_lines(runs, tmp_path, monkeypatch):
+    (line,) = errors("report", runs, "--columns", "accuracy,bst")
+    assert line.startswith("--columns: 'bst' is unknown; allowed: seeds, rounds, accuracy, difference,")
+    assert line.endswith("; did you mean best?")
+    assert errors("report", runs, "--only", "fedrs", "--only", "pcd") == [
+        f"--only: '{name}' is unknown; allowed: fedavg, fedlc, map, FedAvg, iid, pcdd, digits; did you mean {near}?"
+        for name, near in (("fedrs", "fedlc"), ("pcd", "pcdd"))
+    ]
+    assert errors("report", runs, "--save", tmp_path / "a.xlsx") == [
+        f"--save {tmp_path / 'a.xlsx'}: no such kind of table; use a name that ends in .csv or .md or .tex or .parquet"
+    ]
+    assert errors("report", runs, "--save", tmp_path / "no" / "a.tex") == [
+        f"{tmp_path / 'no' / 'a.tex'}: cannot be written: No such file or directory"
+    ]
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert errors("report", runs, "--save", tmp_path / "a.parquet") == [
+        f"--save {tmp_path / 'a.parquet'}: needs pyarrow, which is not installed; "
+        "use pip install 'fl-labelskew-plugins[parquet]', or --save FILE.csv"
+    ]
+
+
+@pytest.mark.slow
+def test_a_terminal_gets_what_it_has_room_for(runs):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "report", runs]
+    environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
+    subprocess.run(command, stdout=theirs, stderr=theirs, env=environment, check=True, timeout=100)
+    head, *rows, rest = os.read(ours, 100_000).decode().splitlines()
+    assert "\x1b[1m61.00 ± 1.41\x1b[0m" in rows[3]
+    assert "\x1b[4m57.00 ± 2.83\x1b[0m" in rows[4]
+    shown = head.split()
+    assert shown[:4] == ["method", "data", "partition", "seeds"]
+    assert max(len(row.replace("\x1b[1m", "").replace("\x1b[4m", "").replace("\x1b[0m", "")) for row in rows) <= 80
+    assert rest.startswith("left out for want of room: rounds, seeds needed, local model, ")
+    assert rest.endswith("s/round, peak MB; --columns shows them")

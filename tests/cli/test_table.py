@@ -1,0 +1,104 @@
+"""Tables as text: numbers under each other, what fits a line, and LaTeX that a real TeX sets."""
+
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from fl_labelskew_plugins.cli import table
+
+HEAD = ["method", "accuracy", "difference", "rounds"]
+ROWS = [
+    ["fedavg", "83.82 ± 1.85", "-", "9 (1.00x)"],
+    ["map", "7.30 ± 14.41", "+3.48 [-19.52, 26.49]", "> 10"],
+    ["moon", "9.10", "-0.20 [-0.30, -0.10] worse", "10 (0.90x)"],
+]
+MARKS = [[0, 1, 0, 1], [0, 0, 0, 0], [0, 2, 0, 2]]
+NASTY = 'a_b & 50 % of #1 {x} ~ ^ \\ $y$ <b> [z] * | " ± ä'
+
+
+def test_plain_tables_wrap_their_last_column(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    text = table.plain(["a", "what"], [["long name", "word " * 9], ["b", ""]])
+    assert text.splitlines() == [
+        "a          what",
+        "long name  word word word word word word",
+        "           word word word",
+        "b",
+    ]
+
+
+def test_markdown_and_csv_quote():
+    assert table.markdown(["a"], [["x|y"]]) == "| a |\n| --- |\n| x\\|y |"
+    assert table.comma_separated(["a", "b"], [["x,y", 'z"']]) == 'a,b\n"x,y","z"""'
+
+
+def test_numbers_stand_under_each_other_at_their_points():
+    head, rows = table.aligned(HEAD, ROWS, 1)
+    assert table.plain(head, rows).splitlines() == [
+        "method       accuracy                  difference        rounds",
+        "fedavg  83.82 ±  1.85      -                          9 (1.00x)",
+        "map      7.30 ± 14.41  +3.48 [-19.52, 26.49]       > 10",
+        "moon     9.10          -0.20 [-0.30, -0.10] worse    10 (0.90x)",
+    ]
+
+
+def test_on_a_terminal_the_best_is_bold_and_the_second_underlined():
+    head, rows = table.aligned(HEAD[:2], [row[:2] for row in ROWS], 1)
+    _, first, second, third = table.plain(head, rows, [row[:2] for row in MARKS]).splitlines()
+    assert (first, second) == ("fedavg  \x1b[1m83.82 ±  1.85\x1b[0m", "map      7.30 ± 14.41")
+    assert third == "moon     \x1b[4m9.10\x1b[0m"
+
+
+@pytest.mark.parametrize(("room", "stay"), [(80, [0, 1, 2, 3]), (60, [0, 1, 2]), (30, [0, 1]), (5, [0, 1])])
+def test_columns_go_until_a_line_fits(room, stay):
+    head, rows = table.aligned(HEAD, ROWS, 1)
+    assert table.fitting(HEAD, rows, ["not there", "rounds", "difference"], room) == stay
+    left = [[row[i] for i in stay] for row in (head, *rows)]
+    assert room < 30 or max(map(len, table.plain(left[0], left[1:]).splitlines())) <= room
+
+
+def test_strangers_words_mean_nothing_in_markdown():
+    lines = table.markdown(["method", "best"], [["**a**|<b>", "1.0"], ["[x](y)", "2.0 | 3"]], [[0, 1], [0, 2]], 1)
+    assert lines.splitlines() == [
+        "| method | best |", "| --- | ---: |", "| \\*\\*a\\*\\*\\|\\<b> | **1.0** |", "| \\[x](y) | *2.0 \\| 3* |",
+    ]  # fmt: skip
+
+
+def test_latex_lines():
+    text = table.latex(["a_b", *HEAD[1:]], [["x & y", *ROWS[1][1:]], ["\\~^{}", *ROWS[2][1:]]], MARKS[1:], 1)
+    assert text.splitlines()[3:] == [
+        r"\begin{tabular}{lS[table-format=1.2(4)]S[table-format=+1.2]@{~}lS[table-format=2.0]@{~}l}",
+        r"\toprule",
+        r"a\_b & {accuracy} & \multicolumn{2}{c}{difference} & \multicolumn{2}{c}{rounds} \\",
+        r"\midrule",
+        r"x \& y & 7.30 \pm 14.41 & +3.48 & {[}$-$19.52, 26.49{]} & {$>$ 10} & \\",
+        r"\textbackslash{}\textasciitilde{}\textasciicircum{}\{\} & \itshape 9.10 & -0.20 & {[}$-$0.30, $-$0.10{]}"
+        r" worse & \itshape 10 & \itshape (0.90x) \\",
+        r"\bottomrule",
+        r"\end{tabular}}",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="no pdflatex (apt-get install texlive-science)")
+def test_a_real_tex_sets_the_table_with_bold_and_italic_numbers_of_vector_fonts(tmp_path):
+    rows = [[NASTY, *row] for row in ROWS] + [["[z]", "*", "-", "-", "3-20"]]
+    (tmp_path / "table.tex").write_text(
+        table.latex([NASTY, *HEAD], rows, [[0, *line] for line in [*MARKS, [0] * 4]], 2)
+    )
+    (tmp_path / "paper.tex").write_text(
+        "\\pdfcompresslevel=0 \\pdfobjcompresslevel=0 \\documentclass{article}\\usepackage[paperwidth=60cm]{geometry}"
+        "\\usepackage{booktabs, siunitx}\\begin{document}\\noindent\\input{table}\\end{document}"
+    )
+    wide = os.environ | {"max_print_line": "1000"}
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "paper"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False, env=wide)
+    assert done.returncode == 0, done.stdout[-2000:]
+    log = (tmp_path / "paper.log").read_text(errors="replace")
+    assert not re.search("undefined|Missing|Overfull|siunitx Warning", log)
+    fonts = set(re.findall(rb"/FontName /[A-Z]+\+(\w+)", (tmp_path / "paper.pdf").read_bytes()))
+    assert {b"CMR10", b"CMBX10", b"CMTI10"} <= fonts  # upright, bold, italic
+    assert set(re.findall(r"(\w+)\.\d+pk", log)) <= {"tcrm1000"}  # bitmaps: of the dollar sign alone, not of ± and -
