@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 DRY_RUN = click.option(
     "--dry-run",
     is_flag=True,
-    help="List the runs and what they will take: time, memory, disk. Of each kind without a round, one run is begun; "
-    "it is gone on with later.",
+    help="List the runs, and tell what they will take: time, memory, disk. One run of each kind without a round is "
+    "begun for that, and gone on with later.",
 )
 NO_PROBE = click.option(
     "--no-probe", is_flag=True, help="With --dry-run: begin nothing, and tell by the rounds that there are."

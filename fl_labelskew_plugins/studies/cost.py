@@ -267,10 +267,27 @@ def _measured(runs: Sequence[Planned], timings: Sequence[list[dict[str, Any]]], 
     cost = Cost.of(lines, runs[0].recipe, statistics.fmean(known) if known else 0.0)
     if cost is None:
         return None
+    cost = cost._replace(round=cost.round * _scale(runs))
     furthest = min(range(len(runs)), key=left.__getitem__)
     grows, disk = _end(runs[furthest], left[furthest])
     peak, gpu = (1e6 * max(report.number(line, key) or 0.0 for line in lines) for key in ("peak_mb", "peak_gpu_mb"))
     return Measured(len(lines), cost, peak + grows, gpu, disk)
+
+
+def _scale(runs: Sequence[Planned]) -> float:
+    """Samples of a round's clients, on average of all rounds, in relation to those of the rounds that are recorded."""
+    expected = held = 0.0
+    if (recipe := runs[0].recipe).train.clients_per_round == recipe.train.client_num_in_total:
+        return 1.0
+    for run in runs:
+        lines = read_lines(run.folder.metrics)
+        with suppress(LabelSkewError, KeyError, IndexError, TypeError):  # damaged files tell nothing
+            if lines and (at := run.folder.load_checkpoint(tensors=False)):
+                mean = statistics.fmean(at.sizes) * recipe.train.clients_per_round
+                for line in lines[1:] or lines:
+                    held += sum(at.sizes[client] for client in line["clients"])
+                    expected += mean
+    return expected / held if held else 1.0
 
 
 def _start(folder: RunFolder, timings: Sequence[dict[str, Any]]) -> float | None:
@@ -299,7 +316,7 @@ def _end(run: Planned, left: int) -> tuple[float, float]:
             clients = min(recipe.train.client_num_in_total, rounds * recipe.train.clients_per_round)
             now, one = _size(folder.states), num_bytes(at.weights.values())
             states = now / len(at.states) * clients if at.states else now
-            kept = min(recipe.tracking.keep_checkpoints, -(-rounds // recipe.tracking.checkpoint_every))
+            kept = min(recipe.tracking.keep_checkpoints, 1 + math.ceil(left / recipe.tracking.checkpoint_every))
             more = kept - 1 - len(folder.earlier())
             size += states - now + more * (_size(folder.checkpoint) + states + one * recipe.tracking.keep_best)
             size += one * (1 + (clients if at.states and folder.personal() else 0))
