@@ -276,7 +276,7 @@ def _work(
     file: Path,
     words: connection.Connection,
     gpu: str | None,
-    pause: Pause | None,
+    pause: Pause | None = None,
 ) -> None:
     """One run, in a process of its own; what it says goes to ``file``, and why it failed also to ``words``.
 
