@@ -210,6 +210,9 @@ def totals(
     if not left:
         yield "nothing is left to run"
         return
+    if not any(kind.measured and kind.open for kind in kinds):
+        yield f"{counted(left, 'run')} left, of which nothing is known yet"
+        return
     one_by_one, more, there = clock(seconds(planned, kinds, 1)), _text(disk(kinds)), _text(_free_disk(out))
     yield f"{counted(left, 'run')} left: {one_by_one} one after the other; {more} more on disk, {there} free there"
     fit = that_fit(kinds, jobs[0], free)

@@ -209,7 +209,9 @@ def test_reproduce_says_what_its_runs_take_and_how_far_a_budget_gets(write, tmp_
     write()
     out = tmp_path / "out"
     command = ["reproduce", tmp_path / "base.yaml", "--seeds", 2, "--out", out, "--dry-run"]
-    assert "2 runs, 0 done; nothing was run" in call(*command, "--no-probe").stdout
+    listed = call(*command, "--no-probe").stdout
+    assert "2 runs, 0 done; nothing was run" in listed
+    assert listed.endswith("2 runs left, of which nothing is known yet\n")
     assert not out.exists()
     first = call(*command, "--quiet")
     assert rows(first.stdout)["base, seed 0"]["rounds left"] == "14"
