@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.cli import completion, table
+from fl_labelskew_plugins.cli import completion, cost, table
 from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun, writing
 from fl_labelskew_plugins.cli.options import FOLDER, QUIET, SET
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.typed import to_go_on
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.studies.reproduce import Experiment
 
 
 def named(recipes: tuple[str, ...]) -> dict[str, Path]:
@@ -32,6 +38,26 @@ def named(recipes: tuple[str, ...]) -> dict[str, Path]:
     return paths
 
 
+def _estimate(
+    chosen: Sequence[Experiment],
+    seeds: int,
+    budget: float | None,
+    out: Path,
+    say: cost.Say,
+    *,
+    no_probe: bool,
+    quiet: bool,
+) -> None:
+    """Say what the runs will take, one after the other, and how much of that fits the budget."""
+    from fl_labelskew_plugins.studies.cost import begin, of_experiments
+    from fl_labelskew_plugins.studies.sweep.crew import free_memory
+
+    first = None if no_probe else partial(begin, say=say, quiet=quiet)
+    seconds = cost.tell(of_experiments(chosen, seeds), first, out=out, jobs=[1], free=free_memory(), say=say)
+    if budget is not None and seconds:
+        click.echo(f"the budget is {min(1.0, budget / seconds):.0%} of that")
+
+
 @click.command("reproduce")
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...", shell_complete=completion.recipes)
 @click.option(
@@ -40,10 +66,19 @@ def named(recipes: tuple[str, ...]) -> dict[str, Path]:
 @click.option("--budget", metavar="TIME", help="Stop all runs early to fit: 90s, 30m, 2h.  [default: all rounds]")
 @SET
 @click.option("--out", default="reproduced", show_default=True, type=FOLDER, help="Folder of runs and tables.")
+@cost.DRY_RUN
+@cost.NO_PROBE
 @QUIET
 @guarded
 def reproduce_command(
-    recipes: tuple[str, ...], seeds: int, budget: str | None, overrides: tuple[str, ...], out: Path, quiet: bool
+    recipes: tuple[str, ...],
+    seeds: int,
+    budget: str | None,
+    overrides: tuple[str, ...],
+    out: Path,
+    dry_run: bool,
+    no_probe: bool,
+    quiet: bool,
 ) -> None:
     """Run recipes and compare them with the numbers that they expect.
 
@@ -62,10 +97,14 @@ def reproduce_command(
 
     say = (lambda line: None) if quiet else click.echo
     refuse_mpirun("reproduce")
+    cost.check(dry_run=dry_run, no_probe=no_probe)
     allowed = None if budget is None else reproduce.seconds_of(budget)
     chosen = reproduce.experiments(named(recipes), overrides, out)
     rows: list[list[str]] = []
     try:
+        if dry_run:
+            _estimate(chosen, seeds, allowed, out, say, no_probe=no_probe, quiet=quiet)
+            return
         with writing(f"--out {out}"):
             out.mkdir(parents=True, exist_ok=True)
         if allowed is None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
 from fl_labelskew_registry import RunError
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import cost
 from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun
 from fl_labelskew_plugins.cli.options import FOLDER, PATH, QUIET, overrides
 from fl_labelskew_plugins.cli.report import room, shown
-from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.machine.typed import to_go_on
 
 
@@ -29,7 +29,8 @@ from fl_labelskew_plugins.machine.typed import to_go_on
     metavar="GB",
     help="Memory that all runs together may take.  [default: 80 % of what is free]",
 )
-@click.option("--dry-run", is_flag=True, help="List the combinations, and which are done.")
+@cost.DRY_RUN
+@cost.NO_PROBE
 @QUIET
 @guarded
 def sweep_command(
@@ -40,6 +41,7 @@ def sweep_command(
     jobs: int | None,
     memory: float | None,
     dry_run: bool,
+    no_probe: bool,
     quiet: bool,
 ) -> None:
     """Run every combination of a grid once.
@@ -53,17 +55,21 @@ def sweep_command(
     labelskew sweep sweeps/fmnist.yaml --jobs 2
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
     from fl_labelskew_plugins.studies import report
+    from fl_labelskew_plugins.studies.cost import PROBE
     from fl_labelskew_plugins.studies.sweep import crew, plan
 
     say = (lambda line: None) if quiet else click.echo
     refuse_mpirun("sweep")
+    cost.check(dry_run=dry_run, no_probe=no_probe)
     planned = plan.plan(file, overrides, out, only)
-    if dry_run:
-        states = plan.states_of(planned)
-        click.echo(table.plain(["run", "state"], [[name, state or "-"] for name, state in states.items()]))
-        click.echo(f"{counted(len(planned), 'run')}, {list(states.values()).count('done')} done; nothing was run")
-        return
     try:
+        if dry_run:
+            begin = None if no_probe else partial(crew.run_all, jobs=1, memory=memory, say=say, pause=PROBE)
+            here = crew.default_jobs(planned)
+            most = [min(here, jobs or here), *([jobs] if jobs and jobs > here else [])]
+            free = crew.SHARE * crew.free_memory() if memory is None else memory * 1e9
+            cost.tell(planned, begin, out=planned[0].folder.path.parent, jobs=most, free=free, say=say)
+            return
         failed = crew.run_all(planned, jobs=jobs, memory=memory, say=say)
     except KeyboardInterrupt:
         done = sum(run.folder.summary.exists() for run in planned)

@@ -22,6 +22,8 @@ def one_line(error: BaseException) -> str:
 
 def size_text(size: int) -> str:
     """A file's size for people, such as ``31.0 MB``."""
+    if size >= 1e9:
+        return f"{size / 1e9:.1f} GB"
     return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB" if size >= 1000 else f"{size} bytes"
 
 

@@ -121,6 +121,12 @@ class Recipe(Sections):
         """Whether a server across silos sees the sum of what they send, and nothing of one of them."""
         return self.common.across_silos and self.comm.secure_aggregation
 
+    def tests(self, begin: int, end: int) -> int:
+        """After how many of the rounds from ``begin`` up to, but not including, ``end`` the global model is tested."""
+        every, last = self.validation.frequency_of_the_test, self.train.comm_round - 1
+        regular = len(range(-(-begin // every) * every, end, every)) if every else 0
+        return regular + (begin <= last < end and (not every or last % every > 0))
+
     def resolved(self) -> dict[str, dict[str, Any]]:
         """Every section and key with its value, as plain YAML values; of the host's own two, the keys in use."""
         content = self.model_dump(mode="json", include={*_FIELDS})

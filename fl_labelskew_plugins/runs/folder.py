@@ -63,6 +63,12 @@ class RunFolder:
             return str(self._environment.get("host", "fedml"))
         return None
 
+    def personal(self) -> bool:
+        """Whether the run ends with models of the clients' own."""
+        with contextlib.suppress(OSError, ValueError):
+            return bool(self._environment.get("personal_models"))
+        return False
+
     def moments(self) -> Moments | None:
         """Mean and std that the run's samples are normalised by; None before it begins, and of earlier versions."""
         known = self._environment.get("normalisation") if self.recipe.exists() else None

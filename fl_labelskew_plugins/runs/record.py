@@ -97,8 +97,7 @@ class Record:
 
     def tests(self, round: int) -> bool:
         """Whether the global model is tested after this round."""
-        every = self.session.recipe.validation.frequency_of_the_test
-        return round == self.session.federation.rounds - 1 or (every > 0 and round % every == 0)
+        return self.session.recipe.tests(round, round + 1) > 0
 
     def round(self, line: dict[str, Any], server: Server, *, seconds: float) -> None:
         """A round is complete: its line of metrics, where the server stands, and how long it took."""

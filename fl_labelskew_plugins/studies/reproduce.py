@@ -13,10 +13,10 @@ import re
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, mistake
 
@@ -141,10 +141,33 @@ def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool) 
 
 
 class Cost(NamedTuple):
-    """What a run of an experiment takes, in seconds: to start and to end, and for a round."""
+    """What a run takes, in seconds: to start and to end, for a round, and for a test more."""
 
     start: float
     round: float
+    test: float = 0.0
+
+    @classmethod
+    def of(cls, timings: Iterable[Mapping[str, Any]], recipe: Recipe, start: float) -> Cost | None:
+        """That of runs of a recipe, by lines of their ``timings.jsonl``; None where no line says how long it took.
+
+        A first round, which warms up, counts only for what no later one tells.
+        """
+        lines = [(report.number(line, "round"), report.number(line, "seconds")) for line in timings]
+        known = [(int(at), seconds) for at, seconds in lines if at is not None and seconds is not None]
+        if not known:
+            return None
+        later = [(at, seconds) for at, seconds in known if at] or known
+        plain = [seconds for at, seconds in later if not recipe.tests(at, at + 1)]
+        tested = [[seconds for at, seconds in some if recipe.tests(at, at + 1)] for some in (later, known)]
+        with_test = statistics.fmean(tested[0] or tested[1] or plain)
+        if not plain:
+            return cls(start, with_test)
+        return cls(start, statistics.fmean(plain), max(0.0, with_test - statistics.fmean(plain)))
+
+    def seconds(self, recipe: Recipe, begin: int, end: int) -> float:
+        """From a start on, of the rounds from ``begin`` up to, but not including, ``end``; 0 where there are none."""
+        return self.start + self.round * (end - begin) + self.test * recipe.tests(begin, end) if end > begin else 0.0
 
 
 class Budget:
@@ -193,8 +216,10 @@ class Budget:
 
         def seconds(n: int) -> float:
             """What it takes to give every run ``n / most`` of its rounds."""
-            todo = [(self.costs[experiment.name], experiment.rounds * n // most - done) for experiment, done in open_]
-            return sum(cost.start + cost.round * rounds for cost, rounds in todo if rounds > 0)
+            return sum(
+                self.costs[experiment.name].seconds(experiment.recipe, done, experiment.rounds * n // most)
+                for experiment, done in open_
+            )
 
         n = bisect.bisect_right(range(most + 1), SHARE * (self.until - time.monotonic()), key=seconds) - 1
         targets = {name: rounds * n // most for name, rounds in whole.items()}
@@ -211,10 +236,12 @@ class Budget:
         say(f"{experiment.name}, seed {seed}: round {turn} of {experiment.rounds}, {clock(self.until - begun)} left")
         pause = Pause(rounds, self.until)
         complete(experiment.path, experiment.settings(seed), folder, quiet=quiet, pause=pause)
-        if seconds := [float(line["seconds"]) for line in read_lines(folder.timings)[before:]]:
-            start = max(0.0, time.monotonic() - begun - sum(seconds))
-            self.costs[experiment.name] = Cost(start, statistics.fmean(seconds))
-            self.rounds, self.training = self.rounds + len(seconds), self.training + sum(seconds)
+        lines = read_lines(folder.timings)[before:]
+        training = sum(float(line["seconds"]) for line in lines)
+        start = max(0.0, time.monotonic() - begun - training)
+        if cost := Cost.of(lines, experiment.recipe, start):
+            self.costs[experiment.name] = cost
+            self.rounds, self.training = self.rounds + len(lines), self.training + training
 
 
 def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:

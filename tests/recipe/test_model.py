@@ -1,5 +1,8 @@
 """A loaded recipe: what it resolves to, survives its dump, and differs from another one in."""
 
+import itertools
+
+import pytest
 import yaml
 from recipe_texts import lines_of, only_line, text_with
 
@@ -13,6 +16,16 @@ def test_resolved_has_every_section_and_plain_values():
     assert resolved["method_args"]["method"] == "fedmr"
     assert resolved["method_args"]["negatives"] == "all"
     assert yaml.safe_load(yaml.safe_dump(resolved)) == resolved
+
+
+@pytest.mark.parametrize("rounds", [1, 6, 7])
+@pytest.mark.parametrize("every", [0, 1, 3])
+def test_rounds_with_a_test_are_counted(every, rounds):
+    text = text_with(validation_args={"frequency_of_the_test": every}, train_args={"comm_round": rounds})
+    recipe = parse.parse(text)
+    tested = [r == rounds - 1 or (every > 0 and r % every == 0) for r in range(rounds)]
+    for begin, end in itertools.combinations_with_replacement(range(rounds + 1), 2):
+        assert recipe.tests(begin, end) == sum(tested[begin:end])
 
 
 def test_a_dump_loads_to_the_same(tmp_path):

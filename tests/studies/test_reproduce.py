@@ -131,6 +131,32 @@ def test_what_is_no_budget(text):
         reproduce.seconds_of(text)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "cost"),
+    [
+        ([9, 2, 2, 5], (2, 3)),  # of 6 rounds, those from 1 on that 3 divides, and the last, end with a test
+        ([9, 2, 4], (3, 6)),  # the only test is in the first round, which warms up as well
+        ([9, 10], (10, 0)),
+        ([9], (9, 0)),
+        ([], None),
+    ],
+)
+def test_what_rounds_with_and_without_a_test_say_of_a_run(file, seconds, cost):
+    recipe = parse.load(file, ["validation_args.frequency_of_the_test=3"])
+    lines = [{"round": number, "seconds": each} for number, each in enumerate(seconds)]
+    found = reproduce.Cost.of(lines, recipe, 1.0)
+    assert found == (cost and reproduce.Cost(1.0, *cost))
+    every_time = reproduce.Cost.of(lines, parse.load(file), 1.0)
+    assert every_time == (cost and reproduce.Cost(1.0, statistics.fmean(seconds[1:] or seconds)))
+
+
+def test_what_is_left_of_a_run_is_its_rounds_its_tests_and_a_start(file):
+    recipe = parse.load(file, ["validation_args.frequency_of_the_test=3"])
+    cost = reproduce.Cost(1, 10, 100)
+    assert [cost.seconds(recipe, begin, 6) for begin in (6, 5, 4, 3, 0)] == [0, 111, 121, 231, 361]
+    assert cost.seconds(recipe, 1, 3) == 21
+
+
 @pytest.fixture
 def two(file, tmp_path):
     """Experiments of 6 and of 60 rounds."""

@@ -27,7 +27,7 @@ from fl_labelskew_plugins.machine.signals import end_with_parent, interrupting
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe.compatibility import host_installed
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import clock, in_words
+from fl_labelskew_plugins.runs.progress import Pause, clock, in_words
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
 from fl_labelskew_plugins.studies import report
 from fl_labelskew_plugins.studies.reproduce import complete
@@ -44,7 +44,9 @@ PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.ba
 Say = Callable[[str], None]
 
 
-def run_all(planned: Sequence[Planned], *, jobs: int | None, memory: float | None, say: Say) -> list[str]:
+def run_all(
+    planned: Sequence[Planned], *, jobs: int | None, memory: float | None, say: Say, pause: Pause | None = None
+) -> list[str]:
     """Have all runs finished; returns a line for each one that failed.
 
     Args:
@@ -52,6 +54,7 @@ def run_all(planned: Sequence[Planned], *, jobs: int | None, memory: float | Non
         jobs: how many at a time; default: :func:`default_jobs`.
         memory: GB (10^9 bytes) that all of them together may take; default: :data:`SHARE` of what is free.
         say: prints a line.
+        pause: when each of them stops early, to be gone on with.
 
     Raises:
         MistakesError: see :func:`.plan.states_of`.
@@ -75,7 +78,7 @@ def run_all(planned: Sequence[Planned], *, jobs: int | None, memory: float | Non
             f"{counted(len(planned), 'run')}: {len(planned) - len(left)} done, {begun} to go on with; at most {slots} "
             f"at a time, in {bound / 1e9:.1f} GB"
         )
-        return Crew(planned, left, slots, bound, say).work() if left else []
+        return Crew(planned, left, slots, bound, say, pause).work() if left else []
 
 
 def default_jobs(planned: Sequence[Planned]) -> int:
@@ -117,7 +120,16 @@ class Crew:
     ``timings.jsonl``). While there is none, because the first round of the first one is not over, it is the only one.
     """
 
-    def __init__(self, planned: Sequence[Planned], left: Sequence[Planned], slots: int, bound: float, say: Say) -> None:
+    def __init__(
+        self,
+        planned: Sequence[Planned],
+        left: Sequence[Planned],
+        slots: int,
+        bound: float,
+        say: Say,
+        pause: Pause | None = None,
+    ) -> None:
+        self.pause = pause
         self.all, self.waiting, self.slots, self.bound, self.say = planned, list(left), slots, bound, say
         self.running: list[Job] = []
         self.failed: list[str] = []
@@ -177,7 +189,7 @@ class Crew:
             raise LabelSkewError(f"{run.log.parent}: cannot be written: {error.strerror}") from None
         words, theirs = self._context.Pipe(duplex=False)
         with theirs:
-            arguments = (run.base, run.settings, run.folder.path, run.log, theirs, gpu)
+            arguments = (run.base, run.settings, run.folder.path, run.log, theirs, gpu, self.pause)
             process = self._context.Process(target=_work, args=arguments, name=run.name)
             process.start()
         self.running.append(Job(run, process, slot, words))
@@ -259,7 +271,13 @@ def _received(words: connection.Connection) -> str:
 
 
 def _work(
-    base: Path, settings: tuple[str, ...], folder: Path, file: Path, words: connection.Connection, gpu: str | None
+    base: Path,
+    settings: tuple[str, ...],
+    folder: Path,
+    file: Path,
+    words: connection.Connection,
+    gpu: str | None,
+    pause: Pause | None = None,
 ) -> None:
     """One run, in a process of its own; what it says goes to ``file``, and why it failed also to ``words``.
 
@@ -279,7 +297,7 @@ def _work(
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     try:
-        complete(base, settings, RunFolder(folder), quiet=True)
+        complete(base, settings, RunFolder(folder), quiet=True, pause=pause)
     except LabelSkewError as error:
         _send(words, "; ".join(str(error).splitlines()))
         with contextlib.suppress(OSError):
