@@ -38,7 +38,14 @@ def check(*, dry_run: bool, no_probe: bool) -> None:
 
 
 def tell(
-    planned: Sequence[Planned], begin: Begin | None, *, out: Path, jobs: Sequence[int], free: float, say: Say
+    planned: Sequence[Planned],
+    begin: Begin | None,
+    *,
+    out: Path,
+    jobs: Sequence[int],
+    free: float,
+    say: Say,
+    tasks: bool = False,
 ) -> float:
     """List runs, and tell what is left of them will take.
 
@@ -49,6 +56,7 @@ def tell(
         jobs: runs at a time, here and, where there are two numbers, elsewhere.
         free: bytes of memory that all runs together may take here.
         say: prints a line of progress.
+        tasks: whether runs have numbers that a reader can use.
 
     Returns:
         Seconds that they take one after the other.
@@ -60,7 +68,9 @@ def tell(
     from fl_labelskew_plugins.studies.sweep import plan
 
     states = plan.states_of(planned)
-    click.echo(table.plain(["run", "state"], [[name, state or "-"] for name, state in states.items()]))
+    rows = [[str(run.number), run.name, states[run.name] or "-"] for run in planned]
+    head, rows = (["task", "run", "state"], rows) if tasks else (["run", "state"], [row[1:] for row in rows])
+    click.echo(table.plain(head, rows))
     done = f"{counted(len(planned), 'run')}, {list(states.values()).count('done')} done"
     click.echo(done if begin else f"{done}; nothing was run")
     unknown = cost.unknown(planned) if begin else []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.cli import completion, cost, table
 from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun, writing
@@ -42,18 +42,19 @@ def _estimate(
     chosen: Sequence[Experiment],
     seeds: int,
     budget: float | None,
+    jobs: int,
     out: Path,
     say: cost.Say,
     *,
     no_probe: bool,
-    quiet: bool,
 ) -> None:
-    """Say what the runs will take, one after the other, and how much of that fits the budget."""
-    from fl_labelskew_plugins.studies.cost import begin, of_experiments
-    from fl_labelskew_plugins.studies.sweep.crew import free_memory
+    """Say what the runs will take, so many at a time, and how much of that fits the budget."""
+    from fl_labelskew_plugins.studies.cost import PROBE
+    from fl_labelskew_plugins.studies.sweep.crew import free_memory, run_all
+    from fl_labelskew_plugins.studies.sweep.plan import of_experiments
 
-    first = None if no_probe else partial(begin, say=say, quiet=quiet)
-    seconds = cost.tell(of_experiments(chosen, seeds), first, out=out, jobs=[1], free=free_memory(), say=say)
+    begin = None if no_probe else partial(run_all, jobs=1, memory=None, say=say, pause=PROBE)
+    seconds = cost.tell(of_experiments(chosen, seeds), begin, out=out, jobs=[jobs], free=free_memory(), say=say)
     if budget is not None and seconds:
         click.echo(f"the budget is {min(1.0, budget / seconds):.0%} of that")
 
@@ -64,6 +65,9 @@ def _estimate(
     "--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each recipe, with seeds from 0 on."
 )
 @click.option("--budget", metavar="TIME", help="Stop all runs early to fit: 90s, 30m, 2h.  [default: all rounds]")
+@click.option(
+    "--jobs", type=click.IntRange(1), help="Runs at a time, a process for each.  [default: one, in this process]"
+)
 @SET
 @click.option("--out", default="reproduced", show_default=True, type=FOLDER, help="Folder of runs and tables.")
 @cost.DRY_RUN
@@ -74,6 +78,7 @@ def reproduce_command(
     recipes: tuple[str, ...],
     seeds: int,
     budget: str | None,
+    jobs: int | None,
     overrides: tuple[str, ...],
     out: Path,
     dry_run: bool,
@@ -90,24 +95,31 @@ def reproduce_command(
 
     \b
     labelskew reproduce fedmr/table1_fmnist_p10c2 --budget 20m
-    labelskew reproduce fedmr/table1_fmnist_p10c2 --seeds 5 --out again
+    labelskew reproduce fedmr/table1_fmnist_p10c2 --seeds 5 --out again --jobs 2
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
     begun = time.monotonic()  # the imports take their part of the budget
     from fl_labelskew_plugins.studies import reproduce
+    from fl_labelskew_plugins.studies.sweep import crew, plan
 
     say = (lambda line: None) if quiet else click.echo
     refuse_mpirun("reproduce")
     cost.check(dry_run=dry_run, no_probe=no_probe)
+    if jobs and budget is not None:
+        raise LabelSkewError("--budget has one run after the other; use it without --jobs")
     allowed = None if budget is None else reproduce.seconds_of(budget)
     chosen = reproduce.experiments(named(recipes), overrides, out)
     rows: list[list[str]] = []
+    failed: list[str] = []
     try:
         if dry_run:
-            _estimate(chosen, seeds, allowed, out, say, no_probe=no_probe, quiet=quiet)
+            _estimate(chosen, seeds, allowed, jobs or 1, out, say, no_probe=no_probe)
             return
         with writing(f"--out {out}"):
             out.mkdir(parents=True, exist_ok=True)
-        if allowed is None:
+        if jobs:
+            failed = crew.run_all(plan.of_experiments(chosen, seeds), jobs=jobs, memory=None, say=say)
+            done = iter(chosen)
+        elif allowed is None:
             done = reproduce.run_all(chosen, seeds, say, quiet=quiet)
         else:
             reproduce.Budget(allowed, begun).spend(chosen, seeds, say, quiet=quiet)
@@ -121,3 +133,5 @@ def reproduce_command(
         raise KeyboardInterrupt(f"interrupted; {to_go_on(sys.argv[1:])}") from None
     click.echo(table.markdown(reproduce.HEAD, rows))
     say(f"written to {out / 'table.md'} and {out / 'table.csv'}")
+    if failed:
+        raise RunError("; ".join(failed))

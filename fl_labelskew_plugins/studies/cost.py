@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +24,12 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.data.files import size_text
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import counted
-from fl_labelskew_plugins.recipe.compatibility import host_installed
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause, clock
 from fl_labelskew_plugins.studies import report
-from fl_labelskew_plugins.studies.reproduce import PROBED, Cost, Experiment, complete
-from fl_labelskew_plugins.studies.sweep.crew import HOSTED, PRELOADED
+from fl_labelskew_plugins.studies.reproduce import PROBED, Cost
 from fl_labelskew_plugins.studies.sweep.plan import Planned
 from fl_labelskew_plugins.tensors import num_bytes
 
@@ -138,35 +135,6 @@ def _of(runs: Sequence[Planned], failed: Sequence[str]) -> Kind:
 def unknown(planned: Sequence[Planned]) -> list[Planned]:
     """One run of each kind of which no round is recorded and some run is left."""
     return [kind.open[0] for kind in kinds(planned) if kind.measured is None and kind.open]
-
-
-def of_experiments(chosen: Sequence[Experiment], seeds: int) -> list[Planned]:
-    """The runs of ``labelskew reproduce``, as those of a sweep."""
-    return [
-        Planned(f"{one.name}, seed {seed}", one.path, one.settings(seed), one.recipe, (), folder, folder.path, {})
-        for one in chosen
-        for seed in range(seeds)
-        for folder in [one.folder(seed)]
-    ]
-
-
-def begin(runs: Sequence[Planned], say: Say, *, quiet: bool) -> list[str]:
-    """Give runs their first rounds in this process, as ``labelskew reproduce`` runs them; a line for each that failed.
-
-    Raises:
-        KeyboardInterrupt: told to end; what was begun has a checkpoint.
-    """
-    for name in (*(HOSTED if host_installed() else ()), *PRELOADED):  # they are no part of what a run takes
-        with suppress(ImportError):
-            import_module(name)
-    failed = []
-    for number, run in enumerate(runs, 1):
-        say(f"[{number}/{len(runs)}] {run.name}: {PROBED} of {run.recipe.train.comm_round} rounds")
-        try:
-            complete(run.base, run.settings, run.folder, quiet=quiet, pause=PROBE)
-        except LabelSkewError as error:
-            failed.append(f"{run.name}: {'; '.join(str(error).splitlines())}")
-    return failed
 
 
 def seconds(planned: Sequence[Planned], kinds: Sequence[Kind], jobs: int) -> float:

@@ -31,7 +31,7 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.session import data_folder
 from fl_labelskew_plugins.studies import finished, report
-from fl_labelskew_plugins.studies.reproduce import held
+from fl_labelskew_plugins.studies.reproduce import Experiment, held
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 LONGEST = 150
@@ -72,6 +72,7 @@ class Planned:
         settings: ``section.key=value`` each, on top of it.
         gpus: those of which the run gets one; none on the CPU.
         log: what the run has to say, if anything.
+        number: from 0, in the file's order.
         names: what a report calls its setting and its label, as far as the file has names for them.
     """
 
@@ -82,10 +83,18 @@ class Planned:
     gpus: tuple[int, ...]
     folder: RunFolder
     log: Path
+    number: int
     names: Mapping[str, str]
 
 
-def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, only: Sequence[str] = ()) -> list[Planned]:
+def plan(
+    path: Path,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
+    only: Sequence[str] = (),
+    *,
+    elsewhere: bool = False,
+) -> list[Planned]:
     """All combinations of a sweep's file, checked, with all their data at hand.
 
     Args:
@@ -93,6 +102,7 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
         overrides: ``section.key=value``, for all runs.
         out: folder of all runs, in place of the file's.
         only: names of values; of an axis that has some of them, the others are left out.
+        elsewhere: whether other machines have the data and the GPUs, which are then not looked for.
 
     Raises:
         MistakesError: a line for everything to put right.
@@ -137,8 +147,8 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
             continue
         gpus = tuple(recipe.device.gpu_ids) if recipe.device.using_gpu and recipe.comm.in_process else ()
         folder, log = RunFolder(out / name), out / LOGS / f"{name}.txt"
-        called = _names(kinds, choices)
-        planned.append(Planned(name, base, (*settings, *_left_open(recipe)), recipe, gpus, folder, log, called))
+        settings, called = (*settings, *_left_open(recipe)), _names(kinds, choices)
+        planned.append(Planned(name, base, settings, recipe, gpus, folder, log, len(planned), called))
     wrong = [
         f"{line} (in {_few(names)})" if len(names) < len(chosen) else line for line, names in names_by_line.items()
     ]
@@ -147,13 +157,13 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
             wrong.append(f"{path}: grid: {name} is the name of two combinations; use other names")
         if len(name) > LONGEST:
             wrong.append(f"{path}: grid: {name} is longer than {LONGEST} letters; use shorter names")
-    if wrong := wrong or _twins(path, planned) + _missing_data(planned):
+    if wrong := wrong or _twins(path, planned) + ([] if elsewhere else missing(planned)):
         raise MistakesError(wrong)
     return [replace(run, recipe=recipes.load(run.base, run.settings)) for run in planned]
 
 
 def write_names(planned: Sequence[Planned]) -> None:
-    """Write down, in the folder of all runs, what a report calls them; those of other sweeps there stay.
+    """Make the folder of all runs, and write down there what a report calls them; those of other sweeps there stay.
 
     Raises:
         LabelSkewError: it cannot be written.
@@ -161,13 +171,15 @@ def write_names(planned: Sequence[Planned]) -> None:
     folder = planned[0].folder.path.parent
     known = finished.sweep_names(folder)
     names = known | {run.name: dict(run.names) for run in planned if run.names}
-    if names != known:
-        part = folder / f"{finished.SWEEP}.{platform.node()}.{os.getpid()}"  # other machines may do so at the same time
-        try:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if names != known:
+            # other machines may do so at the same time
+            part = folder / f"{finished.SWEEP}.{platform.node()}.{os.getpid()}"
             write_text(part, json.dumps(names, indent=1) + "\n")
             part.replace(folder / finished.SWEEP)
-        except OSError as error:
-            raise mistake(folder, f"cannot be written: {error.strerror}", "another --out") from None
+    except OSError as error:
+        raise mistake(folder, f"cannot be written: {error.strerror}", "another --out") from None
 
 
 def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:
@@ -318,7 +330,54 @@ def _few(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-def _missing_data(planned: Sequence[Planned]) -> list[str]:
+def of_experiments(experiments: Sequence[Experiment], seeds: int) -> list[Planned]:
+    """The runs of ``labelskew reproduce``, as those of a sweep; their recipes, GPUs included, are as they are."""
+    planned = []
+    for number, (experiment, seed) in enumerate(itertools.product(experiments, range(seeds))):
+        folder, settings = experiment.folder(seed), experiment.settings(seed)
+        name, log = f"{experiment.name}, seed {seed}", folder.path.with_suffix(".txt")
+        planned.append(Planned(name, experiment.path, settings, experiment.recipe, (), folder, log, number, {}))
+    return planned
+
+
+def pick(planned: Sequence[Planned], where: str, text: str) -> list[Planned]:
+    """Those of some numbers, such as ``3`` or ``4-7,9``; ``where`` the text comes from, for a mistake.
+
+    Raises:
+        LabelSkewError: it is no list of numbers, or there are fewer combinations.
+    """
+    use = f"numbers from 0 to {len(planned) - 1}"
+    numbers: dict[int, None] = {}
+    for part in text.split(","):
+        known = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
+        first, last = (int(known[1]), int(known[2] or known[1])) if known else (1, 0)
+        if first > last:
+            raise mistake(where, f"{mistakes.show(text)} is no list of tasks", f"{use}, such as 3 or 4-7,9")
+        if last >= len(planned):
+            raise mistake(where, f"there is no task {last}", use)
+        numbers |= dict.fromkeys(range(first, last + 1))
+    return [planned[number] for number in numbers]
+
+
+def listed(planned: Sequence[Planned], file: Path) -> list[Planned]:
+    """Those that a file lists, one or some to a line; what follows a ``#`` is a comment.
+
+    Raises:
+        LabelSkewError: the file cannot be read, or holds something else, or nothing.
+    """
+    try:
+        lines = yaml.text_of(file).splitlines()
+    except yaml.YamlError as error:
+        raise LabelSkewError(f"--tasks-file {file}: {error}") from None
+    numbered = [(number, text) for number, line in enumerate(lines, 1) if (text := line.partition("#")[0].strip())]
+    if not numbered:
+        raise mistake(f"--tasks-file {file}", "lists no task", "a line for each, such as 3 or 4-7")
+    runs = [run for number, text in numbered for run in pick(planned, f"--tasks-file {file}: line {number}", text)]
+    return list({run.number: run for run in runs}.values())
+
+
+def missing(planned: Sequence[Planned]) -> list[str]:
+    """A line for each data set and GPU that this machine lacks."""
     wrong: dict[str, None] = {}
     for run in planned:
         try:
