@@ -36,6 +36,11 @@ def overrides(what: str = "Change a value", metavar: str = RECIPE_KEY) -> Callab
 
 SET = overrides()
 QUIET = click.option("--quiet", is_flag=True, help="Print the table, errors and warnings alone.")
+HOST = click.option(
+    "--host",
+    type=click.Choice(["fedml", "none"]),
+    help="Run inside FedML or without it; numbers are the same.  [default: FedML where it is installed]",
+)
 PASSPHRASE = click.option(
     keys.OPTION,
     "descriptor",

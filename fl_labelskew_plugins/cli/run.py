@@ -9,7 +9,7 @@ import click
 
 from fl_labelskew_plugins.cli import completion
 from fl_labelskew_plugins.cli.exits import CONTEXT, guarded
-from fl_labelskew_plugins.cli.options import PASSPHRASE, PATH, SET
+from fl_labelskew_plugins.cli.options import HOST, PASSPHRASE, PATH, SET
 from fl_labelskew_plugins.machine import log
 
 EPILOG = (
@@ -44,11 +44,7 @@ EPILOG = (
 )
 @click.option("--rank", type=click.IntRange(min=1), help="Be this silo, from 1, with --role client.")
 @click.option("--server", metavar="HOST:PORT", help="Address of the server across silos, in place of the recipe's.")
-@click.option(
-    "--host",
-    type=click.Choice(["fedml", "none"]),
-    help="Run inside FedML or without it; numbers are the same.  [default: FedML where it is installed]",
-)
+@HOST
 @PASSPHRASE
 @guarded
 def run_command(

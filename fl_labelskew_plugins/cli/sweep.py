@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
 
 import click
-from fl_labelskew_registry import RunError
+from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun
-from fl_labelskew_plugins.cli.options import FOLDER, PATH, QUIET, overrides
+from fl_labelskew_plugins.cli.options import FILE, FOLDER, HOST, PATH, QUIET, overrides
 from fl_labelskew_plugins.cli.report import shown
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.machine.typed import to_go_on
+
+ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
+"""Environment variable with the number of a job array's task."""
 
 
 @click.command("sweep")
@@ -30,6 +34,16 @@ from fl_labelskew_plugins.machine.typed import to_go_on
     help="Memory that all runs together may take.  [default: 80 % of what is free]",
 )
 @click.option("--dry-run", is_flag=True, help="List the combinations, and which are done.")
+@click.option("--tasks", is_flag=True, help="Print how many combinations there are, and nothing else.")
+@click.option(
+    "--task",
+    is_flag=False,
+    flag_value="",
+    metavar="[N]",
+    help=f"Run combination N alone, from 0, in this process; or several, such as 4-7,9.  [default: {ARRAY_TASK}]",
+)
+@click.option("--tasks-file", type=FILE, metavar="FILE", help="Run the combinations that a file lists, one to a line.")
+@HOST
 @QUIET
 @guarded
 def sweep_command(
@@ -40,6 +54,10 @@ def sweep_command(
     jobs: int | None,
     memory: float | None,
     dry_run: bool,
+    tasks: bool,
+    task: str | None,
+    tasks_file: Path | None,
+    host: str | None,
     quiet: bool,
 ) -> None:
     """Run every combination of a grid once.
@@ -48,23 +66,43 @@ def sweep_command(
     and one that fails does not stop the others. At the end comes the table of labelskew report; docs/sweeps.md
     describes the file.
 
+    Several machines that share the folder may work on a sweep at the same time, with this command or as tasks of a job
+    array: no run is done twice.
+
     \b
     labelskew sweep sweeps/fmnist.yaml --dry-run
     labelskew sweep sweeps/fmnist.yaml --jobs 2
+    labelskew sweep sweeps/fmnist.yaml --tasks
+    labelskew sweep sweeps/fmnist.yaml --task 17
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
     from fl_labelskew_plugins.studies import report
     from fl_labelskew_plugins.studies.sweep import crew, plan
 
     say = (lambda line: None) if quiet else click.echo
     refuse_mpirun("sweep")
-    planned = plan.plan(file, overrides, out, only)
+    if task is not None and tasks_file is not None:
+        raise LabelSkewError("--task and --tasks-file both choose combinations; use one of them")
+    where, task = _numbers(task)
+    alone = task is not None and task.strip().isdecimal()
+    planned = plan.plan(file, overrides, out, only, elsewhere=tasks or alone)
+    if tasks:
+        click.echo(len(planned))
+        return
+    if task is not None:
+        planned = plan.pick(planned, where, task)
+    if tasks_file is not None:
+        planned = plan.listed(planned, tasks_file)
     if dry_run:
         states = plan.states_of(planned)
-        click.echo(table.plain(["run", "state"], [[name, state or "-"] for name, state in states.items()]))
+        rows = [[str(run.number), run.name, states[run.name] or "-"] for run in planned]
+        click.echo(table.plain(["task", "run", "state"], rows))
         click.echo(f"{counted(len(planned), 'run')}, {list(states.values()).count('done')} done; nothing was run")
         return
     try:
-        failed = crew.run_all(planned, jobs=jobs, memory=memory, say=say)
+        if alone:
+            crew.run_here(planned[0], say, host)
+            return
+        failed = crew.run_all(planned, jobs=jobs, memory=memory, say=say, host=host)
     except KeyboardInterrupt:
         done = sum(run.folder.summary.exists() for run in planned)
         go_on = to_go_on(sys.argv[1:])
@@ -81,3 +119,12 @@ def sweep_command(
         click.echo(f"failed: {line}", err=True)
     if failed:
         raise RunError(f"{len(failed)} of {len(planned)} runs failed; the same again tries them once more")
+
+
+def _numbers(task: str | None) -> tuple[str, str | None]:
+    """Where the numbers of ``--task`` are from, and what they are."""
+    if task != "":
+        return "--task", task
+    if not (task := os.environ.get(ARRAY_TASK)):
+        raise mistake("--task", f"{ARRAY_TASK} is not set", "it in a job array, or with a number, such as --task 0")
+    return ARRAY_TASK, task

@@ -50,6 +50,7 @@ def start(
     passphrase_fd: int | None = None,
     survey: bool = False,
     host: str | None = None,
+    held: RunFolder | None = None,
 ) -> Survey | None:
     """Run a recipe, or ask its silos for their class counts.
 
@@ -68,6 +69,7 @@ def start(
         passphrase_fd: descriptor of encrypted keys' passphrase; default: the environment, or the terminal.
         survey: across silos: train nothing.
         host: ``fedml`` or ``none``; default: as an earlier run was begun, else FedML where it is installed.
+        held: ``run_dir`` or ``resume``, where this process keeps others out of it already.
 
     Returns:
         Of a survey's server what it has found; else None.
@@ -84,12 +86,13 @@ def start(
         recipe, folder = _silo(path, overrides, run_dir, resume, rank)
     elif resume is not None:
         recipe, folder = _resumed(path, overrides, resume)
+        folder = held or folder
         if from_round is not None and not worker:
             _go_back(folder, from_round, quiet=quiet)
     else:
         assert path is not None  # _check has seen to it
         recipe = recipes.load(path, overrides)
-        folder = folder_of(recipe, run_dir, "-survey" if survey else "")
+        folder = held or folder_of(recipe, run_dir, "-survey" if survey else "")
         if not worker:  # which writes nothing there, and comes when the server may have begun to
             folder.check_new()
     if place is not None and not recipe.comm.over_mpi:

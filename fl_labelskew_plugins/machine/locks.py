@@ -1,97 +1,226 @@
-"""One process at a time writes in a folder; whoever else wants to is told which process does."""
+"""One process at a time writes in a folder, of this machine or of another one that shares it; others are told which.
+
+A lock is a file that says who holds it, made with ``O_EXCL``, which network file systems have as well; ``flock`` some
+of them have not, or for one machine alone. Its holder touches it every few seconds. It is stale
+
+- at once, when its process has ended, which a process of the same machine and container sees (by the process's number
+  and the time when it began, since numbers are used again);
+- elsewhere, when it has not been touched for :data:`LEASE_S`: the machine is gone, or cut off. The file server's clock
+  alone decides, by the times of two files of one folder.
+
+A stale lock is not removed, since between a look and the removal somebody else may have taken it over: it gets a
+successor, a file named after what the stale one says, so that only one process can make it. The lock's holder is who
+made the last file of the chain. A holder that comes back from a long sleep finds that out from :meth:`Lock.check`
+before it writes.
+
+No library does just this (seen in November 2026): ``filelock``'s leases are never taken over on a network file system,
+which cannot swap two names; ``flufl.lock`` compares the clocks of machines, and has to be told that its holder lives.
+"""
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import json
 import os
+import secrets
 import socket
+import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
 
 NAME = ".lock"
+LEASE_S = 120.0
+"""Seconds without a touch after which another machine's lock is stale; its holder touches it six times as often."""
 PATIENCE_S = 2.0
-"""How long a lock is tried for: what a killed process has forked holds it until that has noticed."""
+"""How long a lock is tried for: who was just told to end may still be saving."""
+
+
+class HeldError(LabelSkewError):
+    """Another process holds the lock; ``holder`` names it."""
+
+    def __init__(self, message: str, holder: str) -> None:
+        super().__init__(message)
+        self.holder = holder
+
+
+class Lock:
+    """A lock that this process holds."""
+
+    def __init__(self, folder: Path, what: str, content: bytes) -> None:
+        self._folder, self._what, self._content = folder, what, content
+
+    def check(self) -> None:
+        """Raise RunError where another process has taken it over, because this one gave no sign of life."""
+        chain = _chain(self._folder)
+        if not chain or chain[-1][1] != self._content:
+            holder = _holder(chain[-1][1]) if chain else "another process"
+            raise RunError(
+                f"{self._folder}: {holder} has taken this {self._what} over, since this process had stood still; "
+                "nothing was written since"
+            )
+
+
+def belongs(name: str) -> bool:
+    """Whether a file of this name is a lock, or a successor of one."""
+    return name == NAME or name.startswith(f"{NAME}.")
 
 
 @contextmanager
-def alone(folder: Path, what: str) -> Iterator[None]:
-    """Hold the folder's lock; it ends with the process, however that ends, and also on a network file system.
+def alone(folder: Path, what: str, *, lease: float = LEASE_S) -> Iterator[Lock]:
+    """Hold the folder's lock.
 
     Args:
         folder: an existing one.
-        what: whose folder it is: ``run`` or ``sweep``.
+        what: whose folder it is: ``run``.
+        lease: seconds without a touch after which other machines take it over.
 
     Raises:
-        LabelSkewError: another process holds it, which the line names, or nothing can be written there.
+        HeldError: another process holds it, which the line names.
+        LabelSkewError: nothing can be written there.
     """
-    file = folder / NAME
+    content = json.dumps({**_me(), "lease": lease, "token": secrets.token_hex(8)}).encode()
     try:
-        handle = _locked(file)
-    except BlockingIOError:
-        raise LabelSkewError(
-            f"{folder}: {_holder(file)} is writing this {what} already; wait until it has ended, or use another folder"
-        ) from None
+        handle = _taken(folder, what, content)
     except OSError as error:
         raise LabelSkewError(f"{folder}: cannot be written: {error.strerror}; use another folder") from None
+    done = threading.Event()
+
+    def touch() -> None:
+        while not done.wait(lease / 6):
+            with suppress(OSError):  # the next time, or it is lost
+                os.utime(handle)
+
+    beat = threading.Thread(target=touch, daemon=True, name=f"lock of {folder}")
+    beat.start()
     try:
-        yield
+        yield Lock(folder, what, content)
     finally:
-        file.unlink(missing_ok=True)  # while it is locked: who gets a removed file's lock tries again
+        done.set()
+        beat.join()
         os.close(handle)
+        with suppress(OSError):
+            chain = _chain(folder)
+            if chain and chain[-1][1] == content:
+                for file, _ in chain:  # the first one first, whose name somebody else then may take
+                    file.unlink(missing_ok=True)
 
 
 def held_by(folder: Path) -> str:
     """The process that holds the folder's lock, as words; empty where none does."""
-    file = folder / NAME
-    with suppress(FileNotFoundError, PermissionError):
-        handle = os.open(file, os.O_RDONLY)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _holder(file)
-        except OSError:  # a network file system that locks nothing
-            return ""
-        finally:
-            os.close(handle)
+    with suppress(OSError):
+        chain = _chain(folder)
+        if chain and not _stale(*chain[-1]):
+            return _holder(chain[-1][1])
     return ""
 
 
-def _locked(file: Path) -> int:
+def _taken(folder: Path, what: str, content: bytes) -> int:
+    """Descriptor of the lock's file, now this process's."""
     until = time.monotonic() + PATIENCE_S
     while True:
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            if time.monotonic() > until:
-                raise
+        chain = _chain(folder)
+        if not chain or _stale(*chain[-1]):
+            file = folder / (f"{NAME}.{hashlib.sha256(chain[-1][1]).hexdigest()[:16]}" if chain else NAME)
+            with suppress(FileExistsError):  # somebody else was faster
+                handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+                os.write(handle, content)
+                if _chain(folder)[-1:] == [(file, content)]:
+                    return handle
+                os.close(handle)  # the stale lock's holder was not dead, has just ended, and somebody else came
+                file.unlink()
+        elif time.monotonic() > until:
+            holder = _holder(chain[-1][1])
+            use = "wait until it has ended, or use another folder"
+            raise HeldError(f"{folder}: {holder} is writing this {what} already; {use}", holder)
+        else:
             time.sleep(0.1)
-            continue
-        except OSError as error:  # some network file systems lock nothing
-            lack = f"cannot be locked ({error.strerror}); a second process that writes there would not be noticed"
-            log.warn(f"{file.parent}: {lack}")
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle), file.stat()):
-                os.ftruncate(handle, 0)
-                os.write(handle, json.dumps({"pid": os.getpid(), "machine": socket.gethostname()}).encode())
-                return handle
-        os.close(handle)
 
 
-def _holder(file: Path) -> str:
+def _chain(folder: Path) -> list[tuple[Path, bytes]]:
+    """The lock's file and its successors, and what they say; the last one holds."""
+    chain: list[tuple[Path, bytes]] = []
+    file = folder / NAME
+    with suppress(FileNotFoundError):
+        while True:
+            chain.append((file, file.read_bytes()[:1000]))
+            file = folder / f"{NAME}.{hashlib.sha256(chain[-1][1]).hexdigest()[:16]}"
+    return chain
+
+
+def _stale(file: Path, content: bytes) -> bool:
+    """Whether who wrote a lock's file has ended, as far as one can tell from here."""
+    said = _said(content)
+    if said.get("here") == _me()["here"] and isinstance(pid := said.get("pid"), int):
+        return _gone(pid, said.get("began"))
+    lease = said.get("lease")
+    lease = lease if isinstance(lease, int | float) and 0 < lease < LEASE_S else LEASE_S
+    with suppress(FileNotFoundError):
+        return _server_time(file.parent) - _touched(file) > lease
+    return False
+
+
+def _touched(file: Path) -> float:
+    with file.open("rb") as opened:  # a network file system then asks its server
+        return os.fstat(opened.fileno()).st_mtime
+
+
+def _server_time(folder: Path) -> float:
+    """The time now by the clock that files' times in a folder are of; by our own where nothing can be written."""
+    with suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
+        return os.fstat(probe.fileno()).st_mtime
+    return time.time()
+
+
+def _me() -> dict[str, Any]:
+    """The process that this is; ``here``: what its number is unique in, a machine since its start or a container."""
+    here = socket.gethostname()
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        here = f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
+    pid = os.getpid()
+    return {"pid": pid, "machine": socket.gethostname(), "here": here, "began": _began(pid)}
+
+
+def _began(pid: int) -> str:
+    """What tells a process from others that have had its number: when it began; empty where one cannot see that."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return "ended" if fields[0] in "ZX" else fields[19]  # nobody has asked for its exit code yet
+    return ""
+
+
+def _gone(pid: int, began: object) -> bool:
+    """Whether a process of this machine and container has ended."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:  # somebody else's
+        pass
+    now = _began(pid)
+    return bool(now) and now != began
+
+
+def _said(content: bytes) -> dict[str, Any]:
+    with suppress(ValueError):
+        said = json.loads(content)
+        if isinstance(said, dict):
+            return said
+    return {}
+
+
+def _holder(content: bytes) -> str:
     """The process in a lock's file, as words."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        holder = json.loads(file.read_bytes()[:1000])
-        machine = str(holder["machine"])
-        where = "" if machine == socket.gethostname() else f" on {clean(machine, 100)}"
-        return f"process {int(holder['pid'])}{where}"
-    return "another process"
+    said = _said(content)
+    if not isinstance(said.get("pid"), int):
+        return "another process"
+    machine = str(said.get("machine"))
+    return f"process {said['pid']}" + ("" if machine == socket.gethostname() else f" on {clean(machine, 100)}")

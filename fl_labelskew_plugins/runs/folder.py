@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fl_labelskew_registry import LabelSkewError, mistake
+from fl_labelskew_registry import LabelSkewError, RunError, mistake
 from safetensors import SafetensorError, safe_open
 
 from fl_labelskew_plugins.data.stats import Moments
@@ -30,9 +30,9 @@ RESULTS = ("summary.json", "model.safetensors", "curves.png", "clients", "MODEL_
 """What a run leaves behind at its end alone."""
 Norms = dict[int, dict[int, dict[str, float]]]
 """Client, round, and norms by what they are of."""
-LEFT_BEHIND = ("fedml.yaml", locks.NAME, status.NAME, "revoked.crl", "silos")
+LEFT_BEHIND = ("fedml.yaml", status.NAME, "revoked.crl", "silos")
 """What a server leaves in its folder that no silo came to, and silos of its machine beside it; also an audit log."""
-BEFORE = {"fedml.yaml", locks.NAME, status.NAME, "environment.json", "partition.json", "partition.png"}
+BEFORE = {"fedml.yaml", status.NAME, "environment.json", "partition.json", "partition.png"}
 """What a run writes before its recipe, beside the notes of its data set, which ``environment.json`` lists."""
 
 
@@ -50,7 +50,8 @@ class RunFolder:
         self.states = path / "checkpoint" / "clients"
         self.best = path / "best.safetensors"
         self._bests = path / "checkpoint" / "best"
-        self._lock, self._held = contextlib.ExitStack(), False
+        self._stack = contextlib.ExitStack()
+        self._lock: locks.Lock | None = None
         self._status = status.Status(path)
 
     def run_id(self) -> str:
@@ -82,7 +83,7 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise LabelSkewError(f"run directory {self.path} is a file; use a new or empty folder")
         names = [file.name.removesuffix(".part") for file in self.path.iterdir()] if self.path.is_dir() else []
-        if any(name not in LEFT_BEHIND and not audit.belongs(name) for name in names):
+        if any(name not in LEFT_BEHIND and not locks.belongs(name) and not audit.belongs(name) for name in names):
             raise LabelSkewError(
                 f"run directory {self.path} is not empty; use a new or empty folder, or --resume {self.path}"
             )
@@ -100,9 +101,16 @@ class RunFolder:
     def broke_off_at_once(self) -> bool:
         """Whether all that is here is of a run that ended, if by force, before its recipe was written."""
         names = {file.name.removesuffix(".part") for file in self.path.iterdir()} if self.path.is_dir() else set()
+        names = {name for name in names if not locks.belongs(name)}
         with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # there is none, or it was changed
             names -= set(self._environment.get("notes", []))
         return bool(names) and names <= BEFORE
+
+    def clear(self) -> None:
+        """Remove what :meth:`broke_off_at_once` has seen, for a run that begins anew."""
+        for file in self.path.iterdir():
+            if not locks.belongs(file.name):
+                file.unlink()
 
     def is_whole(self) -> bool:
         """Whether all that a run leaves behind at its end is there, and none of its pictures is missing."""
@@ -122,21 +130,30 @@ class RunFolder:
         """Make the folder, and keep other processes from writing there until :meth:`release` or this one's end.
 
         Raises:
-            LabelSkewError: another one does, or nothing can be written there.
+            HeldError: another one does.
+            LabelSkewError: nothing can be written there.
         """
-        if not self._held:
+        if self._lock is None:
             self.create()
-            self._lock.enter_context(locks.alone(self.path, "run"))
-            self._held = True
+            self._lock = self._stack.enter_context(locks.alone(self.path, "run"))
 
     def release(self) -> None:
         """Let others write here, if it was held."""
-        self._lock.close()
-        self._held = False
+        self._lock = None
+        self._stack.close()
+
+    def _still_held(self) -> None:
+        """Raise RunError where another process has taken the folder over, which this one then leaves alone."""
+        if self._lock is not None:
+            try:
+                self._lock.check()
+            except RunError:
+                self._lock = None
+                raise
 
     def tell(self, **facts: Any) -> None:
         """Have ``labelskew status`` know these facts, once this process holds the folder."""
-        self._status.tell(facts, write=self._held)
+        self._status.tell(facts, write=self._lock is not None)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file as a whole or not at all."""
@@ -144,10 +161,12 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file as a whole or not at all."""
+        self._still_held()
         write_text(self.path / name, text)
 
     def append(self, file: Path, value: Mapping[str, Any]) -> None:
         """Add one line of JSON; a number that is not finite is null there."""
+        self._still_held()
         with file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(finite(value), allow_nan=False) + "\n")
 
@@ -186,6 +205,7 @@ class RunFolder:
             seconds: that the run has taken so far.
             keep: how many checkpoints there are at most, this one included.
         """
+        self._still_held()
         index = states.flush()
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         meta = {"round": round, "clients": index, "selections": states.selections, "seconds": seconds}

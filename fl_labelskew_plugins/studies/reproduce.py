@@ -8,9 +8,9 @@ of the whole one, as a schedule over T rounds has it, and another budget goes on
 from __future__ import annotations
 
 import bisect
+import contextlib
 import json
 import re
-import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -233,21 +233,39 @@ def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:
 
 
 def complete(
-    path: Path, settings: Sequence[str], folder: RunFolder, *, quiet: bool, pause: Pause | None = None
+    path: Path,
+    settings: Sequence[str],
+    folder: RunFolder,
+    *,
+    quiet: bool,
+    pause: Pause | None = None,
+    host: str | None = None,
 ) -> None:
     """Have one run finished, or brought to a pause: begun, gone on with, or found as it is.
 
     Raises:
+        HeldError: another process is at it.
         LabelSkewError: the folder holds another run.
         RunError: the run broke off.
     """
-    state = held(path, settings, folder)
-    if state == "begun":
-        run.start(None, (), resume=folder.path, quiet=quiet, pause=pause)
-    elif state is None:
-        if folder.broke_off_at_once():
-            shutil.rmtree(folder.path)
-        run.start(path, settings, run_dir=folder.path, quiet=quiet, pause=pause)
+    if held(path, settings, folder) == "done":
+        return
+    in_process = recipes.load(path, settings).comm.in_process
+    folder.hold()  # from here on nobody else begins it, goes on with it, or ends it
+    try:
+        state = held(path, settings, folder)
+        if state is None and folder.broke_off_at_once():
+            folder.clear()
+        if not in_process:
+            folder.release()  # one of its processes holds it
+        if state == "begun":
+            run.start(None, (), resume=folder.path, quiet=quiet, pause=pause, host=host, held=folder)
+        elif state is None:
+            run.start(path, settings, run_dir=folder.path, quiet=quiet, pause=pause, host=host, held=folder)
+    finally:
+        folder.release()
+        with contextlib.suppress(OSError):
+            folder.path.rmdir()  # where nothing was written
 
 
 def _seconds(folder: RunFolder) -> float:

@@ -1,22 +1,32 @@
-import errno
+import json
 import os
+import re
 import signal
-import socket
 import subprocess
 import sys
+import threading
+import time
+from contextlib import ExitStack
 
 import pytest
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.machine import locks
 
 HOLD = """
 import pathlib, sys, time
 from fl_labelskew_plugins.machine import locks
-with locks.alone(pathlib.Path(sys.argv[1]), "run"):
+with locks.alone(pathlib.Path(sys.argv[1]), "run", lease=float(sys.argv[2])) as lock:
     print("held", flush=True)
-    time.sleep(60)
+    sys.stdin.readline()
+    try:
+        lock.check()
+    except Exception as error:
+        print(error, flush=True)
 """
+ELSEWHERE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+"""A container, whose processes no other one sees; for locks that is another machine."""
+LONG_AGO = 1_000_000_000
 
 
 @pytest.fixture(autouse=True)
@@ -24,19 +34,121 @@ def _impatient(monkeypatch):
     monkeypatch.setattr(locks, "PATIENCE_S", 0.0)
 
 
-def test_a_second_process_is_told_of_the_first_whose_end_frees_the_folder(tmp_path):
-    first = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert first.stdout.readline() == "held\n"
-    with pytest.raises(LabelSkewError) as refused, locks.alone(tmp_path, "run"):
+def hold(folder, lease=locks.LEASE_S, *, before=()):
+    command = [*before, sys.executable, "-c", HOLD, str(folder), str(lease)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def refused(folder):
+    with pytest.raises(locks.HeldError) as error, locks.alone(folder, "run"):
         pass
-    assert str(refused.value) == (
+    return error.value
+
+
+def test_a_second_process_is_told_of_the_first_whose_end_frees_the_folder(tmp_path):
+    first = hold(tmp_path)
+    os.utime(tmp_path / locks.NAME, (LONG_AGO, LONG_AGO))  # stopped, perhaps; but it is there
+    assert str(refused(tmp_path)) == (
         f"{tmp_path}: process {first.pid} is writing this run already; wait until it has ended, or use another folder"
     )
-    first.send_signal(signal.SIGKILL)
-    first.wait(10)
+    first.kill()
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and has its number still
+    assert locks.held_by(tmp_path) == ""
+    with locks.alone(tmp_path, "run") as lock:
+        lock.check()
+        assert locks.held_by(tmp_path) == f"process {os.getpid()}"
+    first.wait()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_another_machine_keeps_its_lock_while_it_lives_and_loses_it_when_it_stands_still(tmp_path):
+    if subprocess.run([*ELSEWHERE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces here")
+    lease = 1.2
+    far = hold(tmp_path, lease, before=ELSEWHERE)
+    (inner,) = map(int, subprocess.check_output(["ps", "-o", "pid=", "--ppid", str(far.pid)]).split())
+    until = time.monotonic() + 2 * lease
+    while time.monotonic() < until:
+        assert refused(tmp_path).holder == "process 1"
+        time.sleep(0.05)
+    os.kill(inner, signal.SIGSTOP)
+    stopped = time.monotonic()
+    while locks.held_by(tmp_path):
+        assert time.monotonic() < stopped + 20
+    assert time.monotonic() - stopped > lease / 2
+    with locks.alone(tmp_path, "run") as lock:
+        os.kill(inner, signal.SIGCONT)
+        said, _ = far.communicate("\n", timeout=20)  # it has awoken, and looks before it writes
+        lock.check()
+        words = f"process {os.getpid()} has taken this run over, since this process had stood still; nothing was written"
+        assert re.search(rf"{tmp_path}: {words.replace(str(os.getpid()), '[0-9]+')}", said)
+    assert not list(tmp_path.iterdir())
+
+
+def written(folder, **facts):
+    (folder / locks.NAME).write_text(json.dumps(facts))
+    return folder / locks.NAME
+
+
+def test_a_number_that_is_used_again_is_another_process(tmp_path):
+    me = locks._me()
+    written(tmp_path, **me)
+    assert refused(tmp_path).holder == f"process {os.getpid()}"
+    written(tmp_path, **{**me, "began": "1"})
     with locks.alone(tmp_path, "run"):
         pass
+    written(tmp_path, **{**me, "pid": 2**40})
+    with locks.alone(tmp_path, "run"):
+        pass
+
+
+def test_a_lock_of_another_start_of_the_machine_is_stale_when_nobody_has_touched_it(tmp_path):
+    file = written(tmp_path, pid=os.getpid(), machine="north", here="another", began="1", lease=1e300)
+    assert refused(tmp_path).holder == f"process {os.getpid()} on north"
+    now = os.stat(file).st_mtime
+    os.utime(file, (now, now - locks.LEASE_S + 5))
+    assert locks.held_by(tmp_path)
+    os.utime(file, (now, now - locks.LEASE_S - 1))
+    assert locks.held_by(tmp_path) == ""
+    with locks.alone(tmp_path, "run"):
+        assert len([*tmp_path.iterdir()]) == 2
+        assert all(locks.belongs(file.name) for file in tmp_path.iterdir())
+        refused(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_of_many_that_find_a_stale_lock_one_alone_takes_it_over(tmp_path):
+    for turn in range(30):
+        os.utime(written(tmp_path, turn=turn), (LONG_AGO, LONG_AGO))
+        start, held = threading.Barrier(8), []
+
+        def take(start=start, held=held):
+            start.wait()
+            stack = ExitStack()
+            try:
+                held.append((stack.enter_context(locks.alone(tmp_path, "run")), stack))
+            except locks.HeldError:
+                held.append(None)
+
+        threads = [threading.Thread(target=take) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        ((lock, stack),) = filter(None, held)
+        lock.check()
+        if turn % 2:  # the second of two stale ones has a successor, too
+            chain = locks._chain(tmp_path)
+            os.utime(chain[-1][0], (LONG_AGO, LONG_AGO))
+            chain[-1][0].write_text("{}")
+            os.utime(chain[-1][0], (LONG_AGO, LONG_AGO))
+            with locks.alone(tmp_path, "run"), pytest.raises(RunError, match="has taken this run over"):
+                lock.check()
+        stack.close()
+        assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -51,40 +163,8 @@ def test_a_second_process_is_told_of_the_first_whose_end_frees_the_folder(tmp_pa
     ],
 )
 def test_what_stands_in_the_file_is_nobodys_to_forge(tmp_path, content, shown):
-    with locks.alone(tmp_path, "run"):
-        (tmp_path / locks.NAME).write_bytes(content)
-        with (
-            pytest.raises(LabelSkewError, match="is writing this run already") as refused,
-            locks.alone(tmp_path, "run"),
-        ):
-            pass
-    assert str(refused.value).startswith(f"{tmp_path}: {shown} is writing")
-
-
-def test_a_lock_whose_file_was_removed_meanwhile_is_not_taken_for_one(tmp_path, monkeypatch):
-    real, removed = locks.fcntl.flock, []
-
-    def flock(handle, operation):
-        real(handle, operation)
-        if not removed:  # the holder before has ended just now, and has taken the file away
-            removed.append((tmp_path / locks.NAME).unlink())
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    with locks.alone(tmp_path, "run"):
-        assert (tmp_path / locks.NAME).read_text() == (f'{{"pid": {os.getpid()}, "machine": "{socket.gethostname()}"}}')
-
-
-def test_a_folder_that_cannot_be_locked_is_used_with_a_warning(tmp_path, monkeypatch, capsys):
-    def flock(handle, operation):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    with locks.alone(tmp_path, "run"):
-        pass
-    assert capsys.readouterr().err == (
-        f"warning: {tmp_path}: cannot be locked (No locks available); a second process that writes there would not be "
-        "noticed\n"
-    )
+    (tmp_path / locks.NAME).write_bytes(content)
+    assert str(refused(tmp_path)).startswith(f"{tmp_path}: {shown} is writing")
 
 
 def test_a_folder_where_nothing_can_be_written_is_one_line(tmp_path):

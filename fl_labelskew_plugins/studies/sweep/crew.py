@@ -12,31 +12,33 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from fl_labelskew_registry import LabelSkewError, mistake
+from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 
 from fl_labelskew_plugins.machine import locks, log
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.signals import end_with_parent, interrupting
-from fl_labelskew_plugins.machine.text import counted
+from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe.compatibility import host_installed
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import clock, in_words
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
 from fl_labelskew_plugins.studies import report
 from fl_labelskew_plugins.studies.reproduce import complete
-from fl_labelskew_plugins.studies.sweep.plan import Planned, states_of
+from fl_labelskew_plugins.studies.sweep.plan import Planned, missing, states_of
 
 SHARE = 0.8
 """Share of the free memory that all runs together may take."""
 GRACE = 30.0
 """Seconds in which a run that was told to end saves its checkpoint; then it is killed."""
+ELSEWHERE = 75
+"""Exit code of a run that another process was faster to begin."""
 HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.single"]
 PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.backend_agg", "sklearn.datasets"]
 """What runs in one process import, with FedML where it is installed; before all of them comes :mod:`.forkserver`."""
@@ -44,18 +46,24 @@ PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.ba
 Say = Callable[[str], None]
 
 
-def run_all(planned: Sequence[Planned], *, jobs: int | None, memory: float | None, say: Say) -> list[str]:
+def run_all(
+    planned: Sequence[Planned], *, jobs: int | None, memory: float | None, say: Say, host: str | None = None
+) -> list[str]:
     """Have all runs finished; returns a line for each one that failed.
+
+    Other processes, of other machines too, may work in the same folder at the same time: what one of them is at is
+    left to it, and looked at again once all else is done.
 
     Args:
         planned: from :func:`.plan.plan`.
         jobs: how many at a time; default: :func:`default_jobs`.
         memory: GB (10^9 bytes) that all of them together may take; default: :data:`SHARE` of what is free.
         say: prints a line.
+        host: as :func:`fl_labelskew_plugins.front.start.start` has it.
 
     Raises:
         MistakesError: see :func:`.plan.states_of`.
-        LabelSkewError: another sweep is under way in the folder, or it cannot be written.
+        LabelSkewError: the folder cannot be written.
         KeyboardInterrupt: told to end; all runs have saved a checkpoint.
     """
     out = planned[0].folder.path.parent
@@ -63,18 +71,43 @@ def run_all(planned: Sequence[Planned], *, jobs: int | None, memory: float | Non
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise mistake(out, f"cannot be written: {error.strerror}", "another --out") from None
-    with locks.alone(out, "sweep"):  # two would go on with the same runs
-        states = states_of(planned)
-        left = [run for run in planned if states[run.name] != "done"]
-        left.sort(key=lambda run: states[run.name] is None)  # what was begun comes first
-        slots = jobs or default_jobs(planned)
-        bound = SHARE * free_memory() if memory is None else memory * 1e9
-        begun = sum(state == "begun" for state in states.values())
-        say(
-            f"{counted(len(planned), 'run')}: {len(planned) - len(left)} done, {begun} to go on with; at most {slots} "
-            f"at a time, in {bound / 1e9:.1f} GB"
-        )
-        return Crew(planned, left, slots, bound, say).work() if left else []
+    states = states_of(planned)
+    left = [run for run in planned if states[run.name] != "done"]
+    left.sort(key=lambda run: states[run.name] is None)  # what was begun comes first
+    slots = jobs or default_jobs(planned)
+    bound = SHARE * free_memory() if memory is None else memory * 1e9
+    begun = sum(state == "begun" for state in states.values())
+    say(
+        f"{counted(len(planned), 'run')}: {len(planned) - len(left)} done, {begun} to go on with; at most {slots} "
+        f"at a time, in {bound / 1e9:.1f} GB"
+    )
+    return Crew(planned, left, slots, bound, say, host).work() if left else []
+
+
+def run_here(run: Planned, say: Say, host: str | None = None) -> None:
+    """Have one run finished in this process, on the GPU that it sees first; say in a line what came of it.
+
+    Where another process is at it, that is the line.
+
+    Raises:
+        MistakesError: this machine lacks the data or the GPU.
+        LabelSkewError: the folder holds another run.
+        RunError: the run broke off.
+        KeyboardInterrupt: told to end; a checkpoint is saved.
+    """
+    begun, number = time.monotonic(), f"task {run.number}  {run.name}"
+    if states_of([run])[run.name] == "done":
+        say(f"{number}  done before")
+        return
+    if wrong := missing([run]):
+        raise MistakesError(wrong)
+    try:
+        with interrupting():
+            complete(run.base, run.settings, run.folder, quiet=True, host=host)
+    except locks.HeldError as error:
+        say(f"{number}  is left to {error.holder}, which is at it")
+    else:
+        say(f"{number}  {_result(run)}  {clock(time.monotonic() - begun)}")
 
 
 def default_jobs(planned: Sequence[Planned]) -> int:
@@ -116,18 +149,28 @@ class Crew:
     ``timings.jsonl``). While there is none, because the first round of the first one is not over, it is the only one.
     """
 
-    def __init__(self, planned: Sequence[Planned], left: Sequence[Planned], slots: int, bound: float, say: Say) -> None:
+    def __init__(
+        self,
+        planned: Sequence[Planned],
+        left: Sequence[Planned],
+        slots: int,
+        bound: float,
+        say: Say,
+        host: str | None = None,
+    ) -> None:
         self.all, self.waiting, self.slots, self.bound, self.say = planned, list(left), slots, bound, say
+        self.host = host
         self.running: list[Job] = []
         self.failed: list[str] = []
         self.took: list[float] = []
         self.left = len(left)
+        self._elsewhere: Collection[str] = ()
         self._gpus = _gpus(left)
         self._peaks: dict[tuple[str, str], float] = {}
         if all(run.recipe.comm.in_process for run in left):  # others share the cores out themselves
             os.environ.setdefault("OMP_NUM_THREADS", str(_threads(left)))
         self._context = multiprocessing.get_context("forkserver")
-        preloaded = [*(HOSTED if host_installed() else []), *PRELOADED]
+        preloaded = [*(HOSTED if host != "none" and host_installed() else []), *PRELOADED]
         self._context.set_forkserver_preload(["fl_labelskew_plugins.studies.sweep.forkserver", *preloaded])
         for run in planned:
             self._remember(run)
@@ -138,9 +181,9 @@ class Crew:
             with interrupting():
                 _serve()
                 while self.waiting or self.running:
-                    while self.waiting and self._room():
+                    while self._free() and self._room():
                         self._start(self.waiting.pop(0))
-                    connection.wait([job.process.sentinel for job in self.running], timeout=0.5)
+                    connection.wait([job.process.sentinel for job in self.running], timeout=0.5 if self.running else 2)
                     for job in [job for job in self.running if job.process.exitcode is not None]:
                         self.running.remove(job)
                         self._ended(job)
@@ -151,6 +194,26 @@ class Crew:
             with contextlib.suppress(OSError):
                 self.all[0].log.parent.rmdir()  # as long as it is empty
         return self.failed
+
+    def _free(self) -> bool:
+        """Whether the first one that waits is nobody else's: what other processes are at goes behind the others."""
+        elsewhere = {}
+        while self.waiting and self.waiting[0].name not in elsewhere:
+            run = self.waiting[0]
+            if run.folder.summary.exists():
+                self.left -= 1
+                self.say(f"{self._number()}  {run.name}  done by another process")
+            elif holder := locks.held_by(run.folder.path):
+                elsewhere[run.name] = holder
+                self.waiting.append(run)
+            else:
+                return True
+            del self.waiting[0]
+        if elsewhere and not self.running and elsewhere.keys() != self._elsewhere:
+            self._elsewhere = elsewhere.keys()
+            left = counted(len(elsewhere), "run")
+            self.say(f"waiting for {left} of other processes: {few([f'{k} ({v})' for k, v in elsewhere.items()], 3)}")
+        return False
 
     def _room(self) -> bool:
         if not self.running:
@@ -176,7 +239,7 @@ class Crew:
             raise LabelSkewError(f"{run.log.parent}: cannot be written: {error.strerror}") from None
         words, theirs = self._context.Pipe(duplex=False)
         with theirs:
-            arguments = (run.base, run.settings, run.folder.path, run.log, theirs, gpu)
+            arguments = (run.base, run.settings, run.folder.path, run.log, theirs, gpu, self.host)
             process = self._context.Process(target=_work, args=arguments, name=run.name)
             process.start()
         self.running.append(Job(run, process, slot, words))
@@ -186,6 +249,9 @@ class Crew:
         _tidy(run.log)
         with job.words:
             sent = _received(job.words)
+        if code == ELSEWHERE:
+            self.waiting.append(run)
+            return
         self.left -= 1
         self.took.append(seconds)
         if code:
@@ -193,11 +259,13 @@ class Crew:
             self.failed.append(f"{run.name}: {words}")
             result = f"failed: {words}"
         else:
-            result = in_words(read_lines(run.folder.metrics)[-1] | {"loss_terms": {}})
+            result = _result(run)
         mean = sum(self.took) / len(self.took)
         left = mean * self.left / max(1, min(self.slots, self.left, len(self.running) + 1))
-        number = f"{len(self.all) - self.left:>{len(str(len(self.all)))}}/{len(self.all)}"
-        self.say(f"{number}  {run.name}  {result}  {clock(seconds)}  left {clock(left)}")
+        self.say(f"{self._number()}  {run.name}  {result}  {clock(seconds)}  left {clock(left)}")
+
+    def _number(self) -> str:
+        return f"{len(self.all) - self.left:>{len(str(len(self.all)))}}/{len(self.all)}"
 
 
 def _serve() -> None:
@@ -230,6 +298,11 @@ def _visible(gpu: int) -> str:
     return names[gpu] if gpu < len(names) else str(gpu)
 
 
+def _result(run: Planned) -> str:
+    """The last round's measures of a run that is done."""
+    return in_words(read_lines(run.folder.metrics)[-1] | {"loss_terms": {}})
+
+
 def _tidy(file: Path) -> None:
     """Leave nothing of a run that had nothing to say."""
     with contextlib.suppress(OSError):
@@ -258,7 +331,13 @@ def _received(words: connection.Connection) -> str:
 
 
 def _work(
-    base: Path, settings: tuple[str, ...], folder: Path, file: Path, words: connection.Connection, gpu: str | None
+    base: Path,
+    settings: tuple[str, ...],
+    folder: Path,
+    file: Path,
+    words: connection.Connection,
+    gpu: str | None,
+    host: str | None,
 ) -> None:
     """One run, in a process of its own; what it says goes to ``file``, and why it failed also to ``words``.
 
@@ -278,7 +357,9 @@ def _work(
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     try:
-        complete(base, settings, RunFolder(folder), quiet=True)
+        complete(base, settings, RunFolder(folder), quiet=True, host=host)
+    except locks.HeldError:
+        sys.exit(ELSEWHERE)
     except LabelSkewError as error:
         _send(words, "; ".join(str(error).splitlines()))
         with contextlib.suppress(OSError):

@@ -63,6 +63,7 @@ class Planned:
     """One combination.
 
     Args:
+        number: from 0, in the file's order.
         name: its folder's.
         base: the recipe's file.
         settings: ``section.key=value`` each, on top of it.
@@ -70,6 +71,7 @@ class Planned:
         log: what the run has to say, if anything.
     """
 
+    number: int
     name: str
     base: Path
     settings: tuple[str, ...]
@@ -79,7 +81,14 @@ class Planned:
     log: Path
 
 
-def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, only: Sequence[str] = ()) -> list[Planned]:
+def plan(
+    path: Path,
+    overrides: Sequence[str] = (),
+    out: Path | None = None,
+    only: Sequence[str] = (),
+    *,
+    elsewhere: bool = False,
+) -> list[Planned]:
     """All combinations of a sweep's file, checked, with all their data at hand.
 
     Args:
@@ -87,6 +96,7 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
         overrides: ``section.key=value``, for all runs.
         out: folder of all runs, in place of the file's.
         only: names of values; of an axis that has some of them, the others are left out.
+        elsewhere: whether other machines have the data and the GPUs, which are then not looked for.
 
     Raises:
         MistakesError: a line for everything to put right.
@@ -130,7 +140,7 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
             continue
         gpus = tuple(recipe.device.gpu_ids) if recipe.device.using_gpu and recipe.comm.in_process else ()
         folder, log = RunFolder(out / name), out / LOGS / f"{name}.txt"
-        planned.append(Planned(name, base, (*settings, *_left_open(recipe)), recipe, gpus, folder, log))
+        planned.append(Planned(len(planned), name, base, (*settings, *_left_open(recipe)), recipe, gpus, folder, log))
     wrong = [
         f"{line} (in {_few(names)})" if len(names) < len(chosen) else line for line, names in names_by_line.items()
     ]
@@ -139,7 +149,7 @@ def plan(path: Path, overrides: Sequence[str] = (), out: Path | None = None, onl
             wrong.append(f"{path}: grid: {name} is the name of two combinations; use other names")
         if len(name) > LONGEST:
             wrong.append(f"{path}: grid: {name} is longer than {LONGEST} letters; use shorter names")
-    if wrong := wrong or _twins(path, planned) + _missing_data(planned):
+    if wrong := wrong or _twins(path, planned) + ([] if elsewhere else missing(planned)):
         raise MistakesError(wrong)
     return [replace(run, recipe=recipes.load(run.base, run.settings)) for run in planned]
 
@@ -274,7 +284,44 @@ def _few(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-def _missing_data(planned: Sequence[Planned]) -> list[str]:
+def pick(planned: Sequence[Planned], where: str, text: str) -> list[Planned]:
+    """Those of some numbers, such as ``3`` or ``4-7,9``; ``where`` the text comes from, for a mistake.
+
+    Raises:
+        LabelSkewError: it is no list of numbers, or there are fewer combinations.
+    """
+    use = f"numbers from 0 to {len(planned) - 1}"
+    numbers: dict[int, None] = {}
+    for part in text.split(","):
+        known = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
+        first, last = (int(known[1]), int(known[2] or known[1])) if known else (1, 0)
+        if first > last:
+            raise mistake(where, f"{mistakes.show(text)} is no list of tasks", f"{use}, such as 3 or 4-7,9")
+        if last >= len(planned):
+            raise mistake(where, f"there is no task {last}", use)
+        numbers |= dict.fromkeys(range(first, last + 1))
+    return [planned[number] for number in numbers]
+
+
+def listed(planned: Sequence[Planned], file: Path) -> list[Planned]:
+    """Those that a file lists, one or some to a line; what follows a ``#`` is a comment.
+
+    Raises:
+        LabelSkewError: the file cannot be read, or holds something else, or nothing.
+    """
+    try:
+        lines = yaml.text_of(file).splitlines()
+    except yaml.YamlError as error:
+        raise LabelSkewError(f"--tasks-file {file}: {error}") from None
+    numbered = [(number, text) for number, line in enumerate(lines, 1) if (text := line.partition("#")[0].strip())]
+    if not numbered:
+        raise mistake(f"--tasks-file {file}", "lists no task", "a line for each, such as 3 or 4-7")
+    runs = [run for number, text in numbered for run in pick(planned, f"--tasks-file {file}: line {number}", text)]
+    return list({run.number: run for run in runs}.values())
+
+
+def missing(planned: Sequence[Planned]) -> list[str]:
+    """A line for each data set and GPU that this machine lacks."""
     wrong: dict[str, None] = {}
     for run in planned:
         try:

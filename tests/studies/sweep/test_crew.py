@@ -220,7 +220,7 @@ def test_why_a_run_failed_is_told_where_no_log_can_be_written(write, tmp_path):
 
     context = multiprocessing.get_context("forkserver")
     words, theirs = context.Pipe(duplex=False)
-    arguments = (tmp_path / "base.yaml", (), out / "one", Path("/dev/full"), theirs, None)
+    arguments = (tmp_path / "base.yaml", (), out / "one", Path("/dev/full"), theirs, None, None)
     process = context.Process(target=crew._work, args=arguments)
     process.start()
     theirs.close()
