@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
@@ -14,8 +16,12 @@ from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun
 from fl_labelskew_plugins.cli.options import FILE, FOLDER, HOST, PATH, QUIET, overrides
 from fl_labelskew_plugins.cli.report import shown
+from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.machine.typed import to_go_on
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.studies.sweep.plan import Planned
 
 ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
 """Environment variable with the number of a job array's task."""
@@ -43,6 +49,14 @@ ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
     help=f"Run combination N alone, from 0, in this process; or several, such as 4-7,9.  [default: {ARRAY_TASK}]",
 )
 @click.option("--tasks-file", type=FILE, metavar="FILE", help="Run the combinations that a file lists, one to a line.")
+@click.option("--slurm", is_flag=True, help="Submit what is left as an array job; with --dry-run, print its script.")
+@click.option(
+    "--set-sbatch",
+    "sbatch",
+    multiple=True,
+    metavar="KEY[=VALUE]",
+    help="With --slurm, an option of sbatch, such as time=4:00:00; repeatable.",
+)
 @HOST
 @QUIET
 @guarded
@@ -57,6 +71,8 @@ def sweep_command(
     tasks: bool,
     task: str | None,
     tasks_file: Path | None,
+    slurm: bool,
+    sbatch: tuple[str, ...],
     host: str | None,
     quiet: bool,
 ) -> None:
@@ -74,6 +90,7 @@ def sweep_command(
     labelskew sweep sweeps/fmnist.yaml --jobs 2
     labelskew sweep sweeps/fmnist.yaml --tasks
     labelskew sweep sweeps/fmnist.yaml --task 17
+    labelskew sweep sweeps/fmnist.yaml --slurm --set-sbatch partition=gpu --set-sbatch time=4:00:00
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
     from fl_labelskew_plugins.studies import report
     from fl_labelskew_plugins.studies.sweep import crew, plan
@@ -82,9 +99,10 @@ def sweep_command(
     refuse_mpirun("sweep")
     if task is not None and tasks_file is not None:
         raise LabelSkewError("--task and --tasks-file both choose combinations; use one of them")
+    _check(slurm, sbatch, crew=jobs is not None or memory is not None)
     where, task = _numbers(task)
     alone = task is not None and task.strip().isdecimal()
-    planned = plan.plan(file, overrides, out, only, elsewhere=tasks or alone)
+    planned = plan.plan(file, overrides, out, only, elsewhere=tasks or alone or slurm)
     if tasks:
         click.echo(len(planned))
         return
@@ -92,6 +110,11 @@ def sweep_command(
         planned = plan.pick(planned, where, task)
     if tasks_file is not None:
         planned = plan.listed(planned, tasks_file)
+    if slurm:
+        words = [word for setting in overrides for word in ("--set", setting)]
+        words += [word for name in only for word in ("--only", name)] + (["--host", host] if host else [])
+        _submit(file, planned, words, sbatch, say, dry_run=dry_run)
+        return
     if dry_run:
         states = plan.states_of(planned)
         rows = [[str(run.number), run.name, states[run.name] or "-"] for run in planned]
@@ -119,6 +142,44 @@ def sweep_command(
         click.echo(f"failed: {line}", err=True)
     if failed:
         raise RunError(f"{len(failed)} of {len(planned)} runs failed; the same again tries them once more")
+
+
+def _check(slurm: bool, sbatch: tuple[str, ...], *, crew: bool) -> None:
+    """Raise LabelSkewError for options that do not go together; ``crew``: whether one is of our own processes."""
+    if sbatch and not slurm:
+        raise mistake("--set-sbatch", "is for a job of Slurm", "it with --slurm")
+    if slurm and crew:
+        raise mistake("--slurm", "--jobs and --memory are not for Slurm", "--set-sbatch array=%8 and mem=8G")
+
+
+def _submit(
+    file: Path,
+    planned: Sequence[Planned],
+    words: list[str],
+    sbatch: tuple[str, ...],
+    say: Callable[[str], None],
+    *,
+    dry_run: bool,
+) -> None:
+    """Have Slurm do what nobody has done or is doing; ``words`` belong to the command for each."""
+    from fl_labelskew_plugins.studies.sweep import plan, slurm
+
+    out, states = planned[0].folder.path.parent.absolute(), plan.states_of(planned)
+    open_ = [run for run in planned if states[run.name] != "done"]
+    left = [run for run in open_ if not locks.held_by(run.folder.path)]
+    so_far = f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} done, {len(open_) - len(left)} being done"
+    if not left:
+        say(f"{so_far}; nothing to submit")
+        return
+    text = slurm.script(left, ["sweep", str(file.absolute()), "--out", str(out), *words, "--task"], sbatch)
+    if dry_run:
+        click.echo(text, nl=False)
+        return
+    job = slurm.submit(text, out)
+    say(f"{so_far}; job {job} has {counted(len(left), 'task')}")
+    say(f"watch: squeue --job {job}; {shlex.join(['labelskew', 'report', str(out)])}")
+    if not any(setting.startswith("output=") for setting in sbatch):
+        say(f"logs: {out / plan.LOGS}/slurm-{job}_*.txt")
 
 
 def _numbers(task: str | None) -> tuple[str, str | None]:

@@ -59,11 +59,14 @@ def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] =
     Raises:
         LabelSkewError: an option is malformed, or a run cannot be a task.
     """
-    out = runs[0].folder.path.parent.absolute()
+    here, out = Path.cwd(), runs[0].folder.path.parent.absolute()
+    for folder in (here, out):
+        if not str(folder).isprintable():
+            raise mistake(clean(folder), "has letters that fit no line of a script", "another folder")
     options: dict[str, str | None] = {
         "job-name": out.name,
-        "chdir": str(Path.cwd()),
-        "output": f"{out / LOGS}/slurm-%A_%a.txt",
+        "chdir": str(here),
+        "output": f"{out / LOGS}/slurm-".replace("%", "%%") + "%A_%a.txt",
         "open-mode": "append",
         "requeue": None,
         "signal": f"B:USR1@{NOTICE}",
@@ -80,8 +83,6 @@ def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] =
         if form and not re.fullmatch(form, value):
             raise mistake(f"--set-sbatch {setting}", "would undo what the script stands on", meaning)
         options[key] = (options[key] or "") + value if key == "array" else value if equals else None
-    if not (place := f"{options['chdir']}{options['output']}").isprintable():
-        raise mistake(clean(place), "is nothing for a line of Slurm's", "folders whose names can be printed")
     lines = [f"#SBATCH --{key}" + ("" if value is None else f"={_quoted(value)}") for key, value in options.items()]
     return SCRIPT.format(
         options="\n".join(lines),
@@ -108,12 +109,18 @@ def submit(text: str, folder: Path) -> str:
     except OSError as error:
         raise mistake(folder, f"cannot be written: {error.strerror}", "another --out") from None
     done = subprocess.run(
-        ["sbatch", "--parsable"], input=text, capture_output=True, encoding="utf-8", errors="surrogateescape", check=False
+        ["sbatch", "--parsable"],
+        input=text,
+        capture_output=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+        check=False,
     )
     job = done.stdout.strip().partition(";")[0]  # the rest is the cluster's name
     if done.returncode or not job.isdecimal():
-        said = " ".join((done.stderr or done.stdout).replace("sbatch: ", "").replace("error: ", "").split())
-        raise LabelSkewError(f"sbatch: {clean(said, 500) or f'ended with exit code {done.returncode}'}")
+        lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in done.stderr.splitlines()]
+        said = clean("; ".join(lines), 500) or f"ended with exit code {done.returncode}, and says no number of a job"
+        raise LabelSkewError(f"sbatch: {said}")
     return job
 
 
@@ -124,7 +131,7 @@ def _cores(run: Planned) -> int:
         return threads
     if not comm.over_mpi:
         use = "sp or MPI, or labelskew sweep without --slurm"
-        raise mistake(f"{run.name}: comm_args.backend", f"{comm.backend}: tasks on one machine would meet", use)
+        raise mistake(f"{run.name}: comm_args.backend", f"{comm.backend}: silos of two tasks may meet on a node", use)
     if comm.workers is None:
         raise mistake(f"{run.name}: comm_args.workers", "null leaves open how many cores a task needs", "a number")
     return threads * (comm.workers + 1)
