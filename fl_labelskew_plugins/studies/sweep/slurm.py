@@ -2,6 +2,9 @@
 
 A task whose time is nearly over saves a checkpoint, goes back into the queue, and goes on from there; so does, by
 Slurm's own doing, one that is preempted or whose node has died.
+
+``submitit`` takes no fewer lines for this: it submits pickled functions, numbered without gaps, not a command, puts a
+task back three times with a pickle of its own in place of our checkpoint, and shows no script beforehand.
 """
 
 from __future__ import annotations
@@ -22,8 +25,8 @@ from fl_labelskew_plugins.studies.sweep.plan import LOGS, Planned
 
 NOTICE = 60
 """Seconds before its time limit in which a task is told to end; Slurm may be a minute early."""
-SITTINGS = 30
-"""How often a task may have begun; more of them, and it ends with its checkpoint instead of going back."""
+RESTARTS = 30
+"""How often a task has been put back when it is no more: it then ends with its checkpoint."""
 OPTION = re.compile(r"[a-z][a-z0-9-]*")
 FORMS = {"array": (r"%\d+", "%N, the most tasks at a time"), "signal": (r"B:USR1@\d+", "B:USR1@SECONDS")}
 """Options of which the script needs the rest as it is: what a value may look like, and what it means."""
@@ -87,7 +90,7 @@ def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] =
     return SCRIPT.format(
         options="\n".join(lines),
         command=shlex.join([sys.executable, "-m", "fl_labelskew_plugins.cli.main", *words]),
-        most=SITTINGS,
+        most=RESTARTS,
     )
 
 
