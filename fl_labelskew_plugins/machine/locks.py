@@ -41,7 +41,7 @@ NAME = ".lock"
 LEASE_S = 120.0
 """Seconds without a touch after which another machine's lock is stale; its holder touches it six times as often."""
 PATIENCE_S = 2.0
-"""How long a lock is tried for: who was just told to end may still be saving."""
+"""How long a lock is waited for: who was just told to end may still be saving."""
 
 
 class HeldError(LabelSkewError):
@@ -75,13 +75,14 @@ def belongs(name: str) -> bool:
 
 
 @contextmanager
-def alone(folder: Path, what: str, *, lease: float = LEASE_S) -> Iterator[Lock]:
+def alone(folder: Path, what: str, *, lease: float = LEASE_S, patience: float = PATIENCE_S) -> Iterator[Lock]:
     """Hold the folder's lock.
 
     Args:
         folder: an existing one.
         what: whose folder it is: ``run``.
         lease: seconds without a touch after which other machines take it over.
+        patience: seconds for which another process that holds it is waited for.
 
     Raises:
         HeldError: another process holds it, which the line names.
@@ -89,7 +90,7 @@ def alone(folder: Path, what: str, *, lease: float = LEASE_S) -> Iterator[Lock]:
     """
     content = json.dumps({**_me(), "lease": lease, "token": secrets.token_hex(8)}).encode()
     try:
-        handle = _taken(folder, what, content)
+        handle = _taken(folder, what, content, patience)
     except OSError as error:
         raise LabelSkewError(f"{folder}: cannot be written: {error.strerror}; use another folder") from None
     done = threading.Event()
@@ -123,9 +124,9 @@ def held_by(folder: Path) -> str:
     return ""
 
 
-def _taken(folder: Path, what: str, content: bytes) -> int:
+def _taken(folder: Path, what: str, content: bytes, patience: float) -> int:
     """Descriptor of the lock's file, now this process's."""
-    until = time.monotonic() + PATIENCE_S
+    until = time.monotonic() + patience
     while True:
         chain = _chain(folder)
         if not chain or _stale(*chain[-1]):
@@ -137,7 +138,7 @@ def _taken(folder: Path, what: str, content: bytes) -> int:
                     return handle
                 os.close(handle)  # the stale lock's holder was not dead, has just ended, and somebody else came
                 file.unlink()
-        elif time.monotonic() > until:
+        elif time.monotonic() >= until:
             holder = _holder(chain[-1][1])
             use = "wait until it has ended, or use another folder"
             raise HeldError(f"{folder}: {holder} is writing this {what} already; {use}", holder)

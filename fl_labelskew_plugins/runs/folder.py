@@ -126,8 +126,10 @@ class RunFolder:
         except OSError as error:
             raise LabelSkewError(f"run directory {self.path} cannot be written: {error.strerror}") from error
 
-    def hold(self) -> None:
+    def hold(self, *, patience: float = locks.PATIENCE_S) -> None:
         """Make the folder, and keep other processes from writing there until :meth:`release` or this one's end.
+
+        ``patience``: seconds for which another process that does so is waited for.
 
         Raises:
             HeldError: another one does.
@@ -135,7 +137,7 @@ class RunFolder:
         """
         if self._lock is None:
             self.create()
-            self._lock = self._stack.enter_context(locks.alone(self.path, "run"))
+            self._lock = self._stack.enter_context(locks.alone(self.path, "run", patience=patience))
 
     def release(self) -> None:
         """Let others write here, if it was held."""

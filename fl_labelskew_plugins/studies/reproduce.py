@@ -240,8 +240,11 @@ def complete(
     quiet: bool,
     pause: Pause | None = None,
     host: str | None = None,
-) -> None:
+) -> bool:
     """Have one run finished, or brought to a pause: begun, gone on with, or found as it is.
+
+    Returns:
+        Whether there was anything left to do.
 
     Raises:
         HeldError: another process is at it.
@@ -249,9 +252,9 @@ def complete(
         RunError: the run broke off.
     """
     if held(path, settings, folder) == "done":
-        return
+        return False
     in_process = recipes.load(path, settings).comm.in_process
-    folder.hold()  # from here on nobody else begins it, goes on with it, or ends it
+    folder.hold(patience=0)  # from here on nobody else begins it, goes on with it, or ends it
     try:
         state = held(path, settings, folder)
         if state is None and folder.broke_off_at_once():
@@ -262,6 +265,7 @@ def complete(
             run.start(None, (), resume=folder.path, quiet=quiet, pause=pause, host=host, held=folder)
         elif state is None:
             run.start(path, settings, run_dir=folder.path, quiet=quiet, pause=pause, host=host, held=folder)
+        return state != "done"
     finally:
         folder.release()
         with contextlib.suppress(OSError):

@@ -29,11 +29,6 @@ ELSEWHERE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-
 LONG_AGO = 1_000_000_000
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch):
-    monkeypatch.setattr(locks, "PATIENCE_S", 0.0)
-
-
 def hold(folder, lease=locks.LEASE_S, *, before=()):
     command = [*before, sys.executable, "-c", HOLD, str(folder), str(lease)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -42,7 +37,7 @@ def hold(folder, lease=locks.LEASE_S, *, before=()):
 
 
 def refused(folder):
-    with pytest.raises(locks.HeldError) as error, locks.alone(folder, "run"):
+    with pytest.raises(locks.HeldError) as error, locks.alone(folder, "run", patience=0):
         pass
     return error.value
 
@@ -144,7 +139,7 @@ def test_of_many_that_find_a_stale_lock_one_alone_takes_it_over(tmp_path):
             start.wait()
             stack = ExitStack()
             try:
-                held.append((stack.enter_context(locks.alone(tmp_path, "run")), stack))
+                held.append((stack.enter_context(locks.alone(tmp_path, "run", patience=0)), stack))
             except locks.HeldError:
                 held.append(None)
 

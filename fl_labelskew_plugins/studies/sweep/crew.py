@@ -38,7 +38,7 @@ SHARE = 0.8
 GRACE = 30.0
 """Seconds in which a run that was told to end saves its checkpoint; then it is killed."""
 ELSEWHERE = 75
-"""Exit code of a run that another process was faster to begin."""
+"""Exit code of a run that another process was faster to begin, or to end."""
 HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.single"]
 PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.backend_agg", "sklearn.datasets"]
 """What runs in one process import, with FedML where it is installed; before all of them comes :mod:`.forkserver`."""
@@ -95,19 +95,16 @@ def run_here(run: Planned, say: Say, host: str | None = None) -> None:
         RunError: the run broke off.
         KeyboardInterrupt: told to end; a checkpoint is saved.
     """
-    begun, number = time.monotonic(), f"task {run.number}  {run.name}"
-    if states_of([run])[run.name] == "done":
-        say(f"{number}  done before")
-        return
-    if wrong := missing([run]):
+    begun, what = time.monotonic(), f"task {run.number}  {run.name}"
+    if states_of([run])[run.name] != "done" and (wrong := missing([run])):
         raise MistakesError(wrong)
     try:
         with interrupting():
-            complete(run.base, run.settings, run.folder, quiet=True, host=host)
+            new = complete(run.base, run.settings, run.folder, quiet=True, host=host)
     except locks.HeldError as error:
-        say(f"{number}  is left to {error.holder}, which is at it")
+        say(f"{what}  is left to {error.holder}, which is at it")
     else:
-        say(f"{number}  {_result(run)}  {clock(time.monotonic() - begun)}")
+        say(f"{what}  {_result(run)}  {clock(time.monotonic() - begun)}" if new else f"{what}  done before")
 
 
 def default_jobs(planned: Sequence[Planned]) -> int:
@@ -357,7 +354,8 @@ def _work(
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     try:
-        complete(base, settings, RunFolder(folder), quiet=True, host=host)
+        if not complete(base, settings, RunFolder(folder), quiet=True, host=host):
+            sys.exit(ELSEWHERE)
     except locks.HeldError:
         sys.exit(ELSEWHERE)
     except LabelSkewError as error:
