@@ -49,7 +49,9 @@ ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
     help=f"Run combination N alone, from 0, in this process; or several, such as 4-7,9.  [default: {ARRAY_TASK}]",
 )
 @click.option("--tasks-file", type=FILE, metavar="FILE", help="Run the combinations that a file lists, one to a line.")
-@click.option("--slurm", is_flag=True, help="Submit what is left as an array job; with --dry-run, print its script.")
+@click.option(
+    "--slurm", is_flag=True, help="Submit what is left to Slurm, as an array job; --dry-run prints its script."
+)
 @click.option(
     "--set-sbatch",
     "sbatch",
@@ -83,7 +85,7 @@ def sweep_command(
     describes the file.
 
     Several machines that share the folder may work on a sweep at the same time, with this command or as tasks of a job
-    array: no run is done twice.
+    array: no run is done twice; docs/clusters.md says more.
 
     \b
     labelskew sweep sweeps/fmnist.yaml --dry-run
