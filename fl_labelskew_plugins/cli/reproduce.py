@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import click
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun, writing
@@ -38,12 +38,21 @@ def named(recipes: tuple[str, ...]) -> dict[str, Path]:
     "--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs of each recipe, with seeds from 0 on."
 )
 @click.option("--budget", metavar="TIME", help="Stop all runs early to fit: 90s, 30m, 2h.  [default: all rounds]")
+@click.option(
+    "--jobs", type=click.IntRange(1), help="Runs at a time, a process for each.  [default: one, in this process]"
+)
 @SET
 @click.option("--out", default="reproduced", show_default=True, type=FOLDER, help="Folder of runs and tables.")
 @QUIET
 @guarded
 def reproduce_command(
-    recipes: tuple[str, ...], seeds: int, budget: str | None, overrides: tuple[str, ...], out: Path, quiet: bool
+    recipes: tuple[str, ...],
+    seeds: int,
+    budget: str | None,
+    jobs: int | None,
+    overrides: tuple[str, ...],
+    out: Path,
+    quiet: bool,
 ) -> None:
     """Run recipes and compare them with the numbers that they expect.
 
@@ -55,20 +64,27 @@ def reproduce_command(
 
     \b
     labelskew reproduce fedmr/table1_fmnist_p10c2 --budget 20m
-    labelskew reproduce fedmr/table1_fmnist_p10c2 --seeds 5 --out again
+    labelskew reproduce fedmr/table1_fmnist_p10c2 --seeds 5 --out again --jobs 2
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
     begun = time.monotonic()  # the imports take their part of the budget
     from fl_labelskew_plugins.studies import reproduce
+    from fl_labelskew_plugins.studies.sweep import crew, plan
 
     say = (lambda line: None) if quiet else click.echo
     refuse_mpirun("reproduce")
+    if jobs and budget is not None:
+        raise LabelSkewError("--budget has one run after the other; use it without --jobs")
     allowed = None if budget is None else reproduce.seconds_of(budget)
     chosen = reproduce.experiments(named(recipes), overrides, out)
     rows: list[list[str]] = []
+    failed: list[str] = []
     try:
         with writing(f"--out {out}"):
             out.mkdir(parents=True, exist_ok=True)
-        if allowed is None:
+        if jobs:
+            failed = crew.run_all(plan.of_experiments(chosen, seeds), jobs=jobs, memory=None, say=say)
+            done = iter(chosen)
+        elif allowed is None:
             done = reproduce.run_all(chosen, seeds, say, quiet=quiet)
         else:
             reproduce.Budget(allowed, begun).spend(chosen, seeds, say, quiet=quiet)
@@ -82,3 +98,5 @@ def reproduce_command(
         raise KeyboardInterrupt(f"interrupted; {to_go_on(sys.argv[1:])}") from None
     click.echo(table.markdown(reproduce.HEAD, rows))
     say(f"written to {out / 'table.md'} and {out / 'table.csv'}")
+    if failed:
+        raise RunError("; ".join(failed))

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import os
 import re
 import statistics
 from types import SimpleNamespace
@@ -319,9 +320,10 @@ def test_what_broke_off_is_gone_on_with_to_the_same_numbers(file, tmp_path, monk
     late.mkdir()
     for name, text in {"environment.json": '{"notes": ["features.txt"]}', "features.txt": "", ".lock": ""}.items():
         (late / name).write_text(text)
+    os.utime(late / ".lock", (0, 0))
     (late / "partition.json").write_text("{}")
     (late / "partition.png.part").write_text("")
-    call("reproduce", file, "--seeds", 3, "--out", broken)
+    assert "3/3  one, seed" in call("reproduce", file, "--seeds", 3, "--out", broken, "--jobs", 2).output
     for seed in ("seed0", "seed1"):
         assert (broken / "one" / seed / "metrics.jsonl").read_bytes() == (
             whole / "one" / seed / "metrics.jsonl"
@@ -406,6 +408,10 @@ def test_a_folder_that_cannot_be_written_is_a_line(file):
         (
             ["quickstart", "--budget", "soon"],
             "--budget soon: no time; use a number with its unit, such as 90s,",
+        ),
+        (
+            ["quickstart", "--budget", "1m", "--jobs", "2"],
+            "--budget has one run after the other; use it without --jobs",
         ),
         (
             ["quickstart", "--set", "method_args.alhpa=1"],

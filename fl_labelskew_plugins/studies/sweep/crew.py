@@ -2,6 +2,11 @@
 
 Each run is a process of its own and gives the bytes that ``labelskew run`` gives. The processes are forked from one
 that has imported the host, since that import takes seconds.
+
+Eight tiny runs without FedML, two at a time on two cores, took 9.6 s of processor time and 0.9 GB like this. A
+``ProcessPoolExecutor`` with a process for each run took 11.1 s and 0.9 GB, but needs Python 3.11, and one run that is
+killed breaks all others off; joblib's loky 12.3 s and 1.2 GB, with many runs in one process, whose memory grows; a
+``sweep --task`` for each 32.2 s and 1.2 GB.
 """
 
 from __future__ import annotations
@@ -230,7 +235,7 @@ class Crew:
         slot = min(set(range(self.slots)) - {job.slot for job in self.running})
         gpu = _visible(self._gpus[slot % len(self._gpus)]) if run.gpus else None
         try:
-            run.log.parent.mkdir(exist_ok=True)
+            run.log.parent.mkdir(parents=True, exist_ok=True)
             run.log.unlink(missing_ok=True)
         except OSError as error:
             raise LabelSkewError(f"{run.log.parent}: cannot be written: {error.strerror}") from None

@@ -28,7 +28,7 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.session import data_folder
 from fl_labelskew_plugins.studies import report
-from fl_labelskew_plugins.studies.reproduce import held
+from fl_labelskew_plugins.studies.reproduce import Experiment, held
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 LONGEST = 150
@@ -63,15 +63,14 @@ class Planned:
     """One combination.
 
     Args:
-        number: from 0, in the file's order.
         name: its folder's.
         base: the recipe's file.
         settings: ``section.key=value`` each, on top of it.
         gpus: those of which the run gets one; none on the CPU.
         log: what the run has to say, if anything.
+        number: from 0, in the file's order.
     """
 
-    number: int
     name: str
     base: Path
     settings: tuple[str, ...]
@@ -79,6 +78,7 @@ class Planned:
     gpus: tuple[int, ...]
     folder: RunFolder
     log: Path
+    number: int
 
 
 def plan(
@@ -140,7 +140,8 @@ def plan(
             continue
         gpus = tuple(recipe.device.gpu_ids) if recipe.device.using_gpu and recipe.comm.in_process else ()
         folder, log = RunFolder(out / name), out / LOGS / f"{name}.txt"
-        planned.append(Planned(len(planned), name, base, (*settings, *_left_open(recipe)), recipe, gpus, folder, log))
+        settings = (*settings, *_left_open(recipe))
+        planned.append(Planned(name, base, settings, recipe, gpus, folder, log, len(planned)))
     wrong = [
         f"{line} (in {_few(names)})" if len(names) < len(chosen) else line for line, names in names_by_line.items()
     ]
@@ -282,6 +283,16 @@ def _left_open(recipe: Recipe) -> tuple[str, ...]:
 
 def _few(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def of_experiments(experiments: Sequence[Experiment], seeds: int) -> list[Planned]:
+    """The runs of ``labelskew reproduce``, as those of a sweep; their recipes, GPUs included, are as they are."""
+    planned = []
+    for number, (experiment, seed) in enumerate(itertools.product(experiments, range(seeds))):
+        folder, settings = experiment.folder(seed), experiment.settings(seed)
+        name, log = f"{experiment.name}, seed {seed}", folder.path.with_suffix(".txt")
+        planned.append(Planned(name, experiment.path, settings, experiment.recipe, (), folder, log, number))
+    return planned
 
 
 def pick(planned: Sequence[Planned], where: str, text: str) -> list[Planned]:
