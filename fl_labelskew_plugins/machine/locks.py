@@ -140,7 +140,9 @@ def _taken(folder: Path, what: str, content: bytes, patience: float) -> int:
                 file.unlink()
         elif time.monotonic() >= until:
             holder = _holder(chain[-1][1])
-            use = "wait until it has ended, or use another folder"
+            far = _said(chain[-1][1]).get("here") != _me()["here"]
+            dead = f" (after {LEASE_S:.0f} s without a sign of life it is taken for dead)" if far else ""
+            use = f"wait until it has ended{dead}, or use another folder"
             raise HeldError(f"{folder}: {holder} is writing this {what} already; {use}", holder)
         else:
             time.sleep(0.1)

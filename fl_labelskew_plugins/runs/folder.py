@@ -145,17 +145,15 @@ class RunFolder:
         self._stack.close()
 
     def _still_held(self) -> None:
-        """Raise RunError where another process has taken the folder over, which this one then leaves alone."""
+        """Raise RunError where another process has taken the folder over; nothing of this one is written then."""
         if self._lock is not None:
-            try:
-                self._lock.check()
-            except RunError:
-                self._lock = None
-                raise
+            self._lock.check()
 
     def tell(self, **facts: Any) -> None:
         """Have ``labelskew status`` know these facts, once this process holds the folder."""
-        self._status.tell(facts, write=self._lock is not None)
+        with contextlib.suppress(RunError):
+            self._still_held()
+            self._status.tell(facts, write=self._lock is not None)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a JSON file as a whole or not at all."""

@@ -1,8 +1,9 @@
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.engine.client_state import StateStore
+from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.runs.folder import RunFolder, summary
 from fl_labelskew_plugins.tensors import joined
@@ -148,3 +149,20 @@ def test_summary_by_hand():
     late = [{"bytes_up": 0, "bytes_down": 0, "opening_left_out": clients} for clients in ([3, 1], [1])]
     assert summary([*late, {"bytes_up": 0, "bytes_down": 0}], 5)["opening_left_out"] == [1, 3]
     assert summary([{"round": 0, "bytes_up": 1, "bytes_down": 2}], 5) == {"rounds": 1, "bytes_up": 1, "bytes_down": 2}
+
+
+def test_who_has_lost_its_folder_to_another_machine_writes_nothing_more(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.hold()
+    folder.append(folder.metrics, {"round": 0})
+    theirs = '{"pid": 7, "machine": "north"}'
+    (tmp_path / locks.NAME).write_text(theirs)  # which has waited long enough
+    for write in (lambda: folder.append(folder.metrics, {"round": 1}), lambda: folder.write_text("summary.json", "{}")):
+        with pytest.raises(RunError, match=f"{tmp_path}: process 7 on north has taken this run over"):
+            write()
+    folder.tell(state="failed")
+    folder.release()
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
+        locks.NAME: theirs,
+        "metrics.jsonl": '{"round": 0}\n',
+    }
