@@ -30,7 +30,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ROOT = Path(__file__).parents[1]
 
 
-PROCESSES = {"forker", "make_venv", "wheels", "browser"}
+PROCESSES = {"forker", "make_venv", "wheels", "browser", "slurm"}
 """Fixtures that start processes."""
 
 
@@ -348,3 +348,14 @@ def browser(tmp_path_factory):
     made = Browser(tmp_path_factory.mktemp("profile"))
     yield made
     made.close()
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """A Slurm with two nodes of two cores each."""
+    from slurm import Slurm, missing
+
+    if why := missing():
+        pytest.skip(why)
+    with Slurm(tmp_path) as started:
+        yield started

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
@@ -15,7 +17,12 @@ from fl_labelskew_plugins.cli import cost
 from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun
 from fl_labelskew_plugins.cli.options import FILE, FOLDER, HOST, PATH, QUIET, overrides
 from fl_labelskew_plugins.cli.report import room, shown
+from fl_labelskew_plugins.machine import locks
+from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.machine.typed import to_go_on
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.studies.sweep.plan import Planned
 
 ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
 """Environment variable with the number of a job array's task."""
@@ -44,6 +51,16 @@ ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
     help=f"Run combination N alone, from 0, in this process; or several, such as 4-7,9.  [default: {ARRAY_TASK}]",
 )
 @click.option("--tasks-file", type=FILE, metavar="FILE", help="Run the combinations that a file lists, one to a line.")
+@click.option(
+    "--slurm", is_flag=True, help="Submit what is left to Slurm, as an array job; --dry-run prints its script."
+)
+@click.option(
+    "--set-sbatch",
+    "sbatch",
+    multiple=True,
+    metavar="KEY[=VALUE]",
+    help="With --slurm, an option of sbatch, such as time=4:00:00; repeatable.",
+)
 @HOST
 @QUIET
 @guarded
@@ -59,6 +76,8 @@ def sweep_command(
     tasks: bool,
     task: str | None,
     tasks_file: Path | None,
+    slurm: bool,
+    sbatch: tuple[str, ...],
     host: str | None,
     quiet: bool,
 ) -> None:
@@ -69,16 +88,15 @@ def sweep_command(
     describes the file.
 
     Several machines that share the folder may work on a sweep at the same time, with this command or as tasks of a job
-    array: no run is done twice.
+    array: no run is done twice; docs/clusters.md says more.
 
     \b
     labelskew sweep sweeps/fmnist.yaml --dry-run
     labelskew sweep sweeps/fmnist.yaml --jobs 2
     labelskew sweep sweeps/fmnist.yaml --tasks
     labelskew sweep sweeps/fmnist.yaml --task 17
+    labelskew sweep sweeps/fmnist.yaml --slurm --set-sbatch time=4:00:00
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
-    from fl_labelskew_plugins.studies import report
-    from fl_labelskew_plugins.studies.cost import PROBE
     from fl_labelskew_plugins.studies.sweep import crew, plan
 
     say = (lambda line: None) if quiet else click.echo
@@ -86,9 +104,10 @@ def sweep_command(
     cost.check(dry_run=dry_run, no_probe=no_probe)
     if task is not None and tasks_file is not None:
         raise LabelSkewError("--task and --tasks-file both choose combinations; use one of them")
+    _check(slurm, sbatch, crew=jobs is not None or memory is not None)
     where, task = _numbers(task)
     alone = task is not None and task.strip().isdecimal()
-    every = planned = plan.plan(file, overrides, out, only, elsewhere=tasks or alone)
+    every = planned = plan.plan(file, overrides, out, only, elsewhere=tasks or alone or slurm)
     if tasks:
         click.echo(len(planned))
         return
@@ -96,15 +115,16 @@ def sweep_command(
         planned = plan.pick(planned, where, task)
     if tasks_file is not None:
         planned = plan.listed(planned, tasks_file)
+    if slurm:
+        words = [word for setting in overrides for word in ("--set", setting)]
+        words += [word for name in only for word in ("--only", name)] + (["--host", host] if host else [])
+        _submit(file, planned, words, sbatch, say, dry_run=dry_run)
+        return
     try:
         if not no_probe:
             plan.write_names(every)
         if dry_run:
-            begin = None if no_probe else partial(crew.run_all, jobs=1, memory=memory, say=say, host=host, pause=PROBE)
-            here = crew.default_jobs(planned)
-            most = [min(here, jobs or here), *([jobs] if jobs and jobs > here else [])]
-            free = crew.SHARE * crew.free_memory() if memory is None else memory * 1e9
-            cost.tell(planned, begin, out=planned[0].folder.path.parent, jobs=most, free=free, say=say, tasks=True)
+            _estimate(planned, jobs, memory, host, say, no_probe=no_probe)
             return
         if alone:
             crew.run_here(planned[0], say, host)
@@ -114,6 +134,71 @@ def sweep_command(
         done = sum(run.folder.summary.exists() for run in planned)
         go_on = to_go_on(sys.argv[1:])
         raise KeyboardInterrupt(f"interrupted: {done} of {len(planned)} runs done; {go_on}") from None
+    _tell(planned, failed, say)
+
+
+def _check(slurm: bool, sbatch: tuple[str, ...], *, crew: bool) -> None:
+    """Raise LabelSkewError for options that do not go together; ``crew``: whether one is of our own processes."""
+    if sbatch and not slurm:
+        raise mistake("--set-sbatch", "is for a job of Slurm", "it with --slurm")
+    if slurm and crew:
+        raise mistake("--slurm", "--jobs and --memory are not for Slurm", "--set-sbatch array=%8 and mem=8G")
+
+
+def _submit(
+    file: Path,
+    planned: Sequence[Planned],
+    words: list[str],
+    sbatch: tuple[str, ...],
+    say: cost.Say,
+    *,
+    dry_run: bool,
+) -> None:
+    """Have Slurm do what nobody has done or is doing; ``words`` belong to the command for each."""
+    from fl_labelskew_plugins.studies.sweep import plan, slurm
+
+    out, states = planned[0].folder.path.parent.absolute(), plan.states_of(planned)
+    open_ = [run for run in planned if states[run.name] != "done"]
+    left = [run for run in open_ if not locks.held_by(run.folder.path)]
+    so_far = f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} done, {len(open_) - len(left)} being done"
+    if not left:
+        say(f"{so_far}; nothing to submit")
+        return
+    text = slurm.script(left, ["sweep", str(file.absolute()), "--out", str(out), *words, "--task"], sbatch)
+    if dry_run:
+        click.echo(text, nl=False)
+        return
+    job = slurm.submit(text, out)
+    say(f"{so_far}; job {job} has {counted(len(left), 'task')}")
+    say(f"watch: squeue --job {job}; {shlex.join(['labelskew', 'report', str(out)])}")
+    if not any(setting.startswith("output=") for setting in sbatch):
+        say(f"logs: {out / plan.LOGS}/slurm-{job}_*.txt")
+
+
+def _estimate(
+    planned: Sequence[Planned],
+    jobs: int | None,
+    memory: float | None,
+    host: str | None,
+    say: cost.Say,
+    *,
+    no_probe: bool,
+) -> None:
+    """Say what runs will take, as many at a time as there would be here and, where ``jobs`` is more, elsewhere."""
+    from fl_labelskew_plugins.studies.cost import PROBE
+    from fl_labelskew_plugins.studies.sweep import crew
+
+    begin = None if no_probe else partial(crew.run_all, jobs=1, memory=memory, say=say, host=host, pause=PROBE)
+    here = crew.default_jobs(planned)
+    most = [min(here, jobs or here), *([jobs] if jobs and jobs > here else [])]
+    free = crew.SHARE * crew.free_memory() if memory is None else memory * 1e9
+    cost.tell(planned, begin, out=planned[0].folder.path.parent, jobs=most, free=free, say=say, tasks=True)
+
+
+def _tell(planned: Sequence[Planned], failed: Sequence[str], say: cost.Say) -> None:
+    """What came of all runs, as a table; raises RunError for those that failed."""
+    from fl_labelskew_plugins.studies import report
+
     runs, missing = report.read_all([run.folder.path for run in planned if run.folder.summary.exists()])
     if runs:  # a run without any test is in no table
         last = planned[0].recipe.validation.last_rounds

@@ -5,6 +5,7 @@ of them have not, or for one machine alone. Its holder touches it every few seco
 
 - at once, when its process has ended, which a process of the same machine and container sees (by the process's number
   and the time when it began, since numbers are used again);
+- at once, for a task that Slurm has put back into its queue, where the task had made it before: its node has died;
 - elsewhere, when it has not been touched for :data:`LEASE_S`: the machine is gone, or cut off. The file server's clock
   alone decides, by the times of two files of one folder.
 
@@ -163,6 +164,9 @@ def _stale(file: Path, content: bytes) -> bool:
     said = _said(content)
     if said.get("here") == _me()["here"] and isinstance(pid := said.get("pid"), int):
         return _gone(pid, said.get("began"))
+    job, restarts = _slurm()
+    if job and said.get("job") == job and isinstance(before := said.get("restarts"), int) and before < restarts:
+        return True
     lease = said.get("lease")
     lease = lease if isinstance(lease, int | float) and 0 < lease < LEASE_S else LEASE_S
     with suppress(FileNotFoundError):
@@ -188,8 +192,15 @@ def _me() -> dict[str, Any]:
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         here = f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
-    pid = os.getpid()
-    return {"pid": pid, "machine": socket.gethostname(), "here": here, "began": _began(pid)}
+    pid, (job, restarts) = os.getpid(), _slurm()
+    process = {"pid": pid, "machine": socket.gethostname(), "here": here, "began": _began(pid)}
+    return process | {"job": job, "restarts": restarts}
+
+
+def _slurm() -> tuple[str, int]:
+    """The job of Slurm that this process is of, empty if none, and how often that has been put back into the queue."""
+    job, restarts = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_RESTART_COUNT", "0")
+    return job and f"{os.environ.get('SLURM_CLUSTER_NAME')} {job}", int(restarts) if restarts.isdecimal() else 0
 
 
 def _began(pid: int) -> str:

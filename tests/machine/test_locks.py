@@ -120,6 +120,19 @@ def test_a_lock_of_another_start_of_the_machine_is_stale_when_nobody_has_touched
     assert not list(tmp_path.iterdir())
 
 
+def test_a_task_that_slurm_has_put_back_takes_over_what_it_held_on_a_node_that_died(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    written(tmp_path, **{**locks._me(), "here": "another", "machine": "north"})
+    refused(tmp_path)  # some process of the same job
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    refused(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with locks.alone(tmp_path, "run"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_of_many_that_find_a_stale_lock_one_alone_takes_it_over(tmp_path):
     for turn in range(30):
         os.utime(written(tmp_path, turn=turn), (LONG_AGO, LONG_AGO))
