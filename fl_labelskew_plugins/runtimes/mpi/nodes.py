@@ -90,7 +90,7 @@ class Nodes:
             raise mistake(worker, f"it has another recipe, which differs in {', '.join(keys)}", "the same on all nodes")
         for what in ("samples", "clients"):
             if ours[what] != theirs[what]:
-                said = f"its {what} are {theirs[what]}, and those of the server on {self._nodes[0]} {ours[what]}"
+                said = f"the fingerprint of its {what} is {theirs[what]}, and on {self._nodes[0]} {ours[what]}"
                 raise mistake(worker, said, "the same data set on all nodes")
         for key in ours["of"] | theirs["of"]:
             here, there = ours["of"].get(key), theirs["of"].get(key)

@@ -16,12 +16,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
-from fl_labelskew_registry import LabelSkewError, RunError
+from fl_labelskew_registry import LabelSkewError, RunError, mistake
 from torch import Tensor
 
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.engine.local import TEST_BATCH, LocalResult
 from fl_labelskew_plugins.machine.place import mpi_rank
+from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
@@ -43,17 +44,35 @@ class MPI(Runtime):
         """Start ``mpirun``, or be a worker of it."""
         place = mpi_rank()
         if place is None:
-            workers = devices.workers(self.recipe, devices.gpus(self.recipe, warn=True))
-            devices.gpu_slots(self.recipe, workers)  # whatever is wrong with the GPUs is said before anything starts
+            gpus, hostfile = devices.gpus(self.recipe, warn=True), self.recipe.comm.hostfile
+            if hostfile is None:
+                workers = devices.workers(self.recipe, gpus)
+                devices.gpu_slots(
+                    self.recipe, workers
+                )  # whatever is wrong with the GPUs is said before anything starts
+            else:
+                workers = self._on_nodes(launch.slots(hostfile))
             command = self.call.command(self.recipe.path, self.folder.path, resume=self.call.resume)
             launch.launch(
-                command, workers + 1, run_dir=self.folder.path, environment=self.call.environment(self.folder.path)
+                command,
+                workers + 1,
+                run_dir=self.folder.path,
+                environment=self.call.environment(self.folder.path),
+                hostfile=hostfile,
             )
             return True
         rank, size = place
         if rank:
             self._work(rank, size)
         return rank > 0
+
+    def _on_nodes(self, slots: int) -> int:
+        """Workers on nodes with so many slots."""
+        wanted, most = self.recipe.comm.workers, self.recipe.train.clients_per_round
+        if slots < (needed := min(wanted or 1, most) + 1):
+            what = f"{slots} slots, and the server and {counted(needed - 1, 'worker')} need {needed}"
+            raise mistake("comm_args.hostfile", what, "more slots, or fewer comm_args.workers")
+        return min(wanted or slots - 1, most)
 
     def session(self) -> Session:
         """The server's, once every worker has told that it has the same."""
