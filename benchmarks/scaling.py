@@ -1,5 +1,7 @@
 """Seconds of a round across processes: one process beside MPI with 1 and 2 workers; silos beside their own training.
 
+What a server over MPI holds, sends and receives of large uploads.
+
     python benchmarks/scaling.py            # about 13 minutes on two cores that have nothing else to do
     python benchmarks/scaling.py --quick    # about 5 minutes, fewer repetitions
     python benchmarks/scaling.py --part mpi # one of the parts: mpi, silos, uploads

@@ -244,9 +244,8 @@ class Job:
         gone = GONE.search(self.noise)
         if gone is not None or (self.ranks and STARTER_GONE in self.noise):
             node = f"node {clean(gone[1].decode(errors='replace'))}" if gone else "a node"
-            raise RunError(
-                f"{node} is gone: it was switched off, its processes were killed or its network is cut{go_on}"
-            )
+            why = "it was switched off, its processes were killed or its network is cut"
+            raise RunError(f"{node} is gone: {why}{go_on}")
         if self.first_end is None:
             lines = self.noise.decode(errors="replace").splitlines()
             reason = next((line.strip() for line in lines if line.strip(" -")), "it says nothing")
@@ -254,10 +253,8 @@ class Job:
         # who ended first is why the others did; mpirun's exit code is that one's, or 128 and the signal that killed it
         rank, number, where = self.first_end, -code if code < 0 else code - 128, ""
         if self.elsewhere and (first := FIRST.search(self.noise)):
-            rank, where = (
-                int(first[1] or first[3]),
-                f" on {clean(first[2].decode(errors='replace'))}" if first[2] else "",
-            )
+            rank = int(first[1] or first[3])
+            where = f" on {clean(first[2].decode(errors='replace'))}" if first[2] else ""
         killed = number in list(signal.Signals)
         said = self.ranks[rank].said if rank in self.ranks else b"" if killed else self.noise  # through mpirun
         if rank and said.strip() and said.strip() not in server:

@@ -47,9 +47,7 @@ class MPI(Runtime):
             gpus, hostfile = devices.gpus(self.recipe, warn=True), self.recipe.comm.hostfile
             if hostfile is None:
                 workers = devices.workers(self.recipe, gpus)
-                devices.gpu_slots(
-                    self.recipe, workers
-                )  # whatever is wrong with the GPUs is said before anything starts
+                devices.gpu_slots(self.recipe, workers)  # what is wrong with the GPUs is said before anything starts
             else:
                 workers = self._on_nodes(launch.slots(hostfile))
             command = self.call.command(self.recipe.path, self.folder.path, resume=self.call.resume)
@@ -131,7 +129,7 @@ class Server(Manager):
         self._longest: Iterator[int] = iter(())
         self._lowest: Iterator[int] = iter(())
         self._waiting: set[int] = set()
-        self._under_way = 0
+        self._under_way = self._room = 0
         self._largest = num_bytes(record.weights.values())
         self._arrived: dict[int, LocalResult] = {}
         self._logits: dict[int, Tensor] = {}
@@ -159,6 +157,8 @@ class Server(Manager):
         sizes = self.session.sizes
         self._longest = iter(sorted(clients, key=lambda client: (-sizes[client], client)))
         self._lowest, self._waiting = iter(clients), set(clients)
+        # for the whole round: were it to shrink in the midst of one, the next upload to add might not be under way
+        self._room = self.room
         for number, client in enumerate(clients, 1):
             self._deal(round)
             while client not in self._arrived:
@@ -210,8 +210,8 @@ class Server(Manager):
         empties again: the one that all others wait for is always under way.
         """
         states = self.record.states
-        while self._idle and self._waiting and self._under_way < self.room:
-            order = self._longest if self._under_way < self.room // 2 else self._lowest
+        while self._idle and self._waiting and self._under_way < self._room:
+            order = self._longest if self._under_way < self._room // 2 else self._lowest
             client, worker = next(client for client in order if client in self._waiting), self._idle.pop(0)
             self._waiting.remove(client)
             self._under_way += 1
