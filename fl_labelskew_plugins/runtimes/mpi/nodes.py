@@ -29,18 +29,18 @@ def facts(session: Session) -> dict[str, Any]:
     """All that the numbers of a rank depend on."""
     known = environment(session.trainer.device)
     assert session.clients is not None  # a simulation
-    told = {
+    content = {
         "recipe": session.recipe.resolved(),
         "samples": session.data,
         "clients": session.clients.digest,
         "of": {"threads": known["threads"], "cpu_capability": known["cpu_capability"], **known["versions"]},
     }
-    return dict(json.loads(json.dumps(told)))
+    return dict(json.loads(json.dumps(content)))
 
 
-def greet(transport: MPITransport, told: Session | LabelSkewError) -> None:
+def greet(transport: MPITransport, has: Session | LabelSkewError) -> None:
     """A worker's part: tell the server what is here, or why nothing is."""
-    meta = facts(told) if isinstance(told, Session) else {"reason": str(told), "frames": told.frames}
+    meta = facts(has) if isinstance(has, Session) else {"reason": str(has), "frames": has.frames}
     meta["node"] = socket.gethostname()
     transport.send_message(Message(Kind.HELLO, transport.rank, 0, meta=meta))
 

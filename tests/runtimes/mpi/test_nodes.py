@@ -57,11 +57,11 @@ class Line(Transport):
         self.arrived.put(msg)
 
 
-def greeting(told, node, **changed):
+def greeting(has, node, **changed):
     """What a worker sends, from another node."""
     line = Line()
     line.rank = 1
-    nodes.greet(line, told)
+    nodes.greet(line, has)
     return {**line.arrived.get_nowait().meta, "node": node, **changed}
 
 
