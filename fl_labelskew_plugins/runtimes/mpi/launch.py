@@ -86,7 +86,8 @@ def slots(hostfile: str) -> int:
     try:
         text = Path(hostfile).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise mistake("comm_args.hostfile", f"{hostfile}: {error}", "a file with a line for each node") from None
+        why = getattr(error, "strerror", "no text")
+        raise mistake("comm_args.hostfile", f"{hostfile}: {why}", "a file with a line for each node") from None
     lines = [words for line in text.splitlines() if (words := line.partition("#")[0].split())]
     try:
         socket.create_server((lines[0][0], 0)).close()  # which is possible with an address of this machine's alone
