@@ -1,8 +1,10 @@
 """Seconds of a round across processes: one process beside MPI with 1 and 2 workers; silos beside their own training.
 
+What a server over MPI holds, sends and receives of large uploads.
+
     python benchmarks/scaling.py            # about 13 minutes on two cores that have nothing else to do
     python benchmarks/scaling.py --quick    # about 5 minutes, fewer repetitions
-    python benchmarks/scaling.py --part mpi # one of the two parts: mpi, silos
+    python benchmarks/scaling.py --part mpi # one of the parts: mpi, silos, uploads
     python benchmarks/scaling.py --tiny     # a minute: that it works; digits, a worker, a silo, numbers say nothing
 
 It prints Markdown tables. Every run is the command that a user types, one torch thread a process, each variant in turn,
@@ -12,6 +14,11 @@ mean little where it is not about 0, so that quiet rounds alone count where ther
 
 MPI: Fashion-MNIST, 40 clients of 2 classes, 10 a round, the CNN of FedLC's table 8, one local epoch, batches of 64, a
 test of the global model and of each client's own every round.
+
+Uploads: ResNet18 (45 MB), 8, 16 and 32 of 32 clients a round, 4 workers, 800 images of 8 by 8 in all, dealt by a
+Dirichlet distribution, one batch for each client, no test. *Memory* is the most that the server's process held, pages
+of files included, *on disk* the most that waited there; bytes of a round are those of the loopback interface, over
+which MPI is made to send all (what else uses it counts too).
 
 Silos: ResNet18 (45 MB), 5 silos of 16 images of 8 by 8, one epoch in one batch, no test. Six processes share the cores,
 so a round cannot be shorter than the five trainings that the cores have to do: one client's training, measured alone in
@@ -32,6 +39,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,6 +69,17 @@ device_args: {{threads: 1}}
 comm_args: {{backend: GRPC, certs: {certs}, audit_digests: {digests}}}
 tracking_args: {{checkpoint_every: 1000}}
 """
+UPLOADS = """\
+data_args: {{dataset: npz, data_cache_dir: {data}}}
+partition_args: {{partition_method: dirichlet, beta: 0.5, min_samples: 4}}
+model_args: {{model: {model}}}
+train_args: {{client_num_in_total: 32, client_num_per_round: {clients}, comm_round: {rounds}, batch_size: 1000}}
+method_args: {{method: fedavg}}
+validation_args: {{frequency_of_the_test: 0, personalised: false}}
+device_args: {{threads: 1}}
+comm_args: {{backend: MPI, workers: {workers}}}
+tracking_args: {{checkpoint_every: 1000}}
+"""
 QUIET = 0.1
 """Cores that others may use in a round that counts as quiet."""
 CORES = len(os.sched_getaffinity(0))
@@ -81,10 +100,19 @@ def median(rounds: list[Round]) -> tuple[float, float, str]:
     return wall, cpu, f"{others:.2f} in {len(counting)} of {len(rounds)} rounds"
 
 
-def measured(command: list[str], folder: Path, rounds: int) -> list[Round]:
-    """Run a command that writes a run into ``folder``; every round but the first."""
+def measured(
+    command: list[str],
+    folder: Path,
+    rounds: int,
+    watch: Callable[[list[psutil.Process]], None] = lambda _: None,
+    **more: str,
+) -> list[Round]:
+    """Run a command that writes a run into ``folder``; every round but the first.
+
+    ``watch`` looks at its processes; ``more``: variables of its environment.
+    """
     begun = time.monotonic()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **more}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     timings, family = folder / "timings.jsonl", psutil.Process(process.pid)
     marks: list[tuple[float, float, float]] = []  # wall, own CPU and the machine's CPU seconds after each round
@@ -95,6 +123,7 @@ def measured(command: list[str], folder: Path, rounds: int) -> list[Round]:
         if done > len(marks):
             everyone = everyone or [family, *family.children(recursive=True)]
             marks.append((time.monotonic(), sum(map(_cpu, everyone)), _busy()))
+        watch(everyone)
     _, error = process.communicate()
     if process.returncode:
         sys.exit(f"{' '.join(command)}\nended with exit code {process.returncode}\n{error}")
@@ -188,6 +217,61 @@ def silos(*, quick: bool, tiny: bool) -> None:
         print(f"| {kind} | {wall:.2f} | {wall - least:.2f} | {cpu - number * alone:.2f} | {others} |")
 
 
+def uploads(*, quick: bool, tiny: bool) -> None:
+    """What the server of an MPI run holds, sends and receives, by the clients of a round."""
+    import numpy as np
+
+    rounds, turns, workers = (3, 1, 1) if tiny else (4, 1, 4) if quick else (6, 2, 4)
+    numbers = (8, 16) if tiny else (8, 16, 32)
+    results: dict[int, list[Round]] = {clients: [] for clients in numbers}
+    memory, disk, sent = (dict.fromkeys(numbers, 0.0) for _ in range(3))
+    with tempfile.TemporaryDirectory() as name:
+        folder, rng = Path(name), np.random.default_rng(0)
+        y = np.arange(800) % 10
+        np.savez(folder / "data.npz", x=rng.integers(0, 256, (800, 8, 8), dtype=np.uint8), y=y)
+        for turn, clients in itertools.product(range(turns), numbers):
+            print(f"turn {turn + 1}: {clients} clients", file=sys.stderr)
+            out, recipe = folder / f"{clients}-{turn}", folder / f"{clients}.yaml"
+            what = {"model": "mlp" if tiny else "resnet18", "clients": clients, "workers": workers}
+            recipe.write_text(UPLOADS.format(data=folder / "data.npz", rounds=rounds + 1, **what))
+
+            def watch(processes: list[psutil.Process], clients: int = clients, out: Path = out) -> None:
+                disk[clients] = max(disk[clients], _on_disk(out, processes))
+
+            before = _loopback()
+            command = [*run(recipe, out, []), "--host", "none"]
+            results[clients] += measured(command, out, rounds, watch, OMPI_MCA_btl="tcp,self")
+            sent[clients] = (_loopback() - before) / (rounds + 1)
+            timings = (out / "timings.jsonl").read_text().splitlines()
+            memory[clients] = max(memory[clients], *(json.loads(line)["peak_mb"] for line in timings))
+    first = median(results[numbers[0]])[0]
+    print("\n| clients a round | s a round | ratio | memory, MB | on disk, MB | sent and received, MB | others |")
+    print("|---|---|---|---|---|---|---|")
+    for clients, measures in results.items():
+        wall, _, others = median(measures)
+        print(
+            f"| {clients} | {wall:.2f} | {wall / first:.2f} | {memory[clients]:.0f} | {disk[clients]:.0f} "
+            f"| {sent[clients]:.0f} | {others} |"
+        )
+
+
+def _loopback() -> float:
+    """MB that the loopback interface has carried so far."""
+    return float(psutil.net_io_counters(pernic=True)["lo"].bytes_sent / 1e6)
+
+
+def _on_disk(folder: Path, processes: list[psutil.Process]) -> float:
+    """MB of files without a name in a folder that these processes have mapped."""
+    total = 0
+    for process in processes:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
+                if str(folder) in line and line.endswith("(deleted)"):
+                    begin, end = line.split()[0].split("-")
+                    total += int(end, 16) - int(begin, 16)
+    return total / 1e6
+
+
 def training(recipe: Path, clients: int, repetitions: int) -> float:
     """CPU seconds of one client's round with one thread, in this process."""
     import torch
@@ -211,9 +295,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--tiny", action="store_true", help="a try with few processes, in a minute")
-    parser.add_argument("--part", choices=["mpi", "silos"], help="measure one part alone")
+    parser.add_argument("--part", choices=["mpi", "silos", "uploads"], help="measure one part alone")
     options = parser.parse_args()
-    for name, part in (("mpi", mpi), ("silos", silos)):
+    for name, part in (("mpi", mpi), ("silos", silos), ("uploads", uploads)):
         if options.part in (None, name):
             part(quick=options.quick, tiny=options.tiny)
 

@@ -9,7 +9,7 @@ import torch
 from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.place import available_cores, launched, mpi_rank
+from fl_labelskew_plugins.machine.place import available_cores, launched, mpi_rank, place_on_node
 from fl_labelskew_plugins.recipe.model import Recipe
 
 
@@ -60,10 +60,12 @@ def host_mapping(recipe: Recipe, workers: int) -> dict[str, dict[str, list[int]]
 
     The server shares the first GPU in use.
     """
-    slots = gpu_slots(recipe, workers)
-    if not slots:
+    if place_on_node() is not None and (gpu := device(recipe).index) is not None:
+        ranks = [gpu] * (workers + 1)  # each rank reads a mapping of its own
+    elif slots := gpu_slots(recipe, workers):
+        ranks = [slots[0], *slots]
+    else:
         return {}
-    ranks = [slots[0], *slots]
     return {"mapping_default": {socket.gethostname(): [ranks.count(gpu) for gpu in range(max(ranks) + 1)]}}
 
 
@@ -94,5 +96,8 @@ def device(recipe: Recipe, rank: int | None = None) -> torch.device:
         return torch.device("cpu")
     if rank is None:
         return torch.device("cuda", use[0])
+    if (here := place_on_node()) is not None:  # every node has GPUs of its own
+        gpu_slots(recipe, here[1] - 1)  # the server is on one of the nodes, and shares a GPU there
+        return torch.device("cuda", use[here[0] % len(use)])
     slots = gpu_slots(recipe, workers(recipe, use))
     return torch.device("cuda", slots[max(rank - 1, 0)])

@@ -84,6 +84,8 @@ def start(
     worker = place is not None and place[0] > 0  # which writes nothing in the run's folder
     if role == "client":
         recipe, folder = _silo(path, overrides, run_dir, resume, rank)
+    elif resume is not None and worker and path is not None:  # the run's folder may be on the server's node alone
+        recipe, folder = recipes.load(path, overrides), RunFolder(resume)
     elif resume is not None:
         recipe, folder = _resumed(path, overrides, resume)
         folder = held or folder

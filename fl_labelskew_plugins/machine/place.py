@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
@@ -18,6 +19,19 @@ def mpi_rank() -> tuple[int, int] | None:
         if all(value.isdigit() for value in values):
             place = int(values[0]), int(values[1])
             return place if place[1] > 1 else None
+    return None
+
+
+def place_on_node() -> tuple[int, int] | None:
+    """As :func:`mpi_rank`, among the processes of this machine alone, where there are others on other machines."""
+    place, names = mpi_rank(), os.environ
+    with contextlib.suppress(KeyError, ValueError):
+        if "OMPI_COMM_WORLD_LOCAL_RANK" in names:
+            here = int(names["OMPI_COMM_WORLD_LOCAL_RANK"]), int(names["OMPI_COMM_WORLD_LOCAL_SIZE"])
+        else:  # Slurm's has no number of its own for a node's tasks
+            tasks, nodes = int(names["SLURM_STEP_NUM_TASKS"]), int(names["SLURM_STEP_NUM_NODES"])
+            here = int(names["SLURM_LOCALID"]), -(-tasks // nodes)
+        return here if place is not None and here[1] < place[1] else None
     return None
 
 

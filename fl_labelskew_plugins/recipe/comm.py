@@ -35,6 +35,9 @@ class CommArgs(Params):
     workers: Positive | None = Field(
         None, description="MPI: worker processes; default: one per GPU, else per core, at most clients per round"
     )
+    hostfile: Annotated[str | None, IS_PATH] = Field(
+        None, description="MPI: file of nodes and their slots, as mpirun's, this machine first; default: this machine"
+    )
     server_address: str = Field("127.0.0.1:8890", description="cross_silo: host:port where silos find the server")
     listen_address: str | None = Field(
         None, description="cross_silo: host:port where the server listens; default: server_address"

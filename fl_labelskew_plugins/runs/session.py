@@ -26,7 +26,7 @@ from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snaps
 from fl_labelskew_plugins.engine.samples import samples
 from fl_labelskew_plugins.engine.sums import VECTOR, Sums, travelling
 from fl_labelskew_plugins.engine.turn import Turn
-from fl_labelskew_plugins.machine.place import available_cores, mpi_rank
+from fl_labelskew_plugins.machine.place import available_cores, mpi_rank, place_on_node
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.model import Recipe
@@ -320,7 +320,7 @@ def loader_workers(recipe: Recipe, device: torch.device) -> int:
     """Processes that decode pictures for this one: by default half of its cores, on a GPU all but one, at most 16."""
     if recipe.device.loader_workers is not None:
         return recipe.device.loader_workers
-    place = mpi_rank()
+    place = place_on_node() or mpi_rank()
     cores = available_cores() // (max(1, place[1] - 1) if place else 1)
     return min(16, max(1, cores - 1 if device.type == "cuda" else cores // 2))
 

@@ -85,6 +85,23 @@ def test_the_device_of_a_rank(monkeypatch, rank, gpu):
     assert devices.device(over_mpi) == devices.device(over_mpi, rank) == torch.device("cuda", gpu)
 
 
+@pytest.mark.parametrize(
+    ("here", "gpu"),
+    [((0, 3), 3), ((1, 3), 1), ((2, 3), 3), ((0, 2), 3), ((1, 2), 1)],
+)
+def test_every_node_has_gpus_of_its_own(monkeypatch, here, gpu):
+    over_mpi = asked("[3, 1]", "comm_args.backend=MPI")
+    names = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    for name, value in zip(names, (here[0] + 3, 8, *here), strict=True):
+        monkeypatch.setenv(name, str(value))
+    assert devices.device(over_mpi) == torch.device("cuda", gpu)
+    ((counts,),) = (hosts.values() for hosts in devices.host_mapping(over_mpi, 7).values())
+    assert [i for i, number in enumerate(counts) for _ in range(number)] == [gpu] * 8
+    monkeypatch.setenv(names[3], "4")  # three and the server, or four
+    with pytest.raises(LabelSkewError, match="3 workers are more than 2 GPU"):
+        devices.device(over_mpi)
+
+
 def test_one_process_uses_the_first_gpu_named(monkeypatch):
     assert devices.device(asked("[3, 1]")) == torch.device("cuda", 3)
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")  # of somebody else's mpirun

@@ -23,6 +23,7 @@ def test_nesterov_with_adam():
         ("common_args.training_type=cross_silo", "comm_args.backend: sp does not go with training_type cross_silo;"),
         ("comm_args.backend=GRPC", "comm_args.backend: GRPC does not go with training_type simulation; allowed: "),
         ("comm_args.workers=2", "comm_args.workers: 2 does not go with backend sp; allowed: null, or a number with"),
+        ("comm_args.hostfile=hosts", "does not go with backend sp; allowed: null, or a file with MPI"),
         ("comm_args.min_clients=11", "comm_args.min_clients: 11 is out of range; allowed: an integer from 1 to "),
         ("comm_args.send_contributions=false", "comm_args.send_contributions: false does not go with training_type "),
         ("client_specific_args.data_silo_config=[a]", "client_specific_args.data_silo_config: does not go with "),

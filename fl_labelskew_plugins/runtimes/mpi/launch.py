@@ -1,8 +1,9 @@
 """Starts an ``mpirun`` and says how it ended.
 
-Every rank begins in :mod:`.rank`, which ties its stderr to this process. So this process learns of every end, says of
-it what a person needs, and leaves no process behind; a rank learns of this process's end in the same way. Rank 0 gets
-this process's own stdout, so that a terminal stays one (mpirun shows its ranks a terminal in any case).
+Every rank of this machine begins in :mod:`.rank`, which ties its stderr to this process. So this process learns of
+every end, says of it what a person needs, and leaves no process behind; a rank learns of this process's end in the same
+way. Rank 0 gets this process's own stdout, so that a terminal stays one (mpirun shows its ranks a terminal in any
+case). Ranks of other machines speak through mpirun, which also notices when such a machine is gone.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import selectors
 import shutil
 import signal
@@ -22,10 +24,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fl_labelskew_registry import LabelSkewError, RunError
+from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins.machine.place import DOOR, RANKS, mpi_rank
 from fl_labelskew_plugins.machine.signals import handled
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.machine.typed import GO_ON
 from fl_labelskew_plugins.runtimes.mpi.rank import INSTALL
 from fl_labelskew_plugins.runtimes.processes import threads_each
@@ -35,6 +38,17 @@ ABORT_STEP = 2
 
 TERMINATE_AFTER, KILL_AFTER = 5.0, 8.0
 """Seconds in which the server saves its checkpoint once the job is to end, and in which mpirun ends by itself."""
+
+KEEPALIVE = {"time": 10, "intvl": 5, "probes": 4}
+"""Seconds without a word from a node until it is asked, seconds between questions, and their number: one whose network
+is cut is given up after 30 s. Open MPI's own are 300, 20 and 9."""
+
+GONE = re.compile(rb"lost communication with a remote daemon.*?Remote daemon: \S+ on node (\S+)", re.DOTALL)
+STARTER_GONE = b"unable to reliably start one or more daemons"
+"""What mpirun says, first, where a node's ssh ends; also in the midst of a run."""
+
+FIRST = re.compile(rb"process rank (\d+) with PID \d+ on node (\S+)|Process name: \[\[\d+,\d+\],(\d+)\]")
+"""Who ended first, as mpirun says it."""
 
 KEPT = 2**16
 """Last bytes kept of what a rank, or mpirun, says."""
@@ -63,17 +77,45 @@ def check() -> str:
     return mpirun
 
 
+def slots(hostfile: str) -> int:
+    """How many processes a file of nodes has room for, as ``mpirun --hostfile`` reads it.
+
+    Raises:
+        LabelSkewError: it cannot be read, or does not begin with this machine, where the server runs.
+    """
+    try:
+        text = Path(hostfile).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", "no text")
+        raise mistake("comm_args.hostfile", f"{hostfile}: {why}", "a file with a line for each node") from None
+    lines = [words for line in text.splitlines() if (words := line.partition("#")[0].split())]
+    try:
+        socket.create_server((lines[0][0], 0)).close()  # which is possible with an address of this machine's alone
+    except (IndexError, OSError):
+        first = clean(lines[0][0]) if lines else "none"
+        what = f"{hostfile}: its first node, {first}, is not this machine, where the server runs"
+        raise mistake("comm_args.hostfile", what, "this machine first") from None
+    return sum(int((re.findall(r"\bslots *= *(\d+)", " ".join(words)) or [1])[0]) for words in lines)
+
+
 def launch(
-    command: list[str], processes: int, *, run_dir: Path | None = None, environment: Mapping[str, str] | None = None
+    command: list[str],
+    processes: int,
+    *,
+    run_dir: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    hostfile: str | None = None,
 ) -> None:
-    """Run a command in every rank of a new ``mpirun`` on this machine, until all of them have ended.
+    """Run a command in every rank of a new ``mpirun``, until all of them have ended.
 
     Args:
         command: what each rank executes; it finds out with :func:`.machine.place.mpi_rank` which one it is, and does
             its work in :func:`.rank.as_rank`.
         processes: the server and its workers.
         run_dir: the run's folder; whether there is something to go on with is seen there.
-        environment: variables that each rank gets beside this process's own, :data:`.typed.GO_ON` among them.
+        environment: variables that each rank gets beside this process's own, :data:`.typed.GO_ON` among them; on
+            other machines none of either.
+        hostfile: the nodes, this machine first; default: this machine alone.
 
     Raises:
         LabelSkewError: ``mpirun`` or mpi4py is missing.
@@ -84,28 +126,37 @@ def launch(
     mpirun, environment = check(), dict(environment or {})
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="labelskew-", dir=_short_folder()) as folder:
-        job = Job(_mpirun(mpirun, processes, command), _environment(processes, f"{folder}/door") | environment)
+        door = f"{folder}/door"
+        job = Job(_mpirun(mpirun, processes, command, hostfile), _environment(processes, door, hostfile) | environment)
         with job, handled(signal.SIGINT, signal.SIGTERM, handler=lambda signum, frame: job.interrupt()):
             job.watch()
     job.verdict(run_dir, environment.get(GO_ON, ""))
 
 
-def _mpirun(mpirun: str, processes: int, command: list[str]) -> list[str]:
+def _mpirun(mpirun: str, processes: int, command: list[str], hostfile: str | None) -> list[str]:
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    if hostfile is None:
+        where = ["--host", f"localhost:{processes}", "--oversubscribe"]
+        where += ["--mca", "btl_tcp_if_include", "127.0.0.1/8"]  # else Open MPI 5 warns of interfaces without a partner
+    else:
+        where = ["--hostfile", hostfile, "-x", "PYTHONSAFEPATH"]
+        where += ["-x", "OMP_NUM_THREADS"] if "OMP_NUM_THREADS" in os.environ else []
+        for name, value in KEEPALIVE.items():
+            where += ["--mca", f"oob_tcp_keepalive_{name}", str(value)]
     return [
-        mpirun, "-np", str(processes), "--host", f"localhost:{processes}", "--oversubscribe", "--bind-to", "none",
-        "--mca", "odls_base_sigkill_timeout", str(ABORT_STEP),
-        "--mca", "btl_tcp_if_include", "127.0.0.1/8", *root,  # else Open MPI 5 warns of interfaces without a partner
+        mpirun, "-np", str(processes), *where, "--bind-to", "none",
+        "--mca", "odls_base_sigkill_timeout", str(ABORT_STEP), *root,
         sys.executable, "-m", "fl_labelskew_plugins.runtimes.mpi.rank", *command,
     ]  # fmt: skip
 
 
-def _environment(processes: int, door: str) -> dict[str, str]:
+def _environment(processes: int, door: str, hostfile: str | None) -> dict[str, str]:
     inner = mpi_rank() is None and any(rank in os.environ for rank, _ in RANKS[:2])
     # inside `mpirun -np 1`, what that one told its rank would confuse a second one
     kept = {k: v for k, v in os.environ.items() if not (inner and k.startswith(("OMPI_", "PMIX_", "PMI_")))}
+    threads = threads_each(max(1, processes - 1)) if hostfile is None else {}  # of several nodes, each rank sees to it
     # `python -m` would look for modules in the folder that the user happens to be in; the console script does not
-    return kept | threads_each(max(1, processes - 1)) | {DOOR: door, "PYTHONSAFEPATH": "1"}
+    return kept | threads | {DOOR: door, "PYTHONSAFEPATH": "1"}
 
 
 def _short_folder() -> str | None:
@@ -130,6 +181,7 @@ class Job:
         self.first_end: int | None = None
         self.noise = b""
         self.interrupted = False
+        self.elsewhere = "--hostfile" in command
         self._aborting = False
         self._ending: float | None = None
         self._steps = 0
@@ -190,18 +242,27 @@ class Job:
             if b"interrupted" in server:
                 raise SystemExit(130)
             raise KeyboardInterrupt(f"interrupted{go_on}")
+        gone = GONE.search(self.noise)
+        if gone is not None or (self.ranks and STARTER_GONE in self.noise):
+            node = f"node {clean(gone[1].decode(errors='replace'))}" if gone else "a node"
+            why = "it was switched off, its processes were killed or its network is cut"
+            raise RunError(f"{node} is gone: {why}{go_on}")
         if self.first_end is None:
             lines = self.noise.decode(errors="replace").splitlines()
             reason = next((line.strip() for line in lines if line.strip(" -")), "it says nothing")
             raise RunError(f"comm_args.backend: mpirun could not start: {reason}")
         # who ended first is why the others did; mpirun's exit code is that one's, or 128 and the signal that killed it
-        rank, number = self.first_end, -code if code < 0 else code - 128
-        said, killed = self.ranks[rank].said, number in list(signal.Signals)
+        rank, number, where = self.first_end, -code if code < 0 else code - 128, ""
+        if self.elsewhere and (first := FIRST.search(self.noise)):
+            rank = int(first[1] or first[3])
+            where = f" on {clean(first[2].decode(errors='replace'))}" if first[2] else ""
+        killed = number in list(signal.Signals)
+        said = self.ranks[rank].said if rank in self.ranks else b"" if killed else self.noise  # through mpirun
         if rank and said.strip() and said.strip() not in server:
             _show(said)
         if said.strip() and not killed and (rank == 0 or code == LabelSkewError.exit_code):
             raise SystemExit(code)
-        name = "mpirun" if code < 0 else f"worker {rank}" if rank else "the server (rank 0)"
+        name = "mpirun" if code < 0 else f"worker {rank}{where}" if rank else "the server (rank 0)"
         how = f"was killed by signal {number}" if killed else f"ended with exit code {code}"
         error = RunError(f"{name} {how}{go_on}")
         error.exit_code = 1 if killed else code

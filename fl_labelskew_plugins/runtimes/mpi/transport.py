@@ -47,12 +47,12 @@ class MPITransport(Transport):
     """Messages between the ranks of ``COMM_WORLD``, in order from each sender.
 
     A message's tensors may be changed as soon as :meth:`send_message` returns. It does not wait for the receiver, so
-    two ranks may send each other messages of any size at once. The spool makes the buffers of received ones.
+    two ranks may send each other messages of any size at once. :attr:`spool` makes the buffers of received ones.
     """
 
-    def __init__(self, spool: Spool | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._spool, self._comm = spool or Spool(), world()
+        self.spool, self._comm = Spool(), world()
         from mpi4py import MPI
 
         self._mpi = MPI
@@ -134,7 +134,7 @@ class MPITransport(Transport):
         header = wire.Header.unpack(start)
         if header.sender != source or header.receiver != self.rank:
             raise wire.WireError(f"a message from {header.sender} to {header.receiver}; it came from rank {source}")
-        buffer = self._spool.buffer(header.length)
+        buffer = self.spool.buffer(header.length)
         receive = self._comm.Irecv
         requests = [receive([part, self._mpi.BYTE], source, PAYLOAD) for part in _cut(memoryview(buffer))]
         self._incoming.append(Transfer(header, buffer, requests))

@@ -14,6 +14,7 @@ from fl_labelskew_plugins.engine.local import LocalTrainer
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
+from fl_labelskew_plugins.runtimes.mpi.runtime import Server
 
 tested = []
 """Samples of each test in this rank."""
@@ -24,6 +25,18 @@ def counted(predict):
         logits, labels = predict(self, *args, **named)
         tested.append(len(labels))
         return logits, labels
+
+    return wrapped
+
+
+under_way = []
+"""Uploads that this rank, as the server, has had dealt and not added, after each deal."""
+
+
+def watched(deal):
+    def wrapped(self, *args):
+        deal(self, *args)
+        under_way.append(self._under_way)
 
     return wrapped
 
@@ -65,11 +78,13 @@ def play():
     recipe, jobs, out = map(Path, sys.argv[1:])
     rank = mpi_rank()[0]
     LocalTrainer.predict = counted(LocalTrainer.predict)
+    Server._deal = watched(Server._deal)
     for name, overrides in json.loads(jobs.read_text()).items():
         tested.clear()
+        under_way.clear()
         peak = Peak()
         start(recipe, overrides, run_dir=out / name, quiet=True)
-        costs = {"tested": sum(tested), "memory": peak.stop()}
+        costs = {"tested": sum(tested), "memory": peak.stop(), "under_way": max(under_way, default=0)}
         (out / f"{name}-{rank}.json").write_text(json.dumps(costs))
 
 

@@ -350,6 +350,26 @@ def test_mpi_rank(monkeypatch, environment, expected):
     assert place.mpi_rank() == expected
 
 
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (1, 2)),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, None),
+        ({"SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NUM_NODES": "2"}, (0, 3)),
+        ({"SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NUM_NODES": "1"}, None),
+        ({}, None),
+    ],
+)
+def test_the_place_on_a_node_among_several(monkeypatch, environment, expected):
+    for name in ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES"):
+        monkeypatch.delenv(name, raising=False)
+    assert place.place_on_node() is None
+    world = {"OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_SIZE": "5"}
+    for name, value in (world | environment).items():
+        monkeypatch.setenv(name, value)
+    assert place.place_on_node() == expected
+
+
 TEXT = """\
 data_args: {dataset: digits}
 model_args: {model: mlp}
