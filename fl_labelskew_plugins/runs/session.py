@@ -93,15 +93,14 @@ class Session:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
-    def openings(self) -> list[Contribution]:
-        """Every client's part of the opening exchange; none where there is no such exchange.
+    def openings(self) -> Iterator[Contribution]:
+        """Every client's part of the opening exchange, one at a time; none where there is no such exchange.
 
         Raises:
             RunError: the method sends something that it has not announced.
         """
-        if self.sums is None and not self.method.uses("opening"):
-            return []
-        return [self.opening(k) for k in range(self.federation.num_clients)]
+        if self.sums is not None or self.method.uses("opening"):
+            yield from map(self.opening, range(self.federation.num_clients))
 
     def opening(self, client: int) -> Contribution:
         """One client's part of the opening exchange; with secure aggregation, its vector."""
