@@ -44,7 +44,9 @@ def test_divide_counts_and_record():
         assert ((clients.counts[k] > 0) >= (clients.test_counts[k] > 0)).all()
     dealt = np.concatenate(clients.test)
     assert len(np.unique(dealt)) == len(dealt) == 24
+    assert all(np.shares_memory(part, clients.train.indices) for part in clients.train)
     record = json.loads(clients.record())
+    assert str(clients.counts[1].tolist()) in clients.record().splitlines()[4]
     assert record["counts"] == clients.counts.tolist()
     assert record["test_counts"] == clients.test_counts.tolist()
     assert record["digest"] == clients.digest
