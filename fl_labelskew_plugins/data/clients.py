@@ -202,8 +202,8 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
         test = of_groups(data.test.groups, groups)
     else:
         test = proportional_test(data.test.y, counts, seeds.numpy_generator(seed, "test partition"))
-    named = groups is not None and len(data.group_names) > groups.max()
-    names = [clean(data.group_names[group], 40) for group in groups.tolist()] if named and groups is not None else []
-    if len(set(names)) < clients:
-        names = [str(k) for k in range(clients)]
+    names = [str(k) for k in range(clients)]
+    if groups is not None and len(data.group_names) > groups.max():
+        of_data = [clean(data.group_names[group], 40) for group in groups.tolist()]
+        names = of_data if len(set(of_data)) == clients else names
     return Clients(train, test, counts, test.counts(data.test.y, classes), digest(train, test), names)
