@@ -136,10 +136,13 @@ def draw(rows: dict[tuple[str, int, int], Row], path: Path) -> None:
             xs, style = [x for x, _ in points], {"color": plots.COLOURS[number], "ls": dash, "marker": "o"}
             left.plot(xs, [row["cpu"] for _, row in points], label=f"{per_round:,} a round, {kind}", **style)
             right.plot(xs, [row["memory_mb"] for _, row in points], **style)
-    for axes, label in ((left, "CPU seconds of a round"), (right, "memory beyond the data in MiB")):
-        axes.set(xscale="log", yscale="log", xlabel="clients in all", ylabel=label)
+    samples = {key[1]: row["data_mb"] for key, row in rows.items()}
+    right.plot(samples.keys(), samples.values(), color="0.6", ls=":", marker="o", label="samples and labels")
+    left.set(xscale="log", yscale="log", xlabel="clients in all", ylabel="CPU seconds of a round")
+    right.set(xscale="log", ylim=(0, None), xlabel="clients in all", ylabel="memory beyond the data in MiB")
+    for axes in (left, right):
         axes.grid(alpha=0.3)
-    picture.legend(loc="outside lower center", ncols=3, fontsize=8)
+    picture.legend(loc="outside lower center", ncols=4, fontsize=8)
     plots.save(picture, path)
 
 
