@@ -29,13 +29,15 @@ def heat_map(
 ) -> None:
     """Heat map of ``(K, C)`` samples, as PNG: classes down, clients across; a missing class stays white.
 
-    ``clients``: their names; default: their numbers.
+    Of more clients than a picture has dots across, it shows some, evenly spaced. ``clients``: their names; default:
+    their numbers.
     """
     names = clients or [str(k) for k in range(len(counts))]
     picture, axes = figure(min(16, 2.6 + 0.5 * len(counts)), min(12, 1.6 + 0.38 * len(class_names)))
-    table = np.where(counts.T == 0, np.nan, counts.T)
-    image = axes.imshow(table, aspect="auto", cmap="viridis_r", vmin=0)
-    axes.set(xlabel="client", ylabel="class", title=title)
+    every, ends = math.ceil(len(counts) / ACROSS), (-0.5, len(counts) - 0.5, len(class_names) - 0.5, -0.5)
+    table = counts[::every].T
+    image = axes.imshow(np.where(table == 0, np.nan, table), aspect="auto", cmap="viridis_r", vmin=0, extent=ends)
+    axes.set(xlabel="client" if every == 1 else f"client, 1 of {every} shown", ylabel="class", title=title)
     if len(class_names) <= 40:
         axes.set_yticks(range(len(class_names)), class_names)
     if len(counts) <= 40:
@@ -324,6 +326,8 @@ SUFFIXES = (".png", ".pdf", ".svg")
 """Of files that pictures can be written to."""
 WIDEST, MOST_COLUMNS = 40, 6
 """Letters of a legend's line, and its columns."""
+ACROSS = 1500
+"""Clients of a heat map."""
 PERCENT = (-2, 102)
 """Ends of an axis in per cent, so that the frame cuts neither a line at 0 nor one at 100."""
 

@@ -68,6 +68,15 @@ def test_scaling(tables):
     assert all(float(row[3]) > 100 for row in rows[-2:])  # MB
 
 
+def test_clients(tables):
+    _, *rows = tables("clients")
+    rounds, checkpoints = rows[:4], rows[5:]
+    kinds = ["stateless"] * 2 + ["private states"] * 2
+    assert [row[:3] for row in rounds] == [["5", k, kind] for k, kind in zip(["20", "40"] * 2, kinds, strict=True)]
+    assert all(float(row[4]) > 0 for row in rounds)
+    assert [row[0] for row in checkpoints] == ["20", "40"]
+
+
 def test_secure(tables):
     """The clear run, with masks, and with masks of a silo that is lost in each round."""
     _, *rows = tables("secure")

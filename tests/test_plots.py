@@ -29,6 +29,14 @@ def test_heat_map_of_few_and_many_clients(tmp_path):
     assert {f.name for f in tmp_path.iterdir()} == {"a.png", "b.png"}
 
 
+def test_a_heat_map_has_no_more_clients_than_dots(tmp_path, monkeypatch):
+    pictures = drawn(monkeypatch)
+    heat_map(np.ones((2000, 3), int), ["a", "b", "c"], tmp_path / "a.png", title="t")
+    axes = pictures[0].axes[0]
+    assert axes.images[0].get_array().shape == (3, 1000)
+    assert (axes.get_xlim(), axes.get_xlabel()) == ((-0.5, 1999.5), "client, 1 of 2 shown")
+
+
 def test_a_confusion_matrix_is_coloured_by_the_share_of_each_class(tmp_path, monkeypatch):
     plots.confusion([[3, 1], [0, 0]], ["<a>", "$b$"], tmp_path / "a.png", title="t")
     picture(tmp_path / "a.png")

@@ -1,7 +1,8 @@
 """Who holds which samples: runs a partition, checks it, and deals the test samples to match."""
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,44 @@ from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.machine.text import clean
+
+
+class Parts:
+    """Who owns which samples: sorted int64 indices of each client, all in one array.
+
+    Args:
+        owners: ``(N,)`` the client of each sample; -1: nobody's.
+        clients: ``K``.
+    """
+
+    def __init__(self, owners: NDArray[np.int64], clients: int) -> None:
+        sizes = np.bincount(owners + 1, minlength=clients + 1)
+        self.ends = np.cumsum(sizes[1:])
+        """``(K,)`` where each client's part of ``indices`` ends, and the next one's begins."""
+        self.indices = np.argsort(owners, kind="stable")[sizes[0] :].astype(np.int64, copy=False)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, client: int) -> NDArray[np.int64]:
+        return self.indices[self.span(client)]
+
+    def __iter__(self) -> Iterator[NDArray[np.int64]]:
+        return (self[client] for client in range(len(self)))
+
+    def span(self, client: int) -> slice:
+        """Where a client's are among ``indices``."""
+        return slice(self.ends[client - 1] if client else 0, self.ends[client])
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Samples of each client, ``(K,)``."""
+        return np.diff(self.ends, prepend=0)
+
+    def counts(self, labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
+        """Samples by client and class, ``(K, C)`` int64, by all samples' ``labels`` ``(N,)``."""
+        cells = np.repeat(np.arange(len(self)), self.sizes) * classes + labels[self.indices]
+        return np.bincount(cells, minlength=len(self) * classes).reshape(len(self), classes)
 
 
 @dataclass(frozen=True)
@@ -27,17 +66,19 @@ class Clients:
             else its number.
     """
 
-    train: list[NDArray[np.int64]]
-    test: list[NDArray[np.int64]]
+    train: Parts
+    test: Parts
     counts: NDArray[np.int64]
     test_counts: NDArray[np.int64]
     digest: str
     names: list[str]
 
-    def record(self) -> dict[str, Any]:
-        """What a run keeps of its partition, in JSON's types."""
-        counts = {"counts": self.counts.tolist(), "test_counts": self.test_counts.tolist()}
-        return {"digest": self.digest, "clients": self.names, **counts}
+    def record(self) -> str:
+        """What a run keeps of its partition, as JSON, in which a client's row is a line."""
+        parts = [f'"digest": {json.dumps(self.digest)}', f'"clients": {json.dumps(self.names)}']
+        for name, table in (("counts", self.counts), ("test_counts", self.test_counts)):
+            parts.append(f'"{name}": [\n' + ",\n".join(json.dumps(row.tolist()) for row in table) + "]")
+        return "{" + ",\n".join(parts) + "}\n"
 
     @property
     def groups(self) -> dict[int, str]:
@@ -46,7 +87,7 @@ class Clients:
         return {} if all(name == str(k) for k, name in names.items()) else names
 
 
-def digest(train: Sequence[NDArray[np.int64]], test: Sequence[NDArray[np.int64]]) -> str:
+def digest(train: Parts | Sequence[NDArray[np.int64]], test: Parts | Sequence[NDArray[np.int64]]) -> str:
     """SHA-256 in hex, the same on every platform.
 
     It covers, as little-endian int64: ``K``, then each training array's length and indices, then those of test.
@@ -60,13 +101,8 @@ def digest(train: Sequence[NDArray[np.int64]], test: Sequence[NDArray[np.int64]]
     return total.hexdigest()
 
 
-def class_counts(labels: NDArray[np.int64], parts: Sequence[NDArray[np.int64]], classes: int) -> NDArray[np.int64]:
-    """Samples by client and class, ``(K, C)`` int64."""
-    return np.stack([np.bincount(labels[part], minlength=classes) for part in parts]).astype(np.int64)
-
-
-def check_parts(name: str, parts: Any, clients: int, samples: int) -> list[NDArray[np.int64]]:
-    """The parts as sorted int64 arrays.
+def check_parts(name: str, parts: Any, clients: int, samples: int) -> Parts:
+    """The parts, with sorted int64 indices.
 
     Raises:
         LabelSkewError: not ``clients`` non-empty, disjoint arrays of indices below ``samples``; names the partitioner.
@@ -74,27 +110,27 @@ def check_parts(name: str, parts: Any, clients: int, samples: int) -> list[NDArr
     if not isinstance(parts, list | tuple) or len(parts) != clients:
         got = f"{len(parts)} parts" if isinstance(parts, list | tuple) else type(parts).__name__
         raise mistake(f"partitioner {name}", f"returned {got}", f"a list of {clients} index arrays")
-    owner = np.full(samples, -1, np.int64)
-    checked = []
+    owners = np.full(samples, -1, np.int64)
     for k, part in enumerate(parts):
         indices = np.asarray(part)
         if indices.ndim != 1 or not len(indices) or not np.issubdtype(indices.dtype, np.integer):
             got = f"client {k} has {indices.dtype} of shape {indices.shape}"
             raise mistake(f"partitioner {name}", got, "integer indices in one dimension, at least one")
-        indices = np.sort(indices.astype(np.int64))
-        if indices[0] < 0 or indices[-1] >= samples:
-            got = f"client {k} has indices {indices[0]} to {indices[-1]}"
+        first, last = indices.min(), indices.max()
+        if first < 0 or last >= samples:
+            got = f"client {k} has indices {first} to {last}"
             raise mistake(f"partitioner {name}", got, f"indices from 0 to {samples - 1}")
-        if (np.diff(indices) == 0).any():
-            twice = int(indices[1:][np.diff(indices) == 0][0])
-            raise mistake(f"partitioner {name}", f"client {k} has sample {twice} twice", "every index once")
-        if (owner[indices] >= 0).any():
-            shared = int(indices[owner[indices] >= 0][0])
+        if (taken := indices[owners[indices] >= 0]).size:
+            shared = int(taken.min())
             raise LabelSkewError(
-                f"partitioner {name}: sample {shared} is in clients {owner[shared]} and {k}; give it to one of them"
+                f"partitioner {name}: sample {shared} is in clients {owners[shared]} and {k}; give it to one of them"
             )
-        owner[indices] = k
-        checked.append(indices)
+        owners[indices] = k
+    checked = Parts(owners, clients)
+    if len(checked.indices) < sum(map(len, parts)):
+        k = next(k for k, part in enumerate(parts) if len(part) > len(checked[k]))
+        values, times = np.unique(parts[k], return_counts=True)
+        raise mistake(f"partitioner {name}", f"client {k} has sample {values[times > 1][0]} twice", "every index once")
     return checked
 
 
@@ -114,29 +150,32 @@ def largest_remainder(total: int, weights: NDArray[np.int64]) -> NDArray[np.int6
     return whole
 
 
-def proportional_test(
-    labels: NDArray[np.int64], counts: NDArray[np.int64], rng: np.random.Generator
-) -> list[NDArray[np.int64]]:
+def proportional_test(labels: NDArray[np.int64], counts: NDArray[np.int64], rng: np.random.Generator) -> Parts:
     """Each client's test samples: those of class ``c`` go to clients in proportion to their training counts ``n_kc``.
 
     Of ``labels`` ``(N_test,)``, by ``counts`` ``(K, C)``; a class that no client trains on is not dealt.
     """
-    parts: list[list[NDArray[np.int64]]] = [[] for _ in counts]
+    owners = np.full(len(labels), -1, np.int64)
     for c in range(counts.shape[1]):
         samples = rng.permutation(np.flatnonzero(labels == c))
         shares = largest_remainder(len(samples), counts[:, c])
-        for part, piece in zip(parts, np.split(samples, np.cumsum(shares)), strict=False):
-            part.append(piece)
-    return [np.sort(np.concatenate(part)).astype(np.int64) for part in parts]
+        owners[samples[: shares.sum()]] = np.repeat(np.arange(len(counts)), shares)
+    return Parts(owners, len(counts))
 
 
-def client_groups(groups: NDArray[np.int64], parts: Sequence[NDArray[np.int64]]) -> list[int] | None:
+def client_groups(groups: NDArray[np.int64], parts: Parts) -> NDArray[np.int64] | None:
     """The group that each client is, or None unless every client is one whole group; ``groups`` is ``(N,)``."""
     names, sizes = np.unique(groups, return_counts=True)
-    size = dict(zip(names.tolist(), sizes.tolist(), strict=True))
-    held = [np.unique(groups[part]).tolist() for part in parts]
-    whole = all(len(g) == 1 and size[g[0]] == len(part) for g, part in zip(held, parts, strict=True))
-    return [g[0] for g in held] if whole else None
+    first = groups[parts.indices[parts.ends - parts.sizes]]
+    alone = groups[parts.indices] == np.repeat(first, parts.sizes)
+    return first if alone.all() and (sizes[np.searchsorted(names, first)] == parts.sizes).all() else None
+
+
+def of_groups(groups: NDArray[np.int64], clients: NDArray[np.int64]) -> Parts:
+    """The samples of clients that are whole groups: by the samples' ``groups`` ``(N,)`` and the clients' ``(K,)``."""
+    order = np.argsort(clients)
+    places = np.searchsorted(clients, groups, sorter=order).clip(max=len(clients) - 1)
+    return Parts(np.where(clients[order][places] == groups, order[places], -1), len(clients))
 
 
 def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> Clients:
@@ -157,15 +196,14 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
     parts = partitioner.split(data.train.y, data.train.groups, clients=clients, rng=rng)
     plugin = type(partitioner)
     train = check_parts(f"{plugin.__module__}:{plugin.__qualname__}", parts, clients, len(data.train.y))
-    counts = class_counts(data.train.y, train, classes)
-    of_train, of_test = data.train.groups, data.test.groups
-    groups = None if of_train is None else client_groups(of_train, train)
-    if groups is not None and of_test is not None:
-        test = [np.flatnonzero(of_test == group).astype(np.int64) for group in groups]
+    counts = train.counts(data.train.y, classes)
+    groups = None if data.train.groups is None else client_groups(data.train.groups, train)
+    if groups is not None and data.test.groups is not None:
+        test = of_groups(data.test.groups, groups)
     else:
         test = proportional_test(data.test.y, counts, seeds.numpy_generator(seed, "test partition"))
-    named = groups is not None and len(data.group_names) > max(groups)
-    names = [clean(data.group_names[group], 40) for group in groups or ()] if named else []
-    if len(set(names)) < clients:
-        names = [str(k) for k in range(clients)]
-    return Clients(train, test, counts, class_counts(data.test.y, test, classes), digest(train, test), names)
+    names = [str(k) for k in range(clients)]
+    if groups is not None and len(data.group_names) > groups.max():
+        of_data = [clean(data.group_names[group], 40) for group in groups.tolist()]
+        names = of_data if len(set(of_data)) == clients else names
+    return Clients(train, test, counts, test.counts(data.test.y, classes), digest(train, test), names)

@@ -24,7 +24,6 @@ from pydantic import Field
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.data.fingerprint import NO_FILES
-from fl_labelskew_plugins.data.split import joined
 from fl_labelskew_plugins.params import Params
 
 FEATURES, CLASSES = 60, 10
@@ -69,12 +68,21 @@ class Synthetic(Dataset):
         rng = seeds.numpy_generator(seed, "synthetic")
         sizes = np.floor(rng.lognormal(4, 2, options.clients)).astype(np.int64) + options.min_samples
         common = (rng.standard_normal((FEATURES, CLASSES)), rng.standard_normal(CLASSES)) if options.iid else None
-        parts: tuple[list[Arrays], list[Arrays]] = ([], [])
-        for k, size in enumerate(sizes.tolist()):
+        # samples come in random order, so the first ones are as good a test part as any
+        cuts = np.clip(np.rint(sizes * options.test_fraction).astype(np.int64), 1, sizes - 1)
+        train, test = (_room(numbers) for numbers in (sizes - cuts, cuts))
+        at_train = at_test = 0
+        for size, cut in zip(sizes.tolist(), cuts.tolist(), strict=True):
             x, y = sample_client(size, lam=options.lam, mu=options.mu, common=common, rng=rng)
-            # samples come in random order, so the first ones are as good a test part as any
-            cut = min(max(round(size * options.test_fraction), 1), size - 1)
-            for part, rows in zip(parts, (slice(cut, None), slice(cut)), strict=True):
-                part.append(Arrays(x[rows], y[rows], np.full(len(y[rows]), k, np.int64)))
-        train, test = (joined(*part) for part in parts)
+            to_train, to_test = slice(at_train, at_train + size - cut), slice(at_test, at_test + cut)
+            test.x[to_test], train.x[to_train] = x[:cut], x[cut:]
+            test.y[to_test], train.y[to_train] = y[:cut], y[cut:]
+            at_train, at_test = to_train.stop, to_test.stop
         return Data(train, test, [str(c) for c in range(CLASSES)], fingerprint=NO_FILES)
+
+
+def _room(sizes: NDArray[np.int64]) -> Arrays:
+    """A part to be filled, with so many samples of each client."""
+    total = int(sizes.sum())
+    x, y = np.empty((total, FEATURES), np.float32), np.empty(total, np.int64)
+    return Arrays(x, y, np.repeat(np.arange(len(sizes)), sizes))

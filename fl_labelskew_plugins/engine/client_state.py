@@ -42,10 +42,14 @@ class StateStore:
         self.committed: dict[int, int] = dict(index or {})
         self.selections: dict[int, int] = dict(selections or {})
         self._kept: list[dict[int, int]] = [dict(rounds) for rounds in (*earlier, index or {})]
+        self._replaced = {key for rounds in earlier for key in rounds.items()} - self.committed.items()
+        """States that have newer ones; checkpoints refer to them."""
         self._pending: dict[int, int] = {}
         self._selected: list[int] = []
         self._memory: OrderedDict[Key, State] = OrderedDict()
         self._memory_used = 0
+        self._unwritten: set[Key] = set()
+        """Those in memory that are on no disk."""
         if folder.is_dir():  # leftovers of a process that was killed
             wanted = {self._file(key) for kept in self._kept for key in kept.items()}
             for file in folder.glob("*.safetensors*"):
@@ -93,7 +97,10 @@ class StateStore:
             old = (client, self.committed[client]) if client in self.committed else None
             self.committed[client] = round
             if old is not None:
-                self._forget(old, disk=old[1] not in self.kept(client))
+                needed = old[1] in self.kept(client)
+                self._forget(old, disk=not needed)
+                if needed:
+                    self._replaced.add(old)
         for client in self._selected:
             self.selections[client] = self.selections.get(client, 0) + 1
         self._pending, self._selected = {}, []
@@ -106,17 +113,17 @@ class StateStore:
 
     def flush(self) -> dict[int, int]:
         """Write every committed state to disk; returns the index that a checkpoint records."""
-        for key in self.committed.items():
-            if key in self._memory and not self._file(key).exists():
-                self._write(key, self._memory[key])
+        for key in self._unwritten & self.committed.items():
+            self._write(key, self._memory[key])
         return dict(self.committed)
 
     def checkpointed(self, keep: int = 1) -> None:
         """Let go of files that only checkpoints needed which are not among the last ``keep``, that of now included."""
-        before, self._kept = self._kept, [*self._kept, dict(self.committed)][-keep:]
-        for client, round in {key for index in before for key in index.items()}:
-            if round not in self.kept(client):
-                self._file((client, round)).unlink(missing_ok=True)
+        self._kept = [*self._kept, dict(self.committed)][-keep:]
+        over = {(client, round) for client, round in self._replaced if round not in self.kept(client)}
+        for key in over:
+            self._file(key).unlink(missing_ok=True)
+        self._replaced -= over
 
     def clients(self) -> list[int]:
         """Clients with a state, sorted."""
@@ -128,19 +135,22 @@ class StateStore:
     def _write(self, key: Key, state: State) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         save_atomic(state, self._file(key))
+        self._unwritten.discard(key)
 
     def _remember(self, key: Key, state: State) -> None:
         self._memory[key] = state
+        self._unwritten.add(key)
         self._memory_used += num_bytes(state.values())
         while self._memory_used > self.memory_bytes and self._memory:
             oldest, spilled = self._memory.popitem(last=False)
             self._memory_used -= num_bytes(spilled.values())
-            if not self._file(oldest).exists():
+            if oldest in self._unwritten:
                 self._write(oldest, spilled)
 
     def _forget(self, key: Key, *, disk: bool) -> None:
         if key in self._memory:
             self._memory_used -= num_bytes(self._memory.pop(key).values())
+            self._unwritten.discard(key)
         if disk:
             self._file(key).unlink(missing_ok=True)
 

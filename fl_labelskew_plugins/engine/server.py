@@ -69,22 +69,24 @@ class Server:
         self.measured: dict[str, float] = {}
         """With secure aggregation, mean ``loss`` and ``accuracy`` that the last round's clients told."""
 
-    def open(self, openings: Sequence[Contribution]) -> None:
+    def open(self, openings: Iterable[Contribution]) -> None:
         """Before round 0: the first shared tensors, from every client's opening; later ones, when a client joins."""
-        if not openings:
-            return
-        clients = [opening.id for opening in openings]
+        clients: list[int] = []
         if self.sums is not None:
             vector = self.sums.opening.zeros()
             for opening in openings:
                 self.sums.check(opening.tensors, self.sums.opening, where=f"opening of {self.name(opening.id)}")
                 self.sums.opening.add(vector, arrived(opening.tensors[VECTOR]))
-            self.open_sum(vector, clients)
+                clients.append(opening.id)
+            if clients:
+                self.open_sum(vector, clients)
             return
         addition = Addition(individual=self.method.individual)
         for opening in openings:
             addition.add(opening.id, opening.tensors)
-        self._open(clients, addition.total(len(openings)))
+            clients.append(opening.id)
+        if clients:
+            self._open(clients, addition.total(len(clients)))
 
     def open_sum(self, vector: Vector, clients: list[int]) -> int:
         """As :meth:`open`, from the sum of these clients' vectors; returns their training samples."""

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import copied, read_lines, write_text
 from fl_labelskew_plugins.runs import audit, status
-from fl_labelskew_plugins.tensors import State, Weights, group, save_atomic
+from fl_labelskew_plugins.tensors import State, Weights, group, joined, rest, save_atomic
 
 CPU = torch.device("cpu")
 ABANDONED = "abandoned"
@@ -212,13 +215,13 @@ class RunFolder:
             keep: how many checkpoints there are at most, this one included.
         """
         self._still_held()
-        index = states.flush()
+        of_clients = {"states": _table(states.flush()), "selections": _table(states.selections)}
+        of_clients |= {"sizes": torch.tensor(np.array(sizes, int)), "opened": torch.tensor(np.array(opened, int))}
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-        meta = {"round": round, "clients": index, "selections": states.selections, "seconds": seconds}
-        meta |= {"sizes": list(sizes), "opened": list(opened), "norms": norms or {}}
-        if keep > 1 and (before := _meta(self.checkpoint)) is not None:
-            copied(self.checkpoint, self._earlier(before["round"]))
-        save_atomic(tensors, self.checkpoint, {"labelskew": json.dumps(meta)})
+        meta = {"round": round, "seconds": seconds, "norms": norms or {}}
+        if keep > 1 and (before := _round(self.checkpoint)) is not None:
+            copied(self.checkpoint, self._earlier(before))
+        save_atomic(tensors | joined(clients=of_clients), self.checkpoint, {"labelskew": json.dumps(meta)})
         states.checkpointed(keep)
         rounds = [at for at in self.earlier() if at < round]
         for at in self.earlier().keys() - set(rounds[max(0, len(rounds) - keep + 1) :]):
@@ -271,8 +274,8 @@ class RunFolder:
 
     def indices(self, round: int) -> list[dict[int, int]]:
         """Of the checkpoints before that of ``round`` rounds, oldest first: which clients' states they refer to."""
-        metas = [_meta(file) for at, file in self.earlier().items() if at < round]
-        return [{int(k): v for k, v in meta["clients"].items()} for meta in metas if meta is not None]
+        files = [file for at, file in self.earlier().items() if at < round and _round(file) is not None]
+        return [_read(file, CPU, tensors=False)[0]["states"] for file in files]
 
     def go_back(self, round: int) -> str:
         """Go back to the end of ``round``, from 1, for good; what is left of later rounds is put aside.
@@ -283,9 +286,9 @@ class RunFolder:
         Raises:
             LabelSkewError: there is no such checkpoint; names those there are.
         """
-        last, files = _meta(self.checkpoint), self.earlier()
-        there = [at for at, file in files.items() if (last is None or at < last["round"]) and _meta(file) is not None]
-        there += [] if last is None else [last["round"]]
+        last, files = _round(self.checkpoint), self.earlier()
+        there = [at for at, file in files.items() if (last is None or at < last) and _round(file) is not None]
+        there += [] if last is None else [last]
         if not there:
             raise mistake(f"--from-round {round}", f"{self.path} has no checkpoint yet", "--resume alone")
         if round not in there:
@@ -294,7 +297,7 @@ class RunFolder:
                 f"--from-round {round}: {self.path} has no checkpoint of the end of round {round}; there are those of "
                 f"{ends} (tracking_args.keep_checkpoints, checkpoint_every)"
             )
-        if last is not None and round == last["round"]:
+        if round == last:
             return ""
         number = 1 + sum(1 for _ in self.path.glob(f"{ABANDONED}-*"))
         aside = self.path / f"{ABANDONED}-{number}"
@@ -330,16 +333,7 @@ class RunFolder:
             return None
         meta, content = _read(self.checkpoint, device, tensors=tensors)
         return Checkpoint(
-            meta["round"],
-            group(content, "model"),
-            group(content, "shared"),
-            group(content, "memory"),
-            {int(k): v for k, v in meta["clients"].items()},
-            {int(k): v for k, v in meta["selections"].items()},
-            meta["seconds"],
-            meta["sizes"],
-            meta.get("opened", []),
-            {int(k): {int(at): norms for at, norms in v.items()} for k, v in meta.get("norms", {}).items()},
+            weights=group(content, "model"), shared=group(content, "shared"), memory=group(content, "memory"), **meta
         )
 
 
@@ -363,18 +357,39 @@ class Checkpoint:
 
 
 def _read(file: Path, device: torch.device, *, tensors: bool) -> tuple[dict[str, Any], State]:
+    """What a checkpoint says, by the names of :class:`Checkpoint`, and its groups of tensors if asked for."""
+    with _opened(file, device) as (meta, content):
+        names: list[str] = content.keys()
+        there = {name: content.get_tensor(name) for name in names if tensors or name.startswith("clients/")}
+    meta |= {name: numbers.tolist() for name, numbers in group(there, "clients").items()}
+    if "clients" in meta:  # versions before 0.2 kept all of it in the header
+        meta |= {"states": meta.pop("clients").items(), "selections": meta["selections"].items()}
+    meta |= {name: {int(client): number for client, number in meta[name]} for name in ("states", "selections")}
+    norms = meta.get("norms", {})
+    meta["norms"] = {int(k): {int(at): norm for at, norm in v.items()} for k, v in norms.items()}
+    return meta, rest(there, "clients")
+
+
+@contextlib.contextmanager
+def _opened(file: Path, device: torch.device = CPU) -> Iterator[tuple[dict[str, Any], Any]]:
+    """A checkpoint's header, and what its tensors are read from; raise LabelSkewError where it is broken."""
     try:
         with safe_open(file, "pt", device=str(device)) as opened:
-            names = opened.keys() if tensors else ()
-            return json.loads(opened.metadata()["labelskew"]), {name: opened.get_tensor(name) for name in names}
+            yield json.loads(opened.metadata()["labelskew"]), opened
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise LabelSkewError(f"{file} is no checkpoint of a run: {error}".splitlines()[0]) from error
 
 
-def _meta(file: Path) -> dict[str, Any] | None:
-    """What a checkpoint says beside its tensors; None where there is none that can be read."""
-    with contextlib.suppress(LabelSkewError):
-        return _read(file, CPU, tensors=False)[0]
+def _table(numbers: Mapping[int, int]) -> Tensor:
+    """Clients and their numbers, ``(n, 2)``."""
+    pairs = itertools.chain.from_iterable(numbers.items())
+    return torch.from_numpy(np.fromiter(pairs, np.int64, 2 * len(numbers))).reshape(-1, 2)
+
+
+def _round(file: Path) -> int | None:
+    """How many rounds were complete at a checkpoint; None where there is none that can be read."""
+    with contextlib.suppress(LabelSkewError), _opened(file) as (meta, _):
+        return int(meta["round"])
     return None
 
 

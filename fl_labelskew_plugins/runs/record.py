@@ -225,7 +225,7 @@ class Record:
         for name, text in session.notes.items():
             folder.write_text(name, text)
         if session.clients is not None:
-            folder.write_json("partition.json", session.clients.record())
+            folder.write_text("partition.json", session.clients.record())
             self._draw_partition()
         folder.write_text("recipe.yaml", recipe.dump())  # last: a folder with a recipe is one that can be resumed
 

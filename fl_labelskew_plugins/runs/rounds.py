@@ -131,8 +131,8 @@ class Rounds:
         line: dict[str, Any] = {"round": round, "clients": came, "loss_terms": tally.loss_terms()}
         if absent := [client for client in sampled if client not in came]:
             line["left_out"] = absent
-        if server.opened and (missing := sorted(set(range(session.federation.num_clients)) - set(server.opened))):
-            line["opening_left_out"] = missing
+        if 0 < len(server.opened) < session.federation.num_clients:
+            line["opening_left_out"] = sorted(set(range(session.federation.num_clients)) - set(server.opened))
         if self.record.tests(round):
             if len(session.trainer.test.y):
                 line |= self.evaluate(None if counts is None else counts.sum(0) > 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import Tensor
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.clients import Clients, divide
+from fl_labelskew_plugins.data.clients import Clients, Parts, divide
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.data.stats import normalised
 from fl_labelskew_plugins.engine import devices
@@ -36,6 +36,24 @@ from fl_labelskew_plugins.tensors import Weights
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.diagnostics.watch import Watch
+
+
+class Dealt(Mapping[int, Tensor]):
+    """Sample indices ``(N_k,)`` of each client, cut out of one tensor on the device when they are asked for."""
+
+    def __init__(self, parts: Parts, device: torch.device) -> None:
+        self._parts, self._indices = parts, torch.from_numpy(parts.indices).to(device)
+
+    def __getitem__(self, client: int) -> Tensor:
+        if not 0 <= client < len(self._parts):
+            raise KeyError(client)
+        return self._indices[self._parts.span(client)]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self._parts)))
+
+    def __len__(self) -> int:
+        return len(self._parts)
 
 
 @dataclass(frozen=True)
@@ -75,15 +93,14 @@ class Session:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
-    def openings(self) -> list[Contribution]:
-        """Every client's part of the opening exchange; none where there is no such exchange.
+    def openings(self) -> Iterator[Contribution]:
+        """Every client's part of the opening exchange, one at a time; none where there is no such exchange.
 
         Raises:
             RunError: the method sends something that it has not announced.
         """
-        if self.sums is None and not self.method.uses("opening"):
-            return []
-        return [self.opening(k) for k in range(self.federation.num_clients)]
+        if self.sums is not None or self.method.uses("opening"):
+            yield from map(self.opening, range(self.federation.num_clients))
 
     def opening(self, client: int) -> Contribution:
         """One client's part of the opening exchange; with secure aggregation, its vector."""
@@ -200,9 +217,7 @@ def build(recipe: Recipe) -> Session:
     """
     refuse_host_switches(recipe)
     data, clients = divided(recipe)
-    sizes = [int(n) for n in clients.counts.sum(1)]
-    train, test = dict(enumerate(clients.train)), dict(enumerate(clients.test))
-    session = assemble(recipe, data, train, test, sizes, names=clients.groups)
+    session = assemble(recipe, data, clients.train, clients.test, clients.train.sizes.tolist(), names=clients.groups)
     counts = torch.from_numpy(clients.counts).to(session.trainer.device)
     session = replace(session, clients=clients, counts=counts, data=fingerprint(data))
     watch(session, Path())  # what cannot be watched is told before anything is written
@@ -231,8 +246,8 @@ def watch(session: Session, folder: Path) -> Watch | None:
 def assemble(
     recipe: Recipe,
     data: Data,
-    train: Mapping[int, NDArray[np.int64]],
-    test: Mapping[int, NDArray[np.int64]],
+    train: Mapping[int, NDArray[np.int64]] | Parts,
+    test: Mapping[int, NDArray[np.int64]] | Parts,
     sizes: Sequence[int],
     *,
     federation: Federation | None = None,
@@ -244,8 +259,8 @@ def assemble(
     Args:
         recipe: what to run.
         data: samples of these clients, and test samples; either part may be empty.
-        train: indices of each client's training samples.
-        test: indices of each client's own test samples.
+        train: indices of the training samples of these clients, by their numbers, or of all clients.
+        test: indices of their own test samples, likewise.
         sizes: training samples of all clients, 0 for one that nobody has heard of.
         federation: the run as a whole, where it does not follow from what is known here.
         secret: seed of this silo's privacy noise, which nobody else knows.
@@ -261,6 +276,11 @@ def assemble(
         with torch.random.fork_rng([]):
             torch.manual_seed(seeds.torch_seed(seed, purpose))
             return checked(recipe.network.build(shape, num_classes), of=recipe.network)
+
+    def moved(parts: Mapping[int, NDArray[np.int64]] | Parts) -> Mapping[int, Tensor]:
+        if isinstance(parts, Parts):
+            return Dealt(parts, device)
+        return {k: torch.from_numpy(indices).to(device) for k, indices in parts.items()}
 
     model = network("model")
     if federation is None:
@@ -282,9 +302,9 @@ def assemble(
         settings=local_settings(recipe),
         federation=federation,
         train=train_samples,
-        indices={k: torch.from_numpy(i).to(device) for k, i in train.items()},
+        indices=moved(train),
         test=test_samples,
-        test_indices={k: torch.from_numpy(i).to(device) for k, i in test.items()},
+        test_indices=moved(test),
         secret=secret,
         optimizer=recipe.optimizer,
         fresh=lambda: snapshot(network("another model")),

@@ -44,7 +44,9 @@ def test_divide_counts_and_record():
         assert ((clients.counts[k] > 0) >= (clients.test_counts[k] > 0)).all()
     dealt = np.concatenate(clients.test)
     assert len(np.unique(dealt)) == len(dealt) == 24
-    record = json.loads(json.dumps(clients.record()))
+    assert all(np.shares_memory(part, clients.train.indices) for part in clients.train)
+    record = json.loads(clients.record())
+    assert str(clients.counts[1].tolist()) in clients.record().splitlines()[4]
     assert record["counts"] == clients.counts.tolist()
     assert record["test_counts"] == clients.test_counts.tolist()
     assert record["digest"] == clients.digest
@@ -148,7 +150,7 @@ GROUPS = np.repeat([0, 2, 1], 30)
 def test_clients_that_are_whole_groups_have_their_names():
     whole = replace(data(groups=GROUPS), group_names=["coast", "north", "so\x1buth"])
     clients = divide(whole, Natural(), clients=3, seed=0)
-    assert clients.names == clients.record()["clients"] == ["coast", "north", "so?uth"]
+    assert clients.names == json.loads(clients.record())["clients"] == ["coast", "north", "so?uth"]
     assert clients.groups == {0: "coast", 1: "north", 2: "so?uth"}
     parts = [np.flatnonzero(GROUPS == 2), np.flatnonzero(GROUPS == 0)]
     assert divide(whole, Fixed(parts), clients=2, seed=0).names == ["so?uth", "coast"]

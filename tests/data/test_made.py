@@ -5,6 +5,7 @@ import pytest
 from datasets import assert_alone, load, load_test
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.data.clients import divide
 from fl_labelskew_plugins.data.digits import Digits
 from fl_labelskew_plugins.data.split import stratified
@@ -55,6 +56,17 @@ def test_synthetic():
     assert [len(p) for p in clients.test] == test.tolist()
     with pytest.raises(LabelSkewError, match="has 20 groups; use client_num_in_total=20"):
         divide(data, Natural(), clients=10, seed=0)
+
+
+def test_synthetic_clients_are_drawn_one_after_the_other():
+    data, rng = load(Synthetic, clients=5, test_fraction=0.3, min_samples=2), seeds.numpy_generator(0, "synthetic")
+    sizes = [int(size) + 2 for size in rng.lognormal(4, 2, 5)]
+    for k, size in enumerate(sizes):
+        x, y = sample_client(size, lam=0.5, mu=0.5, common=None, rng=rng)
+        cut = min(max(round(size * 0.3), 1), size - 1)
+        for part, rows in ((data.test, slice(cut)), (data.train, slice(cut, None))):
+            assert np.array_equal(part.x[part.groups == k], x[rows])
+            assert np.array_equal(part.y[part.groups == k], y[rows])
 
 
 def test_synthetic_inputs_have_the_papers_variances():

@@ -65,6 +65,25 @@ def test_the_next_checkpoint_lets_old_files_go(tmp_path):
     assert store.clients() == [0]
 
 
+@pytest.mark.parametrize("clients", [4, 40])
+def test_a_checkpoint_looks_at_what_has_changed_since_the_last_one_alone(tmp_path, monkeypatch, clients):
+    store, files = StateStore(tmp_path, 10**6), []
+    for client in range(clients):
+        store.put(client, 0, state(client))
+    store.commit()
+    store.flush()
+    store.checkpointed(keep=2)
+    of_key = store._file
+    monkeypatch.setattr(store, "_file", lambda key: files.append(key) or of_key(key))
+    for round in (1, 2):
+        store.put(3, round, state(3))
+        store.commit()
+        store.flush()
+        store.checkpointed(keep=2)
+    assert files == [(3, 1), (3, 2), (3, 0)]  # two are written, and one that no checkpoint needs is let go
+    assert len(list(tmp_path.iterdir())) == clients + 1
+
+
 def test_stored_tensors_are_copies(tmp_path):
     store = StateStore(tmp_path, 10**6)
     mine = state(1)

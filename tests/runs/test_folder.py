@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
@@ -6,7 +8,7 @@ from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.runs.folder import RunFolder, summary
-from fl_labelskew_plugins.tensors import joined
+from fl_labelskew_plugins.tensors import joined, save_atomic
 
 
 def test_truncate_drops_later_rounds_and_a_line_cut_in_half(tmp_path):
@@ -60,6 +62,16 @@ def test_checkpoint_comes_back(tmp_path):
     assert StateStore(folder.states, 0, back.states).get(2)["hpm.w"].tolist() == [1, 1]
     back = folder.load_checkpoint(tensors=False)
     assert (back.round, back.sizes, back.weights, back.memory) == (5, [7, 9], {}, {})
+
+
+def test_a_checkpoint_of_version_0_1_comes_back(tmp_path):
+    folder = RunFolder(tmp_path)
+    meta = {"round": 5, "clients": {"2": 4}, "selections": {"2": 3}, "seconds": 1.5, "sizes": [7, 9], "opened": [1]}
+    folder.checkpoint.parent.mkdir()
+    save_atomic(joined(model={"w": torch.ones(2)}), folder.checkpoint, {"labelskew": json.dumps(meta)})
+    back = folder.load_checkpoint()
+    assert (back.round, back.seconds, back.states, back.selections) == (5, 1.5, {2: 4}, {2: 3})
+    assert (back.sizes, back.opened, back.norms, back.weights["w"].tolist()) == ([7, 9], [1], {}, [1, 1])
 
 
 def saved(folder, states, round, keep):

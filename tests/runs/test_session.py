@@ -3,11 +3,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError, RunError
+from fl_labelskew_registry import Arrays, Data, LabelSkewError, RunError
 
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.front.start import describe
 from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe.objects import plugins
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Progress
@@ -37,6 +38,17 @@ def test_a_session_holds_what_the_recipe_says():
     assert made.trainer.settings.momentum == 0.9
     assert [int(n) for n in (made.counts > 0).sum(1)] == [2] * 10
     assert torch.get_num_threads() == 1
+
+
+def test_data_and_indices_are_held_once():
+    x, y = np.random.default_rng(0).integers(0, 9, (60, 1, 4, 4), np.uint8), np.arange(60) % 3
+    given = plugins(dataset=Data(Arrays(x, y), Arrays(x[:6].copy(), y[:6]), ["a", "b", "c"]))
+    made = session.build(parse.parse(TEXT, objects=given))
+    assert made.trainer.train.x.data_ptr() == x.ctypes.data
+    assert made.trainer.indices[0].data_ptr() == made.clients.train.indices.ctypes.data
+    assert made.trainer.indices[9].tolist() == made.clients.train[9].tolist()
+    assert made.trainer.indices.get(10) is None
+    assert made.trainer.indices.keys() == set(range(10))
 
 
 def test_the_seed_decides_start_weights_and_partition():

@@ -50,6 +50,26 @@ def test_a_federation_without_the_host_has_the_same_bits(tmp_path):
         assert (alone / name).read_bytes() == (sp / name).read_bytes(), name
 
 
+def test_a_round_is_about_those_who_take_part_alone(tmp_path, monkeypatch):
+    looked_at, cut = set(), session.Dealt.__getitem__
+    monkeypatch.setattr(session.Dealt, "__getitem__", lambda self, k: looked_at.add(k) or cut(self, k))
+    written = []
+    for clients in (20, 200):
+        changes = [f"train_args.client_num_in_total={clients}", "method_args.method=map", "partition_args.beta=100"]
+        folder = RunFolder(tmp_path / str(clients))
+        folder.create()
+        looked_at.clear()
+        made = session.build(parse.parse(TEXT, overrides=changes))
+        lines = list(Simulation(Record(made, folder, Progress(), resume=False)))
+        assert looked_at == {client for line in lines for client in line["clients"]}
+        tensors = {name: tuple(value.shape) for name, value in load_file(folder.checkpoint).items()}
+        assert tensors.pop("clients/sizes") == (clients,)
+        lists = [{key: len(value) if isinstance(value, list) else 1 for key, value in line.items()} for line in lines]
+        tensors["clients/states"] = tensors["clients/selections"] = len(looked_at) - tensors["clients/states"][0]
+        written.append((tensors, lists))
+    assert written[0] == written[1]
+
+
 @pytest.fixture
 def record(tmp_path):
     folder = RunFolder(tmp_path / "run")

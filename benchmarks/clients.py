@@ -1,0 +1,185 @@
+"""Seconds of a round and memory against the number of clients, most of whom are not asked.
+
+    python benchmarks/clients.py            # about 5 minutes on one core; prints Markdown tables
+    python benchmarks/clients.py --quick    # about 2 minutes, without 1,000 clients a round
+    python benchmarks/clients.py --tiny     # seconds: that it works; in one process, numbers say nothing
+    python benchmarks/clients.py --picture docs/pictures/clients.png    # also draws them
+
+The work: made-up samples in FEMNIST's shape, 28 by 28 pixels of 62 classes, 10 a client; a linear network (195 kB), so
+that what the rounds themselves cost is seen; one local epoch of one batch, one torch thread, no test but the last
+round's, a checkpoint every fifth round. *Stateless* is FedLC; with *private states* it is SCAFFOLD, whose clients keep
+a control variate of 195 kB each, 64 MiB of them in memory. Every measurement is a process of its own, those to be
+compared one after the other; rounds are all but the first and the last, checkpoints among them. *Memory* is the peak
+of the process beyond what it took before there were data, and beyond the samples and labels themselves.
+
+The second table: a checkpoint of a run in which every client has taken part and 10 have since.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+CLIENTS, PER_ROUND = (1_000, 10_000, 100_000), (10, 100, 1_000)
+TINY, TINY_PER_ROUND = (20, 40), (5,)
+ROUNDS = {10: 32, 100: 12, 1_000: 7}
+"""By clients a round; all but two are measured."""
+SAMPLES, CLASSES = 10, 62
+KINDS = {
+    "stateless": {"method_args": {"method": "fedlc"}},
+    "private states": {"method_args": {"method": "fedavg"}, "train_args": {"federated_optimizer": "SCAFFOLD"}},
+}
+Row = dict[str, float]
+
+
+def measured(kind: str, clients: int, per_round: int, rounds: int, before: int = 0) -> Row:
+    """Seconds of a round and memory, in this process, which took ``before`` bytes so far."""
+    import numpy as np
+    from fl_labelskew_registry import Arrays, Data
+
+    import fl_labelskew_plugins as fl
+
+    def part(samples: int, *groups: object) -> Arrays:
+        x = rng.integers(0, 256, (samples, 1, 28, 28), dtype=np.uint8)
+        return Arrays(x, rng.integers(0, CLASSES, samples), *groups)
+
+    rng = np.random.default_rng(0)
+    train = part(clients * SAMPLES, np.repeat(np.arange(clients), SAMPLES))
+    data = Data(train, part(1_000), [str(c) for c in range(CLASSES)])
+    held = sum(array.nbytes for array in (train.x, train.y, train.groups, data.test.x, data.test.y))
+    changes = KINDS[kind]
+    recipe = {
+        "common_args": {"training_type": "simulation", "random_seed": 0},
+        "data_args": {"dataset": "digits"},
+        "partition_args": {"partition_method": "natural"},
+        "model_args": {"model": "logistic"},
+        "method_args": changes["method_args"],
+        "train_args": {
+            "client_num_in_total": clients,
+            "client_num_per_round": per_round,
+            "comm_round": rounds,
+            **changes.get("train_args", {}),
+        },
+        "validation_args": {"frequency_of_the_test": 0, "personalised": False},
+        "device_args": {"threads": 1},
+        "comm_args": {"backend": "sp"},
+        "tracking_args": {"checkpoint_every": 5, "state_memory_mb": 64},
+    }
+    begun, marks = time.perf_counter(), []
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in fl.simulate(recipe, Path(folder) / "run", dataset=data):
+            marks.append((time.perf_counter(), time.process_time()))
+    (wall, cpu), (wall_end, cpu_end) = marks[0], marks[-2]
+    return {
+        "wall": (wall_end - wall) / (rounds - 2),
+        "cpu": (cpu_end - cpu) / (rounds - 2),
+        "start": wall - begun,
+        "data_mb": held / 2**20,
+        "memory_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before - held) / 2**20,
+    }
+
+
+def checkpoint(clients: int) -> float:
+    """CPU milliseconds of saving a checkpoint once every client has taken part."""
+    import torch
+
+    from fl_labelskew_plugins.engine.client_state import StateStore
+    from fl_labelskew_plugins.runs.folder import RunFolder
+
+    with tempfile.TemporaryDirectory() as path:
+        folder, times = RunFolder(Path(path)), []
+        states = StateStore(folder.states, 0)
+        for round in range(6):
+            for client in range(0, clients, clients // 10 if round else 1):
+                states.note(client, round)
+                states.select(client)
+            states.commit()
+            begun = time.process_time()
+            folder.save_checkpoint(
+                round + 1,
+                {"model/w": torch.zeros(10)},
+                states,
+                sizes=[SAMPLES] * clients,
+                seconds=0.0,
+                keep=2,
+            )
+            times.append(1000 * (time.process_time() - begun))
+    return min(times[2:])
+
+
+def child(kind: str, clients: int, per_round: int) -> Row:
+    """The same in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--one", kind, str(clients), str(per_round)]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    row: Row = json.loads(done.stdout.splitlines()[-1])
+    return row
+
+
+def draw(rows: dict[tuple[str, int, int], Row], path: Path) -> None:
+    """Seconds of a round and memory over the number of clients."""
+    from fl_labelskew_plugins import plots
+
+    picture, (left, right) = plots.figure(11, 4.2, columns=2)
+    for number, per_round in enumerate(dict.fromkeys(key[2] for key in rows)):
+        for kind, dash in zip(KINDS, ("-", "--"), strict=True):
+            points = [(key[1], row) for key, row in rows.items() if (key[0], key[2]) == (kind, per_round)]
+            xs, style = [x for x, _ in points], {"color": plots.COLOURS[number], "ls": dash, "marker": "o"}
+            left.plot(xs, [row["cpu"] for _, row in points], label=f"{per_round:,} a round, {kind}", **style)
+            right.plot(xs, [row["memory_mb"] for _, row in points], **style)
+    samples = {key[1]: row["data_mb"] for key, row in rows.items()}
+    right.plot(samples.keys(), samples.values(), color="0.6", ls=":", marker="o", label="samples and labels")
+    left.set(xscale="log", yscale="log", xlabel="clients in all", ylabel="CPU seconds of a round")
+    right.set(xscale="log", ylim=(0, None), xlabel="clients in all", ylabel="memory beyond the data in MiB")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    picture.legend(loc="outside lower center", ncols=4, fontsize=8)
+    plots.save(picture, path)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="without 1,000 clients a round")
+    parser.add_argument("--tiny", action="store_true", help="a try with few clients, in seconds")
+    parser.add_argument("--picture", type=Path, help="PNG file for the curves")
+    parser.add_argument("--one", nargs=3, metavar=("KIND", "CLIENTS", "PER_ROUND"), help="measure one, print JSON")
+    options = parser.parse_args()
+    if options.one:
+        kind, (clients, per_round) = options.one[0], map(int, options.one[1:])
+        measured(kind, 10, 5, 3)  # whatever is loaded once
+        before = psutil.Process().memory_info().rss
+        print(json.dumps(measured(kind, clients, per_round, ROUNDS[per_round], before)))
+        return
+    sizes, numbers = (TINY, TINY_PER_ROUND) if options.tiny else (CLIENTS, PER_ROUND[: 2 if options.quick else 3])
+    rows = {}
+    print("| a round | clients | | s a round | CPU s a round | memory, MiB | data, MiB | s to the first round |")
+    print("|---|---|---|---|---|---|---|---|")
+    for per_round in numbers:
+        for kind in KINDS:
+            for clients in sizes:
+                row = measured(kind, clients, per_round, 4) if options.tiny else child(kind, clients, per_round)
+                rows[kind, clients, per_round] = row
+                print(
+                    f"| {per_round:,} | {clients:,} | {kind} | {row['wall']:.3f} | {row['cpu']:.3f} "
+                    f"| {row['memory_mb']:.0f} | {row['data_mb']:.0f} | {row['start']:.1f} |",
+                    flush=True,
+                )
+    print("\n| clients, all of which have taken part | CPU ms a checkpoint |\n|---|---|")
+    for clients in sizes:
+        print(f"| {clients:,} | {checkpoint(clients):.1f} |")
+    if options.picture is not None:
+        draw(rows, options.picture)
+
+
+if __name__ == "__main__":
+    main()
