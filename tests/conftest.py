@@ -163,11 +163,27 @@ def fashion_mnist(tmp_path_factory):
     return f"data_args.data_cache_dir={folder}"
 
 
-@pytest.fixture
-def no_pictures(monkeypatch):
-    """Drawing takes four fifths of a short run in one process; tests of its own look at it."""
-    for name in ("curves", "heat_map"):
-        monkeypatch.setattr(f"fl_labelskew_plugins.plots.{name}", lambda *_, **__: None)
+@pytest.fixture(scope="session", autouse=True)
+def drawing():
+    """``with drawing():`` a run in this process draws its pictures. Others do not: that is four fifths of a short run.
+
+    Processes of the forker draw them where ``DRAWING`` is among their variables, all others always.
+    """
+    from fl_labelskew_plugins import plots
+
+    with pytest.MonkeyPatch.context() as patch:
+        real = {name: getattr(plots, name) for name in ("curves", "heat_map")}
+        for name in real:
+            patch.setattr(plots, name, lambda *_, **__: None)
+
+        @contextlib.contextmanager
+        def drawing():
+            with pytest.MonkeyPatch.context() as again:
+                for name, function in real.items():
+                    again.setattr(plots, name, function)
+                yield
+
+        yield drawing
 
 
 NUMBERS = itertools.count()

@@ -22,8 +22,6 @@ RECIPE = DIGITS | {
 }
 """Two of five clients a round: the accuracy goes up and down."""
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):

@@ -92,7 +92,7 @@ class Sittings:
         """Start or go on, until a signal to a rank, or (None) the command, breaks it off; else the method does."""
         self.unruly.touch() if stop is None else self.unruly.unlink(missing_ok=True)
         words = [word for override in sets for word in ("--set", override)]
-        where = ["--resume", self.run] if self.run.exists() else [self.recipe, "--run-dir", self.run]
+        where = ["--resume", self.run] if self.run.exists() else [self.recipe, "--run-dir", self.run, "--host", "none"]
         before = rounds(self.run)
         process = self.forker.start(["run", *where, *words], self.logs / name, environment=self.plugin)
         launcher, until = psutil.Process(process.pid), time.monotonic() + 240  # a busy machine takes its time to import
@@ -135,7 +135,8 @@ def sittings(forker, plugin, tmp_path_factory):
     return made
 
 
-LEFT = r"interrupted after \d+ of 30 rounds; to go on: labelskew run .*--resume \S+\n"
+GO_ON = r"to go on: labelskew run .*--resume \S+ --host none\n"
+LEFT = r"interrupted after \d+ of 30 rounds; " + GO_ON
 RAISED = (
     r"error: worker [12]: Unruly\.loss \(unruly\) raised ZeroDivisionError: of this plugin; the frames below are of "
     r'its own code\n  File "\S+/unruly\.py", line 9, in loss\n    raise ZeroDivisionError\("of this plugin"\)\n'
@@ -147,7 +148,7 @@ RAISED = (
     [
         ("raise", 1, RAISED),
         ("worker", 1, LEFT + r"error: worker 1 was killed by signal 9\n"),
-        ("server", 1, r"error: the server \(rank 0\) was killed by signal 9; to go on: labelskew run .*--resume \S+\n"),
+        ("server", 1, r"error: the server \(rank 0\) was killed by signal 9; " + GO_ON),
         ("interrupt", 130, LEFT),
     ],
 )
@@ -173,12 +174,13 @@ def test_after_all_that_the_run_is_that_of_one_process(sittings, forker, plugin,
     assert lines[0] == "run: unruly with FedAvg, MPI"
     assert lines[-1] == f"results: {sittings.run}"
     assert "\x1b" not in sittings.last.stdout  # plain lines, although mpirun shows a terminal
-    same_bytes(alone(forker, sittings.recipe, tmp_path, environment=plugin), sittings.run)
+    same_bytes(alone(forker, sittings.recipe, tmp_path, host="none", environment=plugin), sittings.run)
 
 
-def alone(forker, recipe, folder, *overrides, **more):
+def alone(forker, recipe, folder, *overrides, host=None, **more):
     """The folder of the same run in one process."""
     sets = [word for override in [*overrides, "comm_args.backend=sp"] for word in ("--set", override)]
+    sets += ["--host", host] if host else []
     process = forker.start(["run", recipe, *sets, "--run-dir", folder / "sp", "--quiet"], folder / "log", **more)
     assert process.wait() == 0, process.text
     return folder / "sp"
@@ -266,7 +268,7 @@ def test_each_test_sample_is_tested_once_a_tested_round(jobs):
 def test_diagnostics_beside_training_are_those_of_one_process(jobs, forker, tmp_path):
     sp = alone(forker, jobs / "recipe.yaml", tmp_path, *OTHERS["watched"])
     files = sorted(file.name for file in (sp / "diagnostics").iterdir())
-    assert len(files) == 9  # lines and a picture of each, and the points of features_2d
+    assert len(files) == 8  # lines and a picture of each, but of label_heatmap, and the points of features_2d
     assert files == sorted(file.name for file in (jobs / "watched" / "diagnostics").iterdir())
     for name in files:
         here, there = (run / "diagnostics" / name for run in (sp, jobs / "watched"))
