@@ -42,6 +42,10 @@ tracking_args: {checkpoint_every: 2, keep_checkpoints: 1}
 """
 
 
+DRAWN = {"DRAWING": "yes"}
+"""Processes that mpirun has started draw a run's pictures; those of the forker do so, too, with this."""
+
+
 def promised():
     """Seconds in which everything ends, on a machine that does nothing else."""
     return 10 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
@@ -131,7 +135,7 @@ def sittings(forker, plugin, tmp_path_factory):
     made.sit("interrupt", "comm_args.workers=1", stop=(None, signal.SIGINT))
     _, text, _ = made.ends["interrupt"]
     typed = shlex.split(text.rpartition("to go on: ")[2])
-    made.last = forker.mpirun(None, typed[1:], environment=plugin)
+    made.last = forker.mpirun(None, typed[1:], environment=plugin | DRAWN)
     return made
 
 
@@ -174,7 +178,8 @@ def test_after_all_that_the_run_is_that_of_one_process(sittings, forker, plugin,
     assert lines[0] == "run: unruly with FedAvg, MPI"
     assert lines[-1] == f"results: {sittings.run}"
     assert "\x1b" not in sittings.last.stdout  # plain lines, although mpirun shows a terminal
-    same_bytes(alone(forker, sittings.recipe, tmp_path, host="none", environment=plugin), sittings.run)
+    sp = alone(forker, sittings.recipe, tmp_path, host="none", environment=plugin | DRAWN)
+    same_bytes(sp, sittings.run)
 
 
 def alone(forker, recipe, folder, *overrides, host=None, **more):
