@@ -173,17 +173,18 @@ def drawing():
     Processes of the forker draw them where ``DRAWING`` is among their variables, all others always.
     """
     from fl_labelskew_plugins import plots
+    from fl_labelskew_plugins.runs.record import Record
 
     with pytest.MonkeyPatch.context() as patch:
-        real = {name: getattr(plots, name) for name in ("curves", "heat_map")}
-        for name in real:
-            patch.setattr(plots, name, lambda *_, **__: None)
+        real = [(where, name, getattr(where, name)) for where, name in ((plots, "curves"), (Record, "_draw_partition"))]
+        for where, name, _ in real:
+            patch.setattr(where, name, lambda *_, **__: None)
 
         @contextlib.contextmanager
         def drawing():
             with pytest.MonkeyPatch.context() as again:
-                for name, function in real.items():
-                    again.setattr(plots, name, function)
+                for place in real:
+                    again.setattr(*place)
                 yield
 
         yield drawing

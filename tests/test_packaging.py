@@ -161,8 +161,9 @@ def test_without_the_host_it_runs_to_the_same_bytes(make_venv, wheels, tmp_path)
     venv.link_dependencies(without="fedml")
     alone = venv.run("python", "-c", "import fl_labelskew_plugins, torch; import fedml", check=False)
     assert alone.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'fedml'"
-    venv.run("labelskew", "run", "quickstart", "--run-dir", "alone", cwd=tmp_path)
-    start("quickstart", run_dir=tmp_path / "here", quiet=True)
+    few = "train_args.comm_round=2"
+    venv.run("labelskew", "run", "quickstart", "--set", few, "--run-dir", "alone", cwd=tmp_path)
+    start("quickstart", [few], run_dir=tmp_path / "here", quiet=True)
     for name in ("metrics.jsonl", "model.safetensors", "partition.json"):
         assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
 

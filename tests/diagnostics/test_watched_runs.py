@@ -54,9 +54,8 @@ def go(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def watched(go, drawing):
-    with drawing():
-        return go("tracking_args.diagnostics_every=2", names=FLAT)
+def watched(go):
+    return go("tracking_args.diagnostics_every=2", names=FLAT)
 
 
 def lines(folder, name):
