@@ -104,6 +104,7 @@ class Sizes(NamedTuple):
         batch: of the loop that is the limit.
         rounds: of a run with workers; the first one does not count.
         workers: how many share the device.
+        shared: the networks that they train.
         tests: what pytest is told, beside the files.
         scale: what is set in the papers' recipes.
     """
@@ -114,6 +115,7 @@ class Sizes(NamedTuple):
     batch: int = 1024
     rounds: int = 4
     workers: Sequence[int] = (1, 2, 4)
+    shared: Sequence[str] = (SMALL, LARGE)
     tests: Sequence[str] = ("-m", "gpu")
     scale: Sequence[str] = ()
 
@@ -125,6 +127,7 @@ SMOKE = Sizes(
     batch=32,
     rounds=2,
     workers=(1,),
+    shared=(LARGE,),
     tests=("-m", "not gpu", "-k", "cpu and fedmr"),
     scale=("model_args.model=lenet", "train_args.epochs=1", "train_args.comm_round=2"),
 )
@@ -251,7 +254,7 @@ class Bench:
             self.measure("steps", network, partial(self.steps, network))
         for precision, network in itertools.product(("bf16", "fp32"), NETWORKS):
             self.measure("rounds", f"{network}, {precision}", partial(self.rounds, network, precision))
-        for network in NETWORKS:
+        for network in self.sizes.shared:
             self.measure("workers", network, partial(self.workers, network))
         self.scale()
 

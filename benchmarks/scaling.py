@@ -7,10 +7,10 @@ What a server over MPI holds, sends and receives of large uploads.
     python benchmarks/scaling.py --part mpi # one of the parts: mpi, silos, uploads
     python benchmarks/scaling.py --tiny     # a minute: that it works; digits, a worker, a silo, numbers say nothing
 
-It prints Markdown tables. Every run is the command that a user types, one torch thread a process, each variant in turn,
-so that a slow spell of the machine hits all of them. Rounds are those of ``timings.jsonl`` but the first; CPU seconds
-are those of all processes of a run. *Others* is what the rest of the machine computed meanwhile, in cores: wall times
-mean little where it is not about 0, so that quiet rounds alone count where there are any.
+It prints Markdown tables. Every run is the command that a user types, one torch thread a process and without FedML,
+each variant in turn, so that a slow spell of the machine hits all of them. Rounds are those of ``timings.jsonl`` but
+the first; CPU seconds are those of all processes of a run. *Others* is what the rest of the machine computed meanwhile,
+in cores: wall times mean little where it is not about 0, so that quiet rounds alone count where there are any.
 
 MPI: Fashion-MNIST, 40 clients of 2 classes, 10 a round, the CNN of FedLC's table 8, one local epoch, batches of 64, a
 test of the global model and of each client's own every round.
@@ -151,7 +151,7 @@ def _busy() -> float:
 def run(recipe: Path, folder: Path, overrides: list[str]) -> list[str]:
     sets = [word for override in overrides for word in ("--set", override)]
     command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", str(recipe), "--run-dir", str(folder)]
-    return [*command, "--quiet", *sets]
+    return [*command, "--host", "none", "--quiet", *sets]
 
 
 def mpi(*, quick: bool, tiny: bool) -> None:

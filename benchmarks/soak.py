@@ -2,7 +2,7 @@
 
     python benchmarks/soak.py                                  # 300 rounds, 8 silos: half an hour on two cores
     python benchmarks/soak.py --rounds 20 --silos 3 --every 5  # a few minutes
-    python benchmarks/soak.py --tiny                           # a minute: that it works; 2 silos, few rounds
+    python benchmarks/soak.py --tiny                           # half a minute: that it works; 2 silos, without FedML
 
 A server and silos, each a process as a user starts it, on 127.0.0.1 with certificates, first undisturbed and then with
 a random fault every few seconds, at a silo or at the server (of the first three: at one silo's connection, or all):
@@ -49,6 +49,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.runs import audit
+from fl_labelskew_plugins.runtimes.silo import issuing
 
 RECIPE = """\
 common_args: {{training_type: cross_silo}}
@@ -270,14 +271,13 @@ class Run:
     moved: float = 0.0
     _mounted: list[Path] = field(default_factory=list)
 
-    def prepare(self, recipe: Path, overrides: list[str]) -> None:
-        """Folders, lines and commands."""
+    def prepare(self, recipe: Path, more: list[str]) -> None:
+        """Folders, lines and commands, which have these words more."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.out = self._disk("server") / "run"
-        sets = [word for override in overrides for word in ("--set", override)]
-        run = [*LABELSKEW, "run", str(recipe), *sets]
+        run = [*LABELSKEW, "run", str(recipe), *more]
         lines = [Line(port) for _ in range(self.silos)]
 
         def server() -> list[str]:
@@ -417,12 +417,13 @@ def soak(folder: Path, options: argparse.Namespace, *, disks: bool) -> bool:
     rounds, silos = options.rounds, options.silos
     recipe = folder / "recipe.yaml"
     recipe.write_text(RECIPE.format(rounds=rounds, silos=silos), encoding="utf-8")
-    certs = [*LABELSKEW, "certs", "new", "--silos", str(silos), "--out", str(folder / "certs")]
-    subprocess.run(certs, check=True, stdout=subprocess.DEVNULL)
+    issuing.new(folder / "certs", silos)
+    more = [word for override in options.set for word in ("--set", override)]
+    more += ["--host", "none"] if options.tiny else []
     calm, run = (Run(folder / name, rounds, silos, disks) for name in ("undisturbed", "disturbed"))
     for federation, rng in ((calm, None), (run, random.Random(options.seed))):
         say(f"{federation.folder.name}: logs in {federation.folder}")
-        federation.prepare(recipe, options.set)
+        federation.prepare(recipe, more)
         federation.run(rng, options.every)
         if calm.troubles:
             return False
@@ -471,10 +472,10 @@ def main() -> None:
     parser.add_argument("--every", type=float, default=3.0, metavar="S", help="a fault every S seconds, on average")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the recipe")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="keep all logs and results in this new folder")
-    parser.add_argument("--tiny", action="store_true", help="a try with few processes, in a minute")
+    parser.add_argument("--tiny", action="store_true", help="a try with few processes, in half a minute")
     options = parser.parse_args()
     if options.tiny:
-        options.rounds, options.silos, options.every = 10, 2, 1.5
+        options.rounds, options.silos, options.every = 6, 2, 1.5
     disks = mounts()
     with contextlib.ExitStack() as stack:
         stack.enter_context(interrupting())

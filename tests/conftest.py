@@ -32,11 +32,13 @@ ROOT = Path(__file__).parents[1]
 
 PROCESSES = {"forker", "make_venv", "wheels", "browser", "slurm"}
 """Fixtures that start processes."""
+LONGEST = ("test_benchmarks.py", "test_export.py", "test_packaging.py", "test_faults.py", "test_site.py")
+"""Files that take a worker minutes, begun first, so that what is left at the end is short."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(config, items):
-    """What starts processes is slow, and comes first; tests marked gpu are left out where there is none.
+    """What starts processes is slow, and comes first, the longest files before all; those marked gpu need one.
 
     What is marked host is skipped where FedML is not installed; it imports FedML in its functions alone.
 
@@ -48,7 +50,8 @@ def pytest_collection_modifyitems(config, items):
         if item.get_closest_marker("host") and find_spec("fedml") is None:
             item.add_marker(pytest.mark.skip("FedML is not installed"))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (place.get(item.path.name, len(place)), item.path not in slow))
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:
         return
@@ -163,11 +166,28 @@ def fashion_mnist(tmp_path_factory):
     return f"data_args.data_cache_dir={folder}"
 
 
-@pytest.fixture
-def no_pictures(monkeypatch):
-    """Drawing takes four fifths of a short run in one process; tests of its own look at it."""
-    for name in ("curves", "heat_map"):
-        monkeypatch.setattr(f"fl_labelskew_plugins.plots.{name}", lambda *_, **__: None)
+@pytest.fixture(scope="session", autouse=True)
+def drawing():
+    """``with drawing():`` a run in this process draws its pictures. Others do not: that is four fifths of a short run.
+
+    Processes of the forker draw them where ``DRAWING`` is among their variables, all others always.
+    """
+    from fl_labelskew_plugins import plots
+    from fl_labelskew_plugins.runs.record import Record
+
+    with pytest.MonkeyPatch.context() as patch:
+        real = [(where, name, getattr(where, name)) for where, name in ((plots, "curves"), (Record, "_draw_partition"))]
+        for where, name, _ in real:
+            patch.setattr(where, name, lambda *_, **__: None)
+
+        @contextlib.contextmanager
+        def drawing():
+            with pytest.MonkeyPatch.context() as again:
+                for place in real:
+                    again.setattr(*place)
+                yield
+
+        yield drawing
 
 
 NUMBERS = itertools.count()

@@ -102,43 +102,48 @@ def test_all_methods_are_listed(venv):
     assert {*METHODS} <= {line[0] for line in lines if len(line) > 1}
 
 
+def all_of(venv, cwd, *commands):
+    """What these commands of ``labelskew`` say, one after the other in one process: starting one takes seconds."""
+    script = "import shlex, sys\nfrom fl_labelskew_plugins.cli.main import main\n"
+    script += "for words in sys.argv[1:]:\n    main(shlex.split(words), standalone_mode=False)"
+    return venv.run("python", "-c", script, *commands, cwd=cwd).stdout
+
+
 def test_a_recipe_can_be_copied_out_checked_and_tried(venv, tmp_path):
     venv.run("labelskew", "recipes", "cp", "quickstart", cwd=tmp_path)
     assert (tmp_path / "quickstart.yaml").is_file()
-    assert venv.run("labelskew", "validate", "quickstart.yaml", cwd=tmp_path).stdout == "quickstart.yaml: ok\n"
-    assert "fedrs" in venv.run(RUN, "run", "quickstart.yaml", "--dry-run", cwd=tmp_path).stdout
-    row = venv.run(RUN, "run", "fedlc/table4_synthetic_0_0", "--dry-run", cwd=tmp_path)
-    assert "table4_synthetic_0_0: fedlc with FedAvg" in row.stdout
+    commands = ["validate quickstart.yaml", "run quickstart.yaml --dry-run", "run fedlc/table4_synthetic_0_0 --dry-run"]
+    said = all_of(venv, tmp_path, *commands)
+    assert said.startswith("quickstart.yaml: ok\n")
+    assert "quickstart: fedrs with FedAvg" in said
+    assert "table4_synthetic_0_0: fedlc with FedAvg" in said
 
 
 def test_a_packaged_recipe_runs_by_its_name_from_anywhere(venv, tmp_path):
     venv.run(RUN, "run", "quickstart", "--set", "train_args.comm_round=1", "--run-dir", "run", cwd=tmp_path)
     assert (tmp_path / "run" / "model.safetensors").is_file()
-    assert "fedrs" in venv.run("labelskew", "run", "quickstart", "--dry-run", cwd=tmp_path).stdout
-    asked = venv.run(RUN, "run", "recipes/quickstart.yaml", "--dry-run", cwd=tmp_path)
+    asked = venv.run("labelskew", "run", "recipes/quickstart.yaml", "--dry-run", cwd=tmp_path)
+    assert "fedrs" in asked.stdout
     assert asked.stderr.count("(labelskew recipes cp quickstart makes a file of it)") == 1
 
 
 def test_examples_and_sweeps_can_be_copied_out_and_run(venv, tmp_path):
-    venv.run("labelskew", "examples", "cp", "hospitals", cwd=tmp_path)
+    all_of(venv, tmp_path, "examples cp hospitals", "examples cp sweeps/digits")
     venv.run("python", "make_data.py", cwd=tmp_path / "hospitals")
-    said = venv.run(RUN, "run", "federation.yaml", "--role", "server", "--dry-run", cwd=tmp_path / "hospitals").stdout
+    commands = ["run federation.yaml --role server --dry-run", "sweep ../digits.yaml --dry-run --no-probe"]
+    said = all_of(venv, tmp_path / "hospitals", *commands)
     assert "fedshift" in said
-    venv.run("labelskew", "examples", "cp", "sweeps/digits", cwd=tmp_path)
-    assert (
-        "16 runs, 0 done"
-        in venv.run("labelskew", "sweep", "digits.yaml", "--dry-run", "--no-probe", cwd=tmp_path).stdout
-    )
+    assert "16 runs, 0 done" in said
 
 
 def test_folders_to_begin_with_are_written_from_the_wheel_alone(venv, tmp_path):
     np.savez(tmp_path / "a.npz", x=np.eye(40, dtype=np.float32), y=np.arange(40) % 2, groups=np.arange(40) % 3)
-    for kind, recipe in (("simulation", "simulation.yaml"), ("federation", "federation.yaml")):
-        venv.run("labelskew", "new", kind, kind, "--data", "a.npz", cwd=tmp_path)
-        said = venv.run("labelskew", "validate", recipe, cwd=tmp_path / kind).stdout
-        assert said == f"{recipe}: ok\n"
-        assert (tmp_path / kind / "README.md").is_file()
-    venv.run("labelskew", "new", "method", "mine", cwd=tmp_path)
+    kinds = ("simulation", "federation")
+    recipes = [f"{kind}/{kind}.yaml" for kind in kinds]
+    commands = [f"new {kind} {kind} --data a.npz" for kind in kinds] + [f"validate {' '.join(recipes)}"]
+    said = all_of(venv, tmp_path, *commands, "new method mine")
+    assert all(f"{recipe}: ok\n" in said for recipe in recipes)
+    assert all((tmp_path / kind / "README.md").is_file() for kind in kinds)
     assert (tmp_path / "labelskew-mine" / "labelskew_mine.py").is_file()
 
 
@@ -156,14 +161,15 @@ def test_without_the_host_it_runs_to_the_same_bytes(make_venv, wheels, tmp_path)
     venv.link_dependencies(without="fedml")
     alone = venv.run("python", "-c", "import fl_labelskew_plugins, torch; import fedml", check=False)
     assert alone.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'fedml'"
-    venv.run("labelskew", "run", "quickstart", "--run-dir", "alone", cwd=tmp_path)
-    start("quickstart", run_dir=tmp_path / "here", quiet=True)
+    few = "train_args.comm_round=2"
+    venv.run("labelskew", "run", "quickstart", "--set", few, "--run-dir", "alone", cwd=tmp_path)
+    start("quickstart", [few], run_dir=tmp_path / "here", quiet=True)
     for name in ("metrics.jsonl", "model.safetensors", "partition.json"):
         assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
 
 
 def test_a_recipe_that_is_missing_is_one_line(venv):
-    done = venv.run(RUN, "run", "none.yaml", check=False)
+    done = venv.run("labelskew", "run", "none.yaml", check=False)
     assert done.returncode == 2
     assert [line.partition("Z ")[2] for line in done.stderr.splitlines() if " ERROR " in line] == [
         "ERROR   none.yaml: cannot be read: No such file or directory"

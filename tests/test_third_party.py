@@ -39,7 +39,7 @@ def test_a_recipe_that_names_it_trains(installed, tmp_path):
     venv, folder = installed
     run_dir = tmp_path / "run"
     recipe = folder / "ldam_digits.yaml"
-    venv.run("labelskew", "run", recipe, "--run-dir", run_dir, "--quiet")
+    venv.run("labelskew", "run", recipe, "--run-dir", run_dir, "--host", "none", "--quiet")
     rounds = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert len(rounds) == 5
     assert json.loads((run_dir / "summary.json").read_text())["final_accuracy"] > 0.3  # chance is 0.1

@@ -72,7 +72,7 @@ finally:
 
 def test_a_run_from_start_to_report(tmp_path, forker):
     few = ["--set", "train_args.comm_round=2", "--quiet"]
-    labelskew("run", QUICK, *few, "--run-dir", "s0", cwd=tmp_path)
+    labelskew("run", QUICK, *few, "--host", "none", "--run-dir", "s0", cwd=tmp_path)
     rows = labelskew("report", "s0", cwd=tmp_path).stdout.splitlines()
     assert rows[1].split()[:6] == ["fedrs", "digits", "pcdd", "2", "1", "2"]
 

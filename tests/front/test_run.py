@@ -19,8 +19,9 @@ RECIPE = DIGITS | {"method_args": {"method": "map"}}
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    return fl.run(fl.load(RECIPE), tmp_path_factory.mktemp("runs") / "out", quiet=True)
+def finished(tmp_path_factory, drawing):
+    with drawing():
+        return fl.run(fl.load(RECIPE), tmp_path_factory.mktemp("runs") / "out", quiet=True)
 
 
 def test_importing_imports_nothing_else():
@@ -205,7 +206,7 @@ def test_objects_and_callbacks_are_of_one_process(more, tmp_path):
 
 
 def test_other_processes_give_the_same_numbers(finished, tmp_path):
-    recipe = fl.load(RECIPE, {"comm_args.backend": "MPI", "comm_args.workers": 2})
+    recipe = fl.load(RECIPE, {"comm_args.backend": "MPI", "comm_args.workers": 1})
     run = fl.run(recipe, tmp_path / "mpi", quiet=True, host="none")  # which starts faster
     assert (run.folder / "model.safetensors").read_bytes() == (finished.folder / "model.safetensors").read_bytes()
 

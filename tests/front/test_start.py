@@ -25,6 +25,8 @@ method_args: {{method: {method}}}
 device_args: {{threads: 1}}
 tracking_args: {{checkpoint_every: 3, state_memory_mb: 0}}
 """
+DRAWN = {"DRAWING": "yes"}
+"""With this, a process of the forker draws its run's pictures."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def write(folder, method="map", rounds=8):
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, finish):
     folder = tmp_path_factory.mktemp("undisturbed")
-    code, out, err = finish(folder, write(folder), "--run-dir", folder / "run")
+    code, out, err = finish(folder, write(folder), "--run-dir", folder / "run", environment=DRAWN)
     assert (code, err) == (0, "")
     return folder / "run", out
 
@@ -193,7 +195,7 @@ def test_resuming_a_finished_run_changes_nothing(finish, undisturbed):
 
 @pytest.mark.parametrize("largest", [5_000, 40_000])
 def test_a_full_disk_is_a_line_and_the_run_goes_on_afterwards(finish, undisturbed, tmp_path, largest):
-    code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", largest=largest)
+    code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", largest=largest, environment=DRAWN)
     assert code == 1
     assert re.fullmatch(
         r"error: run directory run can no longer be written: .*; make room there; to go on: labelskew run .*\n", err

@@ -80,7 +80,7 @@ def test_momentum_enters_the_mean_step(world):
 @pytest.mark.parametrize("reading", ["paper", "code"])
 def test_it_finds_the_minimum_of_the_sum(world, reading):
     two = world(make(alpha=1.0, reading=reading), steps=(4, 4))
-    for _ in range(200):
+    for _ in range(60):
         two.play()
     assert two.at == pytest.approx(0.75, abs=1e-3)
 

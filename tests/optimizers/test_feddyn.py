@@ -24,7 +24,7 @@ def test_two_rounds_by_hand(world):
 
 def test_it_finds_the_minimum_of_the_sum(world):
     two = world(make(1.0), steps=(8, 2))
-    for _ in range(200):
+    for _ in range(60):
         two.play()
     assert two.at == pytest.approx(0.75, abs=1e-3)
 

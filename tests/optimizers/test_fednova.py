@@ -79,7 +79,7 @@ def test_steps_do_not_pull_harder(world):
     def fixed_point(optimizer):
         two = world(optimizer, steps=(20, 2), **settings)
         two.sizes = (1, 1)  # weights of the uploads
-        for _ in range(100):
+        for _ in range(50):
             two.play()
         return two.at
 

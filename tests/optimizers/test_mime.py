@@ -52,7 +52,7 @@ def test_what_it_says_of_algorithm_1():
 
 
 def test_it_finds_the_minimum_of_the_sum(world):
-    two = world(make(server_momentum=0.5), steps=(8, 2), learning_rate=0.02)
-    for _ in range(300):
+    two = world(make(server_momentum=0.5), steps=(8, 2), learning_rate=0.05)
+    for _ in range(60):
         two.play()
     assert two.at == pytest.approx(0.75, abs=1e-3)

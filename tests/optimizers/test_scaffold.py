@@ -49,7 +49,7 @@ def test_it_finds_the_minimum_of_the_sum_where_fedavg_does_not(world, option):
     """The sum's minimum is (0 + 3) / 4; FedAvg stops where the clients' changes cancel out."""
     drift = world(FedAvg(), steps=(8, 2))
     two = world(make(option=option), steps=(8, 2))
-    for _ in range(150):
+    for _ in range(30):
         drift.play()
         two.play()
     assert two.at == pytest.approx(0.75, abs=1e-3)

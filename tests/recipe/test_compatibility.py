@@ -21,8 +21,6 @@ from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.simulation import Simulation
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 DOCS = Path(__file__).parents[2] / "docs" / "mixing.md"
 OPTIMIZERS = ["FedAvg", "FedProx", "FedOpt", "FedNova", "FedDyn", "Mime", "SCAFFOLD"]
 OURS = "fl-labelskew-plugins"

@@ -22,8 +22,6 @@ RECIPE = DIGITS | {
 }
 """Two of five clients a round: the accuracy goes up and down."""
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
@@ -174,4 +172,5 @@ def test_old_runs_without_it_are_read_as_before(whole, tmp_path):
         LabelSkewError, match=r"best.safetensors: no such file; it is kept with tracking_args.keep_best"
     ):
         _ = fl.open(old).best
-    assert json.loads((old / "summary.json").read_text()) == fl.open(old).resume(quiet=True).summary
+    kept = json.loads((old / "summary.json").read_text())
+    assert fl.open(old).resume(quiet=True).summary == kept | {"seconds": pytest.approx(kept["seconds"], abs=60)}

@@ -307,7 +307,7 @@ class A(Tracker):
         ("on_round", "hang", "it takes longer than 1 s"),
     ],
 )
-def test_one_that_fails_is_one_warning(hook, how, why, register, tmp_path, plain, monkeypatch, capsys, no_pictures):
+def test_one_that_fails_is_one_warning(hook, how, why, register, tmp_path, plain, monkeypatch, capsys):
     register("fl_labelskew.trackers", FAILS)
     monkeypatch.setitem(tracking.PATIENCE_S, "on_round", 1.0)
     folder = tmp_path / "run"
@@ -331,14 +331,14 @@ def test_one_that_fails_is_one_warning(hook, how, why, register, tmp_path, plain
         ),
     ],
 )
-def test_one_that_cannot_be_imported_is_one_warning(source, why, register, tmp_path, capsys, no_pictures):
+def test_one_that_cannot_be_imported_is_one_warning(source, why, register, tmp_path, capsys):
     register("fl_labelskew.trackers", source)
     assert len(list(fl.simulate(with_trackers({"acme": {"hook": ""}}), tmp_path / "run"))) == 4
     (line,) = capsys.readouterr().err.splitlines()
     assert re.fullmatch(f"warning: tracker acme is switched off: {why}", line), line
 
 
-def test_a_server_that_is_not_there_is_one_warning(tmp_path, capsys, no_pictures):
+def test_a_server_that_is_not_there_is_one_warning(tmp_path, capsys):
     mlflow = {"mlflow": {"uri": "http://127.0.0.1:9"}}
     wandb = {"wandb": {"mode": "online"}}  # which would ask for a key, if it could
     environment = {"HOME": str(tmp_path), "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}

@@ -95,10 +95,7 @@ def sp_run(tmp_path_factory):
     def sp(*overrides):
         if overrides not in done:
             out = folder / str(len(done))
-            with pytest.MonkeyPatch.context() as patch:  # as no_pictures does, for a whole session
-                for name in ("curves", "heat_map"):
-                    patch.setattr(f"fl_labelskew_plugins.plots.{name}", lambda *_, **__: None)
-                start.start(folder / "recipe.yaml", overrides, run_dir=out, quiet=True)
+            start.start(folder / "recipe.yaml", overrides, run_dir=out, quiet=True)
             done[overrides] = out
         return done[overrides]
 

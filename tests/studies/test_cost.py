@@ -10,8 +10,6 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.studies import cost, reproduce
 from fl_labelskew_plugins.studies.sweep import plan
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 BASE = """
 data_args: {dataset: digits}
 partition_args: {partition_method: pcdd, classes_per_client: 2}

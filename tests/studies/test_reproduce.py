@@ -19,8 +19,6 @@ from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.studies import report, reproduce
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 TEXT = """
 data_args: {dataset: digits}
 partition_args: {partition_method: pcdd, classes_per_client: 2}

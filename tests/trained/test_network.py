@@ -96,7 +96,7 @@ class Net(nn.Module):
         return self.head(x.flatten(1))
 
 
-def test_a_module_of_somebodys_own_says_so_and_needs_it(tmp_path, no_pictures):
+def test_a_module_of_somebodys_own_says_so_and_needs_it(tmp_path):
     recipe = {
         "data_args": {"dataset": "digits"},
         "model_args": {"model": "mlp"},

@@ -177,7 +177,6 @@ def test_the_readme_s_commands_are_commands(own, here, typed):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("kind", ["flat", "tree", "grouped.npz", "table.csv"])
 def test_a_simulation_trains_as_it_is(own, here, kind):
     call("new", "simulation", "mine", "--data", own / kind)
@@ -197,7 +196,7 @@ def test_a_federation_trains_as_it_is(own, here, kind, forker):
     certs = forker.start(["certs", "new", "--silos", "3"], here / "certs.log", cwd=folder)
     assert certs.wait() == 0, certs.text
     assert stat.S_IMODE((folder / "certs" / "server.key").stat().st_mode) == 0o600
-    more = ["--run-dir", "runs/first", "--set", "train_args.comm_round=2"]
+    more = ["--host", "none", "--run-dir", "runs/first", "--set", "train_args.comm_round=2"]
     run = forker.start(["run", "federation.yaml", *more], here / "log", cwd=folder)
     assert run.wait(240) == 0, run.text
     lines = [json.loads(line) for line in (folder / "runs" / "first" / "metrics.jsonl").read_text().splitlines()]

@@ -55,6 +55,10 @@ tracking_args: {checkpoint_every: 2, keep_checkpoints: 1}
 """
 
 
+DRAWN = {"DRAWING": "yes"}
+"""Processes that mpirun has started draw a run's pictures; those of the forker do so, too, with this."""
+
+
 def promised():
     """Seconds in which everything ends, on a machine that does nothing else."""
     return 10 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
@@ -105,7 +109,7 @@ class Sittings:
         """Start or go on, until a signal to a rank, or (None) the command, breaks it off; else the method does."""
         self.unruly.touch() if stop is None else self.unruly.unlink(missing_ok=True)
         words = [word for override in sets for word in ("--set", override)]
-        where = ["--resume", self.run] if self.run.exists() else [self.recipe, "--run-dir", self.run]
+        where = ["--resume", self.run] if self.run.exists() else [self.recipe, "--run-dir", self.run, "--host", "none"]
         before = rounds(self.run)
         process = self.forker.start(["run", *where, *words], self.logs / name, environment=self.plugin)
         launcher, until = psutil.Process(process.pid), time.monotonic() + 240  # a busy machine takes its time to import
@@ -144,11 +148,12 @@ def sittings(forker, plugin, tmp_path_factory):
     made.sit("interrupt", "comm_args.workers=1", stop=(None, signal.SIGINT))
     _, text, _ = made.ends["interrupt"]
     typed = shlex.split(text.rpartition("to go on: ")[2])
-    made.last = forker.mpirun(None, typed[1:], environment=plugin)
+    made.last = forker.mpirun(None, typed[1:], environment=plugin | DRAWN)
     return made
 
 
-LEFT = r"interrupted after \d+ of 30 rounds; to go on: labelskew run .*--resume \S+\n"
+GO_ON = r"to go on: labelskew run .*--resume \S+ --host none\n"
+LEFT = r"interrupted after \d+ of 30 rounds; " + GO_ON
 RAISED = (
     r"error: worker [12]: Unruly\.loss \(unruly\) raised ZeroDivisionError: of this plugin; the frames below are of "
     r'its own code\n  File "\S+/unruly\.py", line 9, in loss\n    raise ZeroDivisionError\("of this plugin"\)\n'
@@ -160,7 +165,7 @@ RAISED = (
     [
         ("raise", 1, RAISED),
         ("worker", 1, LEFT + r"error: worker 1 was killed by signal 9\n"),
-        ("server", 1, r"error: the server \(rank 0\) was killed by signal 9; to go on: labelskew run .*--resume \S+\n"),
+        ("server", 1, r"error: the server \(rank 0\) was killed by signal 9; " + GO_ON),
         ("interrupt", 130, LEFT),
     ],
 )
@@ -186,12 +191,14 @@ def test_after_all_that_the_run_is_that_of_one_process(sittings, forker, plugin,
     assert lines[0] == "run: unruly with FedAvg, MPI"
     assert lines[-1] == f"results: {sittings.run}"
     assert "\x1b" not in sittings.last.stdout  # plain lines, although mpirun shows a terminal
-    same_bytes(alone(forker, sittings.recipe, tmp_path, environment=plugin), sittings.run)
+    sp = alone(forker, sittings.recipe, tmp_path, host="none", environment=plugin | DRAWN)
+    same_bytes(sp, sittings.run)
 
 
-def alone(forker, recipe, folder, *overrides, **more):
+def alone(forker, recipe, folder, *overrides, host=None, **more):
     """The folder of the same run in one process."""
     sets = [word for override in [*overrides, "comm_args.backend=sp"] for word in ("--set", override)]
+    sets += ["--host", host] if host else []
     process = forker.start(["run", recipe, *sets, "--run-dir", folder / "sp", "--quiet"], folder / "log", **more)
     assert process.wait() == 0, process.text
     return folder / "sp"
@@ -346,7 +353,7 @@ device_args: {threads: 1}
 
 
 @pytest.mark.parametrize(("memory", "most"), [(0, 6), (256, 20)])
-def test_dealing_keeps_to_its_room_and_gives_the_numbers_of_one_process(tmp_path, memory, most, no_pictures):
+def test_dealing_keeps_to_its_room_and_gives_the_numbers_of_one_process(tmp_path, memory, most):
     recipe = parse(UNEQUAL, overrides=[f"comm_args.upload_memory_mb={memory}"])
     session = build(recipe)
     turns = Turns(session, workers=2)

@@ -67,7 +67,7 @@ def test_a_server_killed_before_its_first_checkpoint_begins_again(federation, sp
 
 def test_a_server_told_to_end_saves_and_the_silos_wait_for_it(federation, sp_weights):
     federation.overrides = [SLOW, STATEFUL, "tracking_args.checkpoint_every=100"]
-    server, silos = federation.server(), federation.silos()
+    server, silos = federation.server("--host", "none"), federation.silos()
     silos[0].says("round 2: trained")
     server.kill(signal.SIGINT)
     assert server.wait(60) == 130

@@ -61,7 +61,7 @@ def known(folder):
 
 
 @pytest.mark.slow
-def test_silos_apart_and_all_data_in_one_place_are_one_run(apart, hospitals, tmp_path, no_pictures):
+def test_silos_apart_and_all_data_in_one_place_are_one_run(apart, hospitals, tmp_path):
     from safetensors.torch import load_file
 
     from fl_labelskew_plugins.front import start
@@ -84,7 +84,7 @@ def test_silos_apart_and_all_data_in_one_place_are_one_run(apart, hospitals, tmp
 @pytest.mark.slow
 @pytest.mark.parametrize("holds_a_test_part", [True, False])
 def test_results_that_are_written_again_say_the_run_s_numbers(holds_a_test_part, apart):
-    apart.overrides = ["train_args.comm_round=1"]
+    apart.overrides, apart.environment = ["train_args.comm_round=1"], {"DRAWING": "yes"}
     if not holds_a_test_part:
         apart.overrides += ["validation_args.server_test_data=false", "data_args.input_shape=[3,2,2]"]
     finished(apart.server(), *apart.silos())

@@ -4,6 +4,7 @@ import os
 import shlex
 import signal
 import socket
+from importlib.util import find_spec
 
 import psutil
 import pytest
@@ -28,7 +29,7 @@ def words(overrides):
 def go_on(run):
     """What is said of how to go on: the command as it was typed, with ``--resume``."""
     return "to go on: " + shlex.join(
-        ["labelskew", "run", str(run.parent / "here.yaml"), *words(SLOW), "--resume", str(run)]
+        ["labelskew", "run", str(run.parent / "here.yaml"), *words(SLOW), "--resume", str(run), "--host", "none"]
     )
 
 
@@ -44,7 +45,10 @@ def descendants(process):
 
 @pytest.fixture(scope="module")
 def sittings(forker, tmp_path_factory):
-    """One run, told to end and broken off in turn, that ends well: its folder, and of each sitting code and text."""
+    """One run, told to end and broken off in turn, that ends well: its folder, and of each sitting code and text.
+
+    The last sitting alone has FedML, which takes seconds to start.
+    """
     folder = tmp_path_factory.mktemp("here")
     recipe, run, ends = folder / "here.yaml", folder / "run", {}
     recipe.write_text(SILOS.replace("backend: GRPC", "backend: GRPC, certs: certs"))
@@ -54,7 +58,8 @@ def sittings(forker, tmp_path_factory):
     for name, number in (
         ("interrupt", signal.SIGINT), ("silo 2", signal.SIGKILL), ("terminate", signal.SIGTERM), ("end", None),
     ):  # fmt: skip
-        where = ["--resume", run] if run.exists() else ["--run-dir", run]
+        where = ["--resume", run] if run.exists() else ["--run-dir", run, "--host", "none"]
+        where += ["--host", "fedml"] if name == "end" and find_spec("fedml") else []
         process = forker.start(
             ["run", recipe, *where, *words(SLOW)], folder / f"{name}.log", environment={keys.VARIABLE: PASSPHRASE}
         )

@@ -24,7 +24,7 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import progress
 from fl_labelskew_plugins.runs.record import Record
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_pictures")]
+pytestmark = pytest.mark.slow
 
 BASE = """\
 data_args: {dataset: digits}
