@@ -42,13 +42,13 @@ LEAST = (
 
 def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: bool = False, room: int = 0) -> str:
     """The table in one of :data:`FORMATS`; for a terminal of ``room`` letters, with what has room there."""
-    from fl_labelskew_plugins.studies import report
+    from fl_labelskew_plugins.studies import printed
 
-    texts, marks = report.texts(rows, columns, split=form == "csv"), report.marks(rows, columns)
-    words = 1 if pivot else len(texts.columns.intersection(report.WORDS))
+    texts, marks = printed.texts(rows, columns, split=form == "csv"), printed.marks(rows, columns)
+    words = 1 if pivot else len(texts.columns.intersection(printed.WORDS))
     if pivot:
-        texts = report.pivoted(rows, texts, "" if form == "csv" else "-")
-        marks = report.pivoted(rows, marks, 0).assign(method=0)
+        texts = printed.pivoted(rows, texts, "" if form == "csv" else "-")
+        marks = printed.pivoted(rows, marks, 0).assign(method=0)
     head, cells, styles = texts.columns.tolist(), texts.to_numpy().tolist(), marks.to_numpy().tolist()
     if form == "csv":
         return table.comma_separated(head, cells)
@@ -86,15 +86,15 @@ def check_save(path: Path) -> None:
 
 def save(rows: DataFrame, path: Path, columns: Sequence[str], *, pivot: bool) -> None:
     """Write the table in the form that the file's suffix says; Parquet holds the numbers themselves."""
-    from fl_labelskew_plugins.studies import report
+    from fl_labelskew_plugins.studies import printed
 
     form = SUFFIXES[path.suffix.lower()]
     if form != "parquet":
         write_text(path, shown(rows, form, columns, pivot=pivot) + "\n")
         return
-    numbers = report.printed(rows, columns)
+    numbers = printed.numbers(rows, columns)
     with replacing(path) as part:
-        (report.pivoted(rows, numbers, float("nan")) if pivot else numbers).to_parquet(part, index=False)
+        (printed.pivoted(rows, numbers, float("nan")) if pivot else numbers).to_parquet(part, index=False)
 
 
 def _names(context: click.Context, parameter: click.Parameter, value: str | None) -> list[str]:
@@ -166,7 +166,7 @@ def report_command(
     from fl_labelskew_plugins.plots import SUFFIXES as PICTURES
     from fl_labelskew_plugins.plots import compare
     from fl_labelskew_plugins.recipe.mistakes import unknown
-    from fl_labelskew_plugins.studies import report
+    from fl_labelskew_plugins.studies import printed, report
 
     if plot is None and size:
         raise mistake(f"--size {size}", "there is no picture", "it with --plot FILE")
@@ -176,7 +176,7 @@ def report_command(
         )
     if file is not None:
         check_save(file)
-    if wrong := [f"--columns: {unknown(name, report.MEASURES)}" for name in columns if name not in report.MEASURES]:
+    if wrong := [f"--columns: {unknown(name, printed.MEASURES)}" for name in columns if name not in printed.MEASURES]:
         raise MistakesError(wrong)
     columns = columns or ["accuracy"] * pivot
     read, missing = report.read_all(runs)

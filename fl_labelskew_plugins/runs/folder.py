@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import copied, read_lines, write_text
-from fl_labelskew_plugins.runs import audit, status
-from fl_labelskew_plugins.tensors import State, Weights, group, joined, rest, save_atomic
+from fl_labelskew_plugins.runs import audit, checkpoint, status
+from fl_labelskew_plugins.runs.checkpoint import CPU, Checkpoint
+from fl_labelskew_plugins.tensors import State, joined, save_atomic
 
-CPU = torch.device("cpu")
 ABANDONED = "abandoned"
 """What folders are called, with a number, that hold what was written of rounds that a run has gone back behind."""
 RESULTS = ("summary.json", "model.safetensors", "curves.png", "clients", "MODEL_CARD.md")
 """What a run leaves behind at its end alone."""
-Norms = dict[int, dict[int, dict[str, float]]]
-"""Client, round, and norms by what they are of."""
 LEFT_BEHIND = ("fedml.yaml", status.NAME, "revoked.crl", "silos")
 """What a server leaves in its folder that no silo came to, and silos of its machine beside it; also an audit log."""
 BEFORE = {"fedml.yaml", status.NAME, "environment.json", "partition.json", "partition.png"}
@@ -198,7 +192,7 @@ class RunFolder:
         *,
         sizes: Sequence[int],
         opened: Sequence[int] = (),
-        norms: Norms | None = None,
+        norms: checkpoint.Norms | None = None,
         seconds: float,
         keep: int = 1,
     ) -> None:
@@ -215,11 +209,11 @@ class RunFolder:
             keep: how many checkpoints there are at most, this one included.
         """
         self._still_held()
-        of_clients = {"states": _table(states.flush()), "selections": _table(states.selections)}
+        of_clients = {"states": checkpoint.table(states.flush()), "selections": checkpoint.table(states.selections)}
         of_clients |= {"sizes": torch.tensor(np.array(sizes, int)), "opened": torch.tensor(np.array(opened, int))}
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         meta = {"round": round, "seconds": seconds, "norms": norms or {}}
-        if keep > 1 and (before := _round(self.checkpoint)) is not None:
+        if keep > 1 and (before := checkpoint.round_of(self.checkpoint)) is not None:
             copied(self.checkpoint, self._earlier(before))
         save_atomic(tensors | joined(clients=of_clients), self.checkpoint, {"labelskew": json.dumps(meta)})
         states.checkpointed(keep)
@@ -274,8 +268,8 @@ class RunFolder:
 
     def indices(self, round: int) -> list[dict[int, int]]:
         """Of the checkpoints before that of ``round`` rounds, oldest first: which clients' states they refer to."""
-        files = [file for at, file in self.earlier().items() if at < round and _round(file) is not None]
-        return [_read(file, CPU, tensors=False)[0]["states"] for file in files]
+        files = [file for at, file in self.earlier().items() if at < round and checkpoint.round_of(file) is not None]
+        return [checkpoint.read(file, tensors=False).states for file in files]
 
     def go_back(self, round: int) -> str:
         """Go back to the end of ``round``, from 1, for good; what is left of later rounds is put aside.
@@ -286,8 +280,10 @@ class RunFolder:
         Raises:
             LabelSkewError: there is no such checkpoint; names those there are.
         """
-        last, files = _round(self.checkpoint), self.earlier()
-        there = [at for at, file in files.items() if (last is None or at < last) and _round(file) is not None]
+        last, files = checkpoint.round_of(self.checkpoint), self.earlier()
+        there = [
+            at for at, file in files.items() if (last is None or at < last) and checkpoint.round_of(file) is not None
+        ]
         there += [] if last is None else [last]
         if not there:
             raise mistake(f"--from-round {round}", f"{self.path} has no checkpoint yet", "--resume alone")
@@ -331,66 +327,7 @@ class RunFolder:
         """
         if not self.checkpoint.exists():
             return None
-        meta, content = _read(self.checkpoint, device, tensors=tensors)
-        return Checkpoint(
-            weights=group(content, "model"), shared=group(content, "shared"), memory=group(content, "memory"), **meta
-        )
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Where a run stood after ``round`` rounds; as it is, before the first one. See :meth:`RunFolder.save_checkpoint`.
-
-    ``states`` and ``selections`` are the round of each client's private state, and how often each was selected.
-    """
-
-    round: int = 0
-    weights: Weights = field(default_factory=dict)
-    shared: State = field(default_factory=dict)
-    memory: State = field(default_factory=dict)
-    states: dict[int, int] = field(default_factory=dict)
-    selections: dict[int, int] = field(default_factory=dict)
-    seconds: float = 0.0
-    sizes: list[int] = field(default_factory=list)
-    opened: list[int] = field(default_factory=list)
-    norms: Norms = field(default_factory=dict)
-
-
-def _read(file: Path, device: torch.device, *, tensors: bool) -> tuple[dict[str, Any], State]:
-    """What a checkpoint says, by the names of :class:`Checkpoint`, and its groups of tensors if asked for."""
-    with _opened(file, device) as (meta, content):
-        names: list[str] = content.keys()
-        there = {name: content.get_tensor(name) for name in names if tensors or name.startswith("clients/")}
-    meta |= {name: numbers.tolist() for name, numbers in group(there, "clients").items()}
-    if "clients" in meta:  # versions before 0.2 kept all of it in the header
-        meta |= {"states": meta.pop("clients").items(), "selections": meta["selections"].items()}
-    meta |= {name: {int(client): number for client, number in meta[name]} for name in ("states", "selections")}
-    norms = meta.get("norms", {})
-    meta["norms"] = {int(k): {int(at): norm for at, norm in v.items()} for k, v in norms.items()}
-    return meta, rest(there, "clients")
-
-
-@contextlib.contextmanager
-def _opened(file: Path, device: torch.device = CPU) -> Iterator[tuple[dict[str, Any], Any]]:
-    """A checkpoint's header, and what its tensors are read from; raise LabelSkewError where it is broken."""
-    try:
-        with safe_open(file, "pt", device=str(device)) as opened:
-            yield json.loads(opened.metadata()["labelskew"]), opened
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise LabelSkewError(f"{file} is no checkpoint of a run: {error}".splitlines()[0]) from error
-
-
-def _table(numbers: Mapping[int, int]) -> Tensor:
-    """Clients and their numbers, ``(n, 2)``."""
-    pairs = itertools.chain.from_iterable(numbers.items())
-    return torch.from_numpy(np.fromiter(pairs, np.int64, 2 * len(numbers))).reshape(-1, 2)
-
-
-def _round(file: Path) -> int | None:
-    """How many rounds were complete at a checkpoint; None where there is none that can be read."""
-    with contextlib.suppress(LabelSkewError), _opened(file) as (meta, _):
-        return int(meta["round"])
-    return None
+        return checkpoint.read(self.checkpoint, device, tensors=tensors)
 
 
 def best_test(lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

@@ -24,8 +24,9 @@ from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.objects import described
 from fl_labelskew_plugins.runs import card, model_file, privacy, status
+from fl_labelskew_plugins.runs.checkpoint import Checkpoint
 from fl_labelskew_plugins.runs.environment import environment, peak_memory
-from fl_labelskew_plugins.runs.folder import Checkpoint, RunFolder, summary
+from fl_labelskew_plugins.runs.folder import RunFolder, summary
 from fl_labelskew_plugins.runs.model_file import about
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.session import Session, made_up, watch

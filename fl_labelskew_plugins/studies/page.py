@@ -19,7 +19,7 @@ from jinja2 import StrictUndefined, Template
 
 from fl_labelskew_plugins import __version__, plots
 from fl_labelskew_plugins.machine.text import counted
-from fl_labelskew_plugins.studies import report
+from fl_labelskew_plugins.studies import printed, report
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -86,12 +86,12 @@ def page(frame: DataFrame, *, last: int, baseline: str) -> str:
 
 def _summary(frame: DataFrame) -> list[dict[str, Any]]:
     """The columns of the table that tell something: an empty one does not, and the title tells the data set."""
-    texts, marks = report.texts(frame), report.marks(frame)
+    texts, marks = printed.texts(frame), printed.marks(frame)
     columns = []
     for name in texts:
         different = set(texts[name])
         if different - {"", "-"} and (name != "data" or len(different) > 1):
-            is_text = name in report.WORDS
+            is_text = name in printed.WORDS
             keys = texts[name] if is_text else frame[name].map(_key)
             cells = list(zip(texts[name], marks[name], keys, strict=True))
             columns.append({"name": name, "is_text": is_text, "cells": cells})
@@ -222,7 +222,7 @@ def _costs(frame: DataFrame, labels: Sequence[str]) -> dict[str, list[dict[str, 
             costs[title] = known.assign(
                 number=known["label"].map(labels.index),
                 share=100 * known[column] / (known[column].max() or 1),
-                text=known[column].map(f"{{:{report.FORMS[column]}}}".format),
+                text=known[column].map(f"{{:{printed.FORMS[column]}}}".format),
             ).to_dict("records")
     return costs
 

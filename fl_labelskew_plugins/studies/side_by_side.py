@@ -10,6 +10,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError
 
 from fl_labelskew_plugins.front.run import Run
 from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.studies import printed
 from fl_labelskew_plugins.studies import report as reports
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Report:
     @property
     def table(self) -> DataFrame:
         """A row for each setting, with the columns of ``labelskew report``; accuracies in per cent."""
-        return reports.printed(self._rows)
+        return printed.numbers(self._rows)
 
     def save(self, path: str | Path) -> Path:
         """Write the page of ``labelskew report --html``, with curves and heat maps, complete in itself."""
@@ -55,8 +56,8 @@ class Report:
         return Path(path)
 
     def __repr__(self) -> str:
-        return str(reports.texts(self._rows).to_string(index=False))
+        return str(printed.texts(self._rows).to_string(index=False))
 
     def _repr_html_(self) -> Any:
         """For notebooks: the table; strangers' words are escaped."""
-        return reports.texts(self._rows).to_html(index=False, border=0)
+        return printed.texts(self._rows).to_html(index=False, border=0)

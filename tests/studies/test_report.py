@@ -8,7 +8,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, load
 from run_folders import folder, resolved
 
 from fl_labelskew_plugins.ops import added
-from fl_labelskew_plugins.studies import report, side_by_side
+from fl_labelskew_plugins.studies import printed, report, side_by_side
 from fl_labelskew_plugins.studies.finished import grouped, read
 
 
@@ -34,9 +34,9 @@ def test_how_the_clients_fare_has_columns_where_it_is_known(tmp_path):
         folder(tmp_path / "c", resolved(0, "fedrs"), [0.5, 0.5]),
     )
     assert numbers(found, "own tests", "worst client", "spread") == [[50.0, 37.5, 12.5], [None, None, None]]
-    texts = report.texts(found)
+    texts = printed.texts(found)
     assert texts["worst client"].tolist() == ["37.50 ± 17.68", "-"]
-    assert not report.texts(found[1:]).columns.intersection(["own tests", "worst client", "spread"]).size
+    assert not printed.texts(found[1:]).columns.intersection(["own tests", "worst client", "spread"]).size
 
 
 def test_seeds_share_a_row_with_mean_and_std(tmp_path):
@@ -46,7 +46,7 @@ def test_seeds_share_a_row_with_mean_and_std(tmp_path):
         folder(tmp_path / "c", resolved(0, "fedrs", alpha=0.5), [0.25]),
         folder(tmp_path / "d", resolved(0, "fedrs", alpha=1.0), [0.5], bytes_down=500_000),
     )
-    texts = report.texts(found)
+    texts = printed.texts(found)
     head, rows = texts.columns.tolist(), texts.to_numpy().tolist()
     assert head == [
         "method", "data", "partition", "seeds", "rounds", "accuracy", "difference", "local model", "best", "rank",
@@ -63,7 +63,7 @@ def test_seeds_share_a_row_with_mean_and_std(tmp_path):
         ["fedrs, alpha=1.0", *few, "50.00", "-10.00", "-", "50.00", *first[-2:], "-", "0.500", "-", "-"],
     ]
     # Equal cells are equally good; a single number is nothing to compare.
-    marks = report.marks(found)
+    marks = printed.marks(found)
     assert marks.columns.tolist() == head
     assert marks["accuracy"].tolist() == [1, 2, 1]
     assert marks["rounds to baseline"].tolist() == [1, 0, 1]
@@ -84,14 +84,14 @@ def test_local_models_are_called_so_and_not_compared(tmp_path):
         (path / "environment.json").write_text(environment)
     (tmp_path / "old" / "clients").mkdir()
     found = rows_of(*(tmp_path / name for name in runs))
-    texts, marks = report.texts(found), report.marks(found)
+    texts, marks = printed.texts(found), printed.marks(found)
     assert texts["personalised"].tolist() == ["-", "-", "90.00", "80.00", "70.00", "-"]
     assert texts["local model"].tolist() == ["99.00", "98.00", "-", "-", "-", "95.00"]
     assert marks["personalised"].tolist() == [0, 0, 1, 2, 0, 0]
     assert not marks["local model"].any()
-    assert report.texts(found, split=True)["local model"][0] == "99.00"
-    assert "local model" not in report.texts(found[2:4])
-    assert "personalised" not in report.texts(found[:2])
+    assert printed.texts(found, split=True)["local model"][0] == "99.00"
+    assert "local model" not in printed.texts(found[2:4])
+    assert "personalised" not in printed.texts(found[:2])
 
 
 @pytest.mark.parametrize("method", [entry.name for entry in catalog.entries("methods")])
@@ -131,10 +131,10 @@ def test_a_run_without_all_its_rounds_is_not_counted(tmp_path):
     assert rows["accuracy"].tolist() == pytest.approx([60, 70, 25])
     assert numbers(rows, "rank", "rounds to baseline") == [[1, 3], [None, 1], [2, None]]
     assert [sorted(curve) for curve in rows["curve"]] == [[1, 2, 3], [1], [1, 2, 3]]
-    assert report.texts(rows)["seeds"].tolist() == ["1 of 2", "0 of 1", "1"]
-    assert report.texts(rows)["rank"].tolist() == ["1", "-", "2"]
-    assert report.marks(rows)["accuracy"].tolist() == [1, 0, 2]
-    split = report.texts(rows, split=True)
+    assert printed.texts(rows)["seeds"].tolist() == ["1 of 2", "0 of 1", "1"]
+    assert printed.texts(rows)["rank"].tolist() == ["1", "-", "2"]
+    assert printed.marks(rows)["accuracy"].tolist() == [1, 0, 2]
+    split = printed.texts(rows, split=True)
     assert split[["seeds", "unfinished"]].to_numpy().tolist() == [["1", "1"], ["0", "1"], ["1", "0"]]
     assert report.notes(rows, found) == [
         f"{tmp_path / 'b'}: 2 of 3 rounds: left out of its row",
@@ -165,7 +165,7 @@ def test_where_data_lie_is_no_experiment_and_precision_is_one(tmp_path):
 
 
 def test_csv_has_a_column_for_each_number(tmp_path):
-    cells = report.texts(rows_of(folder(tmp_path / "a", resolved(), [0.5]), last=1), split=True).iloc[0]
+    cells = printed.texts(rows_of(folder(tmp_path / "a", resolved(), [0.5]), last=1), split=True).iloc[0]
     assert [cells[name] for name in ("accuracy", "accuracy_std", "local model", "best", "best_std")] == [
         "50.00", "", "", "50.00", "",
     ]  # fmt: skip
@@ -187,9 +187,9 @@ def test_rounds_until_the_baselines_best_as_in_fedmr_table_4(tmp_path):
     ]  # fmt: skip
     # Means of the last two: 50, 15, 50, 70; the other partition is a setting of its own.
     assert found["rank"].tolist() == [2, 4, 2, 1, 1]
-    texts = report.texts(found)
+    texts = printed.texts(found)
     assert texts["method"].tolist() == ["fedavg", "fedrs", "fedlc", "fedavg, FedProx", "fedrs"]
-    machines = report.texts(found, split=True)
+    machines = printed.texts(found, split=True)
     assert machines["optimizer"].tolist() == ["FedAvg", "FedAvg", "FedAvg", "FedProx", "FedAvg"]
     assert machines["method"].tolist() == ["fedavg", "fedrs", "fedlc", "fedavg", "fedrs"]
     assert texts["rounds to baseline"].tolist() == ["4 (1.00x)", "2 (2.00x)", "> 5", "1 (4.00x)", "-"]
@@ -275,15 +275,15 @@ def test_differences_are_paired_by_seed_and_called_what_their_interval_says(tmp_
         naive.append(sum(pairs) / len(pairs) if pairs else None)
     naive[0] = naive[5] = None  # the baseline itself, and a setting without one
     assert numbers(found, "difference") == [[None if v is None else pytest.approx(v)] for v in naive]
-    texts = report.texts(found)
+    texts = printed.texts(found)
     assert texts["difference"].tolist() == [
         "-", "+2.00 [-0.48, 4.48]", "+2.00 [1.98, 2.02] better", "-0.30 [-2.84, 2.24]", "-", "-",
     ]  # fmt: skip
     assert texts["pairs"].tolist() == ["-", "3", "3", "2", "-", "-"]  # shown, since they are fewer than the seeds
     assert texts["seeds needed"].tolist() == ["-", "5", "2", "10", "-", "-"]
-    other = report.texts(rows_of(*found["runs"].explode().map(lambda run: tmp_path / run.name), baseline="fedrs"))
+    other = printed.texts(rows_of(*found["runs"].explode().map(lambda run: tmp_path / run.name), baseline="fedrs"))
     assert other["difference"][0] == "-2.00 [-2.02, -1.98] worse"
-    assert "pairs" not in report.texts(
+    assert "pairs" not in printed.texts(
         rows_of(*(tmp_path / f"iid-{m}{n}" for m in ("fedavg", "fedlc") for n in (0, 1)))
     )
 
@@ -300,11 +300,11 @@ def test_a_baseline_may_be_a_row_by_its_name(tmp_path):
 def test_chosen_columns_come_in_their_order_and_with_their_parts(tmp_path):
     found = rows_of(*of_seeds(tmp_path, "fedavg", [0.5, 0.6]), *of_seeds(tmp_path, "fedrs", [0.7, 0.8]))
     columns = ["best", "peak GPU MB", "difference", "accuracy"]
-    texts = report.texts(found, columns)
+    texts = printed.texts(found, columns)
     assert texts.columns.tolist() == ["method", "data", "partition", *columns]
     assert texts.iloc[1].tolist()[3:] == ["75.00 ± 7.07", "-", "+20.00 [20.00, 20.00] better", "75.00 ± 7.07"]
-    assert report.marks(found, columns).iloc[1].tolist() == [0, 0, 0, 1, 0, 0, 1]
-    assert report.texts(found, columns, split=True).columns.tolist()[len(report.WORDS) :] == [
+    assert printed.marks(found, columns).iloc[1].tolist() == [0, 0, 0, 1, 0, 0, 1]
+    assert printed.texts(found, columns, split=True).columns.tolist()[len(printed.WORDS) :] == [
         "best", "best_std", "peak GPU MB", "difference", "difference_low", "difference_high", "accuracy",
         "accuracy_std",
     ]  # fmt: skip
@@ -316,13 +316,13 @@ def test_a_pivot_has_a_row_for_each_method_and_a_column_for_each_setting(tmp_pat
         *of_seeds(tmp_path, "fedavg", [0.5, 0.6], "pcdd"),
         *of_seeds(tmp_path, "fedavg", [0.9]),
     )
-    table = report.pivoted(found, report.texts(found, ["accuracy"]), "-")
+    table = printed.pivoted(found, printed.texts(found, ["accuracy"]), "-")
     assert [table.columns.tolist(), *table.to_numpy().tolist()] == [
         ["method", "pcdd", "iid"], ["fedrs", "75.00 ± 7.07", "-"], ["fedavg", "55.00 ± 7.07", "90.00"],
     ]  # fmt: skip
-    marks = report.pivoted(found, report.marks(found, ["accuracy"]), 0)
+    marks = printed.pivoted(found, printed.marks(found, ["accuracy"]), 0)
     assert marks[["pcdd", "iid"]].to_numpy().tolist() == [[1, 0], [2, 0]]
-    both = report.pivoted(found, report.printed(found, ["rank", "best"]), math.nan)
+    both = printed.pivoted(found, printed.numbers(found, ["rank", "best"]), math.nan)
     assert both.columns.tolist()[:3] == ["method", "pcdd rank", "pcdd best"]
     assert both["pcdd best"].tolist() == [75, 55]
 
@@ -468,7 +468,7 @@ def test_a_table_of_folders_is_what_the_command_prints_as_numbers(tmp_path):
         folder(tmp_path / str(seed), resolved(seed, "<b>"), [accuracy], seconds=[2.0])
     both = side_by_side.report([str(tmp_path)], last=1)
     table = both.table
-    assert table.columns.tolist() == report.texts(rows_of(tmp_path / "0", tmp_path / "1"), split=True).columns.tolist()
+    assert table.columns.tolist() == printed.texts(rows_of(tmp_path / "0", tmp_path / "1"), split=True).columns.tolist()
     cells = table.iloc[0]
     assert (cells["accuracy"], cells["accuracy_std"]) == (50, pytest.approx(50 / 2**0.5))
     assert (cells["s/round"], cells["seeds"], cells["rank"]) == (2.0, 2, 1)

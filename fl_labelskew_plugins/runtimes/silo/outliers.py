@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins.engine.aggregate import matching
 from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.runs.folder import Norms
+from fl_labelskew_plugins.runs.checkpoint import Norms
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
 
 UPDATE, BUFFERS = "update", "buffers"

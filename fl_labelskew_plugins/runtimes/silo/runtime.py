@@ -17,7 +17,7 @@ from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.audit import Audit
-from fl_labelskew_plugins.runs.folder import Checkpoint
+from fl_labelskew_plugins.runs.checkpoint import Checkpoint
 from fl_labelskew_plugins.runs.privacy import ledger_of
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, assemble, build, of_classes, refuse_host_switches

@@ -24,7 +24,8 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
-from fl_labelskew_plugins.runs.folder import Checkpoint, RunFolder
+from fl_labelskew_plugins.runs.checkpoint import Checkpoint
+from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record

@@ -1,0 +1,85 @@
+"""The file of a checkpoint: where a run stood, as tensors and a header."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fl_labelskew_registry import LabelSkewError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from fl_labelskew_plugins.tensors import State, Weights, group
+
+CPU = torch.device("cpu")
+Norms = dict[int, dict[int, dict[str, float]]]
+"""Client, round, and norms by what they are of."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run stood after ``round`` rounds; as it is, before the first one. See :meth:`.RunFolder.save_checkpoint`.
+
+    ``states`` and ``selections`` are the round of each client's private state, and how often each was selected.
+    """
+
+    round: int = 0
+    weights: Weights = field(default_factory=dict)
+    shared: State = field(default_factory=dict)
+    memory: State = field(default_factory=dict)
+    states: dict[int, int] = field(default_factory=dict)
+    selections: dict[int, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    sizes: list[int] = field(default_factory=list)
+    opened: list[int] = field(default_factory=list)
+    norms: Norms = field(default_factory=dict)
+
+
+def read(file: Path, device: torch.device = CPU, *, tensors: bool = True) -> Checkpoint:
+    """A checkpoint, on request without its tensors.
+
+    Raises:
+        LabelSkewError: the file is broken.
+    """
+    with _opened(file, device) as (meta, content):
+        names: list[str] = content.keys()
+        there = {name: content.get_tensor(name) for name in names if tensors or name.startswith("clients/")}
+    meta |= {name: numbers.tolist() for name, numbers in group(there, "clients").items()}
+    if "clients" in meta:  # versions before 0.2 kept all of it in the header
+        meta |= {"states": meta.pop("clients").items(), "selections": meta["selections"].items()}
+    meta |= {name: {int(client): number for client, number in meta[name]} for name in ("states", "selections")}
+    norms = meta.get("norms", {})
+    meta["norms"] = {int(k): {int(at): norm for at, norm in v.items()} for k, v in norms.items()}
+    return Checkpoint(
+        weights=group(there, "model"), shared=group(there, "shared"), memory=group(there, "memory"), **meta
+    )
+
+
+@contextlib.contextmanager
+def _opened(file: Path, device: torch.device = CPU) -> Iterator[tuple[dict[str, Any], Any]]:
+    """A checkpoint's header, and what its tensors are read from; raise LabelSkewError where it is broken."""
+    try:
+        with safe_open(file, "pt", device=str(device)) as opened:
+            yield json.loads(opened.metadata()["labelskew"]), opened
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise LabelSkewError(f"{file} is no checkpoint of a run: {error}".splitlines()[0]) from error
+
+
+def table(numbers: Mapping[int, int]) -> Tensor:
+    """Clients and their numbers, ``(n, 2)``."""
+    pairs = itertools.chain.from_iterable(numbers.items())
+    return torch.from_numpy(np.fromiter(pairs, np.int64, 2 * len(numbers))).reshape(-1, 2)
+
+
+def round_of(file: Path) -> int | None:
+    """How many rounds were complete at a checkpoint; None where there is none that can be read."""
+    with contextlib.suppress(LabelSkewError), _opened(file) as (meta, _):
+        return int(meta["round"])
+    return None
