@@ -10,11 +10,13 @@ A trial whose process is killed stays unfinished in the study, which goes on wit
 from pathlib import Path
 
 import optuna
+from fl_labelskew_registry import RunError
 
 import fl_labelskew_plugins as fl
 
 FOLDER = Path("search")
-OVER = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+STATES = optuna.trial.TrialState
+OVER = (STATES.COMPLETE, STATES.PRUNED, STATES.FAIL)
 
 
 class Pruning:
@@ -56,5 +58,6 @@ def study(pruner=None):
 
 if __name__ == "__main__":
     search = study()
-    search.optimize(objective, callbacks=[optuna.study.MaxTrialsCallback(20, states=OVER)])
+    # a run that diverges is a trial that failed
+    search.optimize(objective, catch=RunError, callbacks=[optuna.study.MaxTrialsCallback(20, states=OVER)])
     print(search.best_value, search.best_params)

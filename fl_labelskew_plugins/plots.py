@@ -108,7 +108,7 @@ def curves(
 
 
 class Look(NamedTuple):
-    """A line's colour and dash, as numbers of :data:`COLOURS` and :data:`DASHES`; its mark tells it in black and white.
+    """A line's colour and dash, as numbers of :data:`COLOURS` and :data:`DASHES`; mark and dash tell it in grey.
 
     >>> Look(0, 0).mark, Look(0, 1).mark
     ('o', 'v')
@@ -184,9 +184,10 @@ def compare(
                 lines[label] = _mean_line(axes, rounds, look[label], width=line, offset=offset)
             room = int(width / columns * 72 / (0.6 * matplotlib.rcParams["font.size"]))
             axes.set_title(textwrap.fill(clean(setting), room) if len(settings) > 1 else "", fontsize="medium")
-            finish_rounds(axes, loc=None)
         for axes in grid.flat[len(settings) :]:
             axes.remove()
+        for axes in picture.axes:  # which share what they show of the rounds
+            finish_rounds(axes, loc=None)
         for axes in grid.flat[len(settings) - columns : len(settings)]:
             axes.tick_params(labelbottom=True)  # also where there is no chart below
         several = any(len(values) > 1 for groups in settings.values() for r in groups.values() for values in r.values())
@@ -246,10 +247,11 @@ def band(axes: Any, rounds: Mapping[int, Sequence[float]], label: str, **style: 
 def finish_rounds(axes: Any, loc: str | None = "best") -> None:
     """Grid, whole rounds and a legend; None: no legend."""
     axes.grid(alpha=0.3)
-    axes.xaxis.get_major_locator().set_params(integer=True)
     low, high = axes.get_xlim()
     if high - low < 1:  # a single round
         axes.set_xticks([round((low + high) / 2)])
+    else:
+        axes.xaxis.get_major_locator().set_params(integer=True)
     if loc is not None:
         axes.legend(loc=loc, fontsize=8)
 

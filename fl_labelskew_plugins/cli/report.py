@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
+from fl_labelskew_registry import MistakesError, mistake
 
 from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, writing
@@ -44,6 +45,8 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
     """The table in one of :data:`FORMATS`; for a terminal of ``room`` letters, with what has room there."""
     from fl_labelskew_plugins.studies import printed
 
+    if pivot:
+        rows = rows[rows["whole"]]  # nothing would say there that a run is not
     texts, marks = printed.texts(rows, columns, split=form == "csv"), printed.marks(rows, columns)
     words = 1 if pivot else len(texts.columns.intersection(printed.WORDS))
     if pivot:
@@ -58,13 +61,14 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
         return table.markdown(head, cells, styles, words)
     head, cells = table.aligned(head, cells, words)
     if not room:
-        return table.plain(head, cells)
+        return table.plain(head, cells, wrap=False)
     names = texts.columns.tolist()
     stay = range(len(head)) if columns or pivot else table.fitting(names, cells, LEAST, room)
     head, *lines = [[row[i] for i in stay] for row in (head, *cells, *styles)]
-    text = table.plain(head, lines[: len(cells)], lines[len(cells) :])
+    text = table.plain(head, lines[: len(cells)], lines[len(cells) :], wrap=False)
     left_out = ", ".join(name for i, name in enumerate(names) if i not in stay)
-    return f"{text}\nleft out for want of room: {left_out}; --columns shows them" if left_out else text
+    note = f"left out for want of room: {left_out}; a wider terminal, or a pipe, has them"
+    return "\n".join([text, *textwrap.wrap(note, room)]) if left_out else text
 
 
 def room() -> int:
@@ -92,6 +96,8 @@ def save(rows: DataFrame, path: Path, columns: Sequence[str], *, pivot: bool) ->
     if form != "parquet":
         write_text(path, shown(rows, form, columns, pivot=pivot) + "\n")
         return
+    if pivot:
+        rows = rows[rows["whole"]]
     numbers = printed.numbers(rows, columns)
     with replacing(path) as part:
         (printed.pivoted(rows, numbers, float("nan")) if pivot else numbers).to_parquet(part, index=False)
@@ -182,8 +188,6 @@ def report_command(
     read, missing = report.read_all(runs)
     if read:
         every = report.rows(report.grouped(read), last, baseline)
-        if baseline not in (*every["label"], *every["method"], FEDAVG):
-            raise LabelSkewError(f"--baseline: {unknown(baseline, report.names_in(every, 'label', 'method'))}")
         rows = report.only(every, only)
         click.echo(shown(rows, form, columns, pivot=pivot, room=room()))
         for note in report.notes(every, read):

@@ -105,8 +105,10 @@ def sweep_command(
     if task is not None and tasks_file is not None:
         raise LabelSkewError("--task and --tasks-file both choose combinations; use one of them")
     _check(slurm, sbatch, crew=jobs is not None or memory is not None)
+    if tasks and (dry_run or slurm or task is not None or tasks_file is not None):
+        raise mistake("--tasks", "prints a number and nothing else", "it with --set and --only alone")
     where, task = _numbers(task)
-    alone = task is not None and task.strip().isdecimal()
+    alone = task is not None and task.strip().isdecimal() and jobs is None and memory is None
     every = planned = plan.plan(file, overrides, out, only, elsewhere=tasks or alone or slurm)
     if tasks:
         click.echo(len(planned))
@@ -162,14 +164,14 @@ def _submit(
     left = [run for run in open_ if not locks.held_by(run.folder.path)]
     so_far = f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} done, {len(open_) - len(left)} being done"
     if not left:
-        say(f"{so_far}; nothing to submit")
+        click.echo(f"{so_far}; nothing to submit", err=dry_run)
         return
     text = slurm.script(left, ["sweep", str(file.absolute()), "--out", str(out), *words, "--task"], sbatch)
     if dry_run:
         click.echo(text, nl=False)
         return
     job = slurm.submit(text, out)
-    say(f"{so_far}; job {job} has {counted(len(left), 'task')}")
+    click.echo(f"{so_far}; job {job} has {counted(len(left), 'task')}")
     say(f"watch: squeue --job {job}; {shlex.join(['labelskew', 'report', str(out)])}")
     if not any(setting.startswith("output=") for setting in sbatch):
         say(f"logs: {out / plan.LOGS}/slurm-{job}_*.txt")

@@ -17,14 +17,14 @@ Marks = Sequence[Sequence[int]]
 STYLES: dict[int, dict[str, bool]] = {1: {"bold": True}, 2: {"underline": True}}
 
 
-def plain(head: Sequence[str], rows: Rows, marks: Marks = ()) -> str:
+def plain(head: Sequence[str], rows: Rows, marks: Marks = (), *, wrap: bool = True) -> str:
     """Columns under a head; the last one wraps at the terminal's width. Of ``marks`` 1 is bold, 2 is underlined."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head) - 1)]
     left = sum(widths) + 2 * len(widths)
     room = max(shutil.get_terminal_size((120, 24)).columns - left, 24)
     lines = []
     for row, styles in zip((head, *rows), ([0] * len(head), *(marks or [[0] * len(head)] * len(rows))), strict=True):
-        first, *more = textwrap.wrap(row[-1], room) or [""]
+        first, *more = (textwrap.wrap(row[-1], room) if wrap else [row[-1]]) or [""]
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
         styled = [_styled(cell, style) for cell, style in zip([*cells, first], styles, strict=True)]
         lines.append("  ".join(styled).rstrip())
@@ -60,12 +60,13 @@ def _aligned(name: str, cells: Sequence[str]) -> list[str]:
 
 
 def fitting(head: Sequence[str], rows: Rows, order: Sequence[str], room: int) -> list[int]:
-    """Which columns stay, where those of ``order`` go one by one until a line of :func:`plain` has room."""
-    widths = {i: max(len(row[i]) for row in (head, *rows)) + 2 for i in range(len(head))}
-    for name in order:
-        if sum(widths.values()) - 2 > room and name in head:
-            del widths[head.index(name)]
-    return list(widths)
+    """Which columns have room in a line of :func:`plain`: of those of ``order`` the last ones first, and all others."""
+    widths = [max(len(row[i]) for row in (head, *rows)) + 2 for i in range(len(head))]
+    stay = [i for i, name in enumerate(head) if name not in order]
+    for name in reversed(order):
+        if name in head and sum(widths[i] for i in (*stay, head.index(name))) - 2 <= room:
+            stay.append(head.index(name))
+    return sorted(stay)
 
 
 MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\|*_<`["})
@@ -88,7 +89,8 @@ def markdown(head: Sequence[str], rows: Rows, marks: Marks = (), words: int | No
         cells += [cell.replace("|", "\\|") for cell in row[words or 0 :]]
         lines.append([f"{signs[style]}{cell}{signs[style]}" for cell, style in zip(cells, styles, strict=True)])
     rule = ["---"] * count + ["---:"] * (len(head) - count)
-    return "\n".join("| " + " | ".join(row) + " |" for row in (head, rule, *lines))
+    names = [name.translate(MARKDOWN) for name in head]
+    return "\n".join("| " + " | ".join(row) + " |" for row in (names, rule, *lines))
 
 
 def comma_separated(head: Sequence[str], rows: Rows) -> str:

@@ -20,6 +20,7 @@ which cannot swap two names; ``flufl.lock`` compares the clocks of machines, and
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -29,7 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,10 @@ class Lock:
     def check(self) -> None:
         """Raise RunError where another process has taken it over, because this one gave no sign of life."""
         chain = _chain(self._folder)
-        if not chain or chain[-1][1] != self._content:
-            holder = _holder(chain[-1][1]) if chain else "another process"
+        if not chain:
+            raise RunError(f"{self._folder}: its {NAME} is gone; was it removed? nothing was written since")
+        if chain[-1][1] != self._content:
+            holder = _holder(chain[-1][1])
             raise RunError(
                 f"{self._folder}: {holder} has taken this {self._what} over, since this process had stood still; "
                 "nothing was written since"
@@ -70,8 +73,8 @@ class Lock:
 
 
 def belongs(name: str) -> bool:
-    """Whether a file of this name is a lock, or a successor of one."""
-    return name == NAME or name.startswith(f"{NAME}.")
+    """Whether a file of this name is a lock, a successor of one, or what NFS keeps of one that was removed."""
+    return name == NAME or name.startswith((f"{NAME}.", ".nfs"))
 
 
 @contextmanager
@@ -102,6 +105,7 @@ def alone(folder: Path, what: str, *, lease: float = LEASE_S, patience: float = 
 
     beat = threading.Thread(target=touch, daemon=True, name=f"lock of {folder}")
     beat.start()
+    owner = os.getpid()
     try:
         yield Lock(folder, what, content)
     finally:
@@ -110,7 +114,7 @@ def alone(folder: Path, what: str, *, lease: float = LEASE_S, patience: float = 
         os.close(handle)
         with suppress(OSError):
             chain = _chain(folder)
-            if chain and chain[-1][1] == content:
+            if chain and chain[-1][1] == content and os.getpid() == owner:  # no process that it has forked
                 for file, _ in chain:  # the first one first, whose name somebody else then may take
                     file.unlink(missing_ok=True)
 
@@ -133,11 +137,15 @@ def _taken(folder: Path, what: str, content: bytes, patience: float) -> int:
             file = folder / (f"{NAME}.{hashlib.sha256(chain[-1][1]).hexdigest()[:16]}" if chain else NAME)
             with suppress(FileExistsError):  # somebody else was faster
                 handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-                os.write(handle, content)
-                if _chain(folder)[-1:] == [(file, content)]:
-                    return handle
-                os.close(handle)  # the stale lock's holder was not dead, has just ended, and somebody else came
-                file.unlink()
+                with ExitStack() as undo:
+                    undo.callback(file.unlink, missing_ok=True)
+                    undo.callback(os.close, handle)
+                    if os.write(handle, content) < len(content):
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    # else the stale lock's holder was not dead, has just ended, and somebody else came
+                    if _chain(folder)[-1:] == [(file, content)]:
+                        undo.pop_all()
+                        return handle
         elif time.monotonic() >= until:
             holder = _holder(chain[-1][1])
             far = _said(chain[-1][1]).get("here") != _me()["here"]
@@ -152,10 +160,13 @@ def _chain(folder: Path) -> list[tuple[Path, bytes]]:
     """The lock's file and its successors, and what they say; the last one holds."""
     chain: list[tuple[Path, bytes]] = []
     file = folder / NAME
-    with suppress(FileNotFoundError):
+    try:
         while True:
             chain.append((file, file.read_bytes()[:1000]))
             file = folder / f"{NAME}.{hashlib.sha256(chain[-1][1]).hexdigest()[:16]}"
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ESTALE):  # NFS has the latter for what was just removed elsewhere
+            raise
     return chain
 
 
@@ -170,7 +181,7 @@ def _stale(file: Path, content: bytes) -> bool:
     lease = said.get("lease")
     lease = lease if isinstance(lease, int | float) and 0 < lease < LEASE_S else LEASE_S
     with suppress(FileNotFoundError):
-        return _server_time(file.parent) - _touched(file) > lease
+        return abs(_server_time(file.parent) - _touched(file)) > lease  # also where a clock was put back
     return False
 
 
@@ -181,7 +192,7 @@ def _touched(file: Path) -> float:
 
 def _server_time(folder: Path) -> float:
     """The time now by the clock that files' times in a folder are of; by our own where nothing can be written."""
-    with suppress(OSError), tempfile.TemporaryFile(dir=folder) as probe:
+    with suppress(OSError), tempfile.TemporaryFile(dir=folder, prefix=f"{NAME}.") as probe:
         return os.fstat(probe.fileno()).st_mtime
     return time.time()
 

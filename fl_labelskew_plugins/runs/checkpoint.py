@@ -51,15 +51,16 @@ def read(file: Path, device: torch.device = CPU, *, tensors: bool = True) -> Che
     with _opened(file, device) as (meta, content):
         names: list[str] = content.keys()
         there = {name: content.get_tensor(name) for name in names if tensors or name.startswith("clients/")}
-    meta |= {name: numbers.tolist() for name, numbers in group(there, "clients").items()}
-    if "clients" in meta:  # versions before 0.2 kept all of it in the header
-        meta |= {"states": meta.pop("clients").items(), "selections": meta["selections"].items()}
-    meta |= {name: {int(client): number for client, number in meta[name]} for name in ("states", "selections")}
-    norms = meta.get("norms", {})
-    meta["norms"] = {int(k): {int(at): norm for at, norm in v.items()} for k, v in norms.items()}
-    return Checkpoint(
-        weights=group(there, "model"), shared=group(there, "shared"), memory=group(there, "memory"), **meta
-    )
+        meta |= {name: numbers.tolist() for name, numbers in group(there, "clients").items()}
+        if "clients" in meta:  # versions before 0.2 kept all of it in the header
+            meta |= {"states": meta.pop("clients").items(), "selections": meta["selections"].items()}
+        meta |= {name: {int(client): number for client, number in meta[name]} for name in ("states", "selections")}
+        norms = meta.get("norms", {})
+        meta["norms"] = {int(k): {int(at): norm for at, norm in v.items()} for k, v in norms.items()}
+        meta["round"] = int(meta["round"])
+        return Checkpoint(
+            weights=group(there, "model"), shared=group(there, "shared"), memory=group(there, "memory"), **meta
+        )
 
 
 @contextlib.contextmanager
@@ -68,7 +69,7 @@ def _opened(file: Path, device: torch.device = CPU) -> Iterator[tuple[dict[str, 
     try:
         with safe_open(file, "pt", device=str(device)) as opened:
             yield json.loads(opened.metadata()["labelskew"]), opened
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise LabelSkewError(f"{file} is no checkpoint of a run: {error}".splitlines()[0]) from error
 
 

@@ -113,7 +113,7 @@ class RunFolder:
         """Remove what :meth:`broke_off_at_once` has seen, for a run that begins anew."""
         for file in self.path.iterdir():
             if not locks.belongs(file.name):
-                file.unlink()
+                file.unlink(missing_ok=True)
 
     def is_whole(self) -> bool:
         """Whether all that a run leaves behind at its end is there, and none of its pictures is missing."""
@@ -147,7 +147,7 @@ class RunFolder:
         self._lock = None
         self._stack.close()
 
-    def _still_held(self) -> None:
+    def still_held(self) -> None:
         """Raise RunError where another process has taken the folder over; nothing of this one is written then."""
         if self._lock is not None:
             self._lock.check()
@@ -155,7 +155,7 @@ class RunFolder:
     def tell(self, **facts: Any) -> None:
         """Have ``labelskew status`` know these facts, once this process holds the folder."""
         with contextlib.suppress(RunError):
-            self._still_held()
+            self.still_held()
             self._status.tell(facts, write=self._lock is not None)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
@@ -164,12 +164,12 @@ class RunFolder:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a text file as a whole or not at all."""
-        self._still_held()
+        self.still_held()
         write_text(self.path / name, text)
 
     def append(self, file: Path, value: Mapping[str, Any]) -> None:
         """Add one line of JSON; a number that is not finite is null there."""
-        self._still_held()
+        self.still_held()
         with file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(finite(value), allow_nan=False) + "\n")
 
@@ -208,7 +208,7 @@ class RunFolder:
             seconds: that the run has taken so far.
             keep: how many checkpoints there are at most, this one included.
         """
-        self._still_held()
+        self.still_held()
         of_clients = {"states": checkpoint.table(states.flush()), "selections": checkpoint.table(states.selections)}
         of_clients |= {"sizes": torch.tensor(np.array(sizes, int)), "opened": torch.tensor(np.array(opened, int))}
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)

@@ -127,6 +127,7 @@ class Record:
     def abandon(self) -> None:
         """The run stops before its last round: forget a round that broke off, and save what was complete."""
         with signals.uninterrupted():
+            self.folder.still_held()  # else these states may be another process's by now
             self.states.discard()
             if self.next_round != self._saved:
                 self._save()

@@ -186,7 +186,7 @@ def totals(
     fit = that_fit(kinds, jobs[0], free)
     took = f"{clock(seconds(planned, kinds, fit))}, {_text(memory(kinds, fit))} of memory"
     yield f"{fit} at a time here: {took}, {_text(free)} may be taken"
-    for most in jobs[1:]:
+    for most in (min(most, left) for most in jobs[1:]):
         took = f"{clock(seconds(planned, kinds, most))}, {_text(memory(kinds, most))} of memory"
         yield f"{most} at a time, where there are cores for them: {took}"
     if any(not kind.recipe.comm.in_process for kind in kinds):
@@ -200,7 +200,8 @@ def warnings(kinds: Sequence[Kind], *, out: Path, jobs: int, free: float) -> Ite
     if (most := memory(kinds, jobs)) > free:
         fit = that_fit(kinds, jobs, free)
         what = f"{jobs} at a time take {_text(most)}" if jobs > 1 else f"a run takes {_text(most)}"
-        yield f"memory: {what}, and {_text(free)} may be taken" + (f"; {fit} at a time will run" if jobs > 1 else "")
+        will = "one at a time will run all the same" if fit == 1 else f"{fit} at a time will run"
+        yield f"memory: {what}, and {_text(free)} may be taken; {will}"
     if (more := disk(kinds)) > (there := _free_disk(out)):
         yield f"disk: {_text(more)} are to be written to {out}, where {_text(there)} are free; make room, or use --out"
 

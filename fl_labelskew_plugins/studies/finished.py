@@ -184,8 +184,8 @@ def sweep_names(folder: Path) -> dict[str, dict[str, str]]:
     """What a sweep calls the runs in its folder: name of a run's folder to ``setting`` and ``label``."""
     try:
         content = json.loads((folder / SWEEP).read_text(encoding="utf-8"))
-        return {run: {key: clean(name, 60) for key, name in names.items()} for run, names in content.items()}
-    except (OSError, ValueError, AttributeError):  # none, or it was changed: names can be had without
+        return {run: {key: clean(name, 60) for key, name in names.items() if name} for run, names in content.items()}
+    except (OSError, ValueError, AttributeError, RecursionError):  # none, or changed: names can be had without
         return {}
 
 

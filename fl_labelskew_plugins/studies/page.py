@@ -100,7 +100,7 @@ def _summary(frame: DataFrame) -> list[dict[str, Any]]:
 
 def _key(value: Any) -> str:
     """What a cell is sorted by."""
-    return "" if isinstance(value, str) or not math.isfinite(value) else f"{value:.6g}"
+    return "" if isinstance(value, str) or math.isnan(value) else f"{min(value, 1e300):.6g}"
 
 
 def _chart(rows: DataFrame, labels: Sequence[str]) -> dict[str, Any]:

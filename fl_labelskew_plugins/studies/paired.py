@@ -19,14 +19,14 @@ MOST_SEEDS = 1000
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
-    r"""The 95 % interval around their mean, :math:`\bar d \pm t_{0.975, n-1} s / \sqrt n`; NaN for a single one.
+    r"""The 95 % interval around their mean, :math:`\bar d \pm t_{0.975, n-1} s / \sqrt n`; NaN where none differs.
 
     >>> low, high = interval([1.0, 2.0, 3.0])  # 2 ± 4.303 * 1 / sqrt(3)
     >>> round(low, 3), round(high, 3)
     (-0.484, 4.484)
     """
     n = len(differences)
-    if n < 2:
+    if len(set(differences)) < 2:  # what does not vary is no sample of anything
         return math.nan, math.nan
     middle, half = statistics.fmean(differences), _critical(n) * statistics.stdev(differences) / math.sqrt(n)
     return middle - half, middle + half
@@ -38,16 +38,14 @@ def seeds_needed(differences: Sequence[float]) -> float:
     Of this size is: with the mean and the spread that these few differences have, which know both roughly.
 
     Returns:
-        2 at least; infinity for more than :data:`MOST_SEEDS`, NaN for a single difference, and for none at all.
+        2 at least; infinity for more than :data:`MOST_SEEDS`, NaN where no two of them differ.
 
     >>> seeds_needed([0.0, 1.0, 2.0])  # mean and standard deviation 1
     10
     """
-    if len(differences) < 2 or not any(differences):
+    if len(set(differences)) < 2:
         return math.nan
     middle, spread = abs(statistics.fmean(differences)), statistics.stdev(differences)
-    if not spread:
-        return 2
     seeds = range(2, MOST_SEEDS + 1)
     fewest = bisect_left(seeds, POWER, key=lambda n: power(n, middle / spread))
     return seeds[fewest] if fewest < len(seeds) else math.inf

@@ -39,6 +39,7 @@ Curve = dict[int, list[float]]
 """Round, counted from 1, to the accuracy of each seed."""
 
 PLAIN_OPTIMIZER = "FedAvg"
+FEDAVG = "fedavg"
 NAMES = {
     "method": ("method_args.method", "?"),
     "optimizer": ("train_args.federated_optimizer", PLAIN_OPTIMIZER),
@@ -87,7 +88,11 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
     Args:
         groups: from :func:`grouped`; at least one.
         last: tests that a mean is taken over.
-        baseline: the method that others are compared with, under federated_optimizer FedAvg; or a label.
+        baseline: the method that others are compared with, under federated_optimizer FedAvg; or a label. Of several
+            rows that it fits, each row is compared with the one whose settings beside the method's are nearest.
+
+    Raises:
+        LabelSkewError: no row is the baseline's; FedAvg may be missing.
     """
     import pandas as pd
 
@@ -111,6 +116,8 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
     frame["seeds"] = [len(runs) for runs in counted] * frame["whole"]
     _name_what_differs(frame)
     _name_as_swept(frame)
+    if baseline not in (*frame["label"], *frame["method"], FEDAVG):
+        raise LabelSkewError(f"baseline: {unknown(baseline, names_in(frame, 'label', 'method'))}")
     _measure(frame, last)
     _rank(frame)
     _compare(frame, baseline, last)
@@ -248,9 +255,11 @@ def _name_as_swept(frame: DataFrame) -> None:
 
     settings, labels = names_of("setting"), names_of("label")
     pairs = pd.DataFrame({"by keys": frame["setting"], "by sweep": settings}).drop_duplicates()
-    if settings.notna().all() and not any(pairs[column].duplicated().any() for column in pairs):
+    reserved = "method" in set(settings)  # a pivot's first column
+    if settings.notna().all() and not reserved and not any(pairs[column].duplicated().any() for column in pairs):
         frame["setting"] = frame["place"] = settings
-    if labels.notna().all() and not frame.assign(label=labels).duplicated(["setting", "label"]).any():
+    one_method = frame.groupby(labels)[["method", "optimizer"]].nunique().le(1).all(axis=None)
+    if labels.notna().all() and one_method and not frame.assign(label=labels).duplicated(["setting", "label"]).any():
         frame["label"] = labels
 
 
@@ -306,7 +315,8 @@ def _difference(runs: Sequence[Run], others: Sequence[Run], last: int) -> Sequen
         {run.seed: 100 * value for run in row if (value := run.last("accuracy", last)) is not None}
         for row in (runs, others)
     )
-    differences = [value - theirs[seed] for seed, value in ours.items() if seed in theirs]
+    # rounded, as for the rank: seeds of equal accuracies are equal
+    differences = [round(value - theirs[seed], 9) for seed, value in ours.items() if seed in theirs]
     if not differences:
         return [math.nan] * len(DIFFERENCE)
     middle, needed = statistics.fmean(differences), paired.seeds_needed(differences)

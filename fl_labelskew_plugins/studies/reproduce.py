@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, mistake
 
 from fl_labelskew_plugins.front import start as run
+from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.beside import Expected
@@ -293,6 +294,10 @@ def complete(
         elif state is None:
             run.start(path, settings, run_dir=folder.path, quiet=quiet, pause=pause, host=host, held=folder)
         return state != "done"
+    except (LabelSkewError, SystemExit):
+        if not in_process and (holder := locks.held_by(folder.path)):  # who was faster to start its processes
+            raise locks.HeldError(f"{folder.path}: {holder} is writing this run already", holder) from None
+        raise
     finally:
         folder.release()
         with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ def report(runs: Sequence[Run | str | Path], *, last: int = 5, baseline: str = "
     Args:
         runs: runs, or folders; a folder that holds run folders stands for all of them.
         last: tests that a mean is taken over.
-        baseline: the method whose best accuracy is to be reached.
+        baseline: the method, or a row by its name, whose best accuracy is to be reached and that others differ from.
 
     Raises:
         LabelSkewError: there are none, or some without results.

@@ -325,7 +325,7 @@ def test_report_shows_what_it_can_and_names_the_rest(tmp_path):
 def test_a_baseline_that_was_not_run_is_one_line(tmp_path):
     run = folder(tmp_path / "a", resolved(), [0.5])
     assert errors("report", run, "--baseline", "fedvag") == [
-        "--baseline: 'fedvag' is unknown; allowed: fedavg; did you mean fedavg?"
+        "baseline: 'fedvag' is unknown; allowed: fedavg; did you mean fedavg?"
     ]
 
 

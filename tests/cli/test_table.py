@@ -31,6 +31,7 @@ def test_plain_tables_wrap_their_last_column(monkeypatch):
 
 
 def test_markdown_and_csv_quote():
+    assert table.markdown(["a|<b>"], []) == "| a\\|\\<b> |\n| --- |"
     assert table.markdown(["a"], [["x|y"]]) == "| a |\n| --- |\n| x\\|y |"
     assert table.comma_separated(["a", "b"], [["x,y", 'z"']]) == 'a,b\n"x,y","z"""'
 
@@ -56,6 +57,7 @@ def test_on_a_terminal_the_best_is_bold_and_the_second_underlined():
 def test_columns_go_until_a_line_fits(room, stay):
     head, rows = table.aligned(HEAD, ROWS, 1)
     assert table.fitting(HEAD, rows, ["not there", "rounds", "difference"], room) == stay
+    assert table.fitting(HEAD, rows, ["rounds", "difference"], 45) == [0, 1, 3]  # which is narrow enough
     left = [[row[i] for i in stay] for row in (head, *rows)]
     assert room < 30 or max(map(len, table.plain(left[0], left[1:]).splitlines())) <= room
 

@@ -140,6 +140,22 @@ def test_no_checkpoint_yet_and_a_broken_one(tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "meta",
+    [
+        [1], {"round": "x"}, {}, {"round": 1, "norms": [1]}, {"round": 1, "of_a_later_version": 1},
+        {"round": 1, "clients": {}}, {"round": 1, "states": [1]},
+    ],
+)  # fmt: skip
+def test_a_damaged_or_newer_header_is_a_line(tmp_path, meta):
+    folder = RunFolder(tmp_path)
+    folder.checkpoint.parent.mkdir()
+    header = {"seconds": 1.0} | meta if isinstance(meta, dict) else meta
+    save_atomic({}, folder.checkpoint, {"labelskew": json.dumps(header)})
+    with pytest.raises(LabelSkewError, match=r"latest\.safetensors is no checkpoint of a run: "):
+        folder.load_checkpoint()
+
+
 def test_summary_by_hand():
     tests = [0.2, 0.5, 0.9, 0.7]
     lines = [

@@ -124,7 +124,7 @@ def test_what_does_not_suffice_is_a_line(planned, tmp_path):
     one, two, three = cost.totals(planned, kinds, out=tmp_path, jobs=[4, 9], free=1.6e9)
     assert one.startswith("4 runs left: 1:20 one after the other; 4.0 MB more on disk, ")
     assert two == "2 at a time here: 0:40, 1.5 GB of memory, 1.6 GB may be taken"
-    assert three == "9 at a time, where there are cores for them: 0:20, 2.7 GB of memory"
+    assert three == "4 at a time, where there are cores for them: 0:20, 2.7 GB of memory"
     done = [known(planned, rounds=0)]
     assert list(cost.totals(planned, done, out=tmp_path, jobs=[1], free=1e9)) == ["nothing is left to run"]
 

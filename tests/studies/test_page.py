@@ -132,8 +132,8 @@ def test_axes_name_few_rounds():
     assert page._rounds(1, 1) == [1]
 
 
-def test_what_is_no_number_sorts_last():
-    assert [page._key(value) for value in (0.5, math.nan, math.inf, "3-20")] == ["0.5", "", "", ""]
+def test_what_is_no_number_sorts_last_and_infinity_highest():
+    assert [page._key(value) for value in (0.5, math.nan, math.inf, "3-20")] == ["0.5", "", "1e+300", ""]
 
 
 # In a browser

@@ -297,12 +297,25 @@ def test_a_baseline_may_be_a_row_by_its_name(tmp_path):
     assert numbers(found, "difference") == [[pytest.approx(-10)], [None]]
 
 
+def test_a_last_digit_is_no_difference(tmp_path):
+    # of 360 samples, in three tests
+    hits = {"fedavg": [[4, 10, 16], [7, 14, 19]], "fedlc": [[5, 9, 16], [8, 14, 18]]}
+    runs = [
+        folder(tmp_path / f"{method}{seed}", resolved(seed, method), [right / 360 for right in tests])
+        for method, seeds in hits.items()
+        for seed, tests in enumerate(seeds)
+    ]
+    found = rows_of(*runs, last=3)
+    assert found["accuracy"].nunique() == 2
+    assert printed.texts(found)["difference"].tolist() == ["-", "+0.00"]
+
+
 def test_chosen_columns_come_in_their_order_and_with_their_parts(tmp_path):
     found = rows_of(*of_seeds(tmp_path, "fedavg", [0.5, 0.6]), *of_seeds(tmp_path, "fedrs", [0.7, 0.8]))
     columns = ["best", "peak GPU MB", "difference", "accuracy"]
     texts = printed.texts(found, columns)
     assert texts.columns.tolist() == ["method", "data", "partition", *columns]
-    assert texts.iloc[1].tolist()[3:] == ["75.00 ± 7.07", "-", "+20.00 [20.00, 20.00] better", "75.00 ± 7.07"]
+    assert texts.iloc[1].tolist()[3:] == ["75.00 ± 7.07", "-", "+20.00", "75.00 ± 7.07"]
     assert printed.marks(found, columns).iloc[1].tolist() == [0, 0, 0, 1, 0, 0, 1]
     assert printed.texts(found, columns, split=True).columns.tolist()[len(printed.WORDS) :] == [
         "best", "best_std", "peak GPU MB", "difference", "difference_low", "difference_high", "accuracy",
@@ -388,7 +401,22 @@ def test_names_that_tell_less_than_keys_or_part_what_belongs_together_are_not_us
     assert named(tmp_path) == says
 
 
-@pytest.mark.parametrize("content", ["", "[1]", '{"a": 1}', "\xff"])
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        # a line of a pivot, and a colour, are of one method
+        ({"a": ("x", "base"), "b": ("y", "base")}, [["fedavg", "x", "x"], ["fedlc", "y", "y"]]),
+        ({"a": ("x", "m"), "b": ("method", "n")}, [["m", "iid", "iid"], ["n", "pcdd", "pcdd"]]),  # a pivot's own name
+    ],
+)
+def test_names_that_would_mix_what_a_pivot_parts_are_not_used(tmp_path, names, says):
+    swept(tmp_path, names, {"a": resolved(0, "fedavg"), "b": resolved(0, "fedlc", "pcdd")})
+    assert named(tmp_path) == says
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[1]", '{"a": 1}', "\xff", "[" * 200_000, '{"a": {"setting": "", "label": ""}}']
+)
 def test_a_damaged_file_of_names_is_none(tmp_path, content):
     folder(tmp_path / "a", resolved(), [0.5])
     (tmp_path / "sweep.json").write_text(content)

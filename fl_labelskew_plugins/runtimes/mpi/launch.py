@@ -91,7 +91,7 @@ def slots(hostfile: str) -> int:
     lines = [words for line in text.splitlines() if (words := line.partition("#")[0].split())]
     try:
         socket.create_server((lines[0][0], 0)).close()  # which is possible with an address of this machine's alone
-    except (IndexError, OSError):
+    except (IndexError, OSError, TypeError, ValueError):
         first = clean(lines[0][0]) if lines else "none"
         what = f"{hostfile}: its first node, {first}, is not this machine, where the server runs"
         raise mistake("comm_args.hostfile", what, "this machine first") from None

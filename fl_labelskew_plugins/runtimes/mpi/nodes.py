@@ -13,7 +13,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.text import clean, counted
+from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.recipe.model import different
 from fl_labelskew_plugins.runs.environment import environment
 from fl_labelskew_plugins.runs.session import Session
@@ -21,6 +21,8 @@ from fl_labelskew_plugins.runtimes.mpi.transport import MPITransport
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
 
 PACKAGE = "fl-labelskew-plugins"
+PATIENCE_S = 60
+"""Seconds after which it is said who is waited for."""
 LOCAL = "data_args.data_cache_dir"
 """The one key of a recipe in which nodes may differ."""
 
@@ -58,7 +60,9 @@ class Nodes:
         self._nodes = {0: socket.gethostname()}
         transport.add_observer(self)
         while len(self._nodes) < transport.size:
-            transport.receive()
+            if not transport.receive(timeout=PATIENCE_S):
+                missing = [str(worker) for worker in range(1, transport.size) if worker not in self._nodes]
+                log.warn(f"worker {few(missing)} has said nothing yet; still waiting")
 
     def name(self, worker: int) -> str:
         """A worker in words; on several nodes, with its node."""

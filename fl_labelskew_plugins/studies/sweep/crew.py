@@ -305,7 +305,8 @@ def _visible(gpu: int) -> str:
 
 def _result(run: Planned) -> str:
     """The last round's measures of a run that is done."""
-    return in_words(read_lines(run.folder.metrics)[-1] | {"loss_terms": {}})
+    lines = read_lines(run.folder.metrics)
+    return in_words(lines[-1] | {"loss_terms": {}}) if lines else "done"
 
 
 def _tidy(file: Path) -> None:

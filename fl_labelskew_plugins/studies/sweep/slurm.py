@@ -82,7 +82,8 @@ def script(runs: Sequence[Planned], words: Sequence[str], extra: Sequence[str] =
         key, equals, value = setting.partition("=")
         form, meaning = FORMS.get(key, ("", ""))
         if not OPTION.fullmatch(key) or not value.isprintable():
-            raise mistake(f"--set-sbatch {clean(setting)}", "is malformed", "KEY=VALUE, or KEY, as in partition=gpu")
+            use = "long options of sbatch without --, such as cpus-per-task=2"
+            raise mistake(f"--set-sbatch {clean(setting)}", "is malformed", use)
         if form and not re.fullmatch(form, value):
             raise mistake(f"--set-sbatch {setting}", "would undo what the script stands on", meaning)
         options[key] = (options[key] or "") + value if key == "array" else value if equals else None
@@ -135,6 +136,8 @@ def _cores(run: Planned) -> int:
     if not comm.over_mpi:
         use = "sp or MPI, or labelskew sweep without --slurm"
         raise mistake(f"{run.name}: comm_args.backend", f"{comm.backend}: silos of two tasks may meet on a node", use)
+    if comm.hostfile is not None:
+        raise mistake(f"{run.name}: comm_args.hostfile", "a task has one node, and no say in which", "null")
     if comm.workers is None:
         raise mistake(f"{run.name}: comm_args.workers", "null leaves open how many cores a task needs", "a number")
     return threads * (comm.workers + 1)

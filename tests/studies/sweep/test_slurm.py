@@ -86,7 +86,7 @@ def test_what_a_run_needs_and_what_its_user_wants(dry):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--set-sbatch", "a b=c"], "--set-sbatch a b=c: is malformed; use KEY=VALUE, or KEY, as in partition=gpu"),
+        (["--set-sbatch", "a b=c"], "--set-sbatch a b=c: is malformed; use long options of sbatch without --, such "),
         (["--set-sbatch", "mem=1\n#SBATCH --wrap=id"], "--set-sbatch mem=1?#SBATCH --wrap=id: is malformed; use "),
         (["--set-sbatch", "array=0-99"], "--set-sbatch array=0-99: would undo what the script stands on; use %N, the "),
         (["--set-sbatch", "signal=9"], "--set-sbatch signal=9: would undo what the script stands on; use B:USR1@"),
@@ -95,6 +95,10 @@ def test_what_a_run_needs_and_what_its_user_wants(dry):
         (
             ["--set", "comm_args.backend=GRPC", "--set", "common_args.training_type=cross_silo"],
             "fedavg-seed0: comm_args.backend: GRPC: silos of two tasks may meet on ",
+        ),
+        (
+            ["--set", "comm_args.backend=MPI", "--set", "comm_args.workers=1", "--set", "comm_args.hostfile=hosts"],
+            "fedavg-seed0: comm_args.hostfile: a task has one node, and no say in which; use null",
         ),
         (["--out", "/a\nb"], "/a?b: has letters that fit no line of a script; use another folder"),
     ],

@@ -55,6 +55,8 @@ def test_what_is_wrong_with_a_task_is_one_line(write, tmp_path, monkeypatch):
     assert errors("sweep", file, "--task") == [f"SLURM_ARRAY_TASK_ID: there is no task 7; {use}"]
     both = "--task and --tasks-file both choose combinations; use one of them"
     assert errors("sweep", file, "--task", "1", "--tasks-file", chunk) == [both]
+    alone = "--tasks: prints a number and nothing else; use it with --set and --only alone"
+    assert errors("sweep", file, "--tasks", "--task", "99") == errors("sweep", file, "--tasks", "--dry-run") == [alone]
     where = f"--tasks-file {chunk}"
     assert errors("sweep", file, "--tasks-file", chunk) == [f"{where}: cannot be read: No such file or directory"]
     chunk.write_text("# none\n")
