@@ -476,6 +476,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.tiny:
         options.rounds, options.silos, options.every = 6, 2, 1.5
+        options.set.append("train_args.epochs=60")  # else its rounds are over before the first fault
     disks = mounts()
     with contextlib.ExitStack() as stack:
         stack.enter_context(interrupting())
