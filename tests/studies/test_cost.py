@@ -173,7 +173,7 @@ def test_what_was_tried_is_gone_on_with_to_the_same_bytes(planned, write, tmp_pa
         test = max(0.0, warming - later)  # after rounds 1, 4, 7 and 8 of 8
         assert float(table[name]["s/round"]) == pytest.approx(plain + test * 4 / 8, rel=0.01)
         assert table[name]["memory"] == f"{timings[1]['peak_mb']:.1f} MB"
-    assert "\n500 at a time, where there are cores for them: 0:" in first.stdout
+    assert " at a time, where there are cores for them: 0:" in first.stdout
     assert "not counted: 1 kind of run that nothing is known of" in first.stdout
     expected = {kind.runs[0].name: kind.measured for kind in cost.kinds(planned)}
 
