@@ -228,3 +228,10 @@ def test_a_picture_that_cannot_be_drawn_is_a_warning(tmp_path, capsys):
     with plots.forgiving(tmp_path / "a.png"):
         raise ValueError("\n$\\frac{$\x1b[2J")
     assert capsys.readouterr().err == f"warning: {tmp_path}/a.png cannot be drawn: ValueError: ?$\\frac{{$?[2J\n"
+
+
+@pytest.mark.parametrize("rounds", [(1, 1), (1, 8), (8, 1, 1)])
+def test_settings_of_a_single_round_are_drawn_beside_others(tmp_path, rounds):
+    settings = {f"s{n}": {"fedavg": {at: [0.5] for at in range(1, last + 1)}} for n, last in enumerate(rounds)}
+    compare(settings, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 1000

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, RunError
 from recipe_texts import DIGITS
 from safetensors.torch import load_file, save_file
 
@@ -66,6 +66,18 @@ def test_a_run_that_breaks_off_anywhere_keeps_the_same_best(whole, tmp_path, sto
     fl.open(tmp_path / "run").resume(quiet=True)
     assert (tmp_path / "run/best.safetensors").read_bytes() == (whole[0].folder / "best.safetensors").read_bytes()
     assert (tmp_path / "run/MODEL_CARD.md").read_bytes() == (whole[0].folder / "MODEL_CARD.md").read_bytes()
+
+
+def test_who_has_lost_a_run_leaves_the_states_of_who_has_taken_it(tmp_path):
+    record = fl.simulate(RECIPE, tmp_path / "run")._record
+    record.folder.hold()
+    record.states.memory_bytes = 0
+    record.states.put(3, 0, {"w": torch.ones(2)})
+    (state,) = record.folder.states.iterdir()
+    (tmp_path / "run" / ".lock").write_text('{"pid": 7, "machine": "north"}')
+    with pytest.raises(RunError, match="process 7 on north has taken this run over"):
+        record.abandon()
+    assert state.exists()
 
 
 @pytest.mark.parametrize("back", [4, 6])
