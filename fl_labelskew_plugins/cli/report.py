@@ -45,8 +45,6 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
     """The table in one of :data:`FORMATS`; for a terminal of ``room`` letters, with what has room there."""
     from fl_labelskew_plugins.studies import printed
 
-    if pivot:
-        rows = rows[rows["whole"]]  # nothing would say there that a run is not
     texts, marks = printed.texts(rows, columns, split=form == "csv"), printed.marks(rows, columns)
     words = 1 if pivot else len(texts.columns.intersection(printed.WORDS))
     if pivot:
@@ -96,8 +94,6 @@ def save(rows: DataFrame, path: Path, columns: Sequence[str], *, pivot: bool) ->
     if form != "parquet":
         write_text(path, shown(rows, form, columns, pivot=pivot) + "\n")
         return
-    if pivot:
-        rows = rows[rows["whole"]]
     numbers = printed.numbers(rows, columns)
     with replacing(path) as part:
         (printed.pivoted(rows, numbers, float("nan")) if pivot else numbers).to_parquet(part, index=False)
@@ -189,6 +185,8 @@ def report_command(
     if read:
         every = report.rows(report.grouped(read), last, baseline)
         rows = report.only(every, only)
+        if pivot and not rows["whole"].any():
+            raise mistake("--pivot", "no run has all its rounds yet", "the table without it")
         click.echo(shown(rows, form, columns, pivot=pivot, room=room()))
         for note in report.notes(every, read):
             click.echo(note, err=True)

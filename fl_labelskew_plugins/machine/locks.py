@@ -56,8 +56,8 @@ class HeldError(LabelSkewError):
 class Lock:
     """A lock that this process holds."""
 
-    def __init__(self, folder: Path, what: str, content: bytes) -> None:
-        self._folder, self._what, self._content = folder, what, content
+    def __init__(self, folder: Path, content: bytes) -> None:
+        self._folder, self._content = folder, content
 
     def check(self) -> None:
         """Raise RunError where another process has taken it over, because this one gave no sign of life."""
@@ -67,7 +67,7 @@ class Lock:
         if chain[-1][1] != self._content:
             holder = _holder(chain[-1][1])
             raise RunError(
-                f"{self._folder}: {holder} has taken this {self._what} over, since this process had stood still; "
+                f"{self._folder}: {holder} has taken this run over, since this process had stood still; "
                 "nothing was written since"
             )
 
@@ -78,12 +78,11 @@ def belongs(name: str) -> bool:
 
 
 @contextmanager
-def alone(folder: Path, what: str, *, lease: float = LEASE_S, patience: float = PATIENCE_S) -> Iterator[Lock]:
-    """Hold the folder's lock.
+def alone(folder: Path, *, lease: float = LEASE_S, patience: float = PATIENCE_S) -> Iterator[Lock]:
+    """Hold the lock of a run's folder.
 
     Args:
         folder: an existing one.
-        what: whose folder it is: ``run``.
         lease: seconds without a touch after which other machines take it over.
         patience: seconds for which another process that holds it is waited for.
 
@@ -93,7 +92,7 @@ def alone(folder: Path, what: str, *, lease: float = LEASE_S, patience: float = 
     """
     content = json.dumps({**_me(), "lease": lease, "token": secrets.token_hex(8)}).encode()
     try:
-        handle = _taken(folder, what, content, patience)
+        handle = _taken(folder, content, patience)
     except OSError as error:
         raise LabelSkewError(f"{folder}: cannot be written: {error.strerror}; use another folder") from None
     done = threading.Event()
@@ -107,7 +106,7 @@ def alone(folder: Path, what: str, *, lease: float = LEASE_S, patience: float = 
     beat.start()
     owner = os.getpid()
     try:
-        yield Lock(folder, what, content)
+        yield Lock(folder, content)
     finally:
         done.set()
         beat.join()
@@ -128,7 +127,7 @@ def held_by(folder: Path) -> str:
     return ""
 
 
-def _taken(folder: Path, what: str, content: bytes, patience: float) -> int:
+def _taken(folder: Path, content: bytes, patience: float) -> int:
     """Descriptor of the lock's file, now this process's."""
     until = time.monotonic() + patience
     while True:
@@ -151,7 +150,7 @@ def _taken(folder: Path, what: str, content: bytes, patience: float) -> int:
             far = _said(chain[-1][1]).get("here") != _me()["here"]
             dead = f" (after {LEASE_S:.0f} s without a sign of life it is taken for dead)" if far else ""
             use = f"wait until it has ended{dead}, or use another folder"
-            raise HeldError(f"{folder}: {holder} is writing this {what} already; {use}", holder)
+            raise HeldError(f"{folder}: {holder} is writing this run already; {use}", holder)
         else:
             time.sleep(0.1)
 

@@ -140,7 +140,7 @@ class RunFolder:
         """
         if self._lock is None:
             self.create()
-            self._lock = self._stack.enter_context(locks.alone(self.path, "run", patience=patience))
+            self._lock = self._stack.enter_context(locks.alone(self.path, patience=patience))
 
     def release(self) -> None:
         """Let others write here, if it was held."""

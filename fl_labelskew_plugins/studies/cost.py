@@ -12,7 +12,7 @@ import json
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -38,8 +38,6 @@ PROBE = Pause(PROBED, math.inf)
 """When a run stops that is begun to see what it takes."""
 DECIMALS = ("train_args", "method_args", "partition_args", "privacy_args")
 """Sections in which the size of a decimal changes nothing of what a run takes."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -118,11 +118,14 @@ def marks(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
 def pivoted(frame: DataFrame, table: DataFrame, empty: Any) -> DataFrame:
     """A table of these rows with a row for each label and a column for each setting, as papers print it.
 
+    Of whole runs alone, as nothing says there that one is not.
+
     Args:
         frame: from :func:`.report.rows`.
         table: its :func:`texts`, :func:`marks` or :func:`numbers`; of several measures each setting has all.
         empty: what stands where nothing was run.
     """
+    frame, table = frame[frame["whole"]], table[frame["whole"]]
     measures = [name for name in table if name not in WORDS]
     labels, settings = frame["label"].unique(), frame["setting"].unique()
     wide = table[measures].set_index([frame["label"], frame["setting"]])

@@ -111,3 +111,11 @@ def test_a_terminal_gets_what_it_has_room_for(runs):
     words = " ".join(left_out.split())
     assert words.startswith("rounds, ")
     assert words.endswith("s/round, peak MB; a wider terminal, or a pipe, has them")
+
+
+def test_a_pivot_is_of_whole_runs_alone(tmp_path):
+    folder(tmp_path / "a", resolved() | {"train_args": {"comm_round": 9}}, [0.5])
+    assert errors("report", tmp_path, "--pivot") == ["--pivot: no run has all its rounds yet; use the table without it"]
+    folder(tmp_path / "b", resolved(method="fedlc"), [0.5])
+    head, row = call("report", tmp_path, "--pivot").output.splitlines()[:2]
+    assert (head.split(), row.split()) == (["method", "iid"], ["fedlc", "50.00"])

@@ -16,7 +16,7 @@ from fl_labelskew_plugins.machine import locks
 HOLD = """
 import pathlib, sys, time
 from fl_labelskew_plugins.machine import locks
-with locks.alone(pathlib.Path(sys.argv[1]), "run", lease=float(sys.argv[2])) as lock:
+with locks.alone(pathlib.Path(sys.argv[1]), lease=float(sys.argv[2])) as lock:
     print("held", flush=True)
     sys.stdin.readline()
     try:
@@ -37,7 +37,7 @@ def hold(folder, lease=locks.LEASE_S, *, before=()):
 
 
 def refused(folder):
-    with pytest.raises(locks.HeldError) as error, locks.alone(folder, "run", patience=0):
+    with pytest.raises(locks.HeldError) as error, locks.alone(folder, patience=0):
         pass
     return error.value
 
@@ -51,7 +51,7 @@ def test_a_second_process_is_told_of_the_first_whose_end_frees_the_folder(tmp_pa
     first.kill()
     os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and has its number still
     assert locks.held_by(tmp_path) == ""
-    with locks.alone(tmp_path, "run") as lock:
+    with locks.alone(tmp_path) as lock:
         lock.check()
         assert locks.held_by(tmp_path) == f"process {os.getpid()}"
     first.wait()
@@ -74,7 +74,7 @@ def test_another_machine_keeps_its_lock_while_it_lives_and_loses_it_when_it_stan
     while locks.held_by(tmp_path):
         assert time.monotonic() < stopped + 20
     assert time.monotonic() - stopped > lease / 2
-    with locks.alone(tmp_path, "run") as lock:
+    with locks.alone(tmp_path) as lock:
         os.kill(inner, signal.SIGCONT)
         said, _ = far.communicate("\n", timeout=20)  # it has awoken, and looks before it writes
         lock.check()
@@ -95,10 +95,10 @@ def test_a_number_that_is_used_again_is_another_process(tmp_path):
     written(tmp_path, **me)
     assert refused(tmp_path).holder == f"process {os.getpid()}"
     written(tmp_path, **{**me, "began": "1"})
-    with locks.alone(tmp_path, "run"):
+    with locks.alone(tmp_path):
         pass
     written(tmp_path, **{**me, "pid": 2**40})
-    with locks.alone(tmp_path, "run"):
+    with locks.alone(tmp_path):
         pass
 
 
@@ -114,7 +114,7 @@ def test_a_lock_of_another_start_of_the_machine_is_stale_when_nobody_has_touched
     for away in (-1, 1):  # a clock may have been put back
         os.utime(file, (now, now + away * (locks.LEASE_S + 1)))
         assert locks.held_by(tmp_path) == ""
-    with locks.alone(tmp_path, "run"):
+    with locks.alone(tmp_path):
         assert len([*tmp_path.iterdir()]) == 2
         assert all(locks.belongs(file.name) for file in tmp_path.iterdir())
         refused(tmp_path)
@@ -129,7 +129,7 @@ def test_a_task_that_slurm_has_put_back_takes_over_what_it_held_on_a_node_that_d
     monkeypatch.setenv("SLURM_JOB_ID", "8")
     refused(tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    with locks.alone(tmp_path, "run"):
+    with locks.alone(tmp_path):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -143,7 +143,7 @@ def test_of_many_that_find_a_stale_lock_one_alone_takes_it_over(tmp_path):
             start.wait()
             stack = ExitStack()
             try:
-                held.append((stack.enter_context(locks.alone(tmp_path, "run", patience=0)), stack))
+                held.append((stack.enter_context(locks.alone(tmp_path, patience=0)), stack))
             except locks.HeldError:
                 held.append(None)
 
@@ -159,7 +159,7 @@ def test_of_many_that_find_a_stale_lock_one_alone_takes_it_over(tmp_path):
             os.utime(chain[-1][0], (LONG_AGO, LONG_AGO))
             chain[-1][0].write_text("{}")
             os.utime(chain[-1][0], (LONG_AGO, LONG_AGO))
-            with locks.alone(tmp_path, "run"), pytest.raises(RunError, match="has taken this run over"):
+            with locks.alone(tmp_path), pytest.raises(RunError, match="has taken this run over"):
                 lock.check()
         stack.close()
         assert not list(tmp_path.iterdir())
@@ -185,7 +185,7 @@ def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
     whole = os.write
     for written in (lambda *_: 3, lambda *_: whole(-1, b"")):
         monkeypatch.setattr(os, "write", written)
-        with pytest.raises(LabelSkewError, match=r"cannot be written: ") as error, locks.alone(tmp_path, "run"):
+        with pytest.raises(LabelSkewError, match=r"cannot be written: ") as error, locks.alone(tmp_path):
             pass
         assert type(error.value) is LabelSkewError
         assert not list(tmp_path.iterdir())
@@ -194,7 +194,7 @@ def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
 def test_a_process_that_is_forked_lets_nobody_in(tmp_path):
     child = 1
     try:
-        with locks.alone(tmp_path, "run") as lock:
+        with locks.alone(tmp_path) as lock:
             if child := os.fork():
                 os.waitpid(child, 0)
                 lock.check()
@@ -206,6 +206,6 @@ def test_a_process_that_is_forked_lets_nobody_in(tmp_path):
 def test_a_folder_where_nothing_can_be_written_is_one_line(tmp_path):
     with (
         pytest.raises(LabelSkewError, match="missing: cannot be written: No such file or directory; use another"),
-        locks.alone(tmp_path / "missing", "run"),
+        locks.alone(tmp_path / "missing"),
     ):
         pass

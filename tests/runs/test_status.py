@@ -192,12 +192,12 @@ assert not (heavy := sys.modules.keys() & {{"torch", "fedml", "numpy", "pydantic
 
 def test_the_lock_is_as_it_was_after_somebody_has_looked(tmp_path):
     assert locks.held_by(tmp_path) == ""
-    with locks.alone(tmp_path, "run"):
+    with locks.alone(tmp_path):
         assert re.fullmatch(r"process \d+", locks.held_by(tmp_path))
         assert re.fullmatch(r"process \d+", locks.held_by(tmp_path))
     assert locks.held_by(tmp_path) == ""
     (tmp_path / locks.NAME).write_text("of a version that touched no lock")
     os.utime(tmp_path / locks.NAME, (0, 0))
     assert locks.held_by(tmp_path) == ""
-    with locks.alone(tmp_path, "run"):
+    with locks.alone(tmp_path):
         pass

@@ -17,7 +17,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
@@ -35,7 +35,7 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause, clock, in_words
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
 from fl_labelskew_plugins.studies import report
-from fl_labelskew_plugins.studies.reproduce import complete
+from fl_labelskew_plugins.studies.reproduce import Say, complete
 from fl_labelskew_plugins.studies.sweep.plan import Planned, missing, states_of
 
 SHARE = 0.8
@@ -47,8 +47,6 @@ ELSEWHERE = 75
 HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.single"]
 PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.backend_agg", "sklearn.datasets"]
 """What runs in one process import, with FedML where it is installed; before all of them comes :mod:`.forkserver`."""
-
-Say = Callable[[str], None]
 
 
 def run_all(
