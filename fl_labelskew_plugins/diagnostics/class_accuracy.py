@@ -82,7 +82,10 @@ class ClassAccuracy(Diagnostic):
         plots.save(figure, self.picture)
 
 
-KINDS = ("before, classes the client holds", "before, classes it lacks", "after aggregation")
+KINDS = (
+    *("before aggregation, classes the client holds", "before aggregation, classes it lacks"),
+    "after aggregation",
+)
 
 
 def _percent(line: dict[str, Any], label: str) -> dict[int, float]:
