@@ -208,8 +208,8 @@ def charts(
     look = looks({label: (methods or {}).get(label, label) for label in labels})
     settings = list(dict.fromkeys(setting for settings in measures.values() for setting in settings))
     stacked = len(settings) == 1 and len(measures) > 1
-    form = {"chart": 2.2, "height": 0.45} if stacked else {"chart": 1.5}
-    with panels(list(measures), settings, width, **form) as made:
+    chart, height = (2.2, 0.45) if stacked else (1.5, 0.62)
+    with panels(list(measures), settings, width, chart=chart, height=height) as made:
         lines: dict[str, Any] = {}
         for (measure, setting), axes in made.axes.items():
             for label, rounds in measures[measure].get(setting, {}).items():

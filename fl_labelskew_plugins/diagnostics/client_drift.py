@@ -51,7 +51,7 @@ class ClientDrift(Diagnostic):
         self._parameters = [name for name, _ in scene.trainer.model.named_parameters()]
         self._start: Weights = {}
         self._clients: list[int] = []
-        self._updates = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=folder.parent)  # noqa: SIM115
+        self._updates = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=str(folder.parent))  # noqa: SIM115
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
         """Keep the client's update."""
@@ -59,7 +59,7 @@ class ClientDrift(Diagnostic):
             self._updates.seek(0)
         self._start = start
         self._clients.append(client)
-        self._updates.write(self._change(upload).numpy().tobytes())
+        self._updates.write(self._change(upload).numpy().data)
 
     def aggregated(self, round: int, weights: Weights) -> None:
         """A line for each client, and one for the global model, which has only a norm."""

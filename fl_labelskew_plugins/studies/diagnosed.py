@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -13,7 +13,7 @@ from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.machine.files import read_lines
-from fl_labelskew_plugins.machine.text import clean, few
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.diagnostics import Name
 from fl_labelskew_plugins.recipe.mistakes import unknown
 from fl_labelskew_plugins.studies import report
@@ -30,6 +30,8 @@ STAGES = {"start": "client before training", "local": "client after training", "
 """Of a round, and what a row of panels calls them."""
 LABELLED = 20
 """Classes of a heat map that have room for their names."""
+SOME = 4
+"""Runs that an error names."""
 Read = TypeVar("Read")
 
 
@@ -94,9 +96,14 @@ def _check_recorded(frame: DataFrame, name: str, suffix: str) -> None:
     having = [run.name for run in runs if _file(run, f"diagnostics/{name}{suffix}").is_file()]
     lacking = [run.name for run in runs if run.name not in having]
     if lacking:
-        others = f"recorded by {few(having, 4)}" if having else "no run has it"
+        others = f"recorded by {_some(having)}" if having else "no run has it"
         use = f"runs of a recipe with tracking_args.diagnostics: [{name}]"
-        raise mistake(f"--diagnostic {name}", f"not recorded by {few(lacking, 4)}; {others}", use)
+        raise mistake(f"--diagnostic {name}", f"not recorded by {_some(lacking)}; {others}", use)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SOME} more" if len(names) > SOME else ""
+    return ", ".join(map(clean, names[:SOME])) + more
 
 
 def _read(file: Path, read: Callable[[Path], Read]) -> Read:
@@ -160,9 +167,10 @@ def _points(frame: DataFrame, name: str, kind: type[Points], path: Path, width: 
             for row, stage in rows.items():
                 axes = made.axes[row, column]
                 said = axes.get_ylabel()
-                kind.panel(axes, *stages[stage], scale)
+                points, proxies, labels, held = stages[stage]
+                kind.panel(axes, points, proxies, labels, held, scale)
                 plots.bare(axes, said)
-                names = _class_names(run, len(stages[stage][1]))
+                names = _class_names(run, len(proxies))
                 for handle, number in zip(*axes.get_legend_handles_labels(), strict=True):
                     legend.setdefault(names[int(number)], handle)
         plots.legend_above(made.picture, list(legend.values()), list(legend), handlelength=1.0, markerscale=1 / scale)
