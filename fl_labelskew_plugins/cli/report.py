@@ -238,7 +238,7 @@ def report_command(
     labelskew report runs/sweep_digits --only fedavg --only fedlc
     labelskew report runs/sweep_digits --columns accuracy,difference
     labelskew report runs/sweep_digits --pivot --save table.tex
-    labelskew report runs/sweep_digits --plot drift.pdf --size icml --diagnostic client_drift
+    labelskew report runs/sweep_digits --plot drift.pdf --diagnostic client_drift
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
     from fl_labelskew_plugins.recipe.mistakes import unknown
     from fl_labelskew_plugins.studies import printed, report

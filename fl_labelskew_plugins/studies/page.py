@@ -216,15 +216,15 @@ def _classes(frame: DataFrame) -> dict[str, dict[str, Any]]:
 
 def _confusions(frame: DataFrame) -> dict[str, dict[str, dict[str, Any]]]:
     """Setting to label to the final models' confusion matrix, a heat map or, of many classes, ``pairs``."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    maps: dict[str, dict[str, dict[str, Any]]] = {}
     for setting, label, runs in zip(frame["setting"], frame["label"], frame["runs"], strict=True):
         matrix = confused.summed(runs)
         if matrix is not None:
             lines = zip(matrix.names, matrix.shares.tolist(), strict=True)
             few = len(matrix.names) <= MOST_LABELS
             shown = _heat_map(matrix.names, lines, 0, 100, ".0f") if few else {"pairs": matrix.pairs()}
-            found.setdefault(setting, {})[label] = shown
-    return found
+            maps.setdefault(setting, {})[label] = shown
+    return maps
 
 
 def _costs(frame: DataFrame, labels: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
