@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import numpy as np
 from fl_labelskew_registry import LabelSkewError, mistake
+from numpy.typing import NDArray
 
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.machine.files import read_lines
@@ -117,15 +118,18 @@ def _read(file: Path, read: Callable[[Path], Read]) -> Read:
     try:
         return read(file)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
-        raise LabelSkewError(f"{clean(file)}: cannot be read: {clean(f'{type(error).__name__}: {error}')}") from None
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise LabelSkewError(f"{clean(file)}: cannot be read: {clean(reason)}") from None
 
 
-def _partition(run: Run) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[str]]:
-    """Training samples ``(K, C)`` of a run's clients, and the clients' names."""
+def _partition(run: Run) -> NDArray[np.int64]:
+    """Training samples ``(K, C)`` of a run's clients."""
 
-    def read(file: Path) -> tuple[np.ndarray[Any, np.dtype[np.int64]], list[str]]:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return np.array(content["counts"], np.int64).reshape(len(content["clients"]), -1), content["clients"]
+    def read(file: Path) -> NDArray[np.int64]:
+        counts = np.array(json.loads(file.read_text(encoding="utf-8"))["counts"], np.int64)
+        if counts.ndim != 2:
+            raise ValueError("counts is no table")
+        return counts
 
     return _read(_file(run, "partition.json"), read)
 
@@ -139,7 +143,7 @@ def _stages(run: Run, name: str, kind: type[Points]) -> dict[str, tuple[Any, ...
     """Of each stage of a run's last recorded round what :meth:`.Points.panel` draws."""
     from safetensors.torch import load_file
 
-    counts, _ = _partition(run)
+    counts = _partition(run)
 
     def read(file: Path) -> dict[str, tuple[Any, ...]]:
         kept = load_file(file)
@@ -159,7 +163,7 @@ def _points(frame: DataFrame, name: str, kind: type[Points], path: Path, width: 
     columns = (frame["label"] + (", " + frame["setting"] if several else "")).tolist()
     runs = [runs[0] for runs in frame["runs"]]
     rows, space = {STAGES[stage]: stage for stage in kind.stages}, {"projection": "3d" if kind.three_d else None}
-    legend: dict[str, Any] = {}
+    legend: dict[int, tuple[Any, str]] = {}
     with plots.panels(list(rows), columns, width, height=0.9, share=False, subplot_kw=space) as made:
         scale = made.side / kind.width
         for column, run in zip(columns, runs, strict=True):
@@ -172,15 +176,16 @@ def _points(frame: DataFrame, name: str, kind: type[Points], path: Path, width: 
                 plots.bare(axes, said)
                 names = _class_names(run, len(proxies))
                 for handle, number in zip(*axes.get_legend_handles_labels(), strict=True):
-                    legend.setdefault(names[int(number)], handle)
-        plots.legend_above(made.picture, list(legend.values()), list(legend), handlelength=1.0, markerscale=1 / scale)
+                    legend[int(number)] = handle, names[int(number)]  # the last one is solid, as of the global model
+        handles, texts = zip(*(legend[number] for number in sorted(legend)), strict=True)
+        plots.legend_above(made.picture, handles, texts, handlelength=1.0, markerscale=1 / scale)
         plots.save(made.picture, path, made.dpi)
 
 
 def _partitions(frame: DataFrame, path: Path, width: float | None) -> None:
     first = frame.drop_duplicates("setting")
     runs = {setting: runs[0] for setting, runs in zip(first["setting"], first["runs"], strict=True)}
-    tables = {setting: _partition(run)[0] for setting, run in runs.items()}
+    tables = {setting: _partition(run) for setting, run in runs.items()}
     most = max(int(table.max()) for table in tables.values())
     with plots.panels(["class"], list(tables), width, height=0.8, share=False) as made:
         for (_, setting), axes in made.axes.items():
