@@ -8,6 +8,7 @@ import textwrap
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,10 +35,8 @@ def heat_map(
     """
     names = clients or [str(k) for k in range(len(counts))]
     picture, axes = figure(min(16, 2.6 + 0.5 * len(counts)), min(12, 1.6 + 0.38 * len(class_names)))
-    every, ends = math.ceil(len(counts) / ACROSS), (-0.5, len(counts) - 0.5, len(class_names) - 0.5, -0.5)
-    table = counts[::every].T
-    image = axes.imshow(np.where(table == 0, np.nan, table), aspect="auto", cmap="viridis_r", vmin=0, extent=ends)
-    axes.set(xlabel="client" if every == 1 else f"client, 1 of {every} shown", ylabel="class", title=title)
+    image = heat(axes, counts)
+    axes.set(ylabel="class", title=title)
     if len(class_names) <= 40:
         axes.set_yticks(range(len(class_names)), class_names)
     if len(counts) <= 40:
@@ -51,6 +50,15 @@ def heat_map(
                 axes.text(client, label, int(value), ha="center", va="center", fontsize=7, color=color)
     picture.colorbar(image, label="training samples")
     save(picture, path)
+
+
+def heat(axes: Any, counts: np.ndarray[Any, np.dtype[np.int64]], most: int | None = None) -> Any:
+    """The image, which is returned, of :func:`heat_map`, whose darkest colour is ``most`` samples."""
+    every, ends = math.ceil(len(counts) / ACROSS), (-0.5, len(counts) - 0.5, counts.shape[1] - 0.5, -0.5)
+    table = np.where(counts == 0, np.nan, counts)[::every].T
+    image = axes.imshow(table, aspect="auto", cmap="viridis_r", vmin=0, vmax=most, extent=ends)
+    axes.set_xlabel("client" if every == 1 else f"client, 1 of {every} shown")
+    return image
 
 
 def confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path: Path, *, title: str) -> None:
@@ -166,50 +174,168 @@ def compare(
         methods: of each label, which :func:`looks` goes by; default: the labels themselves.
         width: of a paper's column, in inches, for a picture of just that with letters of 7 and 8 points.
     """
+    percent = {
+        setting: {
+            label: {r: [100 * value for value in values] for r, values in rounds.items()}
+            for label, rounds in groups.items()
+        }
+        for setting, groups in settings.items()
+    }
+    charts({"accuracy in %": percent}, path, methods=methods, width=width, limits=(0, 100))
+
+
+def charts(
+    measures: Mapping[str, Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]],
+    path: Path,
+    *,
+    methods: Mapping[str, str] | None = None,
+    width: float | None = None,
+    limits: tuple[float, float] = (-math.inf, math.inf),
+    log: bool = False,
+) -> None:
+    """Curves over the rounds as :func:`compare` draws them, a chart for each measure and setting.
+
+    Args:
+        measures: what an axis measures, to setting to label to round to the value of each seed.
+        path: the file.
+        methods: as for :func:`compare`.
+        width: as for :func:`compare`.
+        limits: ends of the bands.
+        log: whether values have a logarithmic axis.
+    """
+    every = [groups for settings in measures.values() for groups in settings.values()]
+    labels = list(dict.fromkeys(label for groups in every for label in groups))
+    look = looks({label: (methods or {}).get(label, label) for label in labels})
+    settings = list(dict.fromkeys(setting for settings in measures.values() for setting in settings))
+    stacked = len(settings) == 1 and len(measures) > 1
+    chart, height = (2.2, 0.45) if stacked else (1.5, 0.62)
+    with panels(list(measures), settings, width, chart=chart, height=height) as made:
+        lines: dict[str, Any] = {}
+        for (measure, setting), axes in made.axes.items():
+            for label, rounds in measures[measure].get(setting, {}).items():
+                offset, points = labels.index(label) / len(labels), sorted(rounds.items())
+                lines[label] = _mean_line(axes, points, look[label], width=made.line, offset=offset, limits=limits)
+            if log:
+                axes.set_yscale("log")
+        for axes in made.picture.axes:  # which share what they show of the rounds
+            finish_rounds(axes, loc=None)
+        several = any(len(values) > 1 for groups in every for r in groups.values() for values in r.values())
+        made.picture.supxlabel("round" + "; bands: ± standard deviation over seeds" * several, fontsize="medium")
+        legend_above(made.picture, [lines[label] for label in labels], labels)
+        save(made.picture, path, made.dpi)
+
+
+@dataclass(frozen=True)
+class Panels:
+    """A picture of small multiples.
+
+    Args:
+        picture: all of it.
+        axes: of each row and column.
+        line: width of a line, in points.
+        dpi: of a PNG.
+        side: width of a panel, in inches.
+    """
+
+    picture: Any
+    axes: Mapping[tuple[str, str], Any]
+    line: float
+    dpi: int
+    side: float
+
+
+@contextmanager
+def panels(
+    rows: Sequence[str],
+    columns: Sequence[str],
+    width: float | None,
+    *,
+    chart: float = 1.5,
+    height: float = 0.62,
+    share: bool = True,
+    **more: Any,
+) -> Iterator[Panels]:
+    """Axes for each row and column, whose names are written on them; a row wraps if it has more than fit the width.
+
+    A single column has no name, and its rows lie side by side.
+
+    Args:
+        rows: names for the vertical axes.
+        columns: names for the titles.
+        width: of a paper's column, in inches; default: of a screen.
+        chart: least width of a panel, in inches, in a paper's column; three times that on a screen.
+        height: of a panel, in its widths.
+        share: whether axes are shared, those of the rounds by all, those of the values in a row.
+        more: for matplotlib's ``subplots``.
+    """
     import matplotlib
 
-    labels = list(dict.fromkeys(label for groups in settings.values() for label in groups))
-    look = looks({label: (methods or {}).get(label, label) for label in labels})
-    letters, line, dpi, chart = (SMALL, 1.0, 300, 1.5) if width else ({"legend.fontsize": 8.0}, 1.5, 110, 4.4)
-    width = width or max(8.0, min(len(settings), 3) * chart)
-    rows = math.ceil(len(settings) / int(width / chart))
-    columns = math.ceil(len(settings) / rows)  # so that no row is much shorter than the others
+    letters, line, dpi = (SMALL, 1.0, 300) if width else ({"legend.fontsize": 8.0}, 1.5, 110)
+    least = chart if width else 4.4 / 1.5 * chart
+    several = len(columns) > 1
+    across = len(columns if several else rows)
+    width = width or max(8.0, min(across, 3) * least)
+    deep = math.ceil(across / max(1, int(width / least + 1e-9)))
+    wide = math.ceil(across / deep)  # so that no row is much shorter than the others
+    deep *= len(rows) if several else 1
+    side = width / wide
     with matplotlib.rc_context(letters):
-        height = 0.3 + rows * (0.3 + 0.62 * width / columns)
-        picture, grid = figure(width, height, columns, nrows=rows, **SHARED)
-        lines: dict[str, Any] = {}
-        for axes, (setting, groups) in zip(grid.flat, settings.items(), strict=False):
-            for label, rounds in groups.items():
-                offset = labels.index(label) / len(labels)
-                lines[label] = _mean_line(axes, rounds, look[label], width=line, offset=offset)
-            room = int(width / columns * 72 / (0.6 * matplotlib.rcParams["font.size"]))
-            axes.set_title(textwrap.fill(clean(setting), room) if len(settings) > 1 else "", fontsize="medium")
-        for axes in grid.flat[len(settings) :]:
-            axes.remove()
-        for axes in picture.axes:  # which share what they show of the rounds
-            finish_rounds(axes, loc=None)
-        for axes in grid.flat[len(settings) - columns : len(settings)]:
-            axes.tick_params(labelbottom=True)  # also where there is no chart below
-        several = any(len(values) > 1 for groups in settings.values() for r in groups.values() for values in r.values())
-        picture.supxlabel("round" + "; bands: ± standard deviation over seeds" * several, fontsize="medium")
-        for axes in grid[:, 0]:
-            axes.set_ylabel("accuracy in %")
-        _legend_above(picture, [lines[label] for label in labels], labels)
-        save(picture, path, dpi)
+        picture, grid = figure(width, 0.3 + deep * (0.3 + height * side), wide, nrows=deep, squeeze=False, **more)
+        letter = 72 / (0.6 * matplotlib.rcParams["font.size"])  # letters of an inch
+        free = list(grid.flat)
+        axes: dict[tuple[str, str], Any] = {}
+        for row in rows:
+            for number, column in enumerate(columns):
+                one = axes[row, column] = free.pop(0)
+                if number % wide == 0:
+                    one.set_ylabel(textwrap.fill(clean(row), int(height * side * letter)))
+                if several and (row == rows[0] or wide < len(columns)):
+                    one.set_title(textwrap.fill(clean(column), int(side * letter)), fontsize="medium")
+            for _ in range(-len(columns) % wide if several else 0):
+                free.pop(0).remove()
+        for one in free:
+            one.remove()
+        if share:
+            _share(axes)
+        yield Panels(picture, axes, line, dpi, side)
 
 
-def _mean_line(axes: Any, rounds: Mapping[int, Sequence[float]], look: Look, *, width: float, offset: float) -> Any:
+def _share(panels: Mapping[tuple[str, str], Any]) -> None:
+    """Share the axes of the rounds among all panels, those of the values in a row; inner ones go without numbers."""
+    places = {key: axes.get_subplotspec() for key, axes in panels.items()}
+    taken = {(place.rowspan.start, place.colspan.start) for place in places.values()}
+    first, first_column = next(iter(panels))
+    for (row, column), axes in panels.items():
+        place, whole, of_row = places[row, column], panels[first, first_column], panels[row, first_column]
+        if axes is not whole:
+            axes.sharex(whole)
+        if axes is not of_row:
+            axes.sharey(of_row)
+            axes.tick_params(which="both", labelleft=place.colspan.start == 0)
+        axes.tick_params(labelbottom=(place.rowspan.start + 1, place.colspan.start) not in taken)
+
+
+def _mean_line(
+    axes: Any,
+    points: Sequence[tuple[int, Sequence[float]]],
+    look: Look,
+    *,
+    width: float,
+    offset: float,
+    limits: tuple[float, float],
+) -> Any:
     """The line, which is returned, with a mark every few points, moved by a part ``offset`` of these."""
-    xs = sorted(rounds)
-    means = [100 * statistics.fmean(rounds[x]) for x in xs]
-    stds = [100 * std(rounds[x]) for x in xs]
+    xs = [x for x, _ in points]
+    means = [statistics.fmean(values) for _, values in points]
+    stds = [std(values) for _, values in points]
     step = math.ceil(len(xs) / 8) or 1
     style = {"color": COLOURS[look.colour], "linestyle": (0, DASHES[look.dash]) if DASHES[look.dash] else "-"}
     marks = {"marker": look.mark, "markersize": 3.2 * width, "markevery": (int(offset * step), step)}
     (line,) = axes.plot(xs, means, linewidth=width, **style, **marks)
     if any(stds):
         lows, highs = np.subtract(means, stds), np.add(means, stds)
-        axes.fill_between(xs, lows.clip(0), highs.clip(max=100), color=style["color"], alpha=0.15, linewidth=0)
+        ends = lows.clip(limits[0]), highs.clip(max=limits[1])
+        axes.fill_between(xs, *ends, color=style["color"], alpha=0.15, linewidth=0)
     return line
 
 
@@ -218,13 +344,13 @@ def std(values: Sequence[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def _legend_above(picture: Any, lines: Sequence[Any], labels: Sequence[str]) -> None:
+def legend_above(picture: Any, lines: Sequence[Any], labels: Sequence[str], **more: Any) -> None:
     """A legend above the charts, with as many columns as fit, for which the picture grows in height."""
     width, height = picture.get_size_inches()
     labels = [textwrap.fill(clean(label), WIDEST) for label in labels]
     for rows in range(math.ceil(len(labels) / MOST_COLUMNS), len(labels) + 1):
         columns = math.ceil(len(labels) / rows)
-        style = {"ncols": columns, "handlelength": 2.6, "columnspacing": 1.2, "frameon": False}
+        style = {"ncols": columns, "handlelength": 2.6, "columnspacing": 1.2, "frameon": False, **more}
         legend = picture.legend(lines, labels, loc="outside upper center", **style)
         _literal(picture)
         taken = legend.get_window_extent(picture.canvas.get_renderer())
@@ -256,6 +382,16 @@ def finish_rounds(axes: Any, loc: str | None = "best") -> None:
         axes.legend(loc=loc, fontsize=8)
 
 
+def bare(axes: Any, label: str) -> None:
+    """Remove scales and their names, for points whose places matter only among each other; ``label``: to the left."""
+    if axes.name == "3d":
+        axes.set_axis_off()
+        axes.set_box_aspect((1, 1, 1), zoom=1.5)
+        axes.text2D(-0.05, 0.5, label, rotation=90, ha="center", va="center", transform=axes.transAxes)
+    else:
+        axes.set(xticks=[], yticks=[], xlabel="", ylabel=label)
+
+
 def colour(label: int, classes: int) -> Any:
     """A class's colour: one of ten that the colour-blind can tell apart, or of a scale where there are more classes."""
     import matplotlib
@@ -270,24 +406,26 @@ def scatter(
     *,
     classes: int,
     solid: Sequence[int] | None = None,
+    scale: float = 1.0,
 ) -> None:
     """Points ``(n, 2)`` or ``(n, 3)``, a colour and a mark for each class, whose number is its label in the legend.
 
     ``labels``: ``(n,)``; ``solid``: classes whose marks are small and filled, before large hollow ones; default: all.
+    ``scale``: of the marks.
     """
     for label in np.unique(labels).tolist():
         members, hue = points[labels == label], colour(label, classes)
         filled = solid is None or label in solid
-        style = {"facecolors": [hue], "s": 10, "zorder": 3} if filled else {"facecolors": "none", "s": 34, "zorder": 2}
+        style = {"facecolors": [hue], "zorder": 3} if filled else {"facecolors": "none", "zorder": 2}
+        style |= {"s": (10 if filled else 34) * scale**2, "linewidths": 0.7 * scale}
         mark = MARKS[label % len(MARKS)]
-        axes.scatter(*members.T, marker=mark, edgecolors=[hue], linewidths=0.7, label=str(label), **style)
+        axes.scatter(*members.T, marker=mark, edgecolors=[hue], label=str(label), **style)
 
 
-def arrow(axes: Any, x: float, y: float, face: Any) -> None:
-    """An arrow from the origin, with a black edge."""
-    axes.annotate(
-        "", xy=(x, y), xytext=(0, 0), arrowprops={"facecolor": face, "edgecolor": "black", "width": 3, "headwidth": 9}
-    )
+def arrow(axes: Any, x: float, y: float, face: Any, scale: float = 1.0) -> None:
+    """An arrow from the origin, with a black edge; ``scale``: of its widths."""
+    widths = {"width": 3 * scale, "headwidth": 9 * scale, "headlength": 12 * scale, "linewidth": scale}
+    axes.annotate("", xy=(x, y), xytext=(0, 0), arrowprops={"facecolor": face, "edgecolor": "black", **widths})
     axes.update_datalim([(0, 0), (x, y)])  # an annotation alone does not count
     axes.autoscale_view()
 
@@ -322,8 +460,6 @@ SMALL = {
     **{"axes.linewidth": 0.6, "grid.linewidth": 0.5, "xtick.major.size": 2.0, "ytick.major.size": 2.0},
 }
 """What matplotlib draws in a picture of a paper's size."""
-SHARED = {"sharex": True, "sharey": True, "squeeze": False}
-"""Of charts that are read beside each other."""
 SUFFIXES = (".png", ".pdf", ".svg")
 """Of files that pictures can be written to."""
 WIDEST, MOST_COLUMNS = 40, 6

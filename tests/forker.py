@@ -25,7 +25,7 @@ def child(order):
     sys.path += [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if "DRAWING" not in os.environ:  # as conftest.py has it
-        fl_labelskew_plugins.plots.curves = Record._draw_partition = lambda *_, **__: None
+        fl_labelskew_plugins.plots.curves = Record._draw_partition = Record._draw_confusion = lambda *_, **__: None
     sys.stdin = open(0)  # noqa: SIM115
     sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)  # noqa: SIM115
     sys.argv = [order.get("script") or "labelskew", *order["argv"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import textwrap
@@ -16,7 +17,7 @@ from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.cli.options import FILE, PATH
 from fl_labelskew_plugins.machine.files import replacing, write_text
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, counted
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -34,6 +35,8 @@ icml2025.sty: textwidth 6.75in, columnsep 0.25in. neurips_2025.sty: textwidth=5.
 Center: 3.5 and 7.16 inches; IEEEtran.cls has 43pc. acmart.cls, sigconf: columnwidth 241.147pt, textwidth 506.295pt.
 llncs.cls, as ECCV and MICCAI have it: textwidth 12.2cm. cvpr.sty: textwidth 6.875in, columns of 3.25in.
 """
+MATRIX = 12
+"""Classes of a confusion matrix that 80 letters have room for."""
 LEAST = (
     *("peak GPU MB", "peak MB", "s/round", "MB down", "MB up", "spread", "own tests", "local model", "rounds", "pairs"),
     *("worst client", "seeds needed", "rounds to baseline", "best", "rank", "data", "difference", "personalised"),
@@ -69,6 +72,41 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
     return "\n".join([text, *textwrap.wrap(note, room)]) if left_out else text
 
 
+def confusions(rows: DataFrame) -> list[str]:
+    """For each row with a confusion matrix its text, 80 letters wide; of many classes the pairs confused most.
+
+    Raises:
+        LabelSkewError: no row has one.
+    """
+    from fl_labelskew_plugins.studies.confused import summed
+
+    matrices = [summed(runs) for runs in rows["runs"]]
+    if not any(matrices):
+        use = "runs that this version has finished, or `labelskew evaluate RUN DATA`"
+        raise mistake("--confusion", "no run has a confusion.csv", use)
+    texts = []
+    for label, setting, matrix in zip(rows["label"], rows["setting"], matrices, strict=True):
+        if matrix is None:
+            texts.append(f"{label}, {setting}: no confusion.csv")
+            continue
+        samples = f"{counted(int(matrix.counts.sum()), 'test sample')} of {counted(matrix.runs, 'run')}"
+        if len(matrix.names) > MATRIX:
+            title = f"most confused classes of {len(matrix.names)}, final model, {samples}"
+            head = ["class", "predicted as", "samples", "% of the class"]
+            cells = [[label, said, str(n), f"{share:.1f}"] for label, said, n, share in matrix.pairs()]
+        else:
+            title = f"final model, {samples}; % of a class (row) predicted as (column)"
+            width = 76 - 5 * len(matrix.names)
+            names = [clean(f"{number} {name}", width) for number, name in enumerate(matrix.names)]
+            head = ["", *(f"{number:>3}" for number in range(len(names)))]
+            shares = zip(names, matrix.shares.tolist(), strict=True)
+            cells = [[name, *("  ." if math.isnan(v) else f"{v:3.0f}" for v in values)] for name, values in shares]
+        texts.append(
+            "\n".join([*textwrap.wrap(f"{label}, {setting}: {title}", 80), table.plain(head, cells, wrap=False)])
+        )
+    return texts
+
+
 def room() -> int:
     """Letters of a line on the terminal; 0 where the table goes elsewhere."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
@@ -84,6 +122,34 @@ def check_save(path: Path) -> None:
         except ImportError:
             install = "pip install 'fl-labelskew-plugins[parquet]', or --save FILE.csv"
             raise mistake(f"--save {clean(path)}", "needs pyarrow, which is not installed", install) from None
+
+
+def check_plot(path: Path | None, size: str | None, diagnostic: str | None) -> None:
+    """Raise LabelSkewError if a picture cannot be drawn under this name, or options of one are there without it."""
+    from fl_labelskew_plugins.plots import SUFFIXES as PICTURES
+    from fl_labelskew_plugins.studies import diagnosed
+
+    for option, value in (("--size", size), ("--diagnostic", diagnostic)):
+        if path is None and value:
+            raise mistake(f"{option} {clean(value)}", "there is no picture", "it with --plot FILE")
+    if path is not None and path.suffix.lower() not in PICTURES:
+        allowed = f"a name that ends in {' or '.join(PICTURES)}"
+        raise mistake(f"--plot {clean(path)}", "no such kind of picture", allowed)
+    if diagnostic is not None:
+        diagnosed.check(diagnostic)
+
+
+def draw(rows: DataFrame, path: Path, size: str | None, diagnostic: str | None) -> None:
+    """Draw the rows' accuracies, or a diagnostic."""
+    from fl_labelskew_plugins.plots import compare
+    from fl_labelskew_plugins.studies import diagnosed, report
+
+    width = SIZES[size] if size else None
+    with writing(path):
+        if diagnostic is None:
+            compare(report.curves(rows), path, methods=report.methods(rows), width=width)
+        else:
+            diagnosed.plot(rows, diagnostic, path, width=width)
 
 
 def save(rows: DataFrame, path: Path, columns: Sequence[str], *, pivot: bool) -> None:
@@ -123,7 +189,13 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 @click.option(
     "--html", type=FILE, metavar="FILE", help="Also write a page with curves and heat maps, complete in itself."
 )
+@click.option("--confusion", is_flag=True, help="Also print the final models' confusion matrices.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Also draw the accuracies: a .png, .pdf or .svg file.")
+@click.option(
+    "--diagnostic",
+    metavar="NAME",
+    help="With --plot: draw this diagnostic, which the runs have recorded, instead of the accuracies.",
+)
 @click.option(
     "--size",
     type=click.Choice([*SIZES]),
@@ -142,7 +214,9 @@ def report_command(
     file: Path | None,
     html: Path | None,
     plot: Path | None,
+    diagnostic: str | None,
     size: str | None,
+    confusion: bool,
 ) -> None:
     """Compare finished runs, as a table, a picture or a page.
 
@@ -164,22 +238,18 @@ def report_command(
     labelskew report runs/sweep_digits --only fedavg --only fedlc
     labelskew report runs/sweep_digits --columns accuracy,difference
     labelskew report runs/sweep_digits --pivot --save table.tex
+    labelskew report runs/sweep_digits --plot drift.pdf --diagnostic client_drift
     """  # noqa: D301  # click reads the backspace as "leave these lines as they are"
-    from fl_labelskew_plugins.plots import SUFFIXES as PICTURES
-    from fl_labelskew_plugins.plots import compare
     from fl_labelskew_plugins.recipe.mistakes import unknown
     from fl_labelskew_plugins.studies import printed, report
 
-    if plot is None and size:
-        raise mistake(f"--size {size}", "there is no picture", "it with --plot FILE")
-    if plot is not None and plot.suffix.lower() not in PICTURES:
-        raise mistake(
-            f"--plot {clean(plot)}", "no such kind of picture", f"a name that ends in {' or '.join(PICTURES)}"
-        )
+    check_plot(plot, size, diagnostic)
     if file is not None:
         check_save(file)
     if wrong := [f"--columns: {unknown(name, printed.MEASURES)}" for name in columns if name not in printed.MEASURES]:
         raise MistakesError(wrong)
+    if confusion and form != "table":
+        raise mistake(f"--format {form}", "--confusion prints text", "--format table")
     columns = columns or ["accuracy"] * pivot
     read, missing = report.read_all(runs)
     if read:
@@ -188,14 +258,15 @@ def report_command(
         if pivot and not rows["whole"].any():
             raise mistake("--pivot", "no run has all its rounds yet", "the table without it")
         click.echo(shown(rows, form, columns, pivot=pivot, room=room()))
+        if confusion:
+            click.echo("".join(f"\n{text}\n" for text in confusions(rows)), nl=False)
         for note in report.notes(every, read):
             click.echo(note, err=True)
         if file is not None:
             with writing(file):
                 save(rows, file, columns, pivot=pivot)
         if plot is not None:
-            with writing(plot):
-                compare(report.curves(rows), plot, methods=report.methods(rows), width=SIZES[size] if size else None)
+            draw(rows, plot, size, diagnostic)
         if html is not None:
             from fl_labelskew_plugins.studies.page import page
 

@@ -15,6 +15,9 @@ from fl_labelskew_plugins import plots, seeds
 from fl_labelskew_plugins.engine.local import LocalTrainer
 from fl_labelskew_plugins.tensors import Weights, save_atomic
 
+Rounds = dict[int, list[float]]
+"""Round, from 1, to all values of a number in it, such as those of the clients."""
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -54,6 +57,8 @@ class Diagnostic:
 
     num_features: ClassVar[int | None] = None
     """``d`` that the network must have."""
+    log: ClassVar[bool] = False
+    """Whether the curves have a logarithmic axis."""
 
     def __init__(self, name: str, scene: Scene, folder: Path) -> None:
         self.name, self.scene = name, scene
@@ -82,6 +87,11 @@ class Diagnostic:
     def aggregated(self, round: int, weights: Weights) -> None:
         """The round's global model is there."""
 
+    @classmethod
+    def curves(cls, lines: Sequence[dict[str, Any]]) -> dict[str, Rounds]:
+        """Curves by which runs are compared, by what their axes measure; none for a diagnostic without curves."""
+        return {}
+
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
         """The picture, from all lines of the run and what :meth:`keep` kept."""
 
@@ -98,7 +108,6 @@ class TrainingMeans(Diagnostic):
     """
 
     panels: ClassVar[Mapping[str, Mapping[str, str]]]
-    log: ClassVar[bool] = False
 
     def __init__(self, name: str, scene: Scene, folder: Path) -> None:
         super().__init__(name, scene, folder)
@@ -125,6 +134,15 @@ class TrainingMeans(Diagnostic):
         self.lines.append({"client": client, **{name: means.get(name) for name in names}})
         self._sums.clear()
 
+    @classmethod
+    def curves(cls, lines: Sequence[dict[str, Any]]) -> dict[str, Rounds]:
+        """Every number of every panel."""
+        return {
+            title if len(labels) == 1 else f"{title}: {label}": by_round(lines, name)
+            for title, labels in cls.panels.items()
+            for name, label in labels.items()
+        }
+
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
         """Mean over the clients for each round, with a band from the lowest to the highest."""
         figure, all_axes = plots.figure(6 * len(self.panels), 4.2, columns=len(self.panels), squeeze=False)
@@ -139,9 +157,9 @@ class TrainingMeans(Diagnostic):
         plots.save(figure, self.picture)
 
 
-def by_round(lines: Sequence[dict[str, Any]], name: str) -> dict[int, list[float]]:
-    """Round, from 1, to all clients' values of a number; a round without any is left out."""
-    rounds: dict[int, list[float]] = {}
+def by_round(lines: Sequence[dict[str, Any]], name: str) -> Rounds:
+    """All clients' values of a number in each round; a round without any is left out."""
+    rounds: Rounds = {}
     for line in lines:
         if line.get(name) is not None:
             rounds.setdefault(line["round"] + 1, []).append(line[name])

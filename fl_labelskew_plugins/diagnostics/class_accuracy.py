@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.diagnostics.base import Diagnostic
+from fl_labelskew_plugins.diagnostics.base import Diagnostic, Rounds
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.tensors import Weights
 
@@ -44,15 +44,26 @@ class ClassAccuracy(Diagnostic):
     def _tested(self, weights: Weights) -> list[float | None]:
         return class_accuracy(*self.scene.trainer.predict(weights=weights))
 
+    @staticmethod
+    def _over_rounds(lines: Sequence[dict[str, Any]]) -> dict[str, Rounds]:
+        """Each kind's mean over the classes, of each model, in %."""
+        kinds: dict[str, Rounds] = {label: {} for label in KINDS}
+        for label, rounds in kinds.items():
+            for line in lines:
+                if values := list(_percent(line, label).values()):
+                    rounds.setdefault(line["round"] + 1, []).append(_mean(values))
+        return kinds
+
+    @classmethod
+    def curves(cls, lines: Sequence[dict[str, Any]]) -> dict[str, Rounds]:
+        """Mean over the classes of each kind."""
+        return {f"accuracy in %, {label}": rounds for label, rounds in cls._over_rounds(lines).items()}
+
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
         """The last round's classes, and their mean over the rounds."""
         figure, (left, right) = plots.figure(12, 5, columns=2)
-        for label in KINDS:
-            over_rounds: dict[int, list[float]] = {}
-            for line in lines:
-                if values := list(_percent(line, label).values()):
-                    over_rounds.setdefault(line["round"] + 1, []).append(_mean(values))
-            plots.band(right, over_rounds, label)
+        for label, rounds in self._over_rounds(lines).items():
+            plots.band(right, rounds, label)
         right.set(xlabel="round", ylabel="accuracy in %, mean over the classes", ylim=plots.PERCENT)
         plots.finish_rounds(right, loc=None)
         last = [line for line in lines if line["round"] == lines[-1]["round"]]
@@ -71,7 +82,10 @@ class ClassAccuracy(Diagnostic):
         plots.save(figure, self.picture)
 
 
-KINDS = ("before, classes the client holds", "before, classes it lacks", "after aggregation")
+KINDS = (
+    *("before aggregation, classes the client holds", "before aggregation, classes it lacks"),
+    "after aggregation",
+)
 
 
 def _percent(line: dict[str, Any], label: str) -> dict[int, float]:

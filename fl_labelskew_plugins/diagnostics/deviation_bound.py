@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fl_labelskew_plugins import plots
-from fl_labelskew_plugins.diagnostics.base import Diagnostic, Scene, by_round, calibrated
+from fl_labelskew_plugins.diagnostics.base import Diagnostic, Rounds, Scene, by_round, calibrated
 from fl_labelskew_plugins.ops import class_means
 from fl_labelskew_plugins.tensors import Weights
+
+SHARE = "n_j / n_r above D_jr, in % of the pairs"
 
 
 def deviation_bound(probabilities: Tensor, features: Tensor, labels: Tensor) -> Tensor:
@@ -82,12 +84,17 @@ class DeviationBound(Diagnostic):
             self.keep({"ratio": ratios, "bound": bounds})
         self._pairs.clear()
 
+    @classmethod
+    def curves(cls, lines: Sequence[dict[str, Any]]) -> dict[str, Rounds]:
+        """The share of the pairs."""
+        shares = by_round(lines, "exceeded")
+        return {SHARE: {x: [100 * value for value in values] for x, values in shares.items()}}
+
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
         """The share over the rounds, and the last round's pairs."""
         figure, (left, right) = plots.figure(11, 4.4, columns=2)
-        shares = {x: [100 * value for value in values] for x, values in by_round(lines, "exceeded").items()}
-        plots.band(left, shares, "pairs of classes of a client")
-        left.set(xlabel="round", ylabel="n_j / n_r above D_jr, in % of the pairs", ylim=plots.PERCENT)
+        plots.band(left, self.curves(lines)[SHARE], "pairs of classes of a client")
+        left.set(xlabel="round", ylabel=SHARE, ylim=plots.PERCENT)
         plots.finish_rounds(left)
         kept = load_file(self.tensors) if self.tensors.exists() else {}
         if len(kept.get("ratio", ())):

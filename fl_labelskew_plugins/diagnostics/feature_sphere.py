@@ -42,7 +42,10 @@ class FeatureSphere(Points):
         """How the variance of all samples is shared by the three principal directions."""
         return {"principal_shares": principal_shares(points)}
 
-    def panel(self, axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None) -> None:
+    @staticmethod
+    def panel(
+        axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float = 1.0
+    ) -> None:
         """The sphere and the points on it; a missing class's are hollow, so that what they cover is seen."""
         plots.sphere(axes)
-        plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held)
+        plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held, scale=scale)

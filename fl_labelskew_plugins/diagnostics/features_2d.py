@@ -39,11 +39,14 @@ class Features2D(Points):
         rows = [mean if n else None for mean, n in zip(means.tolist(), counts.tolist(), strict=True)]
         return {"proxies": proxies.tolist(), "means": rows}
 
-    def panel(self, axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None) -> None:
+    @staticmethod
+    def panel(
+        axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float = 1.0
+    ) -> None:
         """Points and proxies; those of a missing class are white arrows, as in the papers."""
-        plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies))
+        plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), scale=scale)
         for label, (x, y) in enumerate(arrows(points, proxies).tolist()):
             missing = held is not None and label not in held
-            plots.arrow(axes, x, y, "white" if missing else plots.colour(label, len(proxies)))
+            plots.arrow(axes, x, y, "white" if missing else plots.colour(label, len(proxies)), scale)
         axes.set(xlabel="feature 1", ylabel="feature 2")
         axes.set_aspect("equal", adjustable="datalim")

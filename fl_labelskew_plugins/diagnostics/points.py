@@ -46,8 +46,14 @@ class Points(Diagnostic):
         """Numbers of a stage: points as :meth:`place` made them, proxies ``(C, d)``, labels ``(n,)``; none, no line."""
         return {}
 
-    def panel(self, axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None) -> None:
-        """Draw what :meth:`line` counts; ``held``: classes that the client has, None for the global model."""
+    @staticmethod
+    def panel(
+        axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float = 1.0
+    ) -> None:
+        """Draw what :meth:`line` counts; ``held``: classes that the client has, None for the global model.
+
+        ``scale``: of the marks.
+        """
         raise NotImplementedError
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:

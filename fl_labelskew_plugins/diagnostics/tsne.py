@@ -47,7 +47,10 @@ class TSNE(Points):
         """Embed."""
         return embedding(features, seeds.torch_seed(self.scene.trainer.federation.seed, "t-SNE") % 2**31)
 
-    def panel(self, axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None) -> None:
+    @staticmethod
+    def panel(
+        axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float = 1.0
+    ) -> None:
         """Points without scales, which mean nothing here; a missing class's are hollow."""
-        plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held)
+        plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held, scale=scale)
         axes.set(xticks=[], yticks=[], xlabel="t-SNE 1", ylabel="t-SNE 2")

@@ -4,7 +4,9 @@ from typing import Literal, get_args
 
 Name = Literal[
     "class_accuracy",
+    "client_drift",
     "deviation_bound",
+    "effective_rank",
     "eigenvalue_variance",
     "feature_sphere",
     "features_2d",
@@ -22,5 +24,7 @@ IN_TRAINING: tuple[Name, ...] = ("deviation_bound", "intra_loss", "observed_prob
 BESIDE_TRAINING: tuple[Name, ...] = tuple(name for name in get_args(Name) if name not in IN_TRAINING)
 """Those that look at uploads and global models alone."""
 
-OF_UPLOADS: tuple[Name, ...] = ("class_accuracy", "features_2d", "feature_sphere", "tsne")
+OF_UPLOADS: tuple[Name, ...] = (
+    *("class_accuracy", "client_drift", "effective_rank", "features_2d", "feature_sphere", "tsne"),
+)
 """Those that take a client's upload for the model that it has trained."""

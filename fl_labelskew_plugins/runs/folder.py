@@ -25,7 +25,10 @@ from fl_labelskew_plugins.tensors import State, joined, save_atomic
 
 ABANDONED = "abandoned"
 """What folders are called, with a number, that hold what was written of rounds that a run has gone back behind."""
-RESULTS = ("summary.json", "model.safetensors", "curves.png", "clients", "MODEL_CARD.md")
+RESULTS = (
+    *("summary.json", "model.safetensors", "curves.png", "clients", "MODEL_CARD.md"),
+    *("confusion.csv", "confusion.png"),
+)
 """What a run leaves behind at its end alone."""
 LEFT_BEHIND = ("fedml.yaml", status.NAME, "revoked.crl", "silos")
 """What a server leaves in its folder that no silo came to, and silos of its machine beside it; also an audit log."""
@@ -118,7 +121,7 @@ class RunFolder:
     def is_whole(self) -> bool:
         """Whether all that a run leaves behind at its end is there, and none of its pictures is missing."""
         results = [self.path / name for name in ("summary.json", "model.safetensors", "curves.png")]
-        drawn = [*self.path.glob("partition.json"), *self.diagnostics.glob("*.jsonl")]
+        drawn = [*self.path.glob("partition.json"), *self.path.glob("confusion.csv"), *self.diagnostics.glob("*.jsonl")]
         drawn += self.diagnostics.glob("*.safetensors")
         return all(file.exists() for file in (*results, *(file.with_suffix(".png") for file in drawn)))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import secrets
 import time
@@ -14,12 +16,14 @@ from fl_labelskew_registry import mistake
 from torch import Tensor
 
 from fl_labelskew_plugins import plots
+from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.engine.local import forms
 from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.machine import log, signals
 from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.objects import described
@@ -40,6 +44,7 @@ class Record:
     ``resume``: go on from the folder's checkpoint rather than begin; ``pause``: when to stop early. ``run`` names this
     run among all others. ``next_round``, ``weights``, ``shared``, ``memory`` and ``opened`` always belong together:
     they are where the last complete round left off. ``opened``: clients whose openings are in the shared tensors.
+    ``confusion``: ``(C, C)``, of the last test on the global test set in this process; None before it.
     ``norms``: what uploads of the rounds before were measured by, see :mod:`.runtimes.silo.outliers`.
     """
 
@@ -56,6 +61,7 @@ class Record:
         self.shared: Mapping[str, Tensor] = at.shared
         self.memory: Mapping[str, Tensor] = at.memory
         self.opened, self.norms = at.opened, at.norms
+        self.confusion: Tensor | None = None
         self.run = folder.run_id() if resume else secrets.token_hex(8)
         self.personalised = recipe.validation.personalised
         earlier = folder.indices(at.round) if begun else ()
@@ -143,6 +149,7 @@ class Record:
         with plots.forgiving(file):
             plots.curves(lines, file, title=title, own_models=session.own_models)
         self._draw_partition()
+        self._write_confusion(title)
         if self.watch is not None:
             self.watch.draw()
         folder.write_text("MODEL_CARD.md", card.text(session, lines, result, best=folder.best.exists()))
@@ -238,6 +245,27 @@ class Record:
             with plots.forgiving(file):
                 counts, names = session.clients.counts, session.clients.names
                 plots.heat_map(counts, session.class_names, file, title=title, clients=names)
+
+    def _write_confusion(self, title: str) -> None:
+        """Write and draw the final model's confusion matrix on the global test set, if this process has one."""
+        session = self.session
+        if not len(session.trainer.test.y):
+            return
+        if self.confusion is None:  # resumed after the last round
+            logits, labels = session.trainer.predict(weights=self.weights)
+            self.confusion = metrics.confusion(logits.argmax(1), labels, len(session.class_names)).cpu()
+        text = io.StringIO()
+        names = [clean(name) for name in session.class_names]
+        rows = [[name, *counts] for name, counts in zip(names, self.confusion.tolist(), strict=True)]
+        csv.writer(text, lineterminator="\n").writerows([["class", *names], *rows])
+        self.folder.write_text("confusion.csv", text.getvalue())
+        self._draw_confusion(title)
+
+    def _draw_confusion(self, title: str) -> None:
+        file = self.folder.path / "confusion.png"
+        assert self.confusion is not None
+        with plots.forgiving(file):
+            plots.confusion(self.confusion.tolist(), self.session.class_names, file, title=f"{title}, final model")
 
     def _compare(self, now: dict[str, Any]) -> None:
         """Refuse to go on with other data; say where another machine may give other numbers."""

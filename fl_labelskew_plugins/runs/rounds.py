@@ -148,9 +148,10 @@ class Rounds:
         """Measures of the global model on the global test set; ``observed`` ``(C,)``: classes of the round."""
         logits, labels = self._predict(self.server.weights)
         predicted = logits.argmax(1)
-        matrix = metrics.confusion(predicted, labels, self.session.federation.num_classes)
+        matrix = metrics.confusion(predicted, labels, self.session.federation.num_classes).cpu()
+        self.record.confusion = matrix
         known = None if observed is None else observed.cpu()
-        line = {**metrics.measures(matrix.cpu(), known), "loss": float(cross_entropy(logits, labels))}
+        line = {**metrics.measures(matrix, known), "loss": float(cross_entropy(logits, labels))}
         if self._per_client and self._tested is None:
             line |= self._of_clients(self.per_client(predicted, labels))
         return line

@@ -66,7 +66,8 @@ class Trackers:
         """Tell them what the run came to, once its files are written."""
         if self._on:
             path = self._folder.path.absolute()
-            pictures = [path / "curves.png", path / "partition.png", *sorted(path.glob("diagnostics/*.png"))]
+            pictures = [path / f"{name}.png" for name in ("curves", "partition", "confusion")]
+            pictures += sorted(path.glob("diagnostics/*.png"))
             there = [str(file) for file in pictures if file.exists()]
             self._tell("finish", _numbers(summary), there, str(path / "model.safetensors"))
 

@@ -19,7 +19,7 @@ from jinja2 import StrictUndefined, Template
 
 from fl_labelskew_plugins import __version__, plots
 from fl_labelskew_plugins.machine.text import counted
-from fl_labelskew_plugins.studies import printed, report
+from fl_labelskew_plugins.studies import confused, printed, report
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -71,6 +71,7 @@ def page(frame: DataFrame, *, last: int, baseline: str) -> str:
         charts={setting: _chart(rows, labels) for setting, rows in frame.groupby("setting", sort=False)},
         means=_means(frame, settings, labels),
         classes=_classes(frame),
+        confusions=_confusions(frame),
         costs=_costs(frame, labels),
         shared=shared,
         size=SIZE,
@@ -210,6 +211,19 @@ def _classes(frame: DataFrame) -> dict[str, dict[str, Any]]:
             head = names[0] if names else [str(number) for number in range(classes)]
             padded = [(label, [*recall, *[math.nan] * (classes - len(recall))]) for label, recall in lines]
             maps[setting] = _heat_map(head, padded, 0, 100, ".0f" if classes <= MOST_LABELS else None)
+    return maps
+
+
+def _confusions(frame: DataFrame) -> dict[str, dict[str, dict[str, Any]]]:
+    """Setting to label to the final models' confusion matrix, a heat map or, of many classes, ``pairs``."""
+    maps: dict[str, dict[str, dict[str, Any]]] = {}
+    for setting, label, runs in zip(frame["setting"], frame["label"], frame["runs"], strict=True):
+        matrix = confused.summed(runs)
+        if matrix is not None:
+            lines = zip(matrix.names, matrix.shares.tolist(), strict=True)
+            few = len(matrix.names) <= MOST_LABELS
+            shown = _heat_map(matrix.names, lines, 0, 100, ".0f") if few else {"pairs": matrix.pairs()}
+            maps.setdefault(setting, {})[label] = shown
     return maps
 
 

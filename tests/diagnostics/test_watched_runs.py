@@ -11,6 +11,8 @@ from fl_labelskew_registry import LabelSkewError
 from PIL import Image
 from safetensors.torch import load_file
 
+from fl_labelskew_plugins.diagnostics import client_drift
+from fl_labelskew_plugins.diagnostics.effective_rank import effective_rank
 from fl_labelskew_plugins.diagnostics.watch import KINDS
 from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.front import start
@@ -106,6 +108,31 @@ def test_class_accuracy_after_aggregation_is_the_recall_of_the_metrics(watched):
         np.mean([r for c, r in enumerate(line["recall"]) if c not in line["held"]]) for line in tested if "held" in line
     ]
     assert np.mean(held) > np.mean(lacked) + 0.2  # a client forgets what it does not hold
+
+
+def test_client_drift_adds_up_to_the_global_update(watched):
+    """FedRS averages uniformly: the mean of the updates' parts along the global update is that update."""
+    for round in (0, 2, 3):
+        *clients, whole = [line for line in lines(watched, "client_drift") if line["round"] == round]
+        assert [line["client"] for line in clients] == read_lines(watched / "metrics.jsonl")[round]["clients"]
+        assert whole["client"] is None
+        assert np.mean([line["norm"] * line["cosine"] for line in clients]) == pytest.approx(whole["norm"], rel=1e-4)
+        assert all(line["norm"] > whole["norm"] > 0 for line in clients)
+
+
+def test_client_drift_is_the_same_from_a_file(watched, go, monkeypatch):
+    monkeypatch.setattr(client_drift, "IN_MEMORY", 1000)  # bytes: one update is more
+    folder = go("train_args.comm_round=1", names=["client_drift"])
+    count = len(lines(folder, "client_drift"))
+    assert lines(folder, "client_drift") == lines(watched, "client_drift")[:count]
+
+
+def test_effective_rank_is_that_of_the_features(watched):
+    kept = load_file(watched / "diagnostics" / "features_2d.safetensors")  # of all 360 test samples, in another order
+    of_round = {line["client"]: line["rank"] for line in lines(watched, "effective_rank") if line["round"] == 3}
+    assert of_round[None] == pytest.approx(effective_rank(kept["global.points"]), rel=1e-5)
+    assert of_round[int(kept["client"])] == pytest.approx(effective_rank(kept["local.points"]), rel=1e-5)
+    assert all(1 <= rank <= 2 for rank in of_round.values())
 
 
 def test_a_client_of_a_watched_round_has_its_own_numbers(go, watched):

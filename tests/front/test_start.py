@@ -93,7 +93,7 @@ def test_a_run_leaves_everything_behind(undisturbed):
     assert names >= {
         "recipe.yaml", "environment.json", "partition.json", "partition.png", "metrics.jsonl", "timings.jsonl",
         "summary.json", "curves.png", "model.safetensors", "clients", "checkpoint",
-        "best.safetensors", "MODEL_CARD.md",
+        "best.safetensors", "MODEL_CARD.md", "confusion.csv", "confusion.png",
     }  # fmt: skip
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == list(range(8))

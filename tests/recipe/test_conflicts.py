@@ -77,9 +77,9 @@ NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "ep
             "nothing",
         ),
         (
-            ["tracking_args.diagnostics=[class_accuracy, label_heatmap, tsne]"],
-            "tracking_args.diagnostics: class_accuracy, tsne: look at single uploads, which nobody sees with "
-            f"{SUMS}; allowed: others",
+            ["tracking_args.diagnostics=[class_accuracy, client_drift, effective_rank, label_heatmap]"],
+            "tracking_args.diagnostics: class_accuracy, client_drift, effective_rank: look at single uploads, which "
+            f"nobody sees with {SUMS}; allowed: others",
         ),
         (
             ["comm_args.secure_bits=16", "train_args.client_num_in_total=5000"],

@@ -1,7 +1,9 @@
 """The best round's model, also after going on and going back; and the card of a run."""
 
+import csv
 import json
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.data.npz import Npz
-from fl_labelskew_plugins.runs import card, model_file
+from fl_labelskew_plugins.runs import card, model_file, session
 from fl_labelskew_plugins.runs.folder import RunFolder, best_test
 
 RECIPE = DIGITS | {
@@ -46,6 +48,28 @@ def test_the_best_rounds_model_is_kept(whole):
     assert accuracies != sorted(accuracies)  # or the last one would do
     assert is_best_of(run.folder, rounds, 7) == run.summary["rounds_to_best"]
     assert max(accuracies) == run.summary["best_accuracy"]
+
+
+def test_confusion_matrix_is_that_of_the_final_model(whole):
+    run, _ = whole
+    head, *rows = csv.reader((run.folder / "confusion.csv").read_text().splitlines())
+    assert head == ["class", *(row[0] for row in rows)] == ["class", *map(str, range(10))]
+    trainer = session.build(fl.load(RECIPE)).trainer
+    logits, labels = trainer.predict(weights=load_file(run.folder / "model.safetensors"))
+    counted = Counter(zip(labels.tolist(), logits.argmax(1).tolist(), strict=True))
+    assert [[int(n) for n in row[1:]] for row in rows] == [[counted[c, p] for p in range(10)] for c in range(10)]
+    assert sum(counted[c, c] for c in range(10)) / len(labels) == pytest.approx(run.summary["final_accuracy"])
+
+
+def test_confusion_matrix_of_a_run_resumed_after_its_last_round(whole, tmp_path, drawing):
+    run, _ = whole
+    folder = shutil.copytree(run.folder, tmp_path / "run")
+    for name in ("confusion.csv", "summary.json"):
+        (folder / name).unlink()
+    with drawing():
+        fl.open(folder).resume(quiet=True)
+    assert (folder / "confusion.csv").read_bytes() == (run.folder / "confusion.csv").read_bytes()
+    assert (folder / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_of_equal_rounds_the_first_is_best():
@@ -90,6 +114,7 @@ def test_going_back_brings_back_the_best_of_the_rounds_that_remain(whole, tmp_pa
     best = is_best_of(folder.path, whole[1], back)
     aside = folder.path / "abandoned-1"
     assert (aside / "MODEL_CARD.md").exists()
+    assert (aside / "confusion.csv").exists()
     assert (aside / "best.safetensors").exists() == (last > back)
     assert line.endswith(f"; best.safetensors is of round {best} again") == (last > back)
     if last > back:

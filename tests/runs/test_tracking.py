@@ -120,7 +120,7 @@ def test_tensorboard_reads_it_back(shown):
     events, accuracy = scalars(folder, "accuracy")
     assert [(line["round"] + 1, line["accuracy"]) for line in lines if "accuracy" in line] == accuracy
     assert {"recall/9", "loss_terms/cross_entropy", "seconds", "summary/final_accuracy"} <= {*events.Tags()["scalars"]}
-    assert {*events.Tags()["images"]} == {"curves", "partition"}
+    assert {*events.Tags()["images"]} == {"curves", "partition", "confusion"}
     image = events.Images("curves")[0]
     assert (image.width, image.step) == (png_width(folder / "curves.png"), 4)
     (text,) = events.Tensors("parameters/text_summary")

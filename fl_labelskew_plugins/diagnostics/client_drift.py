@@ -1,0 +1,101 @@
+"""Client drift: how far each client's model moves in a round, and how much in the direction of the global model."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_labelskew_plugins import plots
+from fl_labelskew_plugins.diagnostics.base import Diagnostic, Rounds, Scene, by_round
+from fl_labelskew_plugins.tensors import Weights
+
+IN_MEMORY = 2**28
+"""Bytes of a round's updates that stay in memory; more go to a temporary file in the run's folder."""
+
+
+def norm_and_cosine(update: Tensor, aggregated: Tensor) -> tuple[float, float | None]:
+    r"""Norm of a client's update, and its cosine with the aggregated update; None if one of them is 0.
+
+    .. math:: \Delta_k = y_k - x, \quad \lVert \Delta_k \rVert_2, \quad
+        \cos_k = \frac{\Delta_k \cdot \Delta}{\lVert \Delta_k \rVert_2 \lVert \Delta \rVert_2}
+
+    with the round's start weights *x*, the client's weights after local training *y_k* and the change of the global
+    model, Delta. Clients drift (Karimireddy et al., SCAFFOLD, ICML 2020, https://arxiv.org/abs/1910.06378, section 3)
+    if they move towards their own optima: large norms, small or negative cosines.
+
+    Args:
+        update: ``(D,)``.
+        aggregated: ``(D,)``.
+
+    >>> norm_and_cosine(torch.tensor([3.0, 4.0]), torch.tensor([2.0, 0.0]))  # 3 * 2 / (5 * 2)
+    (5.0, 0.6)
+    """
+    a, b = update.double(), aggregated.double()
+    norm, other = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
+    return norm, float(a @ b) / (norm * other) if norm and other else None
+
+
+class ClientDrift(Diagnostic):
+    """Each upload's change of the network's parameters, and the global model's.
+
+    The cosines need the aggregated update, so a round's updates are kept until its end.
+    """
+
+    def __init__(self, name: str, scene: Scene, folder: Path) -> None:
+        super().__init__(name, scene, folder)
+        self._parameters = [name for name, _ in scene.trainer.model.named_parameters()]
+        self._start: Weights = {}
+        self._clients: list[int] = []
+        self._updates = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=str(folder.parent))  # noqa: SIM115
+
+    def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
+        """Keep the client's update."""
+        if not self._clients:
+            self._updates.seek(0)
+        self._start = start
+        self._clients.append(client)
+        self._updates.write(self._change(upload).numpy().data)
+
+    def aggregated(self, round: int, weights: Weights) -> None:
+        """A line for each client, and one for the global model, which has only a norm."""
+        if not self._clients:
+            return
+        whole = self._change(weights)
+        self._updates.seek(0)
+        for client in self._clients:
+            update = torch.frombuffer(bytearray(self._updates.read(4 * len(whole))), dtype=torch.float32)
+            norm, cosine = norm_and_cosine(update, whole)
+            self.lines.append({"client": client, "norm": norm, "cosine": cosine})
+        self.lines.append({"client": None, "norm": norm_and_cosine(whole, whole)[0]})
+        self._clients.clear()
+        self._start = {}
+
+    def _change(self, weights: Weights) -> Tensor:
+        """What has changed since the round's start, ``(D,)`` float32 on the CPU."""
+        return torch.cat([(weights[name] - self._start[name]).flatten().float().cpu() for name in self._parameters])
+
+    @classmethod
+    def curves(cls, lines: Sequence[dict[str, Any]]) -> dict[str, Rounds]:
+        """Norms and cosines of the clients."""
+        clients = [line for line in lines if line["client"] is not None]
+        return {
+            "norm of a client's update": by_round(clients, "norm"),
+            "cosine with the global update": by_round(clients, "cosine"),
+        }
+
+    def draw(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Norms, beside that of the global update, and cosines."""
+        figure, both = plots.figure(11, 4.2, columns=2)
+        for axes, (title, rounds) in zip(both, self.curves(lines).items(), strict=True):
+            plots.band(axes, rounds, "clients")
+            axes.set(xlabel="round", ylabel=title)
+        plots.band(both[0], by_round([line for line in lines if line["client"] is None], "norm"), "global model")
+        for axes in both:
+            plots.finish_rounds(axes)
+        figure.suptitle(f"{self.scene.title}: mean over the clients, band from lowest to highest", fontsize=10)
+        plots.save(figure, self.picture)
