@@ -218,14 +218,14 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
 
     def _client(self, train_data: Any) -> int:
         """Whose data these are; FedML says so to no trainer."""
-        found = [client for client, data in self.task.dataset[5].items() if data is train_data]
+        clients = [client for client, data in self.task.dataset[5].items() if data is train_data]
         federation = self.task.federation
-        if len(found) == 1:
-            return int(found[0])
+        if len(clients) == 1:
+            return int(clients[0])
         if federation.clients_per_round == federation.num_clients:
-            own: int = self.id  # FedML has set it to this process's place, and so to its only client
-            return own
-        what = f"train_data is {'that of several clients' if found else 'in none of its entries'}"
+            client: int = self.id  # FedML has set it to this process's place, and so to its only client
+            return client
+        what = f"train_data is {'that of several clients' if clients else 'in none of its entries'}"
         raise mistake("fl.fedml.trainer: dataset[5]", what, "one object for each client, the same as FedMLRunner's")
 
     def _fresh(self) -> Weights:

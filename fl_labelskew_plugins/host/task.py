@@ -221,10 +221,10 @@ def _settings(
 
 def _clients_per_round(args: Any, simulated: bool) -> int:
     """How many clients FedML trains in a round: one in each process but the server's."""
-    processes, asked = int(args.worker_num) - simulated, int(args.client_num_per_round)
-    if processes > asked:  # FedML's server would fail, and all processes wait for ever
-        what = f"{asked}, and there are {processes} processes for clients"
-        start = f"mpirun -np {asked + 1}" if simulated else f"args.worker_num: {asked}"
+    processes, joining = int(args.worker_num) - simulated, int(args.client_num_per_round)
+    if processes > joining:  # FedML's server would fail, and all processes wait for ever
+        what = f"{joining}, and there are {processes} processes for clients"
+        start = f"mpirun -np {joining + 1}" if simulated else f"args.worker_num: {joining}"
         raise mistake("args.client_num_per_round", what, f"{processes}, or {start}")
     return processes
 

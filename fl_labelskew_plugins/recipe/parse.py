@@ -125,6 +125,13 @@ def check(path: Path, overrides: Sequence[str] = ()) -> str:
     return "ok, as a silo's own file; method_args were not checked, for no recipe beside it names it"
 
 
+def refuse_launch_job(path: Path, content: object) -> None:
+    """Raise RecipeError if a file's content is a job for ``fedml launch``."""
+    if isinstance(content, dict) and LAUNCH_JOB & content.keys() and "method_args" not in content:
+        job = shown(path)
+        raise RecipeError([f"{job}: a job of FedML's launcher, not a recipe; to start it: fedml launch {job}"])
+
+
 def _silos_own(content: object) -> bool:
     """Whether a file's content has the form of a silo's own file: sections of :data:`SILO` alone, and no method."""
     if not isinstance(content, dict) or not content or not content.keys() <= SILO.keys():
@@ -257,9 +264,7 @@ class _Check(Mistakes):
             raise RecipeError([f"{shown(self.path)}: empty; {what} has the sections {', '.join(allowed)}"])
         if not isinstance(content, dict):
             raise RecipeError([f"{shown(self.path)}: {show(content)} is no mapping of sections to keys"])
-        if LAUNCH_JOB & content.keys() and "method_args" not in content:
-            job = shown(self.path)
-            raise RecipeError([f"{job}: a job of FedML's launcher, not a recipe; to start it: fedml launch {job}"])
+        refuse_launch_job(self.path, content)
         if "tables" in content:
             row = self.path.with_suffix("") / "ROW"
             raise RecipeError([f"{shown(self.path)}: is a table of recipes; use one of its rows: {shown(row)}"])
