@@ -36,7 +36,8 @@ def main():
     device, dataset, model = fedml.device.get_device(args), digits(args), network()
     counts = [sum(torch.bincount(y, minlength=10) for _, y in batches).tolist() for batches in dataset[5].values()]
     options = {"dataset": dataset, "method": args.method, "counts": counts}
-    trainer, aggregator = (make(model, args, **options) for make in (fl.fedml.trainer, fl.fedml.aggregator))
+    trainer = fl.fedml.trainer(model, args, **options)
+    aggregator = fl.fedml.aggregator(model, args, **options)
     fedml.FedMLRunner(args, device, dataset, model, trainer, aggregator).run()
 
 

@@ -190,7 +190,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         self._message = task.outward(result.upload)
         if not task.plain:
             sums = {name: torch.zeros(shape) for name, shape in task.shapes.items()} | dict(result.contributions)
-            if task.simulated:
+            if task.simulated and task.method.personalises():
                 right, of = result.personalised or (0, 0)
                 sums["personalised"] = torch.tensor([right / max(of, 1), float(of > 0)])
             uniform = task.method.aggregation == "uniform"
@@ -204,8 +204,8 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
             torch.manual_seed(seeds.torch_seed(task.federation.seed, "loader", round, client))
             train = task.samples(data, device, f"dataset[5][{client}]")
             tested = task.simulated and task.method.personalises() and task.tests(round)
-            held = task.dataset[6].get(client) if tested else None
-            return train, task.samples(held, device, f"dataset[6][{client}]") if held else None
+            test = task.dataset[6].get(client) if tested else None
+            return train, task.samples(test, device, f"dataset[6][{client}]") if test else None
 
     def personalised(self, client: int) -> nn.Module | None:
         """A client's own model, in eval mode; None if this process, or ``state_dir``, has none."""

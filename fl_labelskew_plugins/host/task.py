@@ -121,6 +121,10 @@ class Task:
             what = f"true, and with {where} messages contain more than the model"
             raise mistake(f"args.{on[0]}", what, f"{on[0]}: false, or a method such as fedlc")
         federation, folder = self.federation, self.state_dir
+        missing = [k for k in range(federation.num_clients) if k not in self.dataset[5]]
+        if self.simulated and missing:
+            what = f"{federation.num_clients}, and dataset[5] has no client {missing[0]}"
+            raise mistake("args.client_num_in_total", what, f"{len(self.dataset[5])}")
         if self.method.uses("after_round") and folder is None and federation.clients_per_round < federation.num_clients:
             what = "it keeps tensors for each client, and another process may train that client next"
             raise mistake(where, what, "state_dir: a new folder that all processes see")
@@ -246,7 +250,7 @@ def _shape(dataset: Sequence[Any]) -> tuple[int, ...]:
     """Shape of one sample."""
     with torch.random.fork_rng([]):  # a DataLoader draws from the global generator
         for data in (dataset[3], dataset[2], *dataset[5].values()):
-            for batch in data or ():
+            for batch in () if data is None else data:
                 return tuple(batch[0].shape[1:])
     raise mistake("dataset", "has no samples", "FedML's list of eight with test or training data")
 
