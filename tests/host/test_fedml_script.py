@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.host, pytest.mark.slow]
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fedml_script"
 SCRIPT = EXAMPLE / "main.py"
 ROUNDS = 2
+ONE_SAMPLE = 1.1 / 360
+"""Rounding may change the class of a test sample."""
 
 
 def configuration(name, folder, method, **changed):
@@ -67,7 +69,7 @@ def test_example_over_mpi(method, forker, tmp_path):
     file = configuration("mpi.yaml", tmp_path, method)
     done = forker.mpirun(SCRIPT, ["--cf", file], ranks=4, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert printed(done.stdout + done.stderr) == pytest.approx(own(method, tmp_path / "own"), abs=1e-4)
+    assert printed(done.stdout + done.stderr) == pytest.approx(own(method, tmp_path / "own"), abs=ONE_SAMPLE)
 
 
 def test_diverged_training_ends_all_processes_of_mpi_in_one_line(forker, tmp_path):
@@ -100,4 +102,4 @@ def test_example_across_silos(forker, tmp_path):
     silos = [start(rank, "client") for rank in (1, 2, 3)]
     assert server.wait(timeout=120) == 0, server.text
     assert [silo.wait(timeout=60) for silo in silos] == [0, 0, 0], silos[0].text
-    assert printed(server.text) == pytest.approx(own("fedshift", tmp_path / "own"), abs=1e-4)
+    assert printed(server.text) == pytest.approx(own("fedshift", tmp_path / "own"), abs=ONE_SAMPLE)
