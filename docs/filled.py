@@ -34,6 +34,7 @@ PAGES = {
     ROOT / "README.md": DOCS / "index.md",
     ROOT / "CHANGELOG.md": DOCS / "changelog.md",
     ROOT / "CONTRIBUTING.md": DOCS / "contributing.md",
+    ROOT / "examples/fedml_script/README.md": DOCS / "fedml.md",
     ROOT / "examples/hospitals": DOCS / "tutorials/hospitals.md",
     ROOT / "examples/third_party_method": DOCS / "adding-a-method.md",
 }

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.front.run import Callback, Run, load, open, run
     from fl_labelskew_plugins.front.simulate import Loop, simulate
     from fl_labelskew_plugins.front.survey import survey
+    from fl_labelskew_plugins.host import runner as fedml
     from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.studies.side_by_side import Report, report
 
@@ -39,6 +40,7 @@ __all__ = [
     "Report",
     "Run",
     "__version__",
+    "fedml",
     "load",
     "open",
     "report",
@@ -51,8 +53,10 @@ __all__ = [
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "fedml":
+        return import_module(f"{__name__}.host.runner")
     value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     return value
 

@@ -16,6 +16,7 @@ from fl_labelskew_plugins.recipe import shipped
 ABOUT = {
     "hospitals": "three hospitals train across silos, each with data, a file and a policy of its own",
     "services": "server and silos as systemd units, or in containers",
+    "fedml_script": "a script with FedML's own runner and methods of this package, over MPI or across silos",
     "third_party_method": "a method in a package of its own, with its recipe and test",
     "first_run.ipynb": "a notebook: a first run from Python",
     "search_optuna.py": "a search for the best settings with Optuna, on one machine or several",

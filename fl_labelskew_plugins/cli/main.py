@@ -10,6 +10,7 @@ from fl_labelskew_plugins import __version__
 from fl_labelskew_plugins.cli.audit import audit_group
 from fl_labelskew_plugins.cli.certs import certs_group
 from fl_labelskew_plugins.cli.completion import completion_command
+from fl_labelskew_plugins.cli.convert import convert_command
 from fl_labelskew_plugins.cli.data import data_group
 from fl_labelskew_plugins.cli.evaluate import evaluate_command
 from fl_labelskew_plugins.cli.examples import examples_group
@@ -44,6 +45,7 @@ for _command in (
     recipes_group,
     examples_group,
     new_group,
+    convert_command,
     validate_command,
     partition_command,
     survey_command,

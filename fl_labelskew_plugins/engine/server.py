@@ -183,7 +183,7 @@ class Server:
             weights = self._mean_of_those_who_came(mean, came, sizes, counts, shares, proxies)
         corrections.scale(1 / added(shares[i] for i in came))
         rows_alike = self._mean_of_those_who_came(whole, came, sizes, None, shares, None)
-        self._advance(weights, rows_alike, corrections.sums, addition.total(len(came), round))
+        self.advance(weights, rows_alike, corrections.sums, addition.total(len(came), round))
         return [clients[i] for i in came]
 
     def run_sum(self, came: list[int], vector: Vector, *, round: int = 0) -> list[int]:
@@ -192,10 +192,10 @@ class Server:
         if came:
             read = self.sums.read(vector, self.weights, len(came), round)
             self.measured = read.measured
-            self._advance(read.mean, read.whole, read.optimizer, read.total)
+            self.advance(read.mean, read.whole, read.optimizer, read.total)
         return came
 
-    def _advance(self, mean: Weights, whole: Weights, contributions: Weights, total: Total) -> None:
+    def advance(self, mean: Weights, whole: Weights, contributions: Weights, total: Total) -> None:
         """The steps of the method and of the optimiser, once a round's sums are there."""
         shared = self.method.combine(total, rest(self.shared, OPTIMIZER))
         weights, sent = self._step(mean, whole, contributions, total.clients)

@@ -37,6 +37,11 @@ def host_config(recipe: Recipe) -> dict[str, dict[str, Any]]:
     return sections
 
 
+def offline() -> None:
+    """Keep FedML from contacting its cloud; call it before ``fedml.init``, for the whole process."""
+    fedml.core.mlops.fetch_config = lambda *_, **__: None
+
+
 def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
     """Write the host's configuration, start the host and return its arguments; ``rank``: 0 for the server.
 
@@ -54,7 +59,7 @@ def start(recipe: Recipe, config_file: Path, *, rank: int = 0) -> Any:
     write_text(config_file, "# what FedML itself was given\n" + text)
     role = "client" if rank else "server"
     args = fedml.arguments.Arguments(Namespace(yaml_config_file=str(config_file), run_id="0", rank=rank, role=role))
-    fedml.core.mlops.fetch_config = lambda *_, **__: None
+    offline()
     # Singletons of the host: what an earlier run in this process switched on would otherwise stay on.
     FedMLDifferentialPrivacy._dp_instance = None
     FedMLAttacker._attacker_instance = None

@@ -31,6 +31,8 @@ from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING, IS_PATH, Tracki
 from fl_labelskew_plugins.recipe.sections import names as split
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+LAUNCH_JOB = {"workspace", "job", "bootstrap", "computing"}
+"""Top-level keys of the YAML file of ``fedml launch``; no recipe has them."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), *, objects: Mapping[str, Any] = NOTHING) -> Recipe:
@@ -121,6 +123,13 @@ def check(path: Path, overrides: Sequence[str] = ()) -> str:
     alone.changes(text)
     alone.end()
     return "ok, as a silo's own file; method_args were not checked, for no recipe beside it names it"
+
+
+def refuse_launch_job(path: Path, content: object) -> None:
+    """Raise RecipeError if a file's content is a job for ``fedml launch``."""
+    if isinstance(content, dict) and LAUNCH_JOB & content.keys() and "method_args" not in content:
+        job = shown(path)
+        raise RecipeError([f"{job}: a job of FedML's launcher, not a recipe; to start it: fedml launch {job}"])
 
 
 def _silos_own(content: object) -> bool:
@@ -255,6 +264,7 @@ class _Check(Mistakes):
             raise RecipeError([f"{shown(self.path)}: empty; {what} has the sections {', '.join(allowed)}"])
         if not isinstance(content, dict):
             raise RecipeError([f"{shown(self.path)}: {show(content)} is no mapping of sections to keys"])
+        refuse_launch_job(self.path, content)
         if "tables" in content:
             row = self.path.with_suffix("") / "ROW"
             raise RecipeError([f"{shown(self.path)}: is a table of recipes; use one of its rows: {shown(row)}"])

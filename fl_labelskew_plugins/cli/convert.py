@@ -1,0 +1,41 @@
+"""``labelskew convert``: a FedML configuration as a recipe."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+from fl_labelskew_registry import mistake
+
+from fl_labelskew_plugins.cli.exits import guarded, writing
+from fl_labelskew_plugins.cli.options import PATH
+from fl_labelskew_plugins.machine.files import write_text
+
+
+@click.command("convert")
+@click.argument("file", type=PATH)
+@click.option("--out", type=PATH, metavar="RECIPE.yaml", help="Write the recipe to this new file.  [default: stdout]")
+@guarded
+def convert_command(file: Path, out: Path | None) -> None:
+    """Make a recipe of a FedML configuration, such as fedml_config.yaml.
+
+    The keys that a recipe has are taken over. For each other key a line on stderr says what to do, and so it does for
+    each value that the recipe still needs; the exit code is then 2.
+    """
+    from fl_labelskew_plugins.recipe import parse
+    from fl_labelskew_plugins.recipe.convert import convert
+
+    if out is not None and os.path.lexists(out):
+        raise mistake(f"--out {out}", "exists already", "another file")
+    made = convert(parse.read_text(file), file)
+    name = Path("recipe.yaml") if out is None else out
+    text = made.text(str(name))
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        with writing(out):
+            write_text(out, text)
+    for line in made.notes:
+        click.echo(f"{file}: {line}", err=True)
+    parse.parse(text, source=name)

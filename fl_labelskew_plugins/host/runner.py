@@ -1,0 +1,378 @@
+"""``fl.fedml``: our methods in FedML's own scripts, as the trainer and the aggregator of a ``FedMLRunner``.
+
+FedML averages uploads itself, name by name and weighted by samples, and over MPI it calls no other hook of an
+aggregator than get_model_params, set_model_params and test. So an upload is written such that this mean is enough:
+:func:`pack` and :func:`unpack`. The aggregator then replaces the mean by the next message to the clients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import secrets
+import sys
+import traceback
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from fedml.core import ClientTrainer
+from fedml.ml.aggregator.default_aggregator import DefaultServerAggregator
+from fl_labelskew_registry import Contribution, LabelSkewError, Method, Total, mistake
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins.engine.aggregate import (
+    WeightedMean,
+    check_extra,
+    check_result,
+    check_upload,
+    share_of_old,
+)
+from fl_labelskew_plugins.engine.local import snapshot
+from fl_labelskew_plugins.engine.samples import Samples
+from fl_labelskew_plugins.engine.server import Server
+from fl_labelskew_plugins.engine.turn import Turn
+from fl_labelskew_plugins.host.start import offline
+from fl_labelskew_plugins.host.task import Task
+from fl_labelskew_plugins.tensors import State, Weights, group, joined, rest, save_atomic
+
+__all__ = ["aggregator", "offline", "trainer"]
+
+LOG = logging.getLogger("fl_labelskew_plugins")
+OURS = "fl_labelskew"
+"""Group of the tensors in a message that are not the model's."""
+
+
+def pack(weights: Weights, sums: Mapping[str, Tensor], *, samples: int, uniform: bool) -> Weights:
+    """An upload of which the sample-weighted mean over the clients says all that the server has to know.
+
+    The mean of ``1 / n_k`` is the number of clients over the sum of their samples. So the mean of ``s_k / n_k``, over
+    that, is a plain mean of ``s_k``.
+
+    Args:
+        weights: the trained state dict.
+        sums: tensors to be added up.
+        samples: ``n_k``, by which the mean weighs this upload.
+        uniform: whether the weights are wanted as a plain mean.
+    """
+    inverse = torch.tensor(1 / samples, dtype=torch.float64)
+    if uniform:
+        weights = {k: (v if v.is_floating_point() else v.double()) / samples for k, v in weights.items()}
+    apart = {"inverse": inverse, **joined(sum={k: v.cpu().double() * inverse for k, v in sums.items()})}
+    return {**weights, **joined(**{OURS: apart})}
+
+
+def unpack(
+    mean: Weights, apart: Weights, old: Weights, *, aggregation: str, clients: int, population: int
+) -> tuple[Weights, Weights]:
+    """The aggregated weights and the sums, from the sample-weighted means of what :func:`pack` made.
+
+    Args:
+        mean: of the weights.
+        apart: of the tensors that are not the model's; none if uploads were plain weights.
+        old: the weights that the round started from.
+        aggregation: see :func:`.engine.aggregate.client_weights`.
+        clients: how many uploads there were.
+        population: training samples of all clients.
+
+    Returns:
+        Weights in the dtypes of ``old``, and float32 sums.
+    """
+    inverse = float(apart["inverse"]) if apart else 1.0
+    samples = clients / inverse  # of the round's clients
+    factor = {"uniform": 1 / inverse, "population": samples / population}.get(aggregation, 1.0)
+    running = WeightedMean(old)
+    running.add(mean, factor)
+    weights = running.result(share_of_old([factor]) if aggregation == "population" else 0.0)
+    return weights, {name: (value.cpu() * samples).float() for name, value in group(apart, "sum").items()}
+
+
+class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
+    """Trains FedML's clients with a label-skew method; give it to ``FedMLRunner`` as its ``client_trainer``.
+
+    For ``training_type: simulation`` with ``backend: MPI``, and ``training_type: cross_silo`` with ``scenario:
+    horizontal``. The aggregator gets the same arguments.
+
+    Args:
+        model: the network, any module that takes a batch and returns logits ``(B, C)`` of a Linear layer. It is copied;
+            FedML's server starts from its weights.
+        args: of ``fedml.init``. Local training reads ``train_args`` as a recipe does (docs/keys.md): ``epochs``,
+            ``batch_size``, ``client_optimizer``, ``learning_rate``, ``momentum``, ``weight_decay`` and so on.
+        dataset: FedML's list of eight. Client ``k`` trains on ``dataset[5][k]``, a DataLoader or a list of batches of
+            inputs ``(B, ...)`` and labels ``(B,)``.
+        method: a name of ``labelskew methods``, or an object of :class:`fl_labelskew_registry.Method`.
+        counts: ``(K, C)`` training samples of each class of all clients, for a method with a global prior (fedshift,
+            reweighting); in a simulation the default is to count ``dataset[5]``.
+        state_dir: new or empty folder for what clients keep (map); all processes of a simulation have to see it.
+            Needed if other clients train in each round; by default each process keeps the states in memory.
+        parameters: the method's, such as ``tau=0.5``.
+
+    Raises:
+        LabelSkewError: FedML's runner or its messages cannot do this, or a value is wrong; a line for each mistake.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: Any,
+        *,
+        dataset: Sequence[Any],
+        method: str | Method,
+        counts: Any = None,
+        state_dir: str | Path | None = None,
+        **parameters: Any,
+    ) -> None:
+        self.task = Task.of(model, args, dataset, method, counts, state_dir, parameters)  # before FedML looks at them
+        super().__init__(model, args)
+        self._given, self._message = model, OrderedDict[str, Tensor]()
+        self._states: dict[int, State] = {}
+        self._secret = None if self.task.simulated else secrets.randbits(128)
+
+    def get_model_params(self) -> OrderedDict[str, Tensor]:
+        """The server's message before training, the upload after it."""
+        return self._message
+
+    def set_model_params(self, model_parameters: Mapping[str, Tensor]) -> None:
+        """Take the server's message."""
+        self._message = OrderedDict(model_parameters)
+
+    def train(self, train_data: Any, device: torch.device, args: Any) -> None:
+        """One client's round, from the server's message to the upload.
+
+        Args:
+            train_data: the client's own entry of ``dataset[5]``; it says which client it is.
+            device: to train on.
+            args: its ``round_idx`` is the round, from 0.
+
+        Raises:
+            LabelSkewError: the message or the data are not what the method needs.
+            RunError: training diverged.
+        """
+        with _ending_all(args):
+            self._train(train_data, torch.device(device), int(args.round_idx))
+
+    def _train(self, train_data: Any, device: torch.device, round: int) -> None:
+        task, received = self.task, group(self._message, OURS)
+        if task.plain == bool(received) or (received and not torch.equal(received["mark"].cpu(), task.mark)):
+            use = "fl.fedml.aggregator with the same method and parameters"
+            raise mistake("fl.fedml.trainer", "the server's aggregator does not fit this trainer", use)
+        client = self._client(train_data)
+        weights = task.inward(self._message, device)
+        state = self._state(client)
+        times = int(state.pop("times", torch.tensor(0))) + 1
+        train, test = self._samples(client, train_data, round, device)
+        local = task.local(client, train, test, secret=self._secret, fresh=self._fresh)
+        turn = Turn(
+            local,
+            client,
+            round,
+            shared={name: value.to(device) for name, value in group(received, "shared").items()},
+            state={name: value.to(device) for name, value in state.items()},
+            times_selected=times,
+        )
+        result = turn.fit(weights, personalised=test is not None)
+        check_result(
+            result.upload,
+            result.contributions,
+            weights,
+            method=task.method,
+            optimizer=local.optimizer,
+            federation=task.federation,
+            parameters=[],
+            where=f"round {round + 1}: upload of client {client}",
+        )
+        self._keep(client, {**result.state, "times": torch.tensor(times)} if result.state else {})
+        self._message = task.outward(result.upload)
+        if not task.plain:
+            sums = {name: torch.zeros(shape) for name, shape in task.shapes.items()} | dict(result.contributions)
+            if task.simulated and task.method.personalises():
+                right, of = result.personalised or (0, 0)
+                sums["personalised"] = torch.tensor([right / max(of, 1), float(of > 0)])
+            uniform = task.method.aggregation == "uniform"
+            packed = pack(self._message, sums, samples=task.dataset[4][client], uniform=uniform)
+            self._message = OrderedDict(packed)
+
+    def _samples(self, client: int, data: Any, round: int, device: torch.device) -> tuple[Samples, Samples | None]:
+        """Training samples, and test samples if the client's own model is to be tested."""
+        task = self.task
+        with torch.random.fork_rng([]):  # for a DataLoader that augments
+            torch.manual_seed(seeds.torch_seed(task.federation.seed, "loader", round, client))
+            train = task.samples(data, device, f"dataset[5][{client}]")
+            tested = task.simulated and task.method.personalises() and task.tests(round)
+            test = task.dataset[6].get(client) if tested else None
+            return train, task.samples(test, device, f"dataset[6][{client}]") if test else None
+
+    def personalised(self, client: int) -> nn.Module | None:
+        """A client's own model, in eval mode; None if this process, or ``state_dir``, has none."""
+        state = self.task.method.personalised(self._state(client))
+        if state is None:
+            return None
+        network = copy.deepcopy(self._given)
+        network.load_state_dict(self.task.outward(state))
+        return network.eval()
+
+    def _client(self, train_data: Any) -> int:
+        """Whose data these are; FedML says so to no trainer."""
+        clients = [client for client, data in self.task.dataset[5].items() if data is train_data]
+        federation = self.task.federation
+        if len(clients) == 1:
+            return int(clients[0])
+        if federation.clients_per_round == federation.num_clients:
+            client: int = self.id  # FedML has set it to this process's place, and so to its only client
+            return client
+        what = f"train_data is {'that of several clients' if clients else 'in none of its entries'}"
+        raise mistake("fl.fedml.trainer: dataset[5]", what, "one object for each client, the same as FedMLRunner's")
+
+    def _fresh(self) -> Weights:
+        return self.task.inward(self._given.state_dict(), next(self.task.network.parameters()).device)
+
+    def _file(self, client: int) -> Path | None:
+        return None if self.task.state_dir is None else self.task.state_dir / f"client{client:06d}.safetensors"
+
+    def _state(self, client: int) -> State:
+        if (file := self._file(client)) is None:
+            return dict(self._states.get(client, {}))
+        return load_file(file) if file.exists() else {}
+
+    def _keep(self, client: int, state: State) -> None:
+        if not state:
+            return
+        if (file := self._file(client)) is None:
+            self._states[client] = {name: value.cpu() for name, value in state.items()}
+        else:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_atomic(state, file)
+
+
+class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is untyped
+    """FedML's server with a label-skew method; give it to ``FedMLRunner`` as its ``server_aggregator``.
+
+    It takes the arguments of :class:`Trainer`, and raises what that does. ``model`` has the aggregated weights after
+    each round.
+
+    Attributes:
+        history: a dictionary for each test so far: ``round`` from 0, ``accuracy`` and ``loss`` of the global model, and
+            in a simulation with a method such as map ``personalised_accuracy``. Each test is also logged, on level INFO
+            of the logger ``fl_labelskew_plugins``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: Any,
+        *,
+        dataset: Sequence[Any],
+        method: str | Method,
+        counts: Any = None,
+        state_dir: str | Path | None = None,
+        **parameters: Any,
+    ) -> None:
+        self.task = task = Task.of(model, args, dataset, method, counts, state_dir, parameters)
+        super().__init__(model, args)
+        self.history: list[dict[str, Any]] = []
+        self._personalised: float | None = None
+        self.server = Server(
+            task.network, method=task.method, federation=task.federation, weights=snapshot(task.network)
+        )
+        if task.method.uses("opening"):
+            self.server.open(_openings(task, _counts(task)))
+
+    def get_model_params(self) -> OrderedDict[str, Tensor]:
+        """The message to the clients."""
+        message = self.task.outward(self.server.weights)
+        if not self.task.plain:
+            apart = {"mark": self.task.mark, **joined(shared=self.server.shared)}
+            message.update({name: value.cpu() for name, value in joined(**{OURS: apart}).items()})
+        return message
+
+    def set_model_params(self, model_parameters: dict[str, Tensor]) -> None:
+        """Take FedML's mean of a round's uploads, and put in its place what FedML then sends to the clients.
+
+        Args:
+            model_parameters: the mean; its entries are replaced.
+        """
+        with _ending_all(self.args):
+            self._aggregate(model_parameters)
+        self.model.load_state_dict(self.task.outward(self.server.weights))
+        model_parameters.clear()
+        model_parameters.update(self.get_model_params())
+
+    def _aggregate(self, mean: dict[str, Tensor]) -> None:
+        task, server, round = self.task, self.server, int(self.args.round_idx)
+        apart = group(mean, OURS)
+        if task.plain == bool(apart) or rest(mean, OURS).keys() != {*task.names.values()}:
+            use = "fl.fedml.trainer with the same method and parameters"
+            raise mistake("fl.fedml.aggregator", "the clients' trainer does not fit this aggregator", use)
+        weights, sums = unpack(
+            task.inward(mean),
+            apart,
+            server.weights,
+            aggregation=task.method.aggregation,
+            clients=task.federation.clients_per_round,
+            population=task.federation.num_samples,
+        )
+        check_upload(weights, server.weights, where=f"round {round + 1}: the mean of the uploads")
+        right, tested = sums.pop("personalised", torch.zeros(2)).tolist()
+        self._personalised = right / tested if tested else None
+        server.advance(weights, {}, {}, Total(sums, task.federation.clients_per_round, round))
+
+    def test(self, test_data: Any, device: Any, args: Any) -> Any:
+        """Test the global model as FedML's own aggregator does; also into ``history`` and the log.
+
+        Returns:
+            accuracy, loss, None, None.
+        """
+        result = super().test(test_data, device, args)
+        line = {"round": int(args.round_idx), "accuracy": float(result[0]), "loss": float(result[1])}
+        text = f"round {line['round'] + 1}: accuracy {line['accuracy']:.4f}, loss {line['loss']:.4f}"
+        if self._personalised is not None:
+            line["personalised_accuracy"] = self._personalised
+            text += f", of personalised models {self._personalised:.4f}"
+        self.history.append(line)
+        LOG.info(text)
+        return result
+
+
+def _counts(task: Task) -> Tensor:
+    """``(K, C)`` training samples of each client and class, as given or as counted in a simulation's data."""
+    clients, classes = task.federation.num_clients, task.federation.num_classes
+    if task.counts is not None:
+        return task.counts
+    if not task.simulated:
+        what = "missing; the method needs the class counts of all clients, and FedML's server does not ask for them"
+        raise mistake("counts", what, f"integers of shape {(clients, classes)}: training samples by client and class")
+    with torch.random.fork_rng([]):
+        data = [task.samples(task.dataset[5][k], torch.device("cpu"), f"dataset[5][{k}]") for k in range(clients)]
+    return torch.stack([torch.bincount(samples.y, minlength=classes) for samples in data])
+
+
+def _openings(task: Task, counts: Tensor) -> Iterator[Contribution]:
+    """What clients with these samples send before round 0."""
+    for client, row in enumerate(counts):
+        y = torch.arange(len(row)).repeat_interleave(row)
+        tensors = task.method.opening(Turn(task.local(client, Samples(y[:, None], y, (), ())), client).view)
+        check_extra(tensors, task.method.opening_shapes(task.federation), where=f"opening of client {client}")
+        yield Contribution(client, tensors)
+
+
+@contextlib.contextmanager
+def _ending_all(args: Any) -> Iterator[None]:
+    """End all processes of a simulation on an error; FedML's would wait for each other for ever."""
+    try:
+        yield
+    except BaseException as error:
+        if (comm := getattr(args, "comm", None)) is None:
+            raise
+        line = f"error: {error}\n" if isinstance(error, LabelSkewError) else traceback.format_exc()
+        sys.stderr.write(line)
+        sys.stderr.flush()
+        comm.Abort(1)
+        raise
+
+
+trainer, aggregator = Trainer, Aggregator
