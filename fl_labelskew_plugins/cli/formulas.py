@@ -10,13 +10,21 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 SYMBOLS = {
-    **{letter: unicodedata.lookup(f"GREEK SMALL LETTER {letter}") for letter in "alpha beta gamma delta eta".split()},
-    **{letter: unicodedata.lookup(f"GREEK SMALL LETTER {letter}") for letter in "theta mu nu tau sigma".split()},
-    **{"lambda": "λ", "epsilon": "ε", "ell": "ℓ", "Delta": "Δ", "sum": "Σ", "prod": "Π", "top": "ᵀ"},
-    **{"leftarrow": "←", "ne": "≠", "ge": "≥", "le": "≤", "in": "∈", "times": "×", "cdot": "·", "infty": "∞"},
-    **{"Vert": "‖", "lVert": "‖", "rVert": "‖", "quad": "\n", "qquad": "\n", ",": " ", ";": " "},
+    **{
+        "lambda": "λ",
+        "ell": "ℓ",
+        "sum": "Σ",
+        "prod": "Π",
+        "top": "ᵀ",
+        "leftarrow": "←",
+        "ne": "≠",
+        "ge": "≥",
+        "le": "≤",
+    },
+    **{"in": "∈", "times": "×", "cdot": "·", "infty": "∞", "Vert": "‖", "lVert": "‖", "rVert": "‖"},
+    **{"quad": "\n", "qquad": "\n", ",": " ", ";": " "},
 }
-"""Commands of LaTeX as text; others that take no argument are their own name, such as ``log``."""
+"""Commands of LaTeX as text, besides Greek letters; all others are their own name, such as ``log``."""
 ACCENTS = {"hat": "\u0302", "bar": "\u0304", "tilde": "\u0303"}
 """Commands that set a sign over their argument."""
 SIZES = {"left", "right", *(size + side for size in ("big", "Big", "bigg", "Bigg") for side in ("", "l", "r"))}
@@ -87,7 +95,12 @@ def _command(name: str, tokens: list[str]) -> str:
     if name in ACCENTS:
         over = _argument(tokens)
         return unicodedata.normalize("NFC", over[:1] + ACCENTS[name] + over[1:])
-    return SYMBOLS.get(name, name)
+    if name in SYMBOLS:
+        return SYMBOLS[name]
+    try:
+        return unicodedata.lookup(f"greek {'capital' if name[0].isupper() else 'small'} letter {name}")
+    except KeyError:
+        return name
 
 
 def _argument(tokens: list[str]) -> str:
@@ -134,9 +147,16 @@ def _wrapped(formula: str, width: int) -> list[str]:
     """An equation as lines that break outside of parentheses, as far as possible."""
     lines: list[str] = []
     for most in range(4):
-        text = "".join("\N{NO-BREAK SPACE}" if letter == " " and depth > most else letter for letter, depth in _depths(formula))
+        text = "".join(
+            "\N{NO-BREAK SPACE}" if letter == " " and depth > most else letter for letter, depth in _depths(formula)
+        )
         lines = textwrap.wrap(
-            text, width, initial_indent=" " * 4, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
+            text,
+            width,
+            initial_indent=" " * 4,
+            subsequent_indent=" " * 8,
+            break_long_words=False,
+            break_on_hyphens=False,
         )
         if max(map(len, lines)) <= width:
             break

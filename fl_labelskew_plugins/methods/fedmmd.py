@@ -59,8 +59,8 @@ def two_stream_loss(local: Tensor, frozen: Tensor, *, bandwidths: Literal["mean"
 class FedMMD(Method):
     r"""Maximum mean discrepancy to the server's model in local training.
 
-    Cross-entropy plus the maximum mean discrepancy, with Gaussian kernels, between the features that the server's frozen
-    model (``s``) and the trained model (``t``) make of a batch. A bar is the mean over all pairs:
+    Cross-entropy plus the maximum mean discrepancy, with Gaussian kernels, between the features that the server's
+    frozen model (``s``) and the trained model (``t``) make of a batch. A bar is the mean over all pairs:
 
     .. math::
         \mathcal{L} = \mathcal{L}_{ce} + \lambda \bigl(\bar K_{ss} + \bar K_{tt} - 2 \bar K_{st}\bigr), \quad

@@ -188,8 +188,8 @@ class FedMR(Method):
 
     .. math:: \mathcal{L} = \mathcal{L}_{ce} + \mu_1 \mathcal{L}_{intra} + \mu_2 \mathcal{L}_{inter}
 
-    ``mu1: 0`` with ``mu2: 0`` is plain cross-entropy, bit for bit. The inter-class loss begins in the second round, with
-    the first prototypes.
+    ``mu1: 0`` with ``mu2: 0`` is plain cross-entropy, bit for bit. The inter-class loss begins in the second round,
+    with the first prototypes.
     """
 
     class Params(params.Params):

@@ -21,8 +21,9 @@ class FedPHP(InheritedPrivateModel):
     features (equation 12), from the private model ``p`` is added to cross-entropy (equation 13):
 
     .. math::
-        \mathcal{L}_{kd} = \frac{1}{B} \sum_{i=1}^{B} D_{KL}\bigl(\sigma(z_{p,i} / \tau) \,\Vert\, \sigma(z_i / \tau)\bigr),
-        \quad \mathcal{L} = (1 - \lambda) \, \mathcal{L}_{ce} + \lambda \, \mathcal{L}_{kd}
+        \mathcal{L}_{kd} =
+        \frac{1}{B} \sum_{i=1}^{B} D_{KL}\bigl(\sigma(z_{p,i} / \tau) \,\Vert\, \sigma(z_i / \tau)\bigr), \quad
+        \mathcal{L} = (1 - \lambda) \, \mathcal{L}_{ce} + \lambda \, \mathcal{L}_{kd}
 
     After the round the private model is mixed with the personalised one (equation 10), with a growing momentum:
 

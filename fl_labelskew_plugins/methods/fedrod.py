@@ -70,8 +70,8 @@ def balanced_logits(logits: Tensor, counts: Tensor, *, gamma: float = 1.0, missi
 class FedRoD(Method):
     r"""Balanced softmax for the upload, and a private head.
 
-    The generic predictor is trained with the balanced softmax and the personalised one, with the private head ``V``, with
-    plain cross-entropy:
+    The generic predictor is trained with the balanced softmax and the personalised one, with the private head ``V``,
+    with plain cross-entropy:
 
     .. math:: \mathcal{L} = \text{CE}(z + \gamma \ln n, y) + \lambda_p \, \text{CE}(z + V h, y)
 

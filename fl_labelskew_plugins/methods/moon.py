@@ -56,8 +56,8 @@ def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temp
 class MOON(Method):
     r"""Model-contrastive loss in local training.
 
-    Equation 3, with the features ``h+`` of the server's model and ``h-`` of the client's own model after its last round, and
-    equation 4, its sum with cross-entropy:
+    Equation 3, with the features ``h+`` of the server's model and ``h-`` of the client's own model after its last
+    round, and equation 4, its sum with cross-entropy:
 
     .. math::
         \mathcal{L}_{con} = -\log
