@@ -92,7 +92,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
     file, out = write(), tmp_path / "out"
     command = ["sweep", file, "--out", out, "--jobs", "2", "--set", "train_args.comm_round=60"]
     names = ["fedavg-seed0", "fedavg-seed1", "fedlc-seed0"]
-    assert "3 runs, 0 done; nothing was run" in call(*command, "--dry-run", "--no-probe").output
+    assert "3 runs: 3 not begun; nothing was run" in call(*command, "--dry-run", "--no-probe").output
     assert not out.exists()
 
     def interrupt():
