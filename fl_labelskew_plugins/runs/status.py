@@ -177,10 +177,10 @@ def totals(states: Sequence[str]) -> str:
 
 def _read(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
-        raise mistake(folder, "no such folder", "the folder of a run")
+        raise mistake(folder, "no such folder", "the folder of a run or a sweep")
     facts = _facts(folder / NAME)
     if not facts and not (folder / "recipe.yaml").is_file():
-        raise mistake(folder, f"neither {NAME} nor recipe.yaml in it", "the folder of a run")
+        raise mistake(folder, f"neither {NAME} nor recipe.yaml in it", "the folder of a run or a sweep")
     lines = [line for line in read_lines(folder / "metrics.jsonl") if isinstance(line.get("round"), int)]
     holder, state = locks.held_by(folder), facts.get("state")
     if holder:

@@ -182,7 +182,8 @@ def totals(
         yield f"{left} of {counted(len(planned), 'run')} left, of which nothing is known yet"
         return
     one_by_one, more, there = clock(seconds(planned, kinds, 1)), _text(disk(kinds)), _text(_free_disk(out))
-    yield f"{left} of {counted(len(planned), 'run')} left: {one_by_one} one after the other; {more} more on disk, {there} free there"
+    of_all = f"{left} of {counted(len(planned), 'run')}"
+    yield f"{of_all} left: {one_by_one} one after the other; {more} more on disk, {there} free there"
     fit = that_fit(kinds, jobs[0], free)
     took = f"{clock(seconds(planned, kinds, fit))}, {_text(memory(kinds, fit))} of memory"
     yield f"{fit} at a time here: {took}, {_text(free)} may be taken"
