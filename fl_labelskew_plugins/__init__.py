@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.front.survey import survey
     from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.studies.side_by_side import Report, report
+    from fl_labelskew_plugins.studies.sweep.from_python import Sweep, sweep
 
 __version__ = "0.1.0"
 
@@ -28,6 +29,8 @@ _HOMES = {
     "survey": "front.survey",
     "report": "studies.side_by_side",
     "Report": "studies.side_by_side",
+    "sweep": "studies.sweep.from_python",
+    "Sweep": "studies.sweep.from_python",
     "Recipe": "recipe.model",
 }
 """Where each public name is defined."""
@@ -38,6 +41,7 @@ __all__ = [
     "Recipe",
     "Report",
     "Run",
+    "Sweep",
     "__version__",
     "load",
     "open",
@@ -45,6 +49,7 @@ __all__ = [
     "run",
     "simulate",
     "survey",
+    "sweep",
 ]
 
 

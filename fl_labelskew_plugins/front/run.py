@@ -52,11 +52,16 @@ def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | No
     Raises:
         LabelSkewError: with every mistake, a line each.
     """
-    overrides = [f"{place}={json.dumps(value, default=str)}" for place, value in (changes or {}).items()]
+    overrides = overrides_of(changes)
     if isinstance(recipe, Mapping):
         plain = json.loads(json.dumps(recipe, default=str))
         return parse.parse(yaml.write(plain), source="recipe.yaml", overrides=overrides)
     return parse.load(recipe, overrides)
+
+
+def overrides_of(changes: Mapping[str, Any] | None) -> list[str]:
+    """Values by ``section.key``, as ``section.key=value`` each."""
+    return [f"{place}={json.dumps(value, default=str)}" for place, value in (changes or {}).items()]
 
 
 def run(
