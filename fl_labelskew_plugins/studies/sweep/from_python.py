@@ -84,7 +84,7 @@ def sweep(
         file = Path(sweep)
     else:
         axes = [{key: list(values)} for key, values in grid.items()] if isinstance(grid, Mapping) else grid
-        file = _written({"base": base, "grid": axes} if sweep is None else sweep, folder)
+        file = _written({"base": base, "grid": axes} if sweep is None else sweep, changes or {}, folder)
         folder = file.parent
     planned = plan.plan(file, overrides, folder, only)
     failed: dict[str, str] = {}
@@ -99,15 +99,16 @@ def sweep(
     return Sweep(runs, _table(planned, failed))
 
 
-def _written(content: Mapping[str, Any], out: Path | None) -> Path:
-    """The content of a sweep's file, as ``sweep.yaml`` in the folder of all runs."""
+def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path | None) -> Path:
+    """The content of a sweep's file with the changes, as ``sweep.yaml`` in the folder of all runs."""
     if out is None and not isinstance(content.get("out"), str | Path):
         raise mistake("out", "missing", "the folder of all runs, as fl.sweep(..., out='runs/mine')")
     folder = Path(out or content["out"]).expanduser()
     if RunFolder(folder).recipe.exists():
         raise mistake(folder, "is the folder of a run", "another folder")
     texts = {}
-    plain = json.loads(json.dumps({**content, "out": str(folder)}, default=str))
+    settings = {"set": {**content.get("set", {}), **changes}} if changes else {}
+    plain = json.loads(json.dumps({**content, **settings, "out": str(folder)}, default=str))
     base = plain.get("base")
     if isinstance(base, dict):
         texts["base.yaml"], plain["base"] = yaml.write(base), "base.yaml"

@@ -39,14 +39,15 @@ def test_mistakes_of_sweep(words, line, tmp_path, monkeypatch):
 def test_content_of_a_sweep_is_planned_like_its_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.yaml").write_text("# a recipe\n")
-    file = from_python._written({"base": Path("mine.yaml"), "grid": [{"a.b": [1]}], "out": "runs/x"}, None)
+    file = from_python._written({"base": Path("mine.yaml"), "grid": [{"a.b": [1]}], "out": "runs/x"}, {}, None)
     assert file == Path("runs/x/sweep.yaml")
     assert plan._read(file).base == str(tmp_path / "mine.yaml")
-    file = from_python._written({"base": DIGITS, "grid": [GRID]}, tmp_path / "other")
+    file = from_python._written({"base": DIGITS, "grid": [GRID]}, {"train_args.epochs": 2}, tmp_path / "other")
+    assert {run.recipe.train.epochs for run in plan.plan(file)} == {2}
     assert [run.name for run in plan.plan(file)] == ["seed0", "seed1", "seed2"]
     (tmp_path / "other" / "recipe.yaml").write_text("")
     with pytest.raises(LabelSkewError, match="other: is the folder of a run; use another folder"):
-        from_python._written({"base": DIGITS, "grid": [GRID]}, tmp_path / "other")
+        from_python._written({"base": DIGITS, "grid": [GRID]}, {}, tmp_path / "other")
 
 
 @pytest.mark.slow
