@@ -130,7 +130,7 @@ def numbers() -> str:
             kept = [i for i, column in enumerate(head) if column not in UNWANTED]
             cells = [[row[i] for i in kept] for row in (head, *rows)]
             results.append(measured.Table(title, setting, cells[0], cells[1:])._asdict())
-    return json.dumps(results, indent=1, ensure_ascii=False) + "\n"
+    return "[\n" + ",\n".join(json.dumps(result, ensure_ascii=False) for result in results) + "\n]\n"
 
 
 def ours(name: str) -> Iterator[str]:
