@@ -108,7 +108,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
     begun = out / names[0]
     checkpoint = begun / "checkpoint" / "latest.safetensors"
     assert 5 <= rounds(begun) < 60
-    assert re.search(rf"^0 +{names[0]} +begun$", call(*command, "--dry-run", "--no-probe").output, re.MULTILINE)
+    assert re.search(rf"^0 +{names[0]} +stopped$", call(*command, "--dry-run", "--no-probe").output, re.MULTILINE)
 
     good = checkpoint.read_bytes()
     checkpoint.write_bytes(b"junk")
