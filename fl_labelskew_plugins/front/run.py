@@ -321,8 +321,11 @@ class Run:
     @cached_property
     def _sections(self) -> dict[str, Any]:
         """The recipe as it is written, which needs no objects."""
-        content, _ = yaml.read(parse.read_text(self._folder.recipe))
-        return dict(content)
+        try:
+            content, _ = yaml.read(parse.read_text(self._folder.recipe))
+            return {**content}
+        except (yaml.YamlError, TypeError) as error:
+            raise LabelSkewError(f"{clean(self._folder.recipe, 4096)}: damaged: {clean(error)}") from None
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}): {self._title()}"

@@ -101,6 +101,9 @@ def test_a_notebook_shows_words_and_pictures_and_nothing_that_a_name_smuggles_in
     page = fl.open(finished.folder)._repr_html_()
     assert "&lt;script&gt;" in page
     assert "<script>" not in page
+    recipe.write_text("{")
+    with pytest.raises(LabelSkewError, match=r"recipe.yaml: damaged: "):
+        repr(fl.open(finished.folder))
     recipe.write_text(kept)
 
 
