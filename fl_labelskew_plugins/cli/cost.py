@@ -64,20 +64,25 @@ def tell(
     Raises:
         RunError: some could not be begun; all is told of the others.
     """
+    from fl_labelskew_plugins.runs import status
     from fl_labelskew_plugins.studies import cost
     from fl_labelskew_plugins.studies.sweep import plan
 
-    states = plan.states_of(planned)
-    rows = [[str(run.number), run.name, states[run.name] or "-"] for run in planned]
+    def states() -> list[str]:
+        return [status.read_planned(run.folder.path)["state"] for run in planned]
+
+    plan.states_of(planned)  # raises if a folder holds another run
+    at_first = states()
+    rows = [[str(run.number), run.name, state] for run, state in zip(planned, at_first, strict=True)]
     head, rows = (["task", "run", "state"], rows) if tasks else (["run", "state"], [row[1:] for row in rows])
     click.echo(table.plain(head, rows))
-    done = f"{counted(len(planned), 'run')}, {list(states.values()).count('done')} done"
-    click.echo(done if begin else f"{done}; nothing was run")
+    click.echo(status.totals(at_first) + ("" if begin else "; nothing was run"))
     unknown = cost.unknown(planned) if begin else []
     failed = []
     if begin and unknown:
         say(f"{counted(len(unknown), 'kind')} of run without a round; of each, one run is begun:")
         failed = begin(unknown)
+        click.echo(status.totals(states()))
     kinds = cost.kinds(planned, failed)
     click.echo(table.plain(cost.HEAD, [kind.row() for kind in kinds]))
     for line in cost.totals(planned, kinds, out=out, jobs=jobs, free=free):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import sys
+import textwrap
 from typing import Any, get_args
 
 import click
 from fl_labelskew_registry import Kind, catalog
 from fl_labelskew_registry.catalog import CONTRACTS
 
-from fl_labelskew_plugins.cli import completion, table
+from fl_labelskew_plugins.cli import completion, formulas, measured, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
@@ -53,17 +55,57 @@ def _source(module: str) -> str:
 
 
 def details(kind: Kind, name: str) -> str:
-    """One plugin: what it is, and its parameters."""
+    """One plugin: its docstring, parameters, deviations from its paper and, of a method, measured accuracies."""
+    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     plugin = catalog.load(kind, name)
     first, *_ = (plugin.__doc__ or "").strip().split("\n")
-    lines = [f"{name}: {first}".replace("``", "")]
+    heads = [f"{name}: {first}".replace("``", "")]
     for fact in ("paper", "runtimes", "aggregation", "default_dir", "source"):
-        value = getattr(plugin, fact, None)
-        if value:
-            lines.append(f"{fact}: {', '.join(value) if isinstance(value, tuple) else value}")
-    rows = parameters(plugin.Params)
-    parts = table.plain(["parameter", "default", "allowed", "meaning"], rows) if rows else "no parameters"
-    return "\n".join([*lines, "", parts])
+        if value := getattr(plugin, fact, None):
+            heads.append(f"{fact}: {', '.join(value) if isinstance(value, tuple) else value}")
+    lines = [line for head in heads for line in _wrapped(head, width)] + formulas.shown(plugin.__doc__, width)
+    rows = [[key, default, f"{meaning} [{allowed}]"] for key, default, allowed, meaning in parameters(plugin.Params)]
+    lines += ["", table.plain(["parameter", "default", "meaning [allowed]"], rows) if rows else "no parameters"]
+    if deviations := _deviations(plugin):
+        lines += ["", "Deviations of the defaults from the paper:"]
+        lines += [line for deviation in deviations for line in _wrapped(f"- {deviation}", width)]
+    if kind == "methods":
+        lines += _accuracies(name, width)
+    return "\n".join(clean(line, 4096) for line in "\n".join(lines).split("\n"))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _deviations(plugin: Any) -> list[str]:
+    """Of a method or an optimiser with its defaults; none if a parameter has no default."""
+    from fl_labelskew_plugins.checked import checked
+    from fl_labelskew_plugins.recipe import mistakes
+
+    if not hasattr(plugin, "deviations") or any(field.is_required() for field in plugin.Params.model_fields.values()):
+        return []
+    try:
+        return list(checked(plugin()).deviations())
+    except Exception as error:  # of another package; everything else is still shown
+        return [f"not available: {mistakes.failure(error)}"]
+
+
+def _accuracies(name: str, width: int) -> list[str]:
+    """The measured accuracies of a method, of several seeds; those on own splits if there is room for their columns."""
+    lines = []
+    for _, setting, head, rows in measured.of_method(name):
+        if head[0] != "method":
+            continue
+        table_ = [[cell.replace("`", "") for cell in row] for row in (head, *rows)]
+        if sum(max(map(len, column)) + 2 for column in zip(*table_, strict=True)) - 2 > width:
+            kept = [i for i, column in enumerate(head) if "own splits" not in column]
+            table_ = [[row[i] for i in kept] for row in table_]
+        lines += ["", f"Our accuracy in %: {setting}"]
+        lines.append(table.plain(*table.aligned(table_[0], table_[1:], 2), wrap=False))
+    legend = "P10C2: 10 clients of 2 classes each; own splits: each client's model on its own test split. "
+    legend += "Commands and more numbers: docs/results.md"
+    return [*lines, "", *textwrap.wrap(legend, width)] if lines else []
 
 
 def parameters(model: Any) -> list[list[str]]:
@@ -83,7 +125,7 @@ def parameters(model: Any) -> list[list[str]]:
 
 
 def _command(verb: str, kind: Kind, what: str) -> click.Command:
-    @click.command(verb, help=f"List the {what}, or show one and its parameters.")
+    @click.command(verb, help=f"List the {what}, or describe one.")
     @click.argument("name", required=False, shell_complete=completion.plugins(kind))
     @guarded
     def show(name: str | None) -> None:

@@ -1,8 +1,10 @@
-"""``labelskew status``: what a run is doing, from its folder alone."""
+"""``labelskew status``: what a run, or each run of a sweep, is doing, from its folder alone."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,17 +21,24 @@ HEAD = ("silo", "name", "state", "since", "last upload", "bytes in", "bytes out"
 
 
 @click.command("status")
-@click.argument("folder", metavar="RUN", type=PATH, shell_complete=completion.runs)
+@click.argument("folder", metavar="FOLDER", type=PATH, shell_complete=completion.runs)
 @click.option("--json", "as_json", is_flag=True, help="Print all that is known as JSON; its times are UTC.")
 @guarded
 def status_command(folder: Path, *, as_json: bool) -> None:
-    """Show what a run is doing: round, accuracy, who is missing.
+    """Show what a run is doing: round, accuracy, missing silos.
 
-    Reads files in the folder RUN alone, on the machine where the run, or its server, writes them.
+    If FOLDER is that of a sweep, or contains several runs, each run has a row. Only files in FOLDER are read, on any
+    machine that sees them.
     """
     from fl_labelskew_plugins.runs import status
 
-    known = status.read(folder)
+    try:
+        known = status.read(folder)
+    except LabelSkewError:
+        if not (names := _runs(folder)):
+            raise
+        _show_several(folder, names, as_json=as_json)
+        return
     if as_json:
         click.echo(json.dumps(known, indent=2))
         return
@@ -41,6 +50,45 @@ def status_command(folder: Path, *, as_json: bool) -> None:
         click.echo(clean(line, 1000))
     if rows:
         click.echo(table.plain(HEAD, rows))
+
+
+def _runs(folder: Path) -> list[str]:
+    """The names of the runs below a folder, begun or only planned by a sweep."""
+    if not os.path.isdir(folder):  # unlike pathlib's, false for a name that is too long
+        return []
+    from fl_labelskew_plugins.studies import finished
+
+    begun = [str(path.relative_to(folder)) for path in finished.folders([folder]) if path != folder]
+    return list(dict.fromkeys([*finished.sweep_names(folder), *begun]))
+
+
+def _show_several(folder: Path, names: list[str], *, as_json: bool) -> None:
+    """Print a row for each run, as wide as the terminal, and how many runs are in each state."""
+    from fl_labelskew_plugins.runs import status
+
+    runs = [status.read_planned(folder / name) for name in names]
+    if as_json:
+        click.echo(json.dumps({"folder": str(folder), "runs": runs}, indent=2))
+        return
+    rows = []
+    for name, known in zip(names, runs, strict=True):
+        rounds = f"{known.get('rounds_done', 0)}/{known.get('rounds') or '?'}" if "rounds_done" in known else ""
+        accuracy = known.get("accuracy")
+        percent = "" if accuracy is None else f"{100 * accuracy:.2f} %"
+        details = known.get("held_by") or known.get("why") or ""
+        rows.append([clean(name, 300), known["state"], rounds, percent, clean(details, 1000)])
+    head = ["run", "state", "rounds", "accuracy", "process, or why it ended"]
+    if not any(row[-1] for row in rows):
+        head, rows = head[:-1], [row[:-1] for row in rows]
+    taken = 2 + sum(max(len(row[i]) for row in (head, *rows)) + 2 for i in range(1, 4)) + 24 * (len(head) == 5)
+    room = max(20, shutil.get_terminal_size((120, 24)).columns - taken)
+    click.echo(table.plain(head, [[_shortened(row[0], room), *row[1:]] for row in rows]))
+    click.echo(status.totals([known["state"] for known in runs]))
+
+
+def _shortened(name: str, room: int) -> str:
+    """A name without its middle, if it is too long: its end tells seeds apart."""
+    return name if len(name) <= room else f"{name[: room - room // 2 - 3]}...{name[-(room // 2) :]}"
 
 
 def _lines(known: dict[str, Any]) -> list[str]:

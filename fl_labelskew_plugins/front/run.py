@@ -52,11 +52,16 @@ def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | No
     Raises:
         LabelSkewError: with every mistake, a line each.
     """
-    overrides = [f"{place}={json.dumps(value, default=str)}" for place, value in (changes or {}).items()]
+    overrides = overrides_of(changes)
     if isinstance(recipe, Mapping):
         plain = json.loads(json.dumps(recipe, default=str))
         return parse.parse(yaml.write(plain), source="recipe.yaml", overrides=overrides)
     return parse.load(recipe, overrides)
+
+
+def overrides_of(changes: Mapping[str, Any] | None) -> list[str]:
+    """Values by ``section.key``, as ``section.key=value`` each."""
+    return [f"{place}={json.dumps(value, default=str)}" for place, value in (changes or {}).items()]
 
 
 def run(
@@ -107,11 +112,12 @@ def prepared(recipe: Recipe | str | Path | Mapping[str, Any], objects: Mapping[s
 
 
 def open(folder: str | Path, **objects: Any) -> Run:
-    """A run in its folder.
+    """A run in its folder; to read its results, no objects are needed.
 
     Args:
         folder: the run's.
-        objects: ``model``, ``dataset``, ``method`` and ``partition`` as :func:`run` was given them, if it was.
+        objects: ``model``, ``dataset``, ``method`` and ``partition`` as :func:`run` was given them, if it was:
+            ``resume`` and ``recipe`` need all of them, networks the ``model``.
 
     Raises:
         LabelSkewError: it is not the folder of a run, or the objects are not those of the run.
@@ -136,7 +142,7 @@ class Run:
         objects: what stood in for the recipe's names, by section; see :func:`.recipe.objects.plugins`.
 
     Raises:
-        LabelSkewError: it is not the folder of a run, or the run had objects and these are others.
+        LabelSkewError: it is not the folder of a run, or it had other objects.
     """
 
     def __init__(self, folder: str | Path, objects: Mapping[str, Any] | None = None) -> None:
@@ -145,11 +151,16 @@ class Run:
         if not self._folder.recipe.is_file():
             use = "one that fl.run or labelskew run has written"
             raise mistake(clean(folder, 4096), "is not the folder of a run", use)
-        start.check_objects(self._folder, self._objects)
+        start.check_objects(self._folder, self._objects, needed=())
 
     @cached_property
     def recipe(self) -> Recipe:
-        """What was run, with every default filled in."""
+        """The recipe of the run, with every default filled in.
+
+        Raises:
+            LabelSkewError: objects of the run are missing.
+        """
+        start.check_objects(self._folder, self._objects, then=".recipe")
         return parse.load(self._folder.recipe, objects=self._objects)
 
     @property
@@ -203,18 +214,19 @@ class Run:
         """The network with the weights of the last round, in eval mode.
 
         Raises:
-            LabelSkewError: the run has none yet.
+            LabelSkewError: the run has none yet, or its network was an object that is missing.
         """
-        return self._network(self.folder / "model.safetensors", "it is written after the last round")
+        return self._network(self.folder / "model.safetensors", "it is written after the last round", ".model")
 
     @property
     def best(self) -> nn.Module:
         """The network with the weights of the round that was best in the global test so far, in eval mode.
 
         Raises:
-            LabelSkewError: there is none.
+            LabelSkewError: there is none, or its network was an object that is missing.
         """
-        return self._network(self._folder.best, "it is kept with tracking_args.keep_best, where there is a global test")
+        otherwise = "it is kept with tracking_args.keep_best, if there is a global test"
+        return self._network(self._folder.best, otherwise, ".best")
 
     def predict(
         self, x: Any, *, top: int = 1, best: bool = False, client: int | str | None = None, batch_size: int = 64
@@ -241,6 +253,7 @@ class Run:
         from fl_labelskew_plugins.trained.predict import frame
 
         file = network.file_of(self.folder, best=best, client=None if client is None else str(client))
+        self._check_network(file, ".predict(...)")
         return frame(network.load(file, self._objects.get("model_args")), x, top=top, batch_size=batch_size)
 
     def personalised(self, client: int | str) -> nn.Module:
@@ -257,9 +270,10 @@ class Run:
             if client not in names:
                 raise mistake(f"client {clean(client, 40)}", "is not in this run", f"one of {few(names)}, or a number")
             client = names.index(client)
-        name = self.recipe.method_name
+        name = clean(self._environment["method"])
         reason = f"client {client} has none here; a method such as map or fedphp keeps one for each client that trained"
-        return self._network(self.folder / "clients" / f"client{client:06d}.safetensors", f"{name}: {reason}")
+        file = self.folder / "clients" / f"client{client:06d}.safetensors"
+        return self._network(file, f"{name}: {reason}", f".personalised({client})")
 
     def resume(self, *, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
         """Go on with the run until its last round; the same numbers as if it had never stopped.
@@ -281,28 +295,48 @@ class Run:
         content: dict[str, Any] = json.loads((self.folder / "environment.json").read_text("utf-8"))
         return content
 
-    def _network(self, file: Path, otherwise: str) -> nn.Module:
-        """The network with the weights in a file."""
+    def _network(self, file: Path, otherwise: str, attribute: str) -> nn.Module:
+        """The network with the weights in a file; ``attribute`` of this object is the one that was read."""
         from safetensors.torch import load_file
 
-        from fl_labelskew_plugins.trained.network import build
+        from fl_labelskew_plugins.runs import model_file
+        from fl_labelskew_plugins.trained import network
 
         if not file.exists():
             raise LabelSkewError(f"{file}: no such file; {otherwise}")
+        self._check_network(file, attribute)
+        if model_file.said(file):
+            return network.load(file, self._objects.get("model_args")).network
+        # versions before 0.2 wrote weights and nothing else, some not even the shape of a sample
         environment = self._environment
-        # versions before 0.2 have not written the shape of a sample
         shape = environment.get("input_shape") or loaded(self.recipe).test.x.shape[1:]
-        return build(self.recipe.network, shape, len(environment["class_names"]), load_file(file), clean(file, 4096))
+        classes = len(environment["class_names"])
+        return network.build(self.recipe.network, shape, classes, load_file(file), clean(file, 4096))
+
+    def _check_network(self, file: Path, attribute: str) -> None:
+        """Raise LabelSkewError if the network was an object that is missing."""
+        weights = f"; its weights alone: safetensors.torch.load_file({str(file)!r})"
+        start.check_objects(self._folder, self._objects, ["model_args"], attribute + weights)
+
+    @cached_property
+    def _sections(self) -> dict[str, Any]:
+        """The recipe as it is written, which needs no objects."""
+        try:
+            content, _ = yaml.read(parse.read_text(self._folder.recipe))
+            return {**content}
+        except (yaml.YamlError, TypeError) as error:
+            raise LabelSkewError(f"{clean(self._folder.recipe, 4096)}: damaged: {clean(error)}") from None
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}): {self._title()}"
 
     def _title(self) -> str:
-        recipe, done = self.recipe, len(read_lines(self._folder.metrics))
+        recipe, done = self._sections, len(read_lines(self._folder.metrics))
+        planned = recipe["train_args"]["comm_round"]
         accuracy = "" if self.accuracy is None else f", accuracy {100 * self.accuracy:.2f} %"
-        rounds = counted(recipe.train.comm_round, "round")
-        how_far = rounds if done == recipe.train.comm_round else f"{done} of {rounds}"
-        return f"{clean(recipe.method_name)} on {clean(recipe.data.dataset)}, {how_far}{accuracy}"
+        how_far = counted(planned, "round") if done == planned else f"{done} of {counted(planned, 'round')}"
+        method, dataset = recipe["method_args"]["method"], recipe["data_args"]["dataset"]
+        return f"{clean(method)} on {clean(dataset)}, {how_far}{accuracy}"
 
     def _repr_html_(self) -> str:
         """For notebooks: how it went, with the pictures that the run has drawn."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import secrets
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -338,20 +337,36 @@ def _resumed(
     return recipe.model_copy(update={"name": folder.path.resolve().name}), folder
 
 
-def check_objects(folder: RunFolder, objects: Mapping[str, Any]) -> None:
-    """Raise LabelSkewError unless a run had just these objects in place of names; ``objects`` are by section."""
-    with contextlib.suppress(FileNotFoundError, ValueError):
+def check_objects(
+    folder: RunFolder,
+    objects: Mapping[str, Any],
+    needed: Collection[str] = tuple(SECTIONS.values()),
+    then: str = ".resume()",
+) -> None:
+    """Raise LabelSkewError unless ``objects``, by section, are those of a run.
+
+    Args:
+        folder: the run's.
+        objects: the given ones; all of them must be as in the run.
+        needed: sections whose object must be given, if the run had one.
+        then: what follows on ``fl.open(...)`` in Python, for the message.
+    """
+    try:
         had: dict[str, str] = json.loads((folder.path / "environment.json").read_text("utf-8")).get("objects", {})
-        given = {section: described(plugin) for section, plugin in objects.items()}
-        names = {section: name for name, section in SECTIONS.items()}
-        for section in sorted({*had, *given}, key=list(names).index):
-            name, before, now = names[section], had.get(section), given.get(section)
-            if now is None:
-                raise LabelSkewError(
-                    f"{folder.path}: {name} was an object in this run ({clean(before)}); give the same one, from "
-                    f"Python: fl.open({str(folder.path)!r}, {name}=...)"
-                )
-            if before is None:
-                raise LabelSkewError(f"{folder.path}: {name} was no object in this run; leave it away")
-            if before != now:
-                raise LabelSkewError(f"{folder.path}: {name} was another one in this run: {clean(before)}, not {now}")
+    except (FileNotFoundError, ValueError):
+        return
+    names = {section: name for name, section in SECTIONS.items()}
+    for section, plugin in objects.items():
+        if section not in had:
+            raise LabelSkewError(f"{folder.path}: {names[section]} was no object in this run; leave it away")
+        if had[section] != (now := described(plugin)):
+            before = clean(had[section])
+            raise LabelSkewError(f"{folder.path}: {names[section]} was another one in this run: {before}, not {now}")
+    missing = [section for section in names if section in had and section in needed and section not in objects]
+    if missing:
+        were = ", ".join(f"{names[section]} ({clean(had[section], 80)})" for section in missing)
+        give = ", ".join(f"{names[section]}=..." for section in names if section in objects or section in missing)
+        raise LabelSkewError(
+            f"{folder.path}: missing Python objects of this run: {were}; give the same ones, in Python: "
+            f"fl.open({str(folder.path)!r}, {give}){then}"
+        )

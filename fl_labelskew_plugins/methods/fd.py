@@ -107,7 +107,17 @@ def without_own(total: Tensor, senders: Tensor, sent: Tensor, counted: Tensor) -
 
 
 class FD(Method):
-    """Federated distillation of mean outputs, beside averaged weights."""
+    r"""Federated distillation of mean outputs, beside averaged weights.
+
+    Algorithm 1: a client's outputs for a label are drawn to the mean ``F`` of the other clients' outputs for that
+    label:
+
+    .. math::
+        \mathcal{L} = \mathcal{L}_{ce} - \gamma \, \frac{1}{B} \sum_n \sum_c \sigma(\hat F_{y_n})_c \log \sigma(z_n)_c
+
+    A class that no other client holds has no teacher. ``gamma: 0`` is plain cross-entropy, bit for bit, and sends
+    nothing.
+    """
 
     class Params(params.Params):
         """Options of FD; ``gamma: 0`` is plain cross-entropy."""

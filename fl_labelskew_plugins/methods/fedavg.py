@@ -16,7 +16,12 @@ from fl_labelskew_plugins import params
 
 
 class FedAvg(Method):
-    """Plain federated averaging."""
+    r"""Plain federated averaging.
+
+    Algorithm 1: clients minimise plain cross-entropy. The new model is the mean of theirs, weighted by samples.
+
+    .. math:: w^{t+1} = \sum_k \frac{N_k}{\sum_j N_j} \, w_k^{t+1}
+    """
 
     Params = params.Params
     paper = (

@@ -121,7 +121,16 @@ def positive_loss(features: Tensor, labels: Tensor, embeddings: Tensor, *, targe
 
 
 class FedAwS(Method):
-    """Spreadout of the class embeddings on the server."""
+    r"""Spreadout of the class embeddings on the server.
+
+    After each round the server takes a gradient step on equation 7, or on equation 8, which has only the ``k`` classes
+    nearest to each class; ``d`` is the cosine distance:
+
+    .. math::
+        \sum_c \sum_{c' \ne c} \max(0, \nu - d(w_c, w_{c'}))^2 \qquad \sum_c \sum_{c' \in N_k(c)} -d(w_c, w_{c'})^2
+
+    ``rate: 0`` with ``local: softmax`` is FedAvg, bit for bit.
+    """
 
     class Params(params.Params):
         """Options of FedAwS; ``rate: 0`` with ``local: softmax`` is FedAvg."""

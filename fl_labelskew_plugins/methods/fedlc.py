@@ -84,7 +84,15 @@ def others_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 class FedLC(Method):
-    """Logits calibration in local training."""
+    r"""Logits calibration in local training.
+
+    Equation 7, with the counts of the client's own training set. The difference between the terms of two classes is the
+    margin of equation 6.
+
+    .. math:: \mathcal{L} = -\log \frac{\exp(z_y - \tau \, n_y^{-1/4})}{\sum_c \exp(z_c - \tau \, n_c^{-1/4})}
+
+    ``tau: 0`` is plain cross-entropy, bit for bit.
+    """
 
     class Params(params.Params):
         """Options of FedLC; ``tau: 0`` is plain cross-entropy."""

@@ -57,7 +57,17 @@ def two_stream_loss(local: Tensor, frozen: Tensor, *, bandwidths: Literal["mean"
 
 
 class FedMMD(Method):
-    """Maximum mean discrepancy to the server's model in local training."""
+    r"""Maximum mean discrepancy to the server's model in local training.
+
+    Cross-entropy plus the maximum mean discrepancy, with Gaussian kernels, between the features that the server's
+    frozen model (``s``) and the trained model (``t``) make of a batch. A bar is the mean over all pairs:
+
+    .. math::
+        \mathcal{L} = \mathcal{L}_{ce} + \lambda \bigl(\bar K_{ss} + \bar K_{tt} - 2 \bar K_{st}\bigr), \quad
+        K(x, y) = \sum_i \exp\bigl(-\lVert x - y \rVert^2 / b_i\bigr)
+
+    ``lam: 0`` is plain cross-entropy, bit for bit.
+    """
 
     class Params(params.Params):
         """Options of FedMMD; ``lam: 0`` is plain cross-entropy."""

@@ -170,7 +170,27 @@ def inter_class_loss(
 
 
 class FedMR(Method):
-    """Manifold reshaping in local training, with global class prototypes."""
+    r"""Manifold reshaping in local training, with global class prototypes.
+
+    Equation 3, the intra-class loss over the classes of a batch, with features standardised per class and dimension:
+
+    .. math::
+        \mathcal{L}_{intra} = \frac{1}{|C_k|} \sum_{c \in C_k} \lVert M_c \rVert_F^2, \quad
+        M_c = \frac{1}{N_c - 1} \sum_{i=1}^{N_c} \hat z_{c,i} \, \hat z_{c,i}^\top
+
+    Equation 4, the inter-class loss, with the global prototypes ``g``:
+
+    .. math::
+        \mathcal{L}_{inter} = \frac{1}{|C_k| (|C_k| - 1)} \sum_{i \ne j} \frac{1}{N_i} \sum_{n=1}^{N_i}
+        \max(\lVert z_n - g_i \rVert - \lVert z_n - g_j \rVert, 0)
+
+    Equation 5, the sum:
+
+    .. math:: \mathcal{L} = \mathcal{L}_{ce} + \mu_1 \mathcal{L}_{intra} + \mu_2 \mathcal{L}_{inter}
+
+    ``mu1: 0`` with ``mu2: 0`` is plain cross-entropy, bit for bit. The inter-class loss begins in the second round,
+    with the first prototypes.
+    """
 
     class Params(params.Params):
         """Options of FedMR; ``mu1: 0`` with ``mu2: 0`` is plain cross-entropy. Tables 9 and 10 have mu per data set."""

@@ -15,7 +15,24 @@ from fl_labelskew_plugins.methods.map import InheritedPrivateModel, TransferPara
 
 
 class FedPHP(InheritedPrivateModel):
-    """Personalisation with an inherited private model."""
+    r"""Personalisation with an inherited private model.
+
+    The equations are those of MAP, with MAP's numbers. Distillation (equation 11), or the maximum mean discrepancy of
+    features (equation 12), from the private model ``p`` is added to cross-entropy (equation 13):
+
+    .. math::
+        \mathcal{L}_{kd} =
+        \frac{1}{B} \sum_{i=1}^{B} D_{KL}\bigl(\sigma(z_{p,i} / \tau) \,\Vert\, \sigma(z_i / \tau)\bigr), \quad
+        \mathcal{L} = (1 - \lambda) \, \mathcal{L}_{ce} + \lambda \, \mathcal{L}_{kd}
+
+    After the round the private model is mixed with the personalised one (equation 10), with a growing momentum:
+
+    .. math::
+        \theta_p \leftarrow (1 - \mu_k) \, \theta + \mu_k \, \theta_p, \quad
+        \mu_k = \min\bigl(\mu_0 \, z_k / (Q T), 1\bigr)
+
+    ``lam: 0`` is plain cross-entropy, bit for bit.
+    """
 
     class Params(TransferParams):
         """Options of FedPHP; ``lam: 0`` is plain cross-entropy."""

@@ -85,7 +85,18 @@ def prototype_contrast(
 
 
 class FedProc(Method):
-    """Prototypical contrast in local training, with global class prototypes."""
+    r"""Prototypical contrast in local training, with global class prototypes.
+
+    Contrast comes first and classification last; ``g`` are the prototypes:
+
+    .. math::
+        \mathcal{L} = \alpha \, \mathcal{L}_{con} + (1 - \alpha) \, \mathcal{L}_{ce}, \quad
+        \alpha = \mu \, (1 - t / T), \quad
+        \mathcal{L}_{con} = -\log \frac{\exp(\cos(h, g_y) / \tau)}{\sum_c \exp(\cos(h, g_c) / \tau)}
+
+    ``mu: 0`` is plain cross-entropy, bit for bit, and sends nothing. The first round has no prototypes, and only
+    cross-entropy.
+    """
 
     class Params(params.Params):
         """Options of FedProc; ``mu: 0`` is plain cross-entropy."""

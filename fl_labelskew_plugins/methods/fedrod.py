@@ -68,7 +68,15 @@ def balanced_logits(logits: Tensor, counts: Tensor, *, gamma: float = 1.0, missi
 
 
 class FedRoD(Method):
-    """Balanced softmax for the upload, and a private head."""
+    r"""Balanced softmax for the upload, and a private head.
+
+    The generic predictor is trained with the balanced softmax and the personalised one, with the private head ``V``,
+    with plain cross-entropy:
+
+    .. math:: \mathcal{L} = \text{CE}(z + \gamma \ln n, y) + \lambda_p \, \text{CE}(z + V h, y)
+
+    ``gamma: 0`` with ``private: 0`` is plain cross-entropy, bit for bit; with any ``private`` the upload is.
+    """
 
     class Params(params.Params):
         """Options of Fed-RoD; ``gamma: 0`` with ``private: 0`` and ``missing: one`` is plain cross-entropy."""

@@ -87,7 +87,20 @@ def privacy_epsilon(*, clip: float, sigma: float, delta: float, min_samples: int
 
 
 class FedRS(Method):
-    """Restricted softmax in local training."""
+    r"""Restricted softmax in local training.
+
+    Equation 8, the restricted softmax:
+
+    .. math::
+        p_{i,c} = \frac{\exp(\alpha_c z_{i,c})}{\sum_j \exp(\alpha_j z_{i,j})}, \quad
+        \alpha_c = 1 \text{ if } n_c \ge \text{min\_count}, \text{ else } \alpha
+
+    Equation 10, the effect of a training step on the proxy ``w`` of a missing class:
+
+    .. math:: w_c \leftarrow w_c - \alpha \, \eta \sum_i p_{i,c} \, h_i
+
+    All uploads have the same weight (algorithm 1). ``alpha: 1`` is plain cross-entropy, bit for bit.
+    """
 
     class Params(params.Params):
         """Options of FedRS; ``alpha: 1`` is plain cross-entropy with the plain mean of the uploads."""

@@ -223,7 +223,22 @@ class KnownPrior(Method):
 
 
 class FedShift(KnownPrior):
-    """Classifier shift in local training."""
+    r"""Classifier shift in local training.
+
+    Equations 4 and 5, with the smoothing of footnote 2, for whose constant ``a`` the paper gives no value:
+
+    .. math::
+        \mathcal{L} = \text{CE}(z + s_k, y), \quad s_{k,c} = \ln \frac{P_k(c)}{P(c)}, \quad
+        P(c) = \sum_k \frac{N_k}{N} P_k(c), \quad P_k(c) = \frac{n_{kc} + a}{N_k + a C}
+
+    Algorithm 1, line 9, weights uploads by the samples of **all** clients, so that a round with few clients moves the
+    model less:
+
+    .. math:: w^{t+1} = w^t + \sum_{k \in M_t} \frac{N_k}{N} (w_k^{t+1} - w^t)
+
+    The server learns ``P`` from the sum of the smoothed class counts of all clients, in an opening exchange.
+    ``smoothing: 1.0e+30`` makes all shares equal and the loss plain cross-entropy, bit for bit.
+    """
 
     class Params(PriorParams):
         """Options of FedShift."""

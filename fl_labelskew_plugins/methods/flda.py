@@ -77,7 +77,14 @@ def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture =
 
 
 class FLDA(Method):
-    """A private model beside the general one, and a private gate between them."""
+    r"""A private model beside the general one, and a private gate between them.
+
+    The mixture of the general model ``G`` and the private model ``P``, with the private gate ``a``:
+
+    .. math:: \hat y = a(x) \, \hat y_G(x) + (1 - a(x)) \, \hat y_P(x), \quad a(x) = \sigma(v^\top h + b)
+
+    ``general_share: 1`` is plain cross-entropy, bit for bit.
+    """
 
     class Params(params.Params):
         """Options of FLDA; ``general_share: 1`` is plain cross-entropy."""

@@ -151,7 +151,27 @@ class InheritedPrivateModel(Method):
 
 
 class MAP(InheritedPrivateModel):
-    """Restricted softmax for the upload, then personalisation with the inherited private model."""
+    r"""Restricted softmax for the upload, then personalisation with the inherited private model.
+
+    Stage one is equation 8, the restricted softmax of FedRS. Stage two adds distillation (equation 11), or the maximum
+    mean discrepancy of features (equation 12), from the private model ``p`` to cross-entropy (equation 13):
+
+    .. math::
+        \mathcal{L}_{kd} =
+        \frac{1}{B} \sum_{i=1}^{B} D_{KL}\bigl(\sigma(z_{p,i} / \tau) \,\Vert\, \sigma(z_i / \tau)\bigr), \quad
+        \mathcal{L} = (1 - \lambda) \, \mathcal{L}_{ce} + \lambda \, \mathcal{L}_{kd}
+
+    After the round the private model is mixed with the personalised one (equation 10). The momentum grows with ``z_k``,
+    the number of rounds that have selected the client:
+
+    .. math::
+        \theta_p \leftarrow (1 - \mu_k) \, \theta + \mu_k \, \theta_p, \quad
+        \mu_k = \min\bigl(\mu_0 \, z_k / (Q T), 1\bigr)
+
+    ``alpha: 1`` with ``lam: 0`` is plain cross-entropy in both stages, bit for bit. A client's first round has no
+    private model: it trains with plain cross-entropy, and the personalised model becomes the private one. If the number
+    of epochs is odd, stage one has one more; a single epoch is split.
+    """
 
     class Params(TransferParams):
         """Options of MAP; ``alpha: 1`` with ``lam: 0`` is plain cross-entropy in both stages."""

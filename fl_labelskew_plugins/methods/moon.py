@@ -54,7 +54,18 @@ def model_contrast(features: Tensor, positive: Tensor, negative: Tensor, *, temp
 
 
 class MOON(Method):
-    """Model-contrastive loss in local training."""
+    r"""Model-contrastive loss in local training.
+
+    Equation 3, with the features ``h+`` of the server's model and ``h-`` of the client's own model after its last
+    round, and equation 4, its sum with cross-entropy:
+
+    .. math::
+        \mathcal{L}_{con} = -\log
+        \frac{\exp(\cos(h, h^+) / \tau)}{\exp(\cos(h, h^+) / \tau) + \exp(\cos(h, h^-) / \tau)}, \quad
+        \mathcal{L} = \mathcal{L}_{ce} + \mu \, \mathcal{L}_{con}
+
+    ``mu: 0`` is plain cross-entropy, bit for bit. A client's first round has no last model, and no contrast.
+    """
 
     class Params(params.Params):
         """Options of MOON; ``mu: 0`` is plain cross-entropy."""

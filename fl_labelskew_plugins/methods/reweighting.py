@@ -75,7 +75,14 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, *, m
 
 
 class Reweighting(KnownPrior):
-    """Weighted cross-entropy in local training."""
+    r"""Weighted cross-entropy in local training.
+
+    The weight of a class is its share in the federation over its share at the client; both are smoothed as in FedShift:
+
+    .. math:: \mathcal{L} = \frac{1}{B} \sum_n w_{y_n} \, \ell_n, \quad w_c = \frac{P(c)}{P_k(c)}
+
+    ``smoothing: 1.0e+30`` makes all weights 1 and the loss plain cross-entropy, bit for bit.
+    """
 
     class Params(PriorParams):
         """Options of reweighting."""

@@ -21,12 +21,15 @@ from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import read_lines, write_text
-from fl_labelskew_plugins.machine.text import clean, utc
+from fl_labelskew_plugins.machine.text import clean, counted, utc
 
 NAME = "status.json"
 EVERY_S = 1.0
 WAITING, RUNNING, FINISHED, PAUSED, STOPPED = "waiting for silos", "running", "finished", "paused", "stopped"
 FAILED, DIVERGED = "failed", "diverged"
+NOT_BEGUN, UNREADABLE = "not begun", "unreadable"
+"""Of a run of several that are planned, in addition to the states above."""
+ORDER = (FINISHED, RUNNING, WAITING, PAUSED, STOPPED, FAILED, DIVERGED, UNREADABLE, NOT_BEGUN)
 DAMAGED = "was changed or damaged; remove it, a run that is under way writes it again"
 OVER = (FINISHED, PAUSED, STOPPED, FAILED, DIVERGED)
 
@@ -148,12 +151,36 @@ def read(folder: Path) -> dict[str, Any]:
         raise LabelSkewError(f"{error.filename or folder}: cannot be read: {error.strerror}") from None
 
 
+def read_planned(folder: Path) -> dict[str, Any]:
+    """What is known of a run that may not have begun, or whose files may be damaged: at least ``run`` and ``state``."""
+    if not any((folder / name).exists() for name in (NAME, "recipe.yaml")):
+        holder = locks.held_by(folder)
+        return {"run": str(folder), "state": RUNNING if holder else NOT_BEGUN, "held_by": holder or None}
+    try:
+        known = read(folder)
+        # a run that was killed before its summary is not done, and its sweep resumes it
+        unfinished = known["state"] == FINISHED and not (folder / "summary.json").exists()
+        return known | {"state": STOPPED} if unfinished else known
+    except LabelSkewError as error:
+        return {"run": str(folder), "state": UNREADABLE, "why": str(error)}
+
+
+def totals(states: Sequence[str]) -> str:
+    """How many runs are in each state; the numbers add up to that of all runs.
+
+    >>> totals(["not begun", "finished", "not begun"])
+    '3 runs: 1 finished, 2 not begun'
+    """
+    counts = [f"{states.count(state)} {state}" for state in ORDER if state in states]
+    return f"{counted(len(states), 'run')}: {', '.join(counts)}"
+
+
 def _read(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
-        raise mistake(folder, "no such folder", "the folder of a run")
+        raise mistake(folder, "no such folder", "the folder of a run or a sweep")
     facts = _facts(folder / NAME)
     if not facts and not (folder / "recipe.yaml").is_file():
-        raise mistake(folder, f"neither {NAME} nor recipe.yaml in it", "the folder of a run")
+        raise mistake(folder, f"neither {NAME} nor recipe.yaml in it", "the folder of a run or a sweep")
     lines = [line for line in read_lines(folder / "metrics.jsonl") if isinstance(line.get("round"), int)]
     holder, state = locks.held_by(folder), facts.get("state")
     if holder:

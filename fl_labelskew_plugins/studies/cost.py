@@ -66,12 +66,14 @@ class Kind:
     Args:
         runs: all of them.
         left: rounds that each of them has not yet.
+        done: whether each of them is; a run may have all rounds and be killed before its summary.
         measured: None where none of them has recorded a round.
         failed: why beginning one has failed, if it has.
     """
 
     runs: tuple[Planned, ...]
     left: tuple[int, ...]
+    done: tuple[bool, ...]
     measured: Measured | None
     failed: str = ""
 
@@ -83,7 +85,7 @@ class Kind:
     @property
     def open(self) -> list[Planned]:
         """Runs that are not done."""
-        return [run for run, rounds in zip(self.runs, self.left, strict=True) if rounds]
+        return [run for run, done in zip(self.runs, self.done, strict=True) if not done]
 
     def seconds(self) -> list[float]:
         """What each run still takes; 0 where nothing is known."""
@@ -127,7 +129,7 @@ def _of(runs: Sequence[Planned], failed: Sequence[str]) -> Kind:
     rounds = runs[0].recipe.train.comm_round
     left = [0 if is_done else max(0, rounds - len(lines)) for is_done, lines in zip(done, timings, strict=True)]
     why = [line.removeprefix(f"{run.name}: ") for run in runs for line in failed if line.startswith(f"{run.name}: ")]
-    return Kind(tuple(runs), tuple(left), _measured(runs, timings, left), "".join(why[:1]))
+    return Kind(tuple(runs), tuple(left), tuple(done), _measured(runs, timings, left), "".join(why[:1]))
 
 
 def unknown(planned: Sequence[Planned]) -> list[Planned]:
@@ -177,10 +179,11 @@ def totals(
         yield "nothing is left to run"
         return
     if not any(kind.measured and kind.open for kind in kinds):
-        yield f"{counted(left, 'run')} left, of which nothing is known yet"
+        yield f"{left} of {counted(len(planned), 'run')} left, of which nothing is known yet"
         return
     one_by_one, more, there = clock(seconds(planned, kinds, 1)), _text(disk(kinds)), _text(_free_disk(out))
-    yield f"{counted(left, 'run')} left: {one_by_one} one after the other; {more} more on disk, {there} free there"
+    of_all = f"{left} of {counted(len(planned), 'run')}"
+    yield f"{of_all} left: {one_by_one} one after the other; {more} more on disk, {there} free there"
     fit = that_fit(kinds, jobs[0], free)
     took = f"{clock(seconds(planned, kinds, fit))}, {_text(memory(kinds, fit))} of memory"
     yield f"{fit} at a time here: {took}, {_text(free)} may be taken"

@@ -96,7 +96,7 @@ def test_lists_and_details(verb, kind):
     assert head == ["name", "what it is"]
     assert [name for name, _ in listed] == [entry.name for entry in entries]
     for name, what in listed:
-        assert call(verb, name).output.startswith(f"{name}: {what}\n")
+        assert " ".join(call(verb, name).output.split()).startswith(f"{name}: {what}")
 
 
 @pytest.mark.parametrize(
@@ -120,11 +120,36 @@ def test_details_show_paper_and_parameters():
     assert "paper: Federated Learning with Label Distribution Skew" in output
     assert "aggregation: samples" in output
     rows = [line.split() for line in output.splitlines()]
-    assert ["parameter", "default", "allowed", "meaning"] in rows
-    assert any(row[:6] == ["tau", "1.0", "a", "number", "of", "at"] for row in rows)
+    assert ["parameter", "default", "meaning", "[allowed]"] in rows
+    assert any(row[:2] == ["tau", "1.0"] and row[-6:] == ["[a", "number", "of", "at", "least", "0]"] for row in rows)
     assert any(row[:2] == ["missing", "one"] for row in rows)
     assert "classes_per_client  required" in call("partitions", "pcdd").output
     assert call("partitions", "iid").output.endswith("no parameters\n")
+
+
+def test_details_of_a_method_fit_80_columns():
+    output = call("methods", "fedlc", COLUMNS="80").output
+    assert max(map(len, output.splitlines())) <= 80
+    assert "    L = -log(exp(z_y - τ n_y^(-1/4)) / Σ_c exp(z_c - τ n_c^(-1/4)))\n" in output
+    assert "\nDeviations of the defaults from the paper:\n- denominator: full keeps" in output
+    assert re.search(r"^FedLC +tau 5 +71.18 ± 0.33 +84.11 ± 2.25", output, re.MULTILINE)
+    assert "own splits" not in re.search(r"^method +optimiser.*", output, re.MULTILINE)[0]  # no room for all columns
+    assert re.search(r"^method +optimiser.*own splits", call("methods", "fedlc").output, re.MULTILINE)
+    assert "Our accuracy" not in call("optimizers", "Mime").output
+    assert "Deviations of the defaults" in call("optimizers", "Mime").output
+
+
+def test_details_of_a_plugin_whose_deviations_fail(register):
+    register(
+        "fl_labelskew.methods",
+        "from fl_labelskew_plugins.methods.fedavg import FedAvg\n\nclass A(FedAvg):\n"
+        '    r"""A loss.\n\n    Equation 1:\n\n    .. math:: \\frac{a + b}{c\x1b} \\unknown{\n    """\n'
+        "    def deviations(self): return 1 / 0",
+    )
+    output = call("methods", "acme").output
+    assert "Equation 1:\n\n    ((a + b) / c?) unknown" in output
+    assert "- not available: " in output
+    assert "ZeroDivisionError: division by zero" in output
 
 
 def test_a_broken_plugin_is_listed_and_is_one_line_when_asked_for(monkeypatch):

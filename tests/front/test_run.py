@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -71,26 +72,39 @@ def test_its_models_have_the_weights_of_its_files(finished):
         weights = load_file(finished.folder / file)
         assert not model.training
         assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
-    environment = finished.folder / "environment.json"
-    kept = environment.read_text()
-    environment.write_text(json.dumps({k: v for k, v in json.loads(kept).items() if k != "input_shape"}))
-    before = torch.get_rng_state()
-    weights = load_file(finished.folder / "model.safetensors")
-    assert torch.equal(finished.model.classifier.weight, weights["classifier.weight"])
-    assert torch.equal(before, torch.get_rng_state())
-    environment.write_text(kept)
     with pytest.raises(LabelSkewError, match=r"client000009.safetensors: no such file; map: client 9 has none here"):
         finished.personalised(9)
+
+
+def test_models_of_earlier_versions_have_neither_metadata_nor_a_shape(finished, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    for name in ("recipe.yaml", "environment.json"):
+        shutil.copy(finished.folder / name, tmp_path)
+    weights = load_file(finished.folder / "model.safetensors")
+    save_file(weights, tmp_path / "model.safetensors")
+    environment = tmp_path / "environment.json"
+    environment.write_text(
+        json.dumps({k: v for k, v in json.loads(environment.read_text()).items() if k != "input_shape"})
+    )
+    before = torch.get_rng_state()
+    assert torch.equal(fl.open(tmp_path).model.classifier.weight, weights["classifier.weight"])
+    assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_notebook_shows_words_and_pictures_and_nothing_that_a_name_smuggles_in(finished):
     page = finished._repr_html_()
     assert page.count("data:image/png;base64,iVBOR") == 2
-    named = fl.load(RECIPE)
-    data = named.data.model_copy(update={"dataset": "<script>"})
-    finished.__dict__["recipe"] = named.model_copy(update={"data": data})
-    assert "<script>" not in finished._repr_html_()
-    del finished.__dict__["recipe"]
+    recipe = finished.folder / "recipe.yaml"
+    kept = recipe.read_text()
+    recipe.write_text(kept.replace("dataset: digits", "dataset: <script>"))
+    page = fl.open(finished.folder)._repr_html_()
+    assert "&lt;script&gt;" in page
+    assert "<script>" not in page
+    recipe.write_text("{")
+    with pytest.raises(LabelSkewError, match=r"recipe.yaml: damaged: "):
+        repr(fl.open(finished.folder))
+    recipe.write_text(kept)
 
 
 class Interrupts:
@@ -163,6 +177,34 @@ def objects():
     }
 
 
+def check_reading_without_objects(run, objects):
+    alone = fl.open(run.folder)
+    assert alone.metrics.equals(run.metrics)
+    assert (alone.accuracy, alone.summary, repr(alone)) == (run.accuracy, run.summary, repr(run))
+    assert alone.partition.equals(run.partition)
+    needs_model = (
+        r"out: missing Python objects of this run: model \(Net, 650 parameters, shapes .*\); give the same ones, in "
+        r"Python: fl.open\('.*out', model=...\){}; its weights alone: safetensors.torch.load_file\('.*{}'\)"
+    )
+    with pytest.raises(LabelSkewError, match=needs_model.format(".model", "model.safetensors")):
+        _ = alone.model
+    with pytest.raises(LabelSkewError, match=needs_model.format(r".predict\(...\)", "best.safetensors")):
+        alone.predict(np.zeros((1, 1, 8, 8), np.float32), best=True)
+    for then, use in ((".resume()", alone.resume), (".recipe", lambda: alone.recipe)):
+        with pytest.raises(
+            LabelSkewError, match=r"objects of this run: model \(Net.*dataset \(.*method \(.*partition"
+        ) as no:
+            use()
+        assert str(no.value).endswith(
+            f"fl.open({str(run.folder)!r}, model=..., dataset=..., method=..., partition=...){then}"
+        )
+    with pytest.raises(LabelSkewError, match=r"missing .*: dataset .*, model=..., dataset=..., method=..., partition="):
+        fl.open(run.folder, model=objects["model"]).resume()
+    with_model = fl.open(run.folder, model=objects["model"])
+    assert torch.equal(with_model.model.head.weight, run.model.head.weight)
+    assert len(with_model.predict(objects["dataset"][1][0][:3])) == 3
+
+
 def test_objects_train_are_recorded_and_are_asked_for_again(objects, tmp_path):
     before = objects["model"].head.weight.clone()
     run = fl.run(RECIPE, tmp_path / "out", **objects, quiet=True)
@@ -172,11 +214,10 @@ def test_objects_train_are_recorded_and_are_asked_for_again(objects, tmp_path):
     assert run.partition.to_numpy()[2].nonzero()[0].tolist() == [2, 7]
     record = json.loads((run.folder / "environment.json").read_text())["objects"]
     assert record.keys() == {"model_args", "data_args", "method_args", "partition_args"}
-    with pytest.raises(LabelSkewError, match=r"model was an object in this run \(Net, 650 parameters, shapes "):
-        fl.open(run.folder)
     with pytest.raises(LabelSkewError, match=r"model was another one in this run: Net, .* not Linear, 650 parameters"):
-        fl.open(run.folder, **objects | {"model": nn.Linear(64, 10)})
-    assert fl.open(run.folder, **objects).accuracy == run.accuracy
+        fl.open(run.folder, model=nn.Linear(64, 10))
+    assert repr(fl.open(run.folder, **objects)) == repr(run)
+    check_reading_without_objects(run, objects)
     plain = fl.run(RECIPE, tmp_path / "plain", quiet=True)
     with pytest.raises(LabelSkewError, match="method was no object in this run; leave it away"):
         fl.open(plain.folder, method=Louder())
@@ -191,7 +232,8 @@ def test_the_command_line_says_who_can_go_on_with_objects(objects, tmp_path):
         fl.run(RECIPE, tmp_path / "cut", method=objects["method"], callbacks=[Interrupts()], quiet=True)
     result = CliRunner().invoke(main, ["run", "--resume", str(tmp_path / "cut")])
     assert result.exit_code == 2
-    assert "method was an object in this run (Louder()); give the same one, from Python: fl.open(" in result.output
+    assert "missing Python objects of this run: method (Louder()); give the same ones, in Python: " in result.output
+    assert type(fl.open(tmp_path / "cut").best.classifier) is nn.Linear  # its network has a name
     whole = fl.open(tmp_path / "cut", method=objects["method"]).resume(quiet=True)
     assert whole.finished
 

@@ -1,16 +1,13 @@
-"""Every method with every optimiser: what runs, whose code runs it, what is refused; docs/mixing.md says the same.
-
-``python tests/recipe/test_compatibility.py`` prints the table for the docs.
-"""
+"""Every method with every optimiser: what runs, whose code runs it, and what is refused."""
 
 import json
 import re
-from functools import cache
+import runpy
 from pathlib import Path
 
 import pytest
 import torch
-from fl_labelskew_registry import Aggregated, LabelSkewError, catalog
+from fl_labelskew_registry import Aggregated, LabelSkewError
 
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.methods.fedlc import FedLC
@@ -22,46 +19,8 @@ from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.simulation import Simulation
 
 DOCS = Path(__file__).parents[2] / "docs" / "mixing.md"
-OPTIMIZERS = ["FedAvg", "FedProx", "FedOpt", "FedNova", "FedDyn", "Mime", "SCAFFOLD"]
-OURS = "fl-labelskew-plugins"
-
-TEXT = """\
-data_args: {{dataset: digits}}
-partition_args: {{partition_method: dirichlet, beta: 0.5}}
-model_args: {{model: mlp, hidden: [8]}}
-train_args: {{federated_optimizer: {optimizer}, client_num_in_total: 3, client_num_per_round: 2, comm_round: 2}}
-method_args: {{method: {method}}}
-device_args: {{threads: 1}}
-"""
-
-
-def names(kind):
-    """The built-in plugins of a kind; what tests of others may have installed is theirs."""
-    return [entry.name for entry in catalog.entries(kind) if entry.distribution == OURS]
-
-
-@cache
-def cell(method, optimizer):
-    """``host``, ``ours`` or ``no: reason`` for a recipe of the defaults under ``backend: sp``."""
-    try:
-        loaded = parse.parse(TEXT.format(method=method, optimizer=optimizer))
-    except LabelSkewError as error:
-        return "no: " + str(error).partition(": ")[2]
-    return {"own": "ours", "corrected": "host"}[compatibility.source(loaded, loaded.network.build((1, 8, 8), 10))]
-
-
-def table():
-    """The grid as the docs have it."""
-    head = ["method", *OPTIMIZERS, *sorted(set(names("optimizers")) - set(OPTIMIZERS))]
-    rows = [
-        [method, *(cell(method, optimizer).partition(":")[0] for optimizer in head[1:])] for method in names("methods")
-    ]
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def test_the_docs_have_the_grid_as_it_is():
-    assert table() in DOCS.read_text(encoding="utf-8")
+GENERATE = runpy.run_path(str(DOCS.parents[1] / "tools" / "generate.py"))
+TEXT, cell, names = GENERATE["GRID"], GENERATE["cell"], GENERATE["names"]
 
 
 @pytest.mark.parametrize("optimizer", names("optimizers"))
@@ -212,7 +171,3 @@ def test_the_hosts_code_sees_single_uploads(wanted):
     else:
         with pytest.raises(LabelSkewError, match=f"optimizer_source: {wanted}: the host's server sees single uploads"):
             parse.parse(BASE, overrides=overrides)
-
-
-if __name__ == "__main__":
-    print(table())

@@ -93,13 +93,49 @@ def test_a_disk_that_takes_nothing_is_no_error(folder):
 
 
 def test_a_folder_that_is_none_of_a_run(tmp_path):
-    assert shown(tmp_path / "x", code=2) == f"error: {tmp_path}/x: no such folder; use the folder of a run\n"
+    assert shown(tmp_path / "x", code=2) == f"error: {tmp_path}/x: no such folder; use the folder of a run or a sweep\n"
     assert shown("x" * 300, code=2) == f"error: {'x' * 300}: cannot be read: File name too long\n"
     (tmp_path / "odd" / "status.json").mkdir(parents=True)
     line = f"error: {tmp_path}/odd/status.json: cannot be read: Is a directory\n"
     assert shown(tmp_path / "odd", code=2) == line
-    line = f"error: {tmp_path}: neither status.json nor recipe.yaml in it; use the folder of a run\n"
+    line = f"error: {tmp_path}: neither status.json nor recipe.yaml in it; use the folder of a run or a sweep\n"
     assert shown(tmp_path, code=2) == line
+
+
+def test_runs_of_a_sweep(folder, tmp_path):
+    """A row for each run: planned, under way, broken off, damaged and finished ones."""
+    long = "p10c2-" + "x" * 90 + "-seed7"
+    (tmp_path / "sweep.json").write_text(json.dumps({"later": {}, "run": {"label": "a"}, long: {}}))
+    done, broken, damaged = (RunFolder(tmp_path / name) for name in (long, "broken", "damaged"))
+    for made in (done, broken, damaged):
+        made.hold()
+        made.write_text("recipe.yaml", "")
+        made.append(made.metrics, {"round": 0, "accuracy": 0.123})
+        made.tell(rounds=1, state=status.RUNNING)
+        made.release()
+    done.write_json("summary.json", {})
+    broken.tell()
+    broken.hold()
+    broken.tell(
+        state=status.FAILED, why="\x1b[2Jout of memory in round 2, client 3; use a smaller train_args.batch_size"
+    )
+    broken.release()
+    (damaged.path / status.NAME).write_text("{")
+    output = call("status", tmp_path, COLUMNS="80").output
+    assert max(map(len, output.splitlines())) <= 80
+    cells = [re.split("  +", line) for line in output.splitlines()]
+    assert cells[0] == ["run", "state", "rounds", "accuracy", "process, or why it ended"]
+    assert cells[1] == ["later", "not begun"]
+    assert cells[2][:4] == ["run", "running", "3/9", "50.00 %"]
+    assert cells[2][4].startswith("process ")
+    assert re.match(r"p10c2-x+\.\.\.x+-seed7  finished +1/1 +12.30 %$", output.splitlines()[3])
+    assert cells[4][:3] == ["broken", "failed", "1/1"]
+    assert "?[2Jout of memory" in output
+    assert any(row[:2] == ["damaged", "unreadable"] for row in cells)
+    assert output.endswith("\n5 runs: 1 finished, 1 running, 1 failed, 1 unreadable, 1 not begun\n")
+    known = json.loads(shown(tmp_path, "--json"))
+    assert [run["state"] for run in known["runs"]] == ["not begun", "running", "finished", "failed", "unreadable"]
+    assert known["runs"][1]["rounds_done"] == 3
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"silos": 3}', '{"silos": [{"rank": 1}]}', "[" * 100_000, "\udcff"])

@@ -49,7 +49,7 @@ def planned(write, tmp_path):
 def known(planned, *, rounds=8, seconds=2.0, memory=600e6, disk=1e6):
     """All these runs as one kind, none of them begun."""
     measured = cost.Measured(2, reproduce.Cost(4.0, seconds), memory, 0.0, disk)
-    return cost.Kind(tuple(planned), (rounds,) * len(planned), measured)
+    return cost.Kind(tuple(planned), (rounds,) * len(planned), (rounds == 0,) * len(planned), measured)
 
 
 # What is of one kind
@@ -70,6 +70,23 @@ def known(planned, *, rounds=8, seconds=2.0, memory=600e6, disk=1e6):
 def test_seeds_and_the_size_of_weights_make_no_other_kind(write, tmp_path, axis, kinds):
     text = f"base: base.yaml\nset: {{method_args.method: fedlc}}\ngrid:\n- {axis}\n"
     assert len(cost.kinds(plan.plan(write(text), out=tmp_path / "out"))) == kinds
+
+
+def test_runs_that_are_left_and_runs_that_are_done_are_all_runs(planned, write, tmp_path):
+    """A run that was killed between its last round and its summary is left, too."""
+    for run, summary in ((planned[0], True), (planned[1], False)):
+        run.folder.create()
+        run.folder.recipe.write_text(run.recipe.dump())
+        for _ in range(8):
+            with run.folder.timings.open("a") as timings:
+                timings.write('{"seconds": 1.0, "peak_mb": 500.0}\n')
+        (run.folder.path / "status.json").write_text('{"state": "finished"}')
+        if summary:
+            run.folder.summary.write_text("{}")
+    output = call("sweep", write(), "--out", tmp_path / "out", "--dry-run", "--no-probe").output
+    assert [line.split()[2] for line in output.splitlines()[1:5]] == ["finished", "stopped", "not", "not"]
+    assert "\n4 runs: 1 finished, 1 stopped, 2 not begun; nothing was run\n" in output
+    assert "\n3 of 4 runs left" in output
 
 
 def test_one_run_of_each_kind_is_begun_as_long_as_some_of_it_is_left(planned):
@@ -122,7 +139,7 @@ def test_what_does_not_suffice_is_a_line(planned, tmp_path):
         rf"disk: 4000000000.0 GB are to be written to {tmp_path}, where .* are free; make room, .*", line
     )
     one, two, three = cost.totals(planned, kinds, out=tmp_path, jobs=[4, 9], free=1.6e9)
-    assert one.startswith("4 runs left: 1:20 one after the other; 4.0 MB more on disk, ")
+    assert one.startswith("4 of 4 runs left: 1:20 one after the other; 4.0 MB more on disk, ")
     assert two == "2 at a time here: 0:40, 1.5 GB of memory, 1.6 GB may be taken"
     assert three == "4 at a time, where there are cores for them: 0:20, 2.7 GB of memory"
     done = [known(planned, rounds=0)]
@@ -157,7 +174,8 @@ def test_what_was_tried_is_gone_on_with_to_the_same_bytes(planned, write, tmp_pa
     command = ["sweep", file, "--out", out]
     first = call(*command, "--dry-run", "--jobs", 500, code=1)
     assert first.stderr == "error: 1 of 3 runs could not be begun; the same again tries it once more\n"
-    assert "4 runs, 0 done\n" in first.stdout
+    assert "4 runs: 4 not begun\n" in first.stdout
+    assert "\n4 runs: 2 paused, 2 not begun\n" in first.stdout
     table = rows(first.stdout.replace("\n" + " " * 80, " "))
     assert list(table) == ["fedavg-seed0", "map-seed0", "fedlc-seed0"]
     assert table["fedlc-seed0"]["known from"].startswith("failed: run directory")
@@ -183,7 +201,8 @@ def test_what_was_tried_is_gone_on_with_to_the_same_bytes(planned, write, tmp_pa
     listed = call(*command, "--dry-run", "--no-probe")
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     assert rows(again.stdout)["map-seed0"] == table["map-seed0"]
-    assert "4 runs, 0 done; nothing was run\n" in listed.stdout
+    assert "4 runs: 2 paused, 2 not begun; nothing was run\n" in listed.stdout
+    assert "\n4 of 4 runs left: " in listed.stdout
     assert rows(listed.stdout)["fedlc-seed0"]["known from"] == "nothing yet"
 
     call(*command)
@@ -208,8 +227,8 @@ def test_reproduce_says_what_its_runs_take_and_how_far_a_budget_gets(write, tmp_
     out = tmp_path / "out"
     command = ["reproduce", tmp_path / "base.yaml", "--seeds", 2, "--out", out, "--dry-run"]
     listed = call(*command, "--no-probe").stdout
-    assert "2 runs, 0 done; nothing was run" in listed
-    assert listed.endswith("2 runs left, of which nothing is known yet\n")
+    assert "2 runs: 2 not begun; nothing was run" in listed
+    assert listed.endswith("2 of 2 runs left, of which nothing is known yet\n")
     assert not out.exists()
     first = call(*command, "--quiet")
     assert rows(first.stdout)["base, seed 0"]["rounds left"] == "14"

@@ -163,14 +163,16 @@ def plan(
 
 
 def write_names(planned: Sequence[Planned]) -> None:
-    """Make the folder of all runs, and write down there what a report calls them; those of other sweeps there stay.
+    """Make the folder of all runs, and write down there which these are and what a report calls them.
+
+    Those of other sweeps in the folder stay.
 
     Raises:
         LabelSkewError: it cannot be written.
     """
     folder = planned[0].folder.path.parent
     known = finished.sweep_names(folder)
-    names = known | {run.name: dict(run.names) for run in planned if run.names}
+    names = known | {run.name: dict(run.names) for run in planned}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if names != known:

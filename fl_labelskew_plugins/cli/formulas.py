@@ -1,0 +1,177 @@
+"""The equations of a docstring: split from its prose, and written as plain text for a terminal."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+import unicodedata
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+SYMBOLS = {
+    **{
+        "lambda": "λ",
+        "ell": "ℓ",
+        "sum": "Σ",
+        "prod": "Π",
+        "top": "ᵀ",
+        "leftarrow": "←",
+        "ne": "≠",
+        "ge": "≥",
+        "le": "≤",
+    },
+    **{"in": "∈", "times": "×", "cdot": "·", "infty": "∞", "Vert": "‖", "lVert": "‖", "rVert": "‖"},
+    **{"quad": "\n", "qquad": "\n", ",": " ", ";": " "},
+}
+"""Commands of LaTeX as text, besides Greek letters; all others are their own name, such as ``log``."""
+ACCENTS = {"hat": "\u0302", "bar": "\u0304", "tilde": "\u0303"}
+"""Commands that set a sign over their argument."""
+SIZES = {"left", "right", *(size + side for size in ("big", "Big", "bigg", "Bigg") for side in ("", "l", "r"))}
+RAISED = str.maketrans("0123456789+-T", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ᵀ")
+TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|\s+|.", re.DOTALL)
+
+
+class Part(NamedTuple):
+    """A paragraph of a docstring, or an equation."""
+
+    kind: Literal["text", "math"]
+    text: str
+
+
+def parts(docstring: str | None) -> Iterator[Part]:
+    r"""What follows a docstring's first line; equations are its ``.. math::`` directives.
+
+    >>> list(parts("A loss.\n\nEquation 1:\n\n.. math:: a^2\n"))
+    [Part(kind='text', text='Equation 1:'), Part(kind='math', text='a^2')]
+    """
+    _, *blocks = re.split(r"\n\s*\n", inspect.cleandoc(docstring or ""))
+    for block in blocks:
+        head, math, formula = block.partition(".. math::")
+        yield Part("math", textwrap.dedent(formula).strip()) if math and not head else Part("text", block)
+
+
+def plain(latex: str) -> str:
+    r"""A formula of LaTeX as text, a line for each of the equations that it separates by ``\quad``.
+
+    >>> print(plain(r"\mathcal{L} = -\log \frac{e^{z_y / \tau}}{\sum_c e^{z_c}}, \quad w_k^2"))
+    L = -log(e^(z_y / τ) / Σ_c e^(z_c)),
+    w_k²
+    """
+    text = re.sub(r"(log|ln|exp) \(", r"\1(", _sequence(TOKEN.findall(latex)[::-1]))
+    return "\n".join(" ".join(line.split()) for line in text.strip().split("\n"))
+
+
+def _sequence(tokens: list[str]) -> str:
+    """All up to a closing brace; ``tokens`` has the next one last."""
+    text = ""
+    while tokens and (token := tokens.pop()) != "}":
+        if token == "{":
+            text += _sequence(tokens)
+        elif token in "^_":
+            text += _script(token, _argument(tokens))
+        elif token == r"\frac":
+            over, under = _argument(tokens), _argument(tokens)
+            whole = f"{_factor(over, ' [-+] ')} / {_factor(under, '^[^Σ].* | [-+] ')}"
+            # at the end of an equation nothing can be taken for a part of it
+            alone = re.search(r"= $", text) and (not tokens or tokens[-1] in ",}")
+            text += whole if alone else f"{over}/{under}" if _simple(over) and _simple(under) else f"({whole})"
+        elif token == r"\rVert":
+            text = text.rstrip() + SYMBOLS["rVert"]
+        elif token.startswith("\\"):
+            text += _command(token[1:], tokens)
+        else:
+            text += " " if token.isspace() else token
+    return text
+
+
+def _command(name: str, tokens: list[str]) -> str:
+    if name in SIZES:
+        return ""
+    while name == "lVert" and tokens and tokens[-1].isspace():
+        tokens.pop()
+    if name in ("text", "mathcal", "mathrm", "mathbf"):
+        return _argument(tokens)
+    if name in ACCENTS:
+        over = _argument(tokens)
+        return unicodedata.normalize("NFC", over[:1] + ACCENTS[name] + over[1:])
+    if name in SYMBOLS:
+        return SYMBOLS[name]
+    try:
+        return unicodedata.lookup(f"greek {'capital' if name[0].isupper() else 'small'} letter {name}")
+    except KeyError:
+        return name
+
+
+def _argument(tokens: list[str]) -> str:
+    """The next group, command or sign."""
+    while tokens and tokens[-1].isspace():
+        tokens.pop()
+    if not tokens:
+        return ""
+    token = tokens.pop()
+    if token == "{":
+        return _sequence(tokens)
+    return _command(token[1:], tokens) if token.startswith("\\") else token
+
+
+def _script(sign: str, text: str) -> str:
+    if sign == "^" and re.fullmatch(r"[0-9+\-T]|ᵀ|'", text):
+        return text.translate(RAISED)
+    if re.fullmatch(r"[^\W_]+'?", text):
+        return sign + text
+    return f"{sign}({text})" if sign == "^" else f"{sign}{{{text}}}"
+
+
+def _simple(text: str) -> bool:
+    """Whether a text is one symbol."""
+    return re.fullmatch(r"[\w\u0300-\u036f]+", text) is not None
+
+
+def _factor(text: str, compound: str) -> str:
+    """A text in parentheses, if what is outside of its own ones matches a pattern."""
+    outside = "".join(letter for letter, depth in _depths(text) if depth == 0)
+    return f"({text})" if re.search(compound, outside) else text
+
+
+def _depths(text: str) -> Iterator[tuple[str, int]]:
+    """Each letter, and how many parentheses it is in."""
+    depth = 0
+    for letter in text:
+        depth -= letter in ")}"
+        yield letter, depth
+        depth += letter in "({"
+
+
+def _wrapped(formula: str, width: int) -> list[str]:
+    """An equation as lines that break outside of parentheses, as far as possible."""
+    lines: list[str] = []
+    for most in range(4):
+        text = "".join(
+            "\N{NO-BREAK SPACE}" if letter == " " and depth > most else letter for letter, depth in _depths(formula)
+        )
+        lines = textwrap.wrap(
+            text,
+            width,
+            initial_indent=" " * 4,
+            subsequent_indent=" " * 8,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        if max(map(len, lines)) <= width:
+            break
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
+
+
+def shown(docstring: str | None, width: int) -> list[str]:
+    """The parts of a docstring as lines of a terminal."""
+    lines: list[str] = []
+    for part in parts(docstring):
+        lines.append("")
+        if part.kind == "math":
+            lines += [line for formula in plain(part.text).split("\n") for line in _wrapped(formula, width)]
+        elif re.search(r"^(?:\s|[-*] )", part.text, re.MULTILINE):  # a list, or a section of arguments
+            lines += part.text.splitlines()
+        else:
+            lines += textwrap.wrap(re.sub(r"``|\*\*", "", part.text), width)
+    return lines

@@ -1,0 +1,47 @@
+"""The measured accuracies of methods: measured.json, which ``make generated`` makes of docs/results.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+FILE = Path(__file__).with_name("measured.json")
+
+
+class Table(NamedTuple):
+    """A table of docs/results.md, or the rows of one method in it.
+
+    Args:
+        title: of its section.
+        setting: data, clients, rounds and seeds.
+        head: names of the columns.
+        rows: cells of Markdown, the method's name first.
+    """
+
+    title: str
+    setting: str
+    head: list[str]
+    rows: list[list[str]]
+
+
+@cache
+def everything() -> list[Table]:
+    """All tables."""
+    return [Table(**table) for table in json.loads(FILE.read_text(encoding="utf-8"))]
+
+
+def of_method(name: str) -> Iterator[Table]:
+    """The tables that have a method, with its rows, its combinations and the rows of FedAvg."""
+    for title, setting, head, rows in everything():
+        methods = [row[0].replace("`", "").lower().partition(",")[0] for row in rows]
+        plain = head[1] != "optimiser"
+        kept = [
+            row
+            for row, method in zip(rows, methods, strict=True)
+            if name in method.split("+") or (method == "fedavg" and (plain or row[1] == "FedAvg"))
+        ]
+        if any(name in method.split("+") for method in methods):
+            yield Table(title, setting, head, kept)

@@ -1,0 +1,189 @@
+"""Sweeps from Python: ``labelskew sweep`` in a process of its own, then its runs as objects and as a table.
+
+In this process it would import the caller's script again for each run, and need its signal handlers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from fl_labelskew_registry import LabelSkewError, RunError, mistake
+
+from fl_labelskew_plugins.front.run import Run, overrides_of
+from fl_labelskew_plugins.machine.files import read_lines, write_text
+from fl_labelskew_plugins.machine.text import clean, counted
+from fl_labelskew_plugins.recipe import shipped, yaml
+from fl_labelskew_plugins.runs import status
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
+from fl_labelskew_plugins.studies.sweep import crew, plan
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class Sweep(NamedTuple):
+    """The runs of a sweep.
+
+    Args:
+        runs: those that have begun, in the sweep's order.
+        table: a row for each run, by its name: ``state`` as ``labelskew status`` prints it, ``rounds``, ``accuracy`` of
+            the last test and ``best``, both between 0 and 1, ``why`` if it failed, and each ``section.key`` in which
+            the runs differ.
+    """
+
+    runs: list[Run]
+    table: DataFrame
+
+
+def sweep(
+    sweep: str | Path | Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    base: str | Path | Mapping[str, Any] | None = None,
+    grid: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]] | None = None,
+    out: str | Path | None = None,
+    only: Sequence[str] = (),
+    jobs: int | None = None,
+    memory: float | None = None,
+    host: Literal["fedml", "none"] | None = None,
+    quiet: bool = False,
+) -> Sweep:
+    """Run every combination of a grid once, several at a time; the same call again resumes what is left.
+
+    Args:
+        sweep: the path of a sweep's file, or its content as a mapping (docs/sweeps.md).
+        changes: values for all runs by ``section.key``.
+        base: without ``sweep``: a recipe's name, path or sections.
+        grid: without ``sweep``: the axes, as in the file; or the values of each ``section.key``.
+        out: folder of all runs, in place of the file's.
+        only: names of values; of an axis that has some of them, only these are run.
+        jobs: runs at a time; default: as many as cores and GPUs allow.
+        memory: GB (10^9 bytes) that all runs together may take; default: 80 % of what is free.
+        host: ``none``: without FedML.
+        quiet: print nothing but warnings and errors.
+
+    Returns:
+        The runs and their table. A run that fails does not stop the others; its row has its ``state`` and ``why``.
+
+    Raises:
+        LabelSkewError: a mistake in what was asked for.
+        RunError: the sweep itself broke off.
+        KeyboardInterrupt: interrupted, after all runs have saved a checkpoint.
+    """
+    if (sweep is None) == (base is None) or (base is None) != (grid is None):
+        raise mistake("fl.sweep", "what to run is not clear", "a file, its content, or base= and grid=")
+    folder, overrides = None if out is None else Path(out), overrides_of(changes)
+    if isinstance(sweep, str | Path):
+        file = Path(sweep)
+    else:
+        axes = [{key: list(values)} for key, values in grid.items()] if isinstance(grid, Mapping) else grid
+        file = _written({"base": base, "grid": axes} if sweep is None else sweep, changes or {}, folder)
+        folder = file.parent
+    planned = plan.plan(file, overrides, folder, only)
+    failed: dict[str, str] = {}
+    if any(state != "done" for state in plan.states_of(planned).values()):
+        words = ["sweep", str(file), "--out", str(planned[0].folder.path.parent), *(["--quiet"] if quiet else [])]
+        words += [word for override in overrides for word in ("--set", override)]
+        words += [word for name in only for word in ("--only", name)]
+        options = {"--jobs": jobs, "--memory": memory, "--host": host}
+        words += [word for key, value in options.items() if value is not None for word in (key, str(value))]
+        failed = _run(words, planned, quiet=quiet)
+    runs = [Run(run.folder.path) for run in planned if run.folder.recipe.is_file()]
+    return Sweep(runs, _table(planned, failed))
+
+
+def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path | None) -> Path:
+    """The content of a sweep's file with the changes, as ``sweep.yaml`` in the folder of all runs."""
+    if out is None and not isinstance(content.get("out"), str | Path):
+        raise mistake("out", "missing", "the folder of all runs, as fl.sweep(..., out='runs/mine')")
+    folder = Path(out or content["out"]).expanduser()
+    if RunFolder(folder).recipe.exists():
+        raise mistake(folder, "is the folder of a run", "another folder")
+    texts = {}
+    settings = {"set": {**content.get("set", {}), **changes}} if changes else {}
+    plain = json.loads(json.dumps({**content, **settings, "out": str(folder)}, default=str))
+    base = plain.get("base")
+    if isinstance(base, dict):
+        texts["base.yaml"], plain["base"] = yaml.write(base), "base.yaml"
+    elif isinstance(base, str) and base not in shipped.names():
+        plain["base"] = str(Path(base).expanduser().absolute())
+    texts["sweep.yaml"] = yaml.write(plain)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            write_text(folder / name, text)
+    except OSError as error:
+        raise mistake(folder, f"cannot be written: {error.strerror}", "another folder") from None
+    return folder / "sweep.yaml"
+
+
+def _run(words: Sequence[str], planned: Sequence[plan.Planned], *, quiet: bool) -> dict[str, str]:
+    """The command with its output here; returns why runs have failed, by their names."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fl_labelskew_plugins.cli.main", *words],
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
+        stderr=subprocess.PIPE if quiet else subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C comes here; the command is told once
+    )
+    last, failed = "", {}
+    try:
+        lines = process.stderr if quiet else process.stdout
+        assert lines is not None
+        with lines:
+            for line in lines:
+                last = line.strip() or last
+                if line.startswith("failed: "):
+                    name, _, why = last.removeprefix("failed: ").partition(": ")
+                    failed[name] = clean(why, 1000)
+                print(line, end="", file=sys.stderr if quiet else sys.stdout, flush=True)
+        code = process.wait()
+    except KeyboardInterrupt:
+        done = sum(run.folder.summary.exists() for run in planned)
+        raise KeyboardInterrupt(f"interrupted: {done} of {counted(len(planned), 'run')} done") from None
+    finally:
+        end([process], crew.GRACE + 10)
+    if code == LabelSkewError.exit_code:
+        raise LabelSkewError(clean(last, 1000))
+    if code and not failed:
+        raise RunError(f"{how_it_ended('labelskew sweep', code)}: {clean(last, 1000)}")
+    return failed
+
+
+def _table(planned: Sequence[plan.Planned], failed: Mapping[str, str]) -> DataFrame:
+    from pandas import DataFrame, Index
+
+    places = dict.fromkeys(setting.partition("=")[0] for run in planned for setting in run.settings)
+    values = {place: [_value(run, place) for run in planned] for place in places}
+    rows = []
+    for number, run in enumerate(planned):
+        known, lines = status.read_planned(run.folder.path), read_lines(run.folder.metrics)
+        best = max((line["accuracy"] for line in lines if "accuracy" in line), default=None)
+        row = {"state": known["state"], "rounds": len(lines), "accuracy": known.get("accuracy"), "best": best}
+        row["why"] = known.get("why") or failed.get(run.name, "")
+        if run.name in failed and known["state"] == status.NOT_BEGUN:
+            row["state"] = status.FAILED
+        rows.append(row | {place: column[number] for place, column in values.items() if _differs(column)})
+    return DataFrame(rows, index=Index([run.name for run in planned], name="run"))
+
+
+def _value(run: plan.Planned, place: str) -> Any:
+    """A setting of a run by its ``section.key``; None if its plugins have no such key."""
+    value: Any = run.recipe.resolved()
+    for key in place.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _differs(values: Sequence[Any]) -> bool:
+    return len({json.dumps(value, sort_keys=True) for value in values}) > 1
