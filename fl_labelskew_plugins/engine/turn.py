@@ -16,8 +16,9 @@ from fl_labelskew_registry import Batch, ClientView, LocalWork, Method, RunError
 from torch import Tensor, nn
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.checked import backward
-from fl_labelskew_plugins.engine.aggregate import check_terms
+from fl_labelskew_plugins.checked import backward, hook_name
+from fl_labelskew_plugins.engine.aggregate import check_form, check_terms
+from fl_labelskew_plugins.engine.isolation import BETWEEN
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer, Observer, learning_rate, load, snapshot
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
 from fl_labelskew_plugins.engine.sgd import SGD
@@ -63,7 +64,7 @@ class Turn:
             id=client,
             round=round,
             counts=torch.bincount(self.samples.y[self.index], minlength=federation.num_classes),
-            shared=rest(self.shared, OPTIMIZER),
+            shared={name: value.clone() for name, value in rest(self.shared, OPTIMIZER).items()},  # all clients' own
             state=rest(self.state, OPTIMIZER),
             generator=seeds.torch_generator(federation.seed, "method", round, client),
             noise=seeds.noise_generator(secret, purpose, round, client),
@@ -85,29 +86,60 @@ class Turn:
             RunError: a term of the loss is not finite, though the upload is; or a step has no room in memory.
         """
         trainer, method, view = self.trainer, self.method, self.view
-        view.stage = method.stages(trainer.settings.epochs)[0].name  # whose gradient an optimiser may ask for
-        work = self.work(weights)
-        load(self.model, weights)
-        with self.seeded(), self.roomy():
-            method.before_round(view)
-            trainer.optimizer.before_round(work)  # may ask for the method's gradient, so the method goes first
-            if observer is not None:
-                observer.before(view)
-            upload, terms = self._train(work, observer)
-            check_terms(terms, upload, method, where=f"round {view.round + 1}: {trainer.name(view.id)}")
-            sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
-            added = method.contribute(view) if view.sends else {}
-            contributions = {k: v.detach() for k, v in {**added, **sent}.items()}
-            method.after_round(view)
-        if method.protects():
-            _protect(upload, weights, view, method)
-        state = view.state | joined(**{OPTIMIZER: work.client.state})
-        result = LocalResult(upload, contributions, state, terms, noise_seed=self.noise_seed)
-        test = trainer.test_indices[view.id]
-        if personalised and len(test):
-            logits, labels = trainer.predict(test, view=view)
-            result.personalised = (int((logits.argmax(1) == labels).sum()), len(labels))
-        return result
+        of_method, of_optimizer = trainer.unchanged
+        with self.isolated():
+            with self.seeded(), self.roomy():
+                view.stage = method.stages(trainer.settings.epochs)[0].name  # whose gradient an optimiser may ask for
+                of_method.check(*BETWEEN)
+                of_optimizer.check(*BETWEEN)
+                work = self.work(weights)
+                load(self.model, weights)
+                method.before_round(view)
+                of_method.check("before_round")
+                self._check_network(self.model.state_dict(), weights, "before_round")
+                trainer.optimizer.before_round(work)  # may ask for the method's gradient, so the method goes first
+                of_optimizer.check("before_round")
+                if observer is not None:
+                    observer.before(view)
+                upload, terms = self._train(work, weights, observer)
+                check_terms(terms, upload, method, where=f"round {view.round + 1}: {trainer.name(view.id)}")
+                sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
+                of_optimizer.check("finish")
+                added = method.contribute(view) if view.sends else {}
+                of_method.check("contribute")
+                contributions = {k: v.detach() for k, v in {**added, **sent}.items()}
+                method.after_round(view)
+                of_method.check("after_round")
+            if view.times_selected == 1 and (own := method.personalised(view.state)) is not None:
+                line = f"{hook_name(method, 'personalised')} returned a state dict"
+                check_form(own, weights, line, "return all tensors of client.model.state_dict(), or None for no model")
+            if method.protects():
+                _protect(upload, weights, view, method)
+                of_method.check("protect")
+            state = view.state | joined(**{OPTIMIZER: work.client.state})
+            result = LocalResult(upload, contributions, state, terms, noise_seed=self.noise_seed)
+            test = trainer.test_indices[view.id]
+            if personalised and len(test):
+                logits, labels = trainer.predict(test, view=view)
+                of_method.check("private_logits")
+                result.personalised = (int((logits.argmax(1) == labels).sum()), len(labels))
+            return result
+
+    def opening(self) -> Mapping[str, Tensor]:
+        """What the client sends before round 0."""
+        with self.isolated():
+            tensors = self.method.opening(self.view)
+            self.trainer.unchanged[0].check("opening")
+            return tensors
+
+    @contextlib.contextmanager
+    def isolated(self) -> Iterator[None]:
+        """Undo afterwards what hooks have changed in the network, also if they raise."""
+        baseline = self.trainer.baseline
+        try:
+            yield
+        finally:
+            baseline.restore()
 
     def work(self, weights: Weights) -> LocalWork:
         """The turn as the optimiser sees it, from the server's ``weights``, with what is the optimiser's own."""
@@ -168,10 +200,22 @@ class Turn:
                 f"train_args.batch_size below {trainer.settings.batch_size}, or a smaller network"
             ) from error
 
-    def _train(self, work: LocalWork, observer: Observer | None) -> tuple[Weights, dict[str, float]]:
+    def _check_network(self, state: Weights, weights: Weights, *hooks: str) -> None:
+        """Raise HookError if one of these hooks of the method left a network that the server cannot average."""
+        use = (
+            "keep names and shapes of client.model; a head of the client's own belongs into client.scratch, and its "
+            "parameters into private_parameters"
+        )
+        check_form(state, weights, f"{hook_name(self.method, *hooks)} left a network", use)
+
+    def _train(
+        self, work: LocalWork, weights: Weights, observer: Observer | None
+    ) -> tuple[Weights, dict[str, float]]:
         trainer, model, method, view = self.trainer, self.model, self.method, self.view
         settings = trainer.settings
         private = list(method.private_parameters(view))
+        of_method, of_optimizer = trainer.unchanged
+        of_method.check("private_parameters")
         optimizer = _optimizer(trainer, work.learning_rate, private)
         stream, total = self.batches()
         sums: dict[str, Tensor] = {}
@@ -212,7 +256,10 @@ class Turn:
             if stage.upload:
                 optimizer.zero_grad()  # the gradients make room for it
                 upload = snapshot(model)
+                self._check_network(upload, weights, "private_parameters", "calibrate", "loss")
         assert upload is not None  # the recipe's check has looked at the stages
+        of_method.check("calibrate", "loss")
+        of_optimizer.check("correct")
         model.eval()
         return upload, {name: float(value) / total for name, value in sums.items()}
 
