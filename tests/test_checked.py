@@ -504,7 +504,7 @@ IN_RUNS = [
         "methods",
         "def personalised(self, state): return {'w': torch.ones(1)}\ndef after_round(self, client):\n"
         "    client.state['w'] = torch.ones(1)",
-        "what A.personalised returned has other tensors than the model: body.1.bias, ",
+        "A.personalised ({}) returned a state dict without body.1.weight, ",
     ),
     ("optimizers", "def finish(self, work, upload): pass", "A.finish ({}) returned None; "),
     ("optimizers", "def step(self, round): return {}", "A.step ({}) returned a dict without 'body.1.bias'; "),
