@@ -208,9 +208,7 @@ class Turn:
         )
         check_form(state, weights, f"{hook_name(self.method, *hooks)} left a network", use)
 
-    def _train(
-        self, work: LocalWork, weights: Weights, observer: Observer | None
-    ) -> tuple[Weights, dict[str, float]]:
+    def _train(self, work: LocalWork, weights: Weights, observer: Observer | None) -> tuple[Weights, dict[str, float]]:
         trainer, model, method, view = self.trainer, self.model, self.method, self.view
         settings = trainer.settings
         private = list(method.private_parameters(view))
