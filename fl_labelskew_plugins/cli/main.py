@@ -9,6 +9,7 @@ import click
 from fl_labelskew_plugins import __version__
 from fl_labelskew_plugins.cli.audit import audit_group
 from fl_labelskew_plugins.cli.certs import certs_group
+from fl_labelskew_plugins.cli.check import check_command
 from fl_labelskew_plugins.cli.completion import completion_command
 from fl_labelskew_plugins.cli.data import data_group
 from fl_labelskew_plugins.cli.evaluate import evaluate_command
@@ -45,6 +46,7 @@ for _command in (
     examples_group,
     new_group,
     validate_command,
+    check_command,
     partition_command,
     survey_command,
     report_command,
