@@ -16,9 +16,13 @@ from fl_labelskew_plugins.machine.text import clean
 
 @click.command("check")
 @click.argument("name", metavar="METHOD|PACKAGE", shell_complete=completion.plugins("methods"))
-@click.option("--recipe", type=PATH, metavar="FILE", help="Run this recipe with the method.  [default: digits, 4 clients]")
+@click.option(
+    "--recipe", type=PATH, metavar="FILE", help="Run this recipe with the method.  [default: digits, 4 clients]"
+)
 @SET
-@click.option("--keep", type=FOLDER, metavar="DIR", help="Keep the runs in DIR, which is new.  [default: nothing is kept]")
+@click.option(
+    "--keep", type=FOLDER, metavar="DIR", help="Keep the runs in DIR, which is new.  [default: nothing is kept]"
+)
 @guarded
 def check_command(name: str, recipe: Path | None, overrides: tuple[str, ...], keep: Path | None) -> None:
     """Check that a method gives the same numbers in every runtime.

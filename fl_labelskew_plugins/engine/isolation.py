@@ -1,8 +1,8 @@
 """What clients of one process share, the network and the plugins, and how one client's turn leaves no trace in it.
 
 Over MPI and across silos clients train in other processes. What a hook left in a shared object would reach some of the
-later clients or none, so one recipe and seed would give other numbers. Changes of the network are therefore undone after
-each turn; a plugin whose attributes change ends the run.
+later clients or none, so one recipe and seed would give other numbers. Changes of the network are therefore undone
+after each turn; a plugin whose attributes change ends the run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import inspect
 import itertools
 import random
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -209,38 +209,37 @@ class _Tensor(_Same):
         alike = a.shape == b.shape and a.dtype == b.dtype and self.version == self._version
         return alike and torch.equal(a.detach().cpu(), b.detach().cpu())
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None
+
+
+STATES: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
+    ((type(None), bool, int, str, bytes), lambda value: (type(value), value)),
+    ((float, complex, np.generic, itertools.count), lambda value: (type(value), repr(value))),  # NaN differs from NaN
+    (Tensor, _Tensor),
+    (np.ndarray, lambda value: (value.shape, str(value.dtype), hash(value.tobytes()))),
+    (random.Random, lambda value: hash(value.getstate())),
+    (torch.Generator, lambda value: value.get_state().numpy().tobytes()),
+    (np.random.Generator, lambda value: repr(value.bit_generator.state)),
+    (np.random.RandomState, lambda value: repr(value.get_state())),
+    ((set, frozenset), frozenset),
+)
+"""What can be compared of values of these types."""
 
 
 def _token(value: Any, packages: set[str], seen: set[int]) -> Any:
-    """What can be compared of a value: its content as far as it is plain, else which object it is."""
-    match value:
-        case None | bool() | int() | str() | bytes():
-            return type(value), value
-        case float() | complex() | np.generic() | itertools.count():
-            return type(value), repr(value)  # NaN differs from itself
-        case Tensor():
-            return _Tensor(value)
-        case np.ndarray():
-            return value.shape, str(value.dtype), hash(value.tobytes()) if value.dtype != object else _Same(value)
-        case random.Random():
-            return hash(value.getstate())
-        case torch.Generator():
-            return value.get_state().numpy().tobytes()
-        case np.random.Generator():
-            return repr(value.bit_generator.state)
-        case np.random.RandomState():
-            return repr(value.get_state())
+    """What can be compared of a value: its content, of objects of other ``packages`` only which object it is."""
+    for kinds, state in STATES:
+        if isinstance(value, kinds):
+            return state(value)
     if id(value) in seen or isinstance(value, Hook):
         return _Same(value)
     seen.add(id(value))
-    match value:
-        case Mapping():
-            return [(_token(key, packages, seen), _token(kept, packages, seen)) for key, kept in value.items()]
-        case list() | tuple() | deque():
-            return type(value), [_token(kept, packages, seen) for kept in value]
-        case set() | frozenset():
-            return frozenset(value)
-    if isinstance(value, nn.Module) or (package(type(value)) in packages and hasattr(value, "__dict__")):
-        return type(value), [(name, _token(kept, packages, seen)) for name, kept in vars(value).items()]
-    return _Same(value)
+    if isinstance(value, list | tuple | deque):
+        return type(value), [_token(kept, packages, seen) for kept in value]
+    if isinstance(value, Mapping):
+        content = value
+    elif isinstance(value, nn.Module) or (package(type(value)) in packages and hasattr(value, "__dict__")):
+        content = vars(value)
+    else:
+        return _Same(value)
+    return type(value), [(_token(name, packages, seen), _token(kept, packages, seen)) for name, kept in content.items()]

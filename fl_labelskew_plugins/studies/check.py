@@ -28,11 +28,20 @@ from fl_labelskew_plugins.runtimes.mpi import launch
 from fl_labelskew_plugins.runtimes.silo import streams
 
 QUICK = "quickstart"
-SMALL = ("train_args.client_num_in_total=4", "train_args.client_num_per_round=3", "train_args.epochs=1")
-SMALL += ("partition_args.classes_per_client=4",)
+SMALL = (
+    "train_args.client_num_in_total=4",
+    "train_args.client_num_per_round=3",
+    "train_args.epochs=1",
+    "partition_args.classes_per_client=4",
+)
 """Of the default recipe: few clients, of which a part joins each round."""
-ALWAYS = ("train_args.comm_round=2", "validation_args.frequency_of_the_test=1", "validation_args.personalised=true")
-ALWAYS += ("tracking_args.checkpoint_every=1", "device_args.threads=1")
+ALWAYS = (
+    "train_args.comm_round=2",
+    "validation_args.frequency_of_the_test=1",
+    "validation_args.personalised=true",
+    "tracking_args.checkpoint_every=1",
+    "device_args.threads=1",
+)
 RUNTIMES = {
     "resumed": (),
     "MPI": ("comm_args.backend=MPI", "comm_args.workers=2"),
@@ -53,7 +62,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a method ran in one way: ``ok``, ``same``, ``differs``, ``failed`` or ``skipped``, and what there is to say."""
+    """How a method ran in one way: ``ok``, ``same``, ``differs``, ``failed`` or ``skipped``; the detail says why."""
 
     method: str
     runtime: str
