@@ -267,7 +267,8 @@ def _sent(announcing: str) -> Callable[..., str]:
             if expected is None:
                 return f"returned {name!r}, which {announcing} does not announce; let that return {{{name!r}: {shape}}}"
             if shape != tuple(expected):
-                return f"returned {name!r} of shape {shape}, and {announcing} {tuple(expected)}; return the same shape"
+                form = f"{announcing} announces {tuple(expected)}; return the same shape from both"
+                return f"returned {name!r} of shape {shape}, and {form}"
             if value.dtype not in SENT:
                 return f"returned {name!r} as {value.dtype}; return float32, float64 or int64, such as {name}.float()"
         return ""

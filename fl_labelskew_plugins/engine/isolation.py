@@ -12,7 +12,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -85,14 +85,13 @@ class Baseline:
                 p.requires_grad_(trained)
             if vars(p) or attributes:
                 _refill(vars(p), attributes)
-            if p._backward_hooks or hooks:
-                p._backward_hooks = hooks and dict(hooks)
-            if p._post_accumulate_grad_hooks or accumulated:
-                p._post_accumulate_grad_hooks = accumulated and dict(accumulated)
-        for buffers, name, kept in self._buffers:
-            value = buffers[name]
-            assert value is not None
-            value.copy_(kept)
+            for registered, kept in ((p._backward_hooks, hooks), (p._post_accumulate_grad_hooks, accumulated)):
+                if registered:
+                    _refill(registered, kept or {})
+        for buffers, name, values in self._buffers:
+            buffer = buffers[name]
+            assert buffer is not None
+            buffer.copy_(values)
 
 
 def _content(value: Any) -> Any:
@@ -124,6 +123,7 @@ class Unchanged:
     def __init__(self, plugin: Method | Optimizer) -> None:
         self._parts: list[Plugin] = list(plugin.parts.values()) if isinstance(plugin, Combined) else [plugin]
         self._before = [_attributes(part) for part in self._parts]
+        self._own = cache(lambda part, hooks: [hook for hook in hooks if hasattr(part, hook) and part.uses(hook)])
 
     def check(self, *hooks: str) -> None:
         """Compare, after some of these ``hooks`` were called; costs nothing if the plugin has none of them.
@@ -132,8 +132,7 @@ class Unchanged:
             HookError: an attribute changed; the line names class, hook and attribute, and what to use.
         """
         for number, part in enumerate(self._parts):
-            own = [hook for hook in hooks if hasattr(type(part), hook) and part.uses(hook)]
-            if not own:
+            if not (own := self._own(part, hooks)):
                 continue
             now, before = _attributes(part), self._before[number]
             changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]

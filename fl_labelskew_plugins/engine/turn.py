@@ -152,16 +152,17 @@ class Turn:
             scratch={},
             generator=seeds.torch_generator(federation.seed, "optimizer", view.round, view.id),
         )
+        start = {name: weights[name] for name, p in self.model.named_parameters() if p.requires_grad}
         return LocalWork(
             client=client,
-            start={name: weights[name] for name, p in self.model.named_parameters() if p.requires_grad},
+            start=start,
             learning_rate=learning_rate(settings, view.round, federation.rounds),
             momentum=settings.momentum if settings.client_optimizer == "sgd" else 0.0,
             dampening=settings.dampening,
             nesterov=settings.nesterov,
             weight_decay=settings.weight_decay,
             loss=_no_batch,
-            gradient=self._gradient,
+            gradient=partial(self._gradient, list(start)),
         )
 
     def batches(self) -> tuple[Iterator[tuple[Tensor, Tensor]], int]:
@@ -296,8 +297,10 @@ class Turn:
             features, logits = self.trainer.forward(model, batch.inputs)
             return _total(self.method.loss(replace(batch, features=features, logits=logits), apart))
 
-    def _gradient(self) -> dict[str, Tensor]:
+    def _gradient(self, names: Sequence[str]) -> dict[str, Tensor]:
         """See ``LocalWork.gradient``; eval mode is without dropout and with batch norm's running values.
+
+        It is 0 for those parameters that the method has frozen for this turn.
 
         A loss need not be additive over samples (FedMR's compares those of a batch), so the batches are those that
         training draws in its first epoch, without augmentation, whatever fits a device.
@@ -312,11 +315,12 @@ class Turn:
             batch = Batch(self.trainer.formatted(inputs), empty, empty, self.samples.y[index])
             loss = self._loss_under(batch, self._drawn(), model) * (len(batch.labels) / len(self.index))
             backward(loss, self.method)
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in trained.items()}
+        parameters = {name: p for name, p in model.named_parameters() if name in names}
+        gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()}
         if decay:
-            weights: list[Tensor] = [p.detach() for p in trained.values()]
-            torch._foreach_add_(list(gradients.values()), weights, alpha=decay)
+            trained = [name for name, p in parameters.items() if p.requires_grad]
+            weights: list[Tensor] = [parameters[name].detach() for name in trained]
+            torch._foreach_add_([gradients[name] for name in trained], weights, alpha=decay)
         model.zero_grad(set_to_none=True)
         model.train(was_training)
         return gradients
