@@ -105,15 +105,14 @@ class Hook:
         return answer
 
 
-def hook_name(plugin: object, *hooks: str) -> str:
-    """A plugin's hooks for people, ``Class.hook (module)``; of several methods in one, those of the parts with them."""
-    parts = getattr(plugin, "parts", {"": plugin}).values()
+def hook_name(plugin: Any, *hooks: str) -> str:
+    """The hooks that a plugin overrides, of those given, as ``Class.hook (module)``; each part's of combined methods."""
     names = []
-    for part in parts:
+    for part in getattr(plugin, "parts", {"": plugin}).values():
         kind = type(part)
-        if own := " or ".join(hook for hook in hooks if part is plugin or part.uses(hook)):
-            names.append(f"{kind.__qualname__}.{own} ({kind.__module__})")
-    return " or ".join(names)
+        if used := " or ".join(hook for hook in hooks if part.uses(hook)):
+            names.append(f"{kind.__qualname__}.{used} ({kind.__module__})")
+    return " or ".join(names) or type(plugin).__qualname__
 
 
 def backward(total: Tensor, method: Method) -> None:

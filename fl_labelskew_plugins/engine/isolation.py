@@ -123,7 +123,7 @@ class Unchanged:
     def __init__(self, plugin: Method | Optimizer) -> None:
         self._parts: list[Plugin] = list(plugin.parts.values()) if isinstance(plugin, Combined) else [plugin]
         self._before = [_attributes(part) for part in self._parts]
-        self._own = cache(lambda part, hooks: [hook for hook in hooks if hasattr(part, hook) and part.uses(hook)])
+        self._used = cache(lambda part, hooks: [hook for hook in hooks if hasattr(part, hook) and part.uses(hook)])
 
     def check(self, *hooks: str) -> None:
         """Compare, after some of these ``hooks`` were called; costs nothing if the plugin has none of them.
@@ -132,7 +132,7 @@ class Unchanged:
             HookError: an attribute changed; the line names class, hook and attribute, and what to use.
         """
         for number, part in enumerate(self._parts):
-            if not (own := self._own(part, hooks)):
+            if not (used := self._used(part, hooks)):
                 continue
             now, before = _attributes(part), self._before[number]
             changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
@@ -140,8 +140,8 @@ class Unchanged:
             if others := [name for name in changed if name not in cached]:
                 names = few([f"self.{name}" for name in others], 3)
                 raise HookError(
-                    f"{hook_name(part, *own)} changed {names}; all clients of a process share this object, and other "
-                    f"processes have their own: {_remedy(part, own)}"
+                    f"{hook_name(part, *used)} changed {names}; all clients of a process share this object, and other "
+                    f"processes have their used: {_remedy(part, used)}"
                 )
             self._before[number] = now
 

@@ -110,9 +110,11 @@ class Turn:
                 contributions = {k: v.detach() for k, v in {**added, **sent}.items()}
                 method.after_round(view)
                 of_method.check("after_round")
-            if view.times_selected == 1 and (own := method.personalised(view.state)) is not None:
+            if view.times_selected == 1 and (model := method.personalised(view.state)) is not None:
                 line = f"{hook_name(method, 'personalised')} returned a state dict"
-                check_form(own, weights, line, "return all tensors of client.model.state_dict(), or None for no model")
+                check_form(
+                    model, weights, line, "return all tensors of client.model.state_dict(), or None for no model"
+                )
             if method.protects():
                 _protect(upload, weights, view, method)
                 of_method.check("protect")

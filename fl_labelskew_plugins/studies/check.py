@@ -51,7 +51,7 @@ RUNTIMES = {
 MOST_SILOS = 16
 """Silos that are started on one machine, each a process."""
 REASONS = {
-    "resumed": "what lasts over rounds is neither in client.state nor among the tensors of combine",
+    "resumed": "a hook keeps numbers elsewhere than in client.state or the tensors of combine",
     "MPI": "clients share something that processes do not, such as a global variable or a random generator of its own",
     "silos": "a hook uses what only one process has, such as a global variable, or draws from client.noise, whose seed "
     "a silo keeps to itself",

@@ -226,8 +226,8 @@ def test_a_changed_attribute_ends_the_turn(name, monkeypatch):
     monkeypatch.setattr(Keeps, "names", [])
     made = make(BeforeRound(ATTRIBUTES[name]))
     line = (
-        rf"^BeforeRound.before_round \({__name__}\) changed self.{name}; .* keep it in client.state \(for later rounds\) "
-        r"or client.scratch \(for the rest of this round\)$"
+        rf"^BeforeRound.before_round \({__name__}\) changed self.{name}; .* keep it in client.state "
+        r"\(for later rounds\) or client.scratch \(for the rest of this round\)$"
     )
     with pytest.raises(HookError, match=line):
         fit(made)
