@@ -106,7 +106,7 @@ class Hook:
 
 
 def hook_name(plugin: Any, *hooks: str) -> str:
-    """The hooks that a plugin overrides, of those given, as ``Class.hook (module)``; each part's of combined methods."""
+    """Those of the given hooks that a plugin overrides, as ``Class.hook (module)``; of combined methods, each part's."""
     names = []
     for part in getattr(plugin, "parts", {"": plugin}).values():
         kind = type(part)

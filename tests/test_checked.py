@@ -530,8 +530,8 @@ IN_RUNS = [
         "methods",
         "def before_round(self, client): client.model.classifier = nn.Linear(4, 12)",
         "A.before_round ({}) left a network whose classifier.weight has the shape (12, 4), expected (10, 4); keep "
-        "names and shapes of client.model; a head of the client's own belongs into client.scratch, and its parameters into "
-        "private_parameters",
+        "names and shapes of client.model; a head of the client's own belongs into client.scratch, and its "
+        "parameters into private_parameters",
     ),
     (
         "methods",
