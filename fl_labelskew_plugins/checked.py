@@ -106,7 +106,7 @@ class Hook:
 
 
 def hook_name(plugin: Any, *hooks: str) -> str:
-    """Those of the given hooks that a plugin overrides, as ``Class.hook (module)``; of combined methods, each part's."""
+    """The overridden ones of a plugin's hooks, as ``Class.hook (module)``; of combined methods, those of each part."""
     names = []
     for part in getattr(plugin, "parts", {"": plugin}).values():
         kind = type(part)
