@@ -112,9 +112,8 @@ class Turn:
                 of_method.check("after_round")
             if view.times_selected == 1 and (model := method.personalised(view.state)) is not None:
                 line = f"{hook_name(method, 'personalised')} returned a state dict"
-                check_form(
-                    model, weights, line, "return all tensors of client.model.state_dict(), or None for no model"
-                )
+                use = "return all tensors of client.model.state_dict(), or None for no model"
+                check_form(model, weights, line, use)
             if method.protects():
                 _protect(upload, weights, view, method)
                 of_method.check("protect")

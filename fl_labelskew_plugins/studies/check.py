@@ -114,7 +114,8 @@ def check(
 
     Args:
         name: of a registered method, or of a distribution.
-        recipe: a file, or a name; its ``method_args`` are replaced if they are another method's.
+        recipe: a file, or a name; its ``method_args`` are replaced if they are another method's, and its ``comm_args``
+            are left out.
         overrides: ``section.key=value`` each.
         runtimes: some of :data:`RUNTIMES`.
         folder: where the runs are kept; default: nowhere.
@@ -141,9 +142,12 @@ def outcomes_of(
     say: Say = lambda line: None,
 ) -> Iterator[Outcome]:
     """As :func:`check`, one method's outcomes, each as soon as it is there."""
+    base = parse.load(recipe)  # its mistakes name its file
     content, _ = yaml.read(parse.read_text(recipe))
-    if not isinstance(content, dict) or content.get("method_args", {}).get("method") != method:
-        content = {**(content or {}), "method_args": {"method": method}}
+    if base.method_name != method:
+        content["method_args"] = {"method": method}
+    content.pop("comm_args", None)
+    (content.get("common_args") or {}).pop("training_type", None)
     settings = (*(SMALL if recipe == QUICK else ()), *ALWAYS, *overrides)
     with tempfile.TemporaryDirectory(prefix="labelskew-check-") as temporary:
         place = (folder or Path(temporary)) / method
@@ -151,7 +155,7 @@ def outcomes_of(
         file = place / f"{method}.yaml"
         file.write_text(yaml.write(content), encoding="utf-8")
         parsed = parse.load(file, settings)
-        say(f"{method}: one process")
+        say(f"{method}: sp")
         reason = _run(file, settings, place / "sp")
         yield Outcome(method, "sp", "failed" if reason else "ok", reason)
         for runtime in runtimes if not reason else ():

@@ -102,3 +102,5 @@ def test_names():
     assert {"fedrs", "map"} <= {*check.methods("fl_labelskew_plugins")}
     (line,) = errors("check", "fedrz")
     assert line.startswith("fedrz: neither a registered method nor a package that registers one (nearest: fedrs); ")
+    (line,) = errors("check", "fedrs", "--recipe", "quickstert")
+    assert line.startswith("recipe 'quickstert' is unknown; ")
