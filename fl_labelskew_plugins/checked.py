@@ -27,7 +27,7 @@ from fl_labelskew_registry import (
     Partitioner,
     Stage,
 )
-from torch import Tensor, is_grad_enabled, nn
+from torch import Tensor, float32, float64, int64, is_grad_enabled, nn
 
 from fl_labelskew_plugins.machine.text import TERM, clean
 
@@ -36,6 +36,8 @@ T = TypeVar("T")
 OURS = {"fl_labelskew_plugins", "fl_labelskew_registry"}
 OTHERS = {"torch", "fedml", *OURS, *sys.stdlib_module_names}
 """Packages whose frames are no author's."""
+SENT = (float32, float64, int64)
+"""Types of tensors that leave a client."""
 
 
 class HookError(LabelSkewError):
@@ -54,7 +56,7 @@ def checked(plugin: T, *, of: object = None) -> T:
     ``of``: what made it, where that is what has an author, as with a network's module.
     """
     kind = type(plugin if of is None else of)
-    if _top(kind) not in OURS:
+    if package(kind) not in OURS:
         contract = next(contract for contract in CHECKS if isinstance(plugin, contract))
         hooks = HOOKS.get(contract, CHECKS[contract])
         vars(plugin).update({name: Hook(plugin, name, kind, vars(plugin).get(name)) for name in hooks})
@@ -103,6 +105,16 @@ class Hook:
         return answer
 
 
+def hook_name(plugin: Any, *hooks: str) -> str:
+    """The overridden ones of a plugin's hooks, as ``Class.hook (module)``; of combined methods, those of each part."""
+    names = []
+    for part in getattr(plugin, "parts", {"": plugin}).values():
+        kind = type(part)
+        if used := " or ".join(hook for hook in hooks if part.uses(hook)):
+            names.append(f"{kind.__qualname__}.{used} ({kind.__module__})")
+    return " or ".join(names) or type(plugin).__qualname__
+
+
 def backward(total: Tensor, method: Method) -> None:
     """The gradients of a loss; a loss that has none for a reason of its own is its author's affair."""
     try:
@@ -111,13 +123,14 @@ def backward(total: Tensor, method: Method) -> None:
         raise
     except Exception as error:
         kind = type(getattr(method, "carrier", None) or method)
-        if _top(kind) in OURS:
+        if package(kind) in OURS:
             raise
         line = f"{kind.__qualname__}.loss ({kind.__module__}): its gradient raised {_said(error)}"
         raise HookError(line, _frames(error, kind)) from error
 
 
-def _top(kind: type) -> str:
+def package(kind: type) -> str:
+    """The package at the top of a class's module."""
     return kind.__module__.partition(".")[0]
 
 
@@ -127,7 +140,7 @@ def _said(error: Exception) -> str:
 
 def _frames(error: Exception, kind: type) -> str:
     """The frames of an error that are of the author's code, as Python shows them; empty if there are none."""
-    authors = {_top(base) for base in kind.__mro__} - OTHERS
+    authors = {package(base) for base in kind.__mro__} - OTHERS
     library = sysconfig.get_path("stdlib")
 
     def is_own(frame: Any) -> bool:
@@ -241,8 +254,25 @@ def _after_client(owner: object, answer: object, client: Any, *_: Any) -> str:
     return _kept(client.state, "client.state")
 
 
-def _contribution(owner: object, answer: object, client: Any) -> str:
-    return _tensors(owner, answer) or _kept(client.state, "client.state")
+def _sent(announcing: str) -> Callable[..., str]:
+    """A check of tensors that leave a client, by what the hook ``announcing`` returns."""
+
+    def check(owner: Any, answer: Any, client: Any) -> str:
+        if wrong := _tensors(owner, answer) or _kept(client.state, "client.state"):
+            return wrong
+        announced = getattr(owner, announcing)(client.federation) if answer else {}
+        for name, value in answer.items():
+            shape, expected = tuple(value.shape), announced.get(name)
+            if expected is None:
+                return f"returned {name!r}, which {announcing} does not announce; let that return {{{name!r}: {shape}}}"
+            if shape != tuple(expected):
+                form = f"{announcing} announces {tuple(expected)}; return the same shape from both"
+                return f"returned {name!r} of shape {shape}, and {form}"
+            if value.dtype not in SENT:
+                return f"returned {name!r} as {value.dtype}; return float32, float64 or int64, such as {name}.float()"
+        return ""
+
+    return check
 
 
 def _parameters(owner: object, answer: object, *_: Any) -> str:
@@ -335,14 +365,14 @@ CHECKS: dict[type, dict[str, Callable[..., str]]] = {
         "personalises": _bool,
         "opening_shapes": _shapes,
         "contribution_shapes": _shapes,
-        "opening": _contribution,
+        "opening": _sent("opening_shapes"),
         "open": _tensors,
         "stages": _stages,
         "before_round": _after_client,
         "private_parameters": _parameters,
         "calibrate": _calibrated,
         "loss": _loss,
-        "contribute": _contribution,
+        "contribute": _sent("contribution_shapes"),
         "protect": _like,
         "combine": _tensors,
         "after_aggregation": _like,

@@ -504,7 +504,40 @@ IN_RUNS = [
         "methods",
         "def personalised(self, state): return {'w': torch.ones(1)}\ndef after_round(self, client):\n"
         "    client.state['w'] = torch.ones(1)",
-        "what A.personalised returned has other tensors than the model: body.1.bias, ",
+        "A.personalised ({}) returned a state dict without body.1.weight, ",
+    ),
+    (
+        "methods",
+        "def contribute(self, client): return {'centre': torch.zeros(3)}",
+        "A.contribute ({}) returned 'centre', which contribution_shapes does not announce; let that return {{'centre': "
+        "(3,)}}",
+    ),
+    (
+        "methods",
+        "def opening(self, client): return {'centre': torch.zeros(3)}\n"
+        "def opening_shapes(self, federation): return {'centre': (4,)}",
+        "A.opening ({}) returned 'centre' of shape (3,), and opening_shapes announces (4,); return the same shape from "
+        "both",
+    ),
+    (
+        "methods",
+        "def contribute(self, client): return {'centre': torch.zeros(3).half()}\n"
+        "def contribution_shapes(self, federation): return {'centre': (3,)}",
+        "A.contribute ({}) returned 'centre' as torch.float16; return float32, float64 or int64, such as "
+        "centre.float()",
+    ),
+    (
+        "methods",
+        "def before_round(self, client): client.model.classifier = nn.Linear(4, 12)",
+        "A.before_round ({}) left a network whose classifier.weight has the shape (12, 4), expected (10, 4); keep "
+        "names and shapes of client.model; a head of the client's own belongs into client.scratch, and its "
+        "parameters into private_parameters",
+    ),
+    (
+        "methods",
+        "def loss(self, batch, client):\n    client.model.extra = nn.Linear(1, 1)\n"
+        "    return super(A, self).loss(batch, client)",
+        "A.loss ({}) left a network with extra.weight, extra.bias, which the server's model does not have; ",
     ),
     ("optimizers", "def finish(self, work, upload): pass", "A.finish ({}) returned None; "),
     ("optimizers", "def step(self, round): return {}", "A.step ({}) returned a dict without 'body.1.bias'; "),

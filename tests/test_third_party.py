@@ -57,7 +57,7 @@ def test_its_parameters_are_checked_like_ours(installed):
 def test_its_own_tests_pass(installed):
     venv, folder = installed
     done = venv.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", folder / "test_ldam.py", cwd=folder)
-    assert "5 passed" in done.stdout
+    assert "6 passed" in done.stdout
 
 
 def test_the_tutorial_s_code_runs():

@@ -4,6 +4,8 @@ from fl_labelskew_registry import load
 from labelskew_ldam import LDAM, margin_logits
 from pydantic import ValidationError
 
+from fl_labelskew_plugins.studies.check import check
+
 
 def naive(logits, labels, counts, margin):
     out = logits.clone()
@@ -35,3 +37,7 @@ def test_params_are_checked():
 
 def test_the_registry_finds_it():
     assert load("methods", "ldam") is LDAM
+
+
+def test_every_runtime_gives_the_same_numbers():  # those that are installed: MPI, silos; and a resumed run
+    assert check("ldam") == []

@@ -9,6 +9,7 @@ import click
 from fl_labelskew_plugins import __version__
 from fl_labelskew_plugins.cli.audit import audit_group
 from fl_labelskew_plugins.cli.certs import certs_group
+from fl_labelskew_plugins.cli.check import check_command
 from fl_labelskew_plugins.cli.completion import completion_command
 from fl_labelskew_plugins.cli.convert import convert_command
 from fl_labelskew_plugins.cli.data import data_group
@@ -47,6 +48,7 @@ for _command in (
     new_group,
     convert_command,
     validate_command,
+    check_command,
     partition_command,
     survey_command,
     report_command,

@@ -9,7 +9,8 @@ import torch
 from fl_labelskew_registry import Aggregation, Contribution, Federation, Method, Optimizer, RunError, Total
 from torch import Tensor
 
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.checked import SENT, HookError
+from fl_labelskew_plugins.machine.text import clean, few
 from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, pieces
 
@@ -197,6 +198,29 @@ def check_upload(
             )
 
 
+def check_form(state: Mapping[str, Tensor], old: Mapping[str, Tensor], what: str, use: str) -> None:
+    """Refuse a state dict of other names or shapes than the model's, which a method has made.
+
+    Args:
+        state: the state dict.
+        old: the model's.
+        what: begins the line: the hook, and what it did.
+        use: ends the line: what to do instead.
+
+    Raises:
+        HookError: in one line that names the tensors.
+    """
+    for name, value in state.items():
+        if name in old and value.shape != old[name].shape:
+            shape, expected = tuple(value.shape), tuple(old[name].shape)
+            raise HookError(f"{what} whose {clean(name, 80)} has the shape {shape}, expected {expected}; {use}")
+    missing, strange = ([name for name in a if name not in b] for a, b in ((old, state), (state, old)))
+    if missing or strange:
+        parts = [f"without {few(missing, 3)}"] if missing else []
+        parts += [f"with {few(strange, 3)}, which the server's model does not have"] if strange else []
+        raise HookError(f"{what} {' and '.join(parts)}; {use}")
+
+
 def check_result(
     upload: Weights,
     extra: Mapping[str, Tensor],
@@ -258,7 +282,7 @@ def check_extra(
     for key, value in tensors.items():
         if tuple(value.shape) != tuple(shapes[key]):
             raise RunError(f"{where}: {key} is of shape {tuple(value.shape)}, expected {tuple(shapes[key])}")
-        if value.dtype not in (expected := (dtypes or {}).get(key, (torch.float32, torch.float64, torch.int64))):
+        if value.dtype not in (expected := (dtypes or {}).get(key, SENT)):
             raise RunError(f"{where}: {key} is {value.dtype}, expected {' or '.join(map(str, expected))}")
         if not _finite(value):
             raise RunError(f"{where}: {key} is not finite")

@@ -62,13 +62,13 @@ class StateStore:
         return self.times_selected(client) + 1
 
     def get(self, client: int) -> State:
-        """The client's last committed state; empty for a client that has none."""
+        """A copy of the client's last committed state; empty for a client that has none."""
         if client not in self.committed:
             return {}
         key = (client, self.committed[client])
         if key in self._memory:
             self._memory.move_to_end(key)
-            return dict(self._memory[key])
+            return {name: value.clone() for name, value in self._memory[key].items()}
         return load_file(self._file(key))
 
     def put(self, client: int, round: int, state: State) -> None:

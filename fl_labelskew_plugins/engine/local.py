@@ -15,6 +15,7 @@ import torch
 from fl_labelskew_registry import Batch, ClientView, Federation, Method, Optimizer
 from torch import Tensor, nn
 
+from fl_labelskew_plugins.engine.isolation import Baseline, Unchanged
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
 from fl_labelskew_plugins.ops import full
 from fl_labelskew_plugins.optimizers.fedavg import FedAvg
@@ -113,11 +114,19 @@ class LocalTrainer:
     fresh: Callable[[], Weights] | None = None
     names: Mapping[int, str] = field(default_factory=dict)
     sends: bool = True
-    _spares: list[nn.Module] = field(default_factory=list, init=False, repr=False)
+    _spares: list[Baseline] = field(default_factory=list, init=False, repr=False)
+    unchanged: tuple[Unchanged, Unchanged] = field(init=False, repr=False)
+    """The method and the optimiser, of which no hook may change an attribute."""
 
     def __post_init__(self) -> None:
         if self.settings.channels_last:
             self.model.to(memory_format=torch.channels_last)
+        object.__setattr__(self, "unchanged", (Unchanged(self.method), Unchanged(self.optimizer)))
+
+    @cached_property
+    def baseline(self) -> Baseline:
+        """The network before the first turn of this process, in eval mode."""
+        return Baseline(self.model.eval())
 
     @property
     def device(self) -> torch.device:
@@ -146,8 +155,10 @@ class LocalTrainer:
         """Copies of the network, made when they are first needed; good until the next turn asks for its own."""
         for number in itertools.count():
             if number == len(self._spares):
-                self._spares.append(copy.deepcopy(self.model))
-            yield self._spares[number]
+                self._spares.append(copy.deepcopy(self.baseline))
+            spare = self._spares[number]
+            spare.restore()  # what a turn has made of the copy, or of the network before it was copied
+            yield spare.model
 
     def forward(self, model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Features ``(B, d)`` and logits ``(B, C)`` of the network, or of a copy of it, both float32."""

@@ -20,6 +20,7 @@ from fl_labelskew_plugins.engine.aggregate import (
     origin,
     share_of_old,
 )
+from fl_labelskew_plugins.engine.isolation import Unchanged
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, Sums, arrived
@@ -68,6 +69,7 @@ class Server:
         self.hooks, self.proxy_smoothing, self.sums, self.name = hooks, proxy_smoothing, sums, name
         self.measured: dict[str, float] = {}
         """With secure aggregation, mean ``loss`` and ``accuracy`` that the last round's clients told."""
+        self._unchanged = Unchanged(self.method), Unchanged(self.optimizer)
 
     def open(self, openings: Iterable[Contribution]) -> None:
         """Before round 0: the first shared tensors, from every client's opening; later ones, when a client joins."""
@@ -98,6 +100,7 @@ class Server:
 
     def _open(self, clients: list[int], total: Total) -> None:
         self.opened, self.shared = clients, {**self.shared, **self.method.open(total)}
+        self._unchanged[0].check("open")
 
     def check(self, client: int, round: int, result: LocalResult) -> None:
         """Refuse what is not of the model's and the method's form, or not finite.
@@ -197,9 +200,13 @@ class Server:
 
     def advance(self, mean: Weights, whole: Weights, contributions: Weights, total: Total) -> None:
         """The steps of the method and of the optimiser, once a round's sums are there."""
+        of_method, of_optimizer = self._unchanged
         shared = self.method.combine(total, rest(self.shared, OPTIMIZER))
+        of_method.check("combine")
         weights, sent = self._step(mean, whole, contributions, total.clients)
+        of_optimizer.check("step")
         weights = self.method.after_aggregation(weights, shared)
+        of_method.check("after_aggregation")
         check_made(weights, self.method)
         self.weights = weights
         self.shared = {**shared, **joined(**{OPTIMIZER: sent})}

@@ -16,8 +16,9 @@ from fl_labelskew_registry import Batch, ClientView, LocalWork, Method, RunError
 from torch import Tensor, nn
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.checked import backward
-from fl_labelskew_plugins.engine.aggregate import check_terms
+from fl_labelskew_plugins.checked import backward, hook_name
+from fl_labelskew_plugins.engine.aggregate import check_form, check_terms
+from fl_labelskew_plugins.engine.isolation import BETWEEN
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer, Observer, learning_rate, load, snapshot
 from fl_labelskew_plugins.engine.samples import Samples, Streamed
 from fl_labelskew_plugins.engine.sgd import SGD
@@ -63,7 +64,7 @@ class Turn:
             id=client,
             round=round,
             counts=torch.bincount(self.samples.y[self.index], minlength=federation.num_classes),
-            shared=rest(self.shared, OPTIMIZER),
+            shared={name: value.clone() for name, value in rest(self.shared, OPTIMIZER).items()},  # all clients' own
             state=rest(self.state, OPTIMIZER),
             generator=seeds.torch_generator(federation.seed, "method", round, client),
             noise=seeds.noise_generator(secret, purpose, round, client),
@@ -85,29 +86,61 @@ class Turn:
             RunError: a term of the loss is not finite, though the upload is; or a step has no room in memory.
         """
         trainer, method, view = self.trainer, self.method, self.view
-        view.stage = method.stages(trainer.settings.epochs)[0].name  # whose gradient an optimiser may ask for
-        work = self.work(weights)
-        load(self.model, weights)
-        with self.seeded(), self.roomy():
-            method.before_round(view)
-            trainer.optimizer.before_round(work)  # may ask for the method's gradient, so the method goes first
-            if observer is not None:
-                observer.before(view)
-            upload, terms = self._train(work, observer)
-            check_terms(terms, upload, method, where=f"round {view.round + 1}: {trainer.name(view.id)}")
-            sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
-            added = method.contribute(view) if view.sends else {}
-            contributions = {k: v.detach() for k, v in {**added, **sent}.items()}
-            method.after_round(view)
-        if method.protects():
-            _protect(upload, weights, view, method)
-        state = view.state | joined(**{OPTIMIZER: work.client.state})
-        result = LocalResult(upload, contributions, state, terms, noise_seed=self.noise_seed)
-        test = trainer.test_indices[view.id]
-        if personalised and len(test):
-            logits, labels = trainer.predict(test, view=view)
-            result.personalised = (int((logits.argmax(1) == labels).sum()), len(labels))
-        return result
+        of_method, of_optimizer = trainer.unchanged
+        with self.isolated():
+            with self.seeded(), self.roomy():
+                view.stage = method.stages(trainer.settings.epochs)[0].name  # whose gradient an optimiser may ask for
+                of_method.check(*BETWEEN)
+                of_optimizer.check(*BETWEEN)
+                work = self.work(weights)
+                load(self.model, weights)
+                method.before_round(view)
+                of_method.check("before_round")
+                self._check_network(self.model.state_dict(), weights, "before_round")
+                trainer.optimizer.before_round(work)  # may ask for the method's gradient, so the method goes first
+                of_optimizer.check("before_round")
+                if observer is not None:
+                    observer.before(view)
+                upload, terms = self._train(work, weights, observer)
+                check_terms(terms, upload, method, where=f"round {view.round + 1}: {trainer.name(view.id)}")
+                sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
+                of_optimizer.check("finish")
+                added = method.contribute(view) if view.sends else {}
+                of_method.check("contribute")
+                contributions = {k: v.detach() for k, v in {**added, **sent}.items()}
+                method.after_round(view)
+                of_method.check("after_round")
+            if view.times_selected == 1 and (model := method.personalised(view.state)) is not None:
+                line = f"{hook_name(method, 'personalised')} returned a state dict"
+                use = "return all tensors of client.model.state_dict(), or None for no model"
+                check_form(model, weights, line, use)
+            if method.protects():
+                _protect(upload, weights, view, method)
+                of_method.check("protect")
+            state = view.state | joined(**{OPTIMIZER: work.client.state})
+            result = LocalResult(upload, contributions, state, terms, noise_seed=self.noise_seed)
+            test = trainer.test_indices[view.id]
+            if personalised and len(test):
+                logits, labels = trainer.predict(test, view=view)
+                of_method.check("private_logits")
+                result.personalised = (int((logits.argmax(1) == labels).sum()), len(labels))
+            return result
+
+    def opening(self) -> Mapping[str, Tensor]:
+        """What the client sends before round 0."""
+        with self.isolated():
+            tensors = self.method.opening(self.view)
+            self.trainer.unchanged[0].check("opening")
+            return tensors
+
+    @contextlib.contextmanager
+    def isolated(self) -> Iterator[None]:
+        """Undo afterwards what hooks have changed in the network, also if they raise."""
+        baseline = self.trainer.baseline
+        try:
+            yield
+        finally:
+            baseline.restore()
 
     def work(self, weights: Weights) -> LocalWork:
         """The turn as the optimiser sees it, from the server's ``weights``, with what is the optimiser's own."""
@@ -120,16 +153,17 @@ class Turn:
             scratch={},
             generator=seeds.torch_generator(federation.seed, "optimizer", view.round, view.id),
         )
+        start = {name: weights[name] for name, p in self.model.named_parameters() if p.requires_grad}
         return LocalWork(
             client=client,
-            start={name: weights[name] for name, p in self.model.named_parameters() if p.requires_grad},
+            start=start,
             learning_rate=learning_rate(settings, view.round, federation.rounds),
             momentum=settings.momentum if settings.client_optimizer == "sgd" else 0.0,
             dampening=settings.dampening,
             nesterov=settings.nesterov,
             weight_decay=settings.weight_decay,
             loss=_no_batch,
-            gradient=self._gradient,
+            gradient=partial(self._gradient, list(start)),
         )
 
     def batches(self) -> tuple[Iterator[tuple[Tensor, Tensor]], int]:
@@ -168,10 +202,20 @@ class Turn:
                 f"train_args.batch_size below {trainer.settings.batch_size}, or a smaller network"
             ) from error
 
-    def _train(self, work: LocalWork, observer: Observer | None) -> tuple[Weights, dict[str, float]]:
+    def _check_network(self, state: Weights, weights: Weights, *hooks: str) -> None:
+        """Raise HookError if one of these hooks of the method left a network that the server cannot average."""
+        use = (
+            "keep names and shapes of client.model; a head of the client's own belongs into client.scratch, and its "
+            "parameters into private_parameters"
+        )
+        check_form(state, weights, f"{hook_name(self.method, *hooks)} left a network", use)
+
+    def _train(self, work: LocalWork, weights: Weights, observer: Observer | None) -> tuple[Weights, dict[str, float]]:
         trainer, model, method, view = self.trainer, self.model, self.method, self.view
         settings = trainer.settings
         private = list(method.private_parameters(view))
+        of_method, of_optimizer = trainer.unchanged
+        of_method.check("private_parameters")
         optimizer = _optimizer(trainer, work.learning_rate, private)
         stream, total = self.batches()
         sums: dict[str, Tensor] = {}
@@ -212,7 +256,10 @@ class Turn:
             if stage.upload:
                 optimizer.zero_grad()  # the gradients make room for it
                 upload = snapshot(model)
+                self._check_network(upload, weights, "private_parameters", "calibrate", "loss")
         assert upload is not None  # the recipe's check has looked at the stages
+        of_method.check("calibrate", "loss")
+        of_optimizer.check("correct")
         model.eval()
         return upload, {name: float(value) / total for name, value in sums.items()}
 
@@ -251,8 +298,10 @@ class Turn:
             features, logits = self.trainer.forward(model, batch.inputs)
             return _total(self.method.loss(replace(batch, features=features, logits=logits), apart))
 
-    def _gradient(self) -> dict[str, Tensor]:
+    def _gradient(self, names: Sequence[str]) -> dict[str, Tensor]:
         """See ``LocalWork.gradient``; eval mode is without dropout and with batch norm's running values.
+
+        It is 0 for those parameters that the method has frozen for this turn.
 
         A loss need not be additive over samples (FedMR's compares those of a batch), so the batches are those that
         training draws in its first epoch, without augmentation, whatever fits a device.
@@ -267,11 +316,12 @@ class Turn:
             batch = Batch(self.trainer.formatted(inputs), empty, empty, self.samples.y[index])
             loss = self._loss_under(batch, self._drawn(), model) * (len(batch.labels) / len(self.index))
             backward(loss, self.method)
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in trained.items()}
+        parameters = {name: p for name, p in model.named_parameters() if name in names}
+        gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()}
         if decay:
-            weights: list[Tensor] = [p.detach() for p in trained.values()]
-            torch._foreach_add_(list(gradients.values()), weights, alpha=decay)
+            trained = [name for name, p in parameters.items() if p.requires_grad]
+            weights: list[Tensor] = [parameters[name].detach() for name in trained]
+            torch._foreach_add_([gradients[name] for name in trained], weights, alpha=decay)
         model.zero_grad(set_to_none=True)
         model.train(was_training)
         return gradients

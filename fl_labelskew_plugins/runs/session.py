@@ -104,7 +104,7 @@ class Session:
 
     def opening(self, client: int) -> Contribution:
         """One client's part of the opening exchange; with secure aggregation, its vector."""
-        tensors = self.method.opening(Turn(self.trainer, client).view)
+        tensors = Turn(self.trainer, client).opening()
         shapes = self.method.opening_shapes(self.federation)
         check_extra(tensors, shapes, where=f"opening of {self.trainer.name(client)}")
         if self.sums is not None:

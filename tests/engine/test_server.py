@@ -22,8 +22,10 @@ method_args: {method: fedavg}
 """
 
 
-def server(*overrides, smoothing=None):
+def server(*overrides, smoothing=None, **attributes):
+    """``attributes``: of the method's object."""
     made = session.build(parse.parse(RECIPE, overrides=overrides))
+    vars(made.method).update(attributes)
     central = Server(
         made.trainer.model,
         method=made.method,
@@ -98,11 +100,10 @@ def test_each_upload_is_let_go_once_it_is_added():
 
 @pytest.mark.parametrize("individual", [False, True])
 def test_contributions_reach_the_method_as_their_sum(individual):
-    made, central = server("method_args.method=fedmr")
-    d, classes = made.federation.num_features, made.federation.num_classes
     seen = []
-    central.method.individual = individual
-    central.method.combine = lambda total, shared: seen.append(total) or shared
+    hooks = {"individual": individual, "combine": lambda total, shared: seen.append(total) or shared}
+    made, central = server("method_args.method=fedmr", **hooks)
+    d, classes = made.federation.num_features, made.federation.num_classes
     sent = [{"sums": torch.full((classes, d), k + 0.5), "counts": torch.full((classes,), k)} for k in range(4)]
     uploads = [(0, result(made, 0)), *((k, replace(result(made, k), contributions=sent[k])) for k in (2, 3))]
     for client, one in uploads:

@@ -1,5 +1,6 @@
 import gc
 import weakref
+from collections import UserList
 from dataclasses import replace
 
 import numpy as np
@@ -27,7 +28,7 @@ class Plain(Method):
 
     def __init__(self):
         super().__init__()
-        self.batches = []
+        self.batches = UserList()  # which a run does not look into
 
     def loss(self, batch, client):
         self.batches.append((batch.inputs, batch.labels))
@@ -161,7 +162,7 @@ def test_batches_are_cut_right_however_many_are_gathered_at_once(size):
 class TwoStages(Plain):
     def __init__(self, shares, upload=0):
         super().__init__()
-        self.shares, self.upload, self.seen = shares, upload, []
+        self.shares, self.upload, self.seen = shares, upload, UserList()
 
     def stages(self, epochs):
         return [Stage(f"s{i}", share, i == self.upload) for i, share in enumerate(self.shares)]
@@ -306,9 +307,13 @@ def test_out_of_memory_names_the_batch_size(device):
 
 
 class Keeps(Plain):
+    def __init__(self):
+        super().__init__()
+        self.views = UserList()
+
     def before_round(self, client):
         client.scratch["frozen"] = client.frozen(client.model.state_dict())
-        self.view = weakref.ref(client)
+        self.views.append(weakref.ref(client))
 
 
 @pytest.mark.parametrize("optimizer", [FedAvg(), Mime(Mime.Params(server_momentum=0.0))], ids=["FedAvg", "Mime"])
@@ -319,7 +324,7 @@ def test_nothing_of_a_turn_outlives_it(optimizer):
     gc.disable()
     try:
         fit(trainer, shared=sent)
-        assert trainer.method.view() is None
+        assert trainer.method.views[0]() is None
     finally:
         gc.enable()
 
@@ -419,14 +424,14 @@ class Compares(Optimizer):
 
     def __init__(self):
         super().__init__()
-        self.steps = 0
+        self.steps = UserList()
 
     def correct(self, work):
         there = work.client.frozen(work.client.model.state_dict()).requires_grad_()
         found = torch.autograd.grad(work.loss(there), list(there.parameters()))
         for gradient, other in zip(work.gradients().values(), found, strict=True):
             torch.testing.assert_close(gradient, other)
-        self.steps += 1
+        self.steps.append(work.steps)
 
 
 @on_devices
@@ -438,7 +443,7 @@ def test_a_copy_with_the_same_weights_has_the_same_gradient(sizes, norm, device)
     plain = fit(make(sizes, method=Draws(), **common)).upload
     trainer = replace(make(sizes, method=Draws(), **common), optimizer=Compares())
     watched = fit(trainer).upload
-    assert trainer.optimizer.steps == (2 if sizes[0] == 1 else 6)
+    assert len(trainer.optimizer.steps) == (2 if sizes[0] == 1 else 6)
     for key in plain:
         assert torch.equal(plain[key], watched[key])
 
@@ -478,8 +483,12 @@ class Asks(Optimizer):
 
     Params = Params
 
+    def __init__(self):
+        super().__init__()
+        self.found = UserList()
+
     def before_round(self, work):
-        self.found = work.gradient()
+        self.found.append(work.gradient())
 
 
 def test_the_whole_gradient_is_the_mean_over_all_samples_in_eval_mode():
@@ -492,7 +501,7 @@ def test_the_whole_gradient_is_the_mean_over_all_samples_in_eval_mode():
     naive.load_state_dict(start)
     loss = cross_entropy(naive(trainer.train.x[:300]), trainer.train.y[:300])
     expected = torch.autograd.grad(loss, list(naive.parameters()))
-    for found, gradient in zip(trainer.optimizer.found.values(), expected, strict=True):
+    for found, gradient in zip(trainer.optimizer.found[-1].values(), expected, strict=True):
         torch.testing.assert_close(found, gradient)
 
 
@@ -522,7 +531,7 @@ def test_the_whole_gradient_is_the_mean_over_the_first_epochs_batches(device, mo
             naive.named_parameters(), torch.autograd.grad(loss, list(naive.parameters())), strict=True
         ):
             expected[name] = expected.get(name, 0.1 * p.detach()) + g * len(y) / 201
-    for name, found in trainer.optimizer.found.items():
+    for name, found in trainer.optimizer.found[-1].items():
         torch.testing.assert_close(found, expected[name])
 
 

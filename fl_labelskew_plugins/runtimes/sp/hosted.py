@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fl_labelskew_plugins.engine.aggregate import check_made, check_upload, numbers
+from fl_labelskew_plugins.engine.isolation import BETWEEN, Baseline
 from fl_labelskew_plugins.engine.local import LocalResult, LocalSettings, learning_rate, load, snapshot
 from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.engine.turn import Turn
@@ -86,8 +87,14 @@ class HostedFederation(Simulation):
         turn = Turn(local, client, round, shared=shared, times_selected=record.states.select(client))
         self.turn = HostedTurn(turn, network, self.settings.epochs)
         as_asked = asked_for(self.settings) if self.corrected else contextlib.nullcontext()
-        with turn.seeded(), as_asked:
-            sent = train()
+        of_method, baseline = local.unchanged[0], Baseline(network)
+        of_method.check(*BETWEEN)
+        try:
+            with turn.seeded(), as_asked:
+                sent = train()
+        finally:
+            baseline.restore()
+        of_method.check("calibrate")
         result = LocalResult(snapshot(network), {}, {}, {})
         self.server.check(client, round, result)
         test = local.test_indices[client]

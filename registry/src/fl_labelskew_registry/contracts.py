@@ -80,7 +80,8 @@ class ClientView:
         times_selected: how often this client was selected, this round included.
         federation: the run as a whole.
         stage: name of the stage in training.
-        model: the local network, with ``features(x)`` and ``classifier``.
+        model: the local network, with ``features(x)`` and ``classifier``; what a hook changes of it, except its weights
+            at the upload, is undone after the client's turn.
         frozen: makes a frozen copy of the network, in eval mode, from a state dict; another one at each call, good for
             the rest of the round.
         fresh: state dict of another network, freshly initialised: the same one at each call, round and client.
@@ -169,7 +170,7 @@ class Method(Plugin):
     ``other`` to them. The server adds these tensors up, and no more; ``individual`` says that a method needs those of
     each client, so that it does not run with secure aggregation.
     A method that only changes logits overrides :meth:`calibrate` alone. One object serves all clients, so whatever
-    belongs to a client lives in its view.
+    belongs to a client lives in its view; a hook that changes an attribute of the object ends the run.
 
     For combinations: ``combines`` says whether other methods' calibrated logits may stand in its loss, ``corrects``
     what its calibration corrects for; two that correct for the same are not combined.

@@ -433,3 +433,25 @@ def test_a_server_that_diverges_is_one_line_with_its_keys(source, model, setting
     base = BASE.replace("model: mlp, hidden: [16]", model)
     with pytest.raises(RunError, match=f"{line}.* another value of one of train_args.server_lr, train_args.server_mom"):
         go(*by("FedOpt", source, server_lr=1e30), *settings, base=base)
+
+
+FREEZES = """\
+from fl_labelskew_registry import Method
+from fl_labelskew_plugins.params import Params
+
+class A(Method):
+    Params = Params
+
+    def calibrate(self, logits, client):
+        if client.id == 0:
+            client.model.classifier.weight.requires_grad_(False)
+        return logits
+"""
+
+
+def test_a_head_frozen_for_one_client_is_trained_by_the_others(weights, register):
+    register("fl_labelskew.methods", FREEZES)
+    own, corrected = (
+        weights("method_args.method=acme", *by("FedProx", s, fedprox_mu=0.0)) for s in ("own", "corrected")
+    )
+    assert close(own, corrected, 1e-6)

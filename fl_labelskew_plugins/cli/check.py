@@ -1,0 +1,51 @@
+"""``labelskew check``: whether a method gives the same numbers in every runtime."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from fl_labelskew_plugins.cli import completion, table
+from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun
+from fl_labelskew_plugins.cli.options import FOLDER, PATH, SET
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.text import clean
+
+
+@click.command("check")
+@click.argument("name", metavar="METHOD|PACKAGE", shell_complete=completion.plugins("methods"))
+@click.option(
+    "--recipe", type=PATH, metavar="FILE", help="Run this recipe with the method.  [default: digits, 4 clients]"
+)
+@SET
+@click.option(
+    "--keep", type=FOLDER, metavar="DIR", help="Keep the runs in DIR, which is new.  [default: nothing is kept]"
+)
+@guarded
+def check_command(name: str, recipe: Path | None, overrides: tuple[str, ...], keep: Path | None) -> None:
+    """Check that a method gives the same numbers in every runtime.
+
+    Runs METHOD, or every method of PACKAGE, for two rounds: in one process, stopped after one round and resumed, over
+    MPI with two workers, and across silos that are processes of this machine. Metrics and models are compared bit for
+    bit. The exit code is 1 if a run fails or differs; a runtime that is not installed is skipped.
+    """
+    from fl_labelskew_plugins.studies import check
+
+    refuse_mpirun("check")
+    columns = ["sp", *check.RUNTIMES]
+    rows, lines, bad = [], [], False
+    for method in check.methods(name):
+        cells = dict.fromkeys(columns, "-")
+        for outcome in check.outcomes_of(method, recipe or check.QUICK, overrides, folder=keep, say=log.word):
+            cells[outcome.runtime] = outcome.verdict
+            bad |= outcome.bad
+            if outcome.detail and (line := clean(outcome, 1000)) not in lines:
+                lines.append(line)
+        rows.append([method, *cells.values()])
+    click.echo(table.plain(["method", *columns], rows))
+    for line in lines:
+        click.echo(line)
+    if bad:
+        sys.exit(1)

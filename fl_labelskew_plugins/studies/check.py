@@ -1,0 +1,229 @@
+"""Whether a method gives the same numbers in every runtime, and in a run that was stopped and resumed.
+
+A short run in one process is the reference. What a hook keeps in a place that runtimes do not share, such as a global
+variable of its module, makes the others differ.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from fl_labelskew_registry import LabelSkewError, RunError, catalog
+from safetensors.torch import load_file
+
+from fl_labelskew_plugins.front.start import start
+from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.machine.text import clean, few
+from fl_labelskew_plugins.recipe import parse, yaml
+from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.runs.progress import Pause
+from fl_labelskew_plugins.runtimes.mpi import launch
+from fl_labelskew_plugins.runtimes.silo import streams
+
+QUICK = "quickstart"
+SMALL = (
+    "train_args.client_num_in_total=4",
+    "train_args.client_num_per_round=3",
+    "train_args.epochs=1",
+    "partition_args.classes_per_client=4",
+)
+"""Of the default recipe: few clients, of which a part joins each round."""
+ALWAYS = (
+    "train_args.comm_round=2",
+    "validation_args.frequency_of_the_test=1",
+    "validation_args.personalised=true",
+    "tracking_args.checkpoint_every=1",
+    "device_args.threads=1",
+)
+RUNTIMES = {
+    "resumed": (),
+    "MPI": ("comm_args.backend=MPI", "comm_args.workers=2"),
+    "silos": ("common_args.training_type=cross_silo", "comm_args.backend=GRPC", "comm_args.send_measures=true"),
+}
+"""What is compared with ``sp``, and the overrides that make it so."""
+MOST_SILOS = 16
+"""Silos that are started on one machine, each a process."""
+REASONS = {
+    "resumed": "a hook keeps numbers elsewhere than in client.state or the tensors of combine",
+    "MPI": "clients share something that processes do not, such as a global variable or a random generator of its own",
+    "silos": "a hook uses what only one process has, such as a global variable, or draws from client.noise, whose seed "
+    "a silo keeps to itself",
+}
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a method ran in one way: ``ok``, ``same``, ``differs``, ``failed`` or ``skipped``; the detail says why."""
+
+    method: str
+    runtime: str
+    verdict: str
+    detail: str = ""
+
+    @property
+    def bad(self) -> bool:
+        """Whether the method has to be changed."""
+        return self.verdict in ("differs", "failed")
+
+    def __str__(self) -> str:
+        return f"{self.method}, {self.runtime}: {self.verdict}: {self.detail}"
+
+
+def methods(name: str) -> list[str]:
+    """The registered methods that a name stands for: itself, or all of a distribution.
+
+    Raises:
+        LabelSkewError: it is neither.
+    """
+
+    def plain(text: str) -> str:
+        return text.lower().replace("_", "-").replace(".", "-")
+
+    entries = catalog.entries("methods")
+    known = [entry.name for entry in entries]
+    if name in known or "+" in name:
+        return [name]
+    if of_package := [entry.name for entry in entries if plain(entry.distribution) == plain(name)]:
+        return of_package
+    packages = sorted({entry.distribution for entry in entries})
+    raise LabelSkewError(
+        f"{clean(name, 80)}: neither a registered method nor a package that registers one"
+        f"{catalog.nearest(name, [*known, *packages])}; methods: {few(known, 20)}; packages: {few(packages)}"
+    )
+
+
+def check(
+    name: str,
+    recipe: str | Path = QUICK,
+    overrides: Sequence[str] = (),
+    *,
+    runtimes: Sequence[str] = tuple(RUNTIMES),
+    folder: Path | None = None,
+    say: Say = lambda line: None,
+) -> list[str]:
+    """Run a method, or all of a package, in every way; a line for each one that fails or differs.
+
+    Args:
+        name: of a registered method, or of a distribution.
+        recipe: a file, or a name; its ``method_args`` are replaced if they are another method's, and its ``comm_args``
+            are left out.
+        overrides: ``section.key=value`` each.
+        runtimes: some of :data:`RUNTIMES`.
+        folder: where the runs are kept; default: nowhere.
+        say: told of each run before it starts.
+
+    Raises:
+        LabelSkewError: there is no such method, or the recipe is wrong.
+    """
+    outcomes = [
+        outcome
+        for method in methods(name)
+        for outcome in outcomes_of(method, recipe, overrides, runtimes=runtimes, folder=folder, say=say)
+    ]
+    return [str(outcome) for outcome in outcomes if outcome.bad]
+
+
+def outcomes_of(
+    method: str,
+    recipe: str | Path = QUICK,
+    overrides: Sequence[str] = (),
+    *,
+    runtimes: Sequence[str] = tuple(RUNTIMES),
+    folder: Path | None = None,
+    say: Say = lambda line: None,
+) -> Iterator[Outcome]:
+    """As :func:`check`, one method's outcomes, each as soon as it is there."""
+    base = parse.load(recipe)  # its mistakes name its file
+    content, _ = yaml.read(parse.read_text(recipe))
+    if base.method_name != method:
+        content["method_args"] = {"method": method}
+    content.pop("comm_args", None)
+    (content.get("common_args") or {}).pop("training_type", None)
+    settings = (*(SMALL if recipe == QUICK else ()), *ALWAYS, *overrides)
+    with tempfile.TemporaryDirectory(prefix="labelskew-check-") as temporary:
+        place = (folder or Path(temporary)) / method
+        place.mkdir(parents=True, exist_ok=True)
+        file = place / f"{method}.yaml"
+        file.write_text(yaml.write(content), encoding="utf-8")
+        parsed = parse.load(file, settings)
+        say(f"{method}: sp")
+        reason = _run(file, settings, place / "sp")
+        yield Outcome(method, "sp", "failed" if reason else "ok", reason)
+        for runtime in runtimes if not reason else ():
+            if why := _missing(runtime, parsed):
+                yield Outcome(method, runtime, "skipped", why)
+                continue
+            say(f"{method}: {runtime}")
+            reason = _run(file, (*settings, *RUNTIMES[runtime]), place / runtime, resumed=runtime == "resumed")
+            if reason:
+                yield Outcome(method, runtime, "failed", reason)
+            elif apart := difference(place / "sp", place / runtime):
+                yield Outcome(method, runtime, "differs", f"{apart}; likely: {REASONS[runtime]}")
+            else:
+                yield Outcome(method, runtime, "same")
+
+
+def _missing(runtime: str, recipe: Recipe) -> str:
+    """Why a recipe cannot run in this way here; empty if it can."""
+    backend = {"MPI": "MPI", "silos": "GRPC"}.get(runtime, "sp")
+    if backend not in recipe.method.runtimes:
+        return f"its runtimes are {', '.join(recipe.method.runtimes)}"
+    clients = recipe.train.client_num_in_total
+    if runtime == "silos" and clients > MOST_SILOS:
+        return f"{clients} silos would be {clients} processes; use --set train_args.client_num_in_total={MOST_SILOS}"
+    try:
+        if runtime == "MPI":
+            launch.check()
+        elif runtime == "silos":
+            streams.package()
+    except LabelSkewError as error:
+        return str(error)
+    return ""
+
+
+def _run(file: Path, settings: Sequence[str], out: Path, *, resumed: bool = False) -> str:
+    """Run a recipe to its end, with a stop after the first round if it is to be ``resumed``; says why it failed."""
+    try:
+        pause = Pause(1, math.inf) if resumed else None
+        start(file, settings, run_dir=out, quiet=True, host="none", pause=pause)
+        if resumed:
+            start(None, resume=out, quiet=True, host="none")
+    except SystemExit as end:
+        return f"exit code {end.code}; its processes have said why above"
+    except RunError as error:
+        return f"{error}; its processes have said why above" if "exit code" in str(error) else str(error)
+    except LabelSkewError as error:
+        return str(error)
+    return ""
+
+
+def difference(one: Path, other: Path) -> str:
+    """The first difference between the numbers and models of two runs; empty if there is none."""
+    for here, there in zip(read_lines(one / "metrics.jsonl"), read_lines(other / "metrics.jsonl"), strict=True):
+        for key, value in here.items():
+            if key in there and there[key] != value:
+                return f"metrics.jsonl, round {here['round'] + 1}: {_apart(key, value, there[key])}"
+    for file in [Path("model.safetensors"), *sorted(path.relative_to(one) for path in one.glob("clients/*"))]:
+        if not (other / file).exists():
+            if file.parent.name:  # silos keep their own
+                continue
+            return f"{file} is missing"
+        tensors, others = load_file(one / file), load_file(other / file)
+        for name, tensor in tensors.items():
+            if not torch.equal(tensor, others[name]):
+                most = float((tensor.double() - others[name].double()).abs().max())
+                return f"{file}: {name} differs by up to {most:.3g}"
+    return ""
+
+
+def _apart(key: str, here: Any, there: Any) -> str:
+    return f"{key} is {clean(json.dumps(here), 60)} in one process and {clean(json.dumps(there), 60)} here"

@@ -1,0 +1,327 @@
+"""What a client's turn leaves in the network and in the plugins that all clients of a process share."""
+
+import itertools
+import random
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+import pytest
+import torch
+from fl_labelskew_registry import Method, Optimizer
+from recipe_texts import DIGITS
+from torch import nn
+from torch.nn.utils import parametrize
+
+from fl_labelskew_plugins.checked import HookError
+from fl_labelskew_plugins.engine import turn
+from fl_labelskew_plugins.engine.aggregate import origin
+from fl_labelskew_plugins.engine.client_state import StateStore
+from fl_labelskew_plugins.engine.isolation import Baseline, Unchanged
+from fl_labelskew_plugins.engine.server import Server
+from fl_labelskew_plugins.methods.combined import combine
+from fl_labelskew_plugins.methods.fedlc import FedLC
+from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.recipe import parse, yaml
+from fl_labelskew_plugins.runs import session
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
+        self.classifier = nn.Linear(3, 2)
+        self.register_buffer("scale", torch.ones(2), persistent=False)
+        self.cache = {}
+
+    def forward(self, x):
+        return self.classifier(self.body(x)) * self.scale
+
+
+def freeze(net):
+    net.classifier.weight.requires_grad_(False)
+
+
+def hooks(net):
+    net.classifier.register_forward_hook(lambda *_: torch.zeros(5, 2))
+    net.body.register_forward_pre_hook(lambda *_: 1 / 0)
+    net.body.register_full_backward_hook(lambda *_: 1 / 0)
+
+
+def hooks_of_parameters(net):
+    net.classifier.bias.register_hook(lambda gradient: gradient * 1000)
+    net.body[0].bias.register_post_accumulate_grad_hook(lambda p: 1 / 0)
+
+
+def structure(net):
+    net.classifier = nn.Linear(3, 7)
+    net.extra = nn.Linear(2, 2)
+    del net.body[2]
+
+
+def buffers(net):
+    net.scale.mul_(9)
+    net.register_buffer("more", torch.ones(1))
+    net.body[1].running_mean = None
+
+
+def attributes(net):
+    net.body[2].p, net.note = 0.0, 1
+    net.cache["x"] = 1
+    net.classifier.weight.mask = 1
+    net.forward = lambda x: x
+
+
+def mode(net):
+    net.body[1].train()
+
+
+def parametrisation(net):
+    parametrize.register_parametrization(net.classifier, "weight", nn.Softplus())
+
+
+CHANGES = [freeze, hooks, hooks_of_parameters, structure, buffers, attributes, mode, parametrisation]
+
+
+def described(net):
+    """All of a network but the values of its tensors, and what it computes."""
+    modules = [(name, type(module), module.training, sorted(vars(module))) for name, module in net.named_modules()]
+    parameters = [(name, id(p), p.requires_grad, vars(p)) for name, p in net.named_parameters()]
+    loss = net(torch.arange(20.0).reshape(5, 4)).sum()
+    gradients = torch.autograd.grad(loss, [p for p in net.parameters() if p.requires_grad])
+    loss = net(torch.arange(20.0).reshape(5, 4)).sum()
+    loss.backward()
+    kept = [p.grad.tolist() for p in net.parameters()]
+    net.zero_grad()
+    return modules, parameters, float(loss), [g.tolist() for g in gradients], kept, dict(net.cache), net.scale.tolist()
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_baseline_restores_the_network(change):
+    net = Net().eval()
+    before, baseline = described(net), Baseline(net)
+    change(net)
+    baseline.restore()
+    assert described(net) == before
+
+
+def make(method=None, optimizer=None, *overrides):
+    text = yaml.write(DIGITS)
+    objects = {} if method is None else {"method_args": method}
+    made = session.build(parse.parse(text, overrides=overrides, objects=objects))
+    return made if optimizer is None else replace(made, trainer=replace(made.trainer, optimizer=optimizer))
+
+
+def fit(made, client=1, round=0, **more):
+    return turn.fit(made.trainer, client, round, made.start, **{"times_selected": 1} | more)
+
+
+class Plain(Method):
+    Params = Params
+
+
+class Changes(Plain):
+    """Does for client 0 what a method may do for one turn."""
+
+    def before_round(self, client):
+        if client.id == 0:
+            client.model.classifier.weight.requires_grad_(False)
+            client.model.classifier.register_forward_hook(lambda module, given, logits: logits * 0.5)
+            teacher = client.frozen(client.model.state_dict())
+            teacher.classifier.register_forward_hook(lambda module, given, logits: logits * 0)
+            client.shared["centre"].add_(1)
+
+    def loss(self, batch, client):
+        teacher = client.frozen(client.model.state_dict())
+        return {**super().loss(batch, client), "distance": (teacher(batch.inputs) - batch.logits).pow(2).mean()}
+
+    def after_round(self, client):
+        client.state["centre"] = client.shared["centre"]
+        client.model.train()
+        client.model.extra = nn.Linear(1, 1)
+        if client.id == 0:
+            raise ValueError("after all")
+
+
+def test_a_client_s_turn_does_not_change_the_next_one_s():
+    shared = {"centre": torch.zeros(2)}
+    alone, after = (fit(made, shared=shared) for made in _with_and_without_client_0(shared))
+    assert all(torch.equal(value, after.upload[name]) for name, value in alone.upload.items())
+    assert alone.loss_terms == after.loss_terms
+    assert after.state["centre"].tolist() == shared["centre"].tolist() == [0, 0]
+
+
+def _with_and_without_client_0(shared):
+    yield make(Changes())
+    made = make(Changes())
+    with pytest.raises(ValueError, match="after all"):
+        fit(made, 0, shared=shared)
+    yield made
+
+
+class FreezesHead(Plain):
+    def before_round(self, client):
+        client.model.classifier.weight.requires_grad_(False)
+
+
+@pytest.mark.parametrize("optimizer", ["FedAvg", "FedProx", "FedDyn", "FedDC", "SCAFFOLD", "Mime", "FedNova"])
+def test_a_frozen_parameter_stays_frozen_for_its_turn_only(optimizer):
+    made = make(FreezesHead(), None, f"train_args.federated_optimizer={optimizer}", "train_args.weight_decay=0.01")
+    old = origin(made.start, made.recipe.optimizer, list(made.start))
+    results = [fit(made, client) for client in (0, 1)]
+    for result in results:
+        change = {name: not torch.equal(value, old[name]) for name, value in result.upload.items()}
+        assert not change.pop("classifier.weight")
+        assert all(change.values())
+        server = Server(made.trainer.model, method=made.method, federation=made.federation, weights=made.start)
+        server.optimizer = made.recipe.optimizer
+        server.check(1, 0, result)
+    assert all(p.requires_grad for p in made.trainer.model.parameters())
+
+
+class Helper:
+    calls = 0
+
+
+class Keeps(Plain):
+    """Has attributes of many kinds; ``change``: what each hook does to them."""
+
+    names = []  # noqa: RUF012  # a mistake that people make
+
+    def __init__(self, change=lambda self: None):
+        super().__init__()
+        self.n, self.seen, self.t, self.array = 0, {"a": [1]}, torch.zeros(2), np.zeros(2)
+        self.head, self.helper, self.numbers = nn.Linear(2, 2), Helper(), itertools.count()
+        self.random, self.rng, self.generator = random.Random(0), np.random.default_rng(0), torch.Generator()
+        self.nan, self._change = float("nan"), change
+
+    @cached_property
+    def table(self):
+        return torch.ones(3)
+
+
+ATTRIBUTES = {
+    "n": lambda self: setattr(self, "n", self.n + 1),
+    "new": lambda self: setattr(self, "new", 1),
+    "seen": lambda self: self.seen["a"].append(2),
+    "names": lambda self: self.names.append(1),
+    "t": lambda self: self.t.add_(1),
+    "array": lambda self: self.array.__iadd__(1),
+    "head": lambda self: nn.init.zeros_(self.head.weight),
+    "helper": lambda self: setattr(self.helper, "calls", 1),
+    "numbers": lambda self: next(self.numbers),
+    "random": lambda self: self.random.random(),
+    "rng": lambda self: self.rng.random(),
+    "generator": lambda self: torch.rand(1, generator=self.generator),
+}
+
+
+class BeforeRound(Keeps):
+    def before_round(self, client):
+        self._change(self)
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_a_changed_attribute_ends_the_turn(name, monkeypatch):
+    monkeypatch.setattr(Keeps, "names", [])
+    made = make(BeforeRound(ATTRIBUTES[name]))
+    line = (
+        rf"^BeforeRound.before_round \({__name__}\) changed self.{name}; .* keep it in client.state "
+        r"\(for later rounds\) or client.scratch \(for the rest of this round\)$"
+    )
+    with pytest.raises(HookError, match=line):
+        fit(made)
+
+
+def test_what_follows_from_the_parameters_may_be_cached():
+    def change(self):
+        self.n, self.t = 0, self.t.clone()  # the same values
+        return self.table
+
+    made = make(BeforeRound(change))
+    fit(made)
+    made.method.table.add_(1)
+    with pytest.raises(HookError, match=r"before_round .* changed self\.table"):
+        fit(made)
+
+
+def hook(name, *, of=Keeps):
+    """A class with one hook that changes an attribute."""
+
+    def changing(self, *given):
+        self.n += 1
+        return getattr(of, name)(self, *given)
+
+    return type("A", (of,), {name: changing})
+
+
+WHERE = "client.state (for later rounds) or client.scratch"
+CONSTANT = "compute it in __init__ or a functools.cached_property"
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        *[(name, WHERE) for name in ("loss", "calibrate", "private_parameters", "contribute", "after_round")],
+        *[(name, WHERE) for name in ("protect", "private_logits")],
+        *[(name, CONSTANT) for name in ("stages", "report")],
+    ],
+)
+def test_the_line_names_the_hook(name, use):
+    made = make(hook(name)())
+    if name == "report":
+        made.method.report(made.federation)
+    with pytest.raises(HookError) as error:
+        fit(made, personalised=True)
+    assert str(error.value).startswith(f"A.{name} ({__name__}) changed self.n; ")
+    assert use in str(error.value)
+
+
+class Counts(Optimizer):
+    Params = Params
+    n = 0
+
+
+@pytest.mark.parametrize("name", ["before_round", "correct", "finish"])
+def test_an_optimiser_s_attributes_may_not_change_either(name):
+    with pytest.raises(HookError, match=rf"^A\.{name} .* changed self\.n; .*work\.client\.state"):
+        fit(make(None, hook(name, of=Counts)()))
+
+
+@pytest.mark.parametrize("name", ["open", "combine", "after_aggregation", "step"])
+def test_a_server_s_hook_may_not_change_attributes(name):
+    changing = hook(name, of=Counts if name == "step" else Keeps)()
+    made = make(None if name == "step" else changing)
+    server = Server(
+        made.trainer.model,
+        method=made.method,
+        federation=made.federation,
+        weights=made.start,
+        optimizer=changing if name == "step" else None,
+    )
+    kept = r"round\.memory or round\.shared" if name == "step" else "the tensors that open and combine return"
+
+    def play():
+        server.open([made.opening(0)])
+        server.run_round([1], [made.sizes[1]], iter([(1, fit(made))]))
+
+    with pytest.raises(HookError, match=rf"^A\.{name} .* changed self\.n; .*keep it in {kept}$"):
+        play()
+
+
+def test_of_a_combination_the_part_is_named():
+    part = hook("calibrate")()
+    unchanged = Unchanged(combine({"fedlc": FedLC(), "mine": part}))
+    unchanged.check("calibrate")
+    part.n += 1
+    with pytest.raises(HookError, match=rf"^A\.calibrate \({__name__}\) changed self\.n; "):
+        unchanged.check("calibrate", "loss")
+
+
+def test_states_are_copies(tmp_path):
+    """A round that breaks off leaves the committed one as it was."""
+    store = StateStore(tmp_path, 2**20)
+    store.put(0, 0, {"n": torch.zeros(1)})
+    store.commit()
+    store.get(0)["n"].add_(1)
+    assert store.get(0)["n"].item() == 0

@@ -1,0 +1,106 @@
+"""``labelskew check``: the same numbers in every runtime, and what is printed if they differ."""
+
+import pytest
+from commands import call, errors
+
+from fl_labelskew_plugins.studies import check
+from fl_labelskew_plugins.studies.check import Outcome, outcomes_of
+
+HEAD = """\
+import torch
+from fl_labelskew_registry import Method
+from fl_labelskew_plugins.params import Params
+
+COUNT = 0
+
+class A(Method):
+    Params = Params
+
+"""
+CHANGES_NETWORK = """\
+    def before_round(self, client):
+        if client.id == 0:
+            client.model.classifier.weight.requires_grad_(False)
+        client.model.classifier.register_forward_hook(lambda module, given, logits: logits * 0.9)
+
+    def after_round(self, client):
+        client.state["rounds"] = client.state.get("rounds", torch.zeros(1)).add_(1)
+
+    def calibrate(self, logits, client):
+        return logits / (1 + float(client.state.get("rounds", 0)))
+"""
+COUNTS = """\
+    def before_round(self, client):
+        {declared}
+        {name} += 1
+
+    def calibrate(self, logits, client):
+        return logits / (1 + 0.2 * {name})
+"""
+IN_GLOBAL, ON_SELF = COUNTS.format(declared="global COUNT", name="COUNT"), COUNTS.format(declared="", name="self.n")
+ON_SELF += "    n = 0\n"
+
+
+@pytest.fixture
+def plugin(write_plugin, tmp_path, monkeypatch):
+    """A method that this process and those that it starts find."""
+
+    def plugin(body, name):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_plugin(folder, "fl_labelskew.methods", HEAD + body, name=name, module=name)
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.setenv("PYTHONPATH", str(folder))
+
+    return plugin
+
+
+@pytest.mark.slow
+def test_a_client_s_frozen_head_and_hooks_reach_no_other_client(plugin, capfd):
+    """As a real run: over MPI each worker has some of the clients that one process has."""
+    plugin(CHANGES_NETWORK, "frozen_head")
+    outcomes = [*outcomes_of("frozen_head", runtimes=("resumed", "MPI"))]
+    assert [str(outcome) for outcome in outcomes] == [
+        "frozen_head, sp: ok: ",
+        "frozen_head, resumed: same: ",
+        "frozen_head, MPI: same: ",
+    ]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_kept_in_a_global_variable_differs(plugin, tmp_path):
+    plugin(IN_GLOBAL, "counts_rounds")
+    (line,) = check.check("acme", runtimes=["resumed"], folder=tmp_path / "kept")
+    assert line.startswith("counts_rounds, resumed: differs: metrics.jsonl, round 1: loss_terms is {")
+    assert line.endswith("; likely: a hook keeps numbers elsewhere than in client.state or the tensors of combine")
+    assert (tmp_path / "kept" / "counts_rounds" / "resumed" / "metrics.jsonl").exists()
+
+
+def test_the_command_prints_a_table_and_ends_with_1(plugin):
+    plugin(ON_SELF, "on_self")
+    done = call("check", "on_self", code=1)
+    head, row, line = done.output.splitlines()
+    assert head.split() == ["method", "sp", "resumed", "MPI", "silos"]
+    assert row.split() == ["on_self", "failed", "-", "-", "-"]
+    assert line.startswith(
+        "on_self, sp: failed: A.before_round (on_self) changed self.n; all clients of a process share"
+    )
+
+
+def test_a_runtime_that_cannot_be_had_is_skipped(plugin, monkeypatch):
+    plugin('    runtimes = ("sp", "MPI")\n', "no_silos")
+    monkeypatch.setenv("PATH", "")
+    _, mpi, silos = outcomes_of("no_silos", runtimes=("MPI", "silos"))
+    assert str(mpi).startswith(
+        "no_silos, MPI: skipped: comm_args.backend: MPI needs mpirun on PATH, which is missing; "
+    )
+    assert silos == Outcome("no_silos", "silos", "skipped", "its runtimes are sp, MPI")
+
+
+def test_names():
+    assert check.methods("fedlc+fedmr") == ["fedlc+fedmr"]
+    assert {"fedrs", "map"} <= {*check.methods("fl_labelskew_plugins")}
+    (line,) = errors("check", "fedrz")
+    assert line.startswith("fedrz: neither a registered method nor a package that registers one (nearest: fedrs); ")
+    (line,) = errors("check", "fedrs", "--recipe", "quickstert")
+    assert line.startswith("recipe 'quickstert' is unknown; ")
