@@ -15,6 +15,7 @@ from typing import Any
 import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
+from fl_labelskew_plugins.engine.globals import restored
 from fl_labelskew_plugins.front.tables import describe, table
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
@@ -162,6 +163,7 @@ def go_on(folder: RunFolder, objects: Mapping[str, Any], *, quiet: bool = False,
     train(recipe, folder, resume=True, quiet=quiet, hear=hear)
 
 
+@restored()
 def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_run: bool = False) -> Survey | None:
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, folder, show)
     try:
