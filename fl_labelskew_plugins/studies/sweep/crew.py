@@ -170,8 +170,6 @@ class Crew:
         self._elsewhere: Collection[str] = ()
         self._gpus = _gpus(left)
         self._peaks: dict[tuple[str, str], float] = {}
-        if all(run.recipe.comm.in_process for run in left):  # others share the cores out themselves
-            os.environ.setdefault("OMP_NUM_THREADS", str(_threads(left)))
         self._context = multiprocessing.get_context("forkserver")
         preloaded = [*(HOSTED if host != "none" and host_installed() else []), *PRELOADED]
         self._context.set_forkserver_preload(["fl_labelskew_plugins.studies.sweep.forkserver", *preloaded])
