@@ -26,7 +26,7 @@ def restored(threads: int | None = None) -> Iterator[None]:
         np.random.get_state(),
         torch.get_rng_state(),
     )
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     if threads is not None:
         torch.set_num_threads(threads)
     try:

@@ -249,7 +249,8 @@ def _train(runtime: Runtime, record: Record) -> None:
         show.stop()
     if record.next_round < federation.rounds:
         folder.tell(state=status.PAUSED)
-        show.note(f"paused after {record.next_round} of {federation.rounds} rounds")
+        again = f"; round {record.next_round + 1} was not complete and is repeated" if record.cut else ""
+        show.note(f"paused after {record.next_round} of {federation.rounds} rounds{again}")
         return
     folder.tell(state=status.FINISHED)
     show.note(table(record))

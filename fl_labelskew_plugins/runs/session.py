@@ -267,8 +267,8 @@ def assemble(
         names: clients' names for people, where they have any.
     """
     device = devices.device(recipe)
-    asked = recipe.device.threads or threads.chosen_by_user()
-    torch.set_num_threads(asked or 1)
+    fixed = recipe.device.threads or threads.chosen_by_user()
+    torch.set_num_threads(fixed or 1)
     seed, num_classes = recipe.common.random_seed, len(data.class_names)
     shape = tuple(data.train.x.shape[1:])
 
@@ -283,7 +283,7 @@ def assemble(
         return {k: torch.from_numpy(indices).to(device) for k, indices in parts.items()}
 
     model = network("model")
-    if asked is None:
+    if fixed is None:
         torch.set_num_threads(threads.suitable(model, shape, recipe.train.batch_size))
     if federation is None:
         federation = Federation(
