@@ -37,7 +37,7 @@ test: setup  ## the whole suite
 coverage: setup  ## the whole suite, and which lines it runs: half as long again
 	$(SUITE) --cov --cov-report=term-missing:skip-covered
 
-test-fast: setup  ## all that needs no processes, browser or long training: a minute and a half
+test-fast: setup  ## all that needs no processes, browser or long training: 3 minutes on two idle cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 lint: setup  ## ruff, and mypy strict on both packages

@@ -26,6 +26,9 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
 
     @functools.wraps(verb)
     def ends(*args: P.args, **kwargs: P.kwargs) -> None:
+        # read when torch is first imported, also by the processes of a run: threads that wait then leave the core to
+        # others, which on busy cores halves the CPU time of two threads (see engine/threads.py) and changes no byte
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         try:
             with ending():
                 verb(*args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -42,19 +43,22 @@ def _estimate(
     chosen: Sequence[Experiment],
     seeds: int,
     budget: float | None,
+    begun: float,
     jobs: int,
     out: Path,
-    say: cost.Say,
     *,
     no_probe: bool,
+    quiet: bool,
 ) -> None:
-    """Say what the runs will take, so many at a time, and how much of that fits the budget."""
-    from fl_labelskew_plugins.studies.cost import PROBE
+    """Print what the runs will take, so many at a time, and how much of that fits the budget, which bounds this too."""
+    from fl_labelskew_plugins.studies.cost import probe
     from fl_labelskew_plugins.studies.sweep.crew import free_memory, run_all
     from fl_labelskew_plugins.studies.sweep.plan import of_experiments
 
-    begin = None if no_probe else partial(run_all, jobs=1, memory=None, say=say, pause=PROBE)
-    seconds = cost.tell(of_experiments(chosen, seeds), begin, out=out, jobs=[jobs], free=free_memory(), say=say)
+    until = math.inf if budget is None else begun + budget
+    begin = partial(run_all, jobs=1, memory=None, say=lambda line: None, pause=probe(until))
+    planned, free = of_experiments(chosen, seeds), free_memory()
+    seconds = cost.tell(planned, None if no_probe else begin, out=out, jobs=[jobs], free=free, until=until, quiet=quiet)
     if budget is not None and seconds:
         click.echo(f"the budget is {min(1.0, budget / seconds):.0%} of that")
 
@@ -89,8 +93,8 @@ def reproduce_command(
 
     RECIPE is a file, or the name of one that came with the package (labelskew recipes ls) or of a row of a table. A
     run that is done already is not run again, one that broke off is gone on with: the same command goes on. With
-    --budget no round begins once the time is up, and the runs stop where they are: another budget, or none, goes on
-    with them. The table says what was changed, compares what has all of its rounds, and is kept as table.md and
+    --budget the runs stop once the time is up: another budget, or none, resumes them from their last complete round.
+    The table says what was changed, compares what has all of its rounds, and is kept as table.md and
     table.csv. To fall short is no failure: the exit code is then 0, too.
 
     \b
@@ -112,7 +116,7 @@ def reproduce_command(
     failed: list[str] = []
     try:
         if dry_run:
-            _estimate(chosen, seeds, allowed, jobs or 1, out, say, no_probe=no_probe)
+            _estimate(chosen, seeds, allowed, begun, jobs or 1, out, no_probe=no_probe, quiet=quiet)
             return
         with writing(f"--out {out}"):
             out.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import sys
@@ -126,7 +127,7 @@ def sweep_command(
         if not no_probe:
             plan.write_names(every)
         if dry_run:
-            _estimate(planned, jobs, memory, host, say, no_probe=no_probe)
+            _estimate(planned, jobs, memory, host, no_probe=no_probe, quiet=quiet)
             return
         if alone:
             crew.run_here(planned[0], say, host)
@@ -182,19 +183,23 @@ def _estimate(
     jobs: int | None,
     memory: float | None,
     host: str | None,
-    say: cost.Say,
     *,
     no_probe: bool,
+    quiet: bool,
 ) -> None:
-    """Say what runs will take, as many at a time as there would be here and, where ``jobs`` is more, elsewhere."""
-    from fl_labelskew_plugins.studies.cost import PROBE
+    """Print what runs will take, as many at a time as there would be here and, where ``jobs`` is more, elsewhere."""
+    from fl_labelskew_plugins.studies.cost import probe
     from fl_labelskew_plugins.studies.sweep import crew
 
-    begin = None if no_probe else partial(crew.run_all, jobs=1, memory=memory, say=say, host=host, pause=PROBE)
+    begin = (
+        None
+        if no_probe
+        else partial(crew.run_all, jobs=1, memory=memory, say=lambda line: None, host=host, pause=probe(math.inf))
+    )
     here = crew.default_jobs(planned)
     most = [min(here, jobs or here), *([jobs] if jobs and jobs > here else [])]
     free = crew.SHARE * crew.free_memory() if memory is None else memory * 1e9
-    cost.tell(planned, begin, out=planned[0].folder.path.parent, jobs=most, free=free, say=say, tasks=True)
+    cost.tell(planned, begin, out=planned[0].folder.path.parent, jobs=most, free=free, quiet=quiet, tasks=True)
 
 
 def _tell(planned: Sequence[Planned], failed: Sequence[str], say: cost.Say) -> None:

@@ -99,6 +99,7 @@ class LocalTrainer:
         fresh: state dict of another network, freshly initialised: the same one at each call and in each process.
         names: clients' names for people, by their numbers; none: clients have only numbers.
         sends: whether what the method contributes leaves a client.
+        between: called before each batch, with whether it is trained on; what one raises ends the round.
     """
 
     model: nn.Module
@@ -114,6 +115,7 @@ class LocalTrainer:
     fresh: Callable[[], Weights] | None = None
     names: Mapping[int, str] = field(default_factory=dict)
     sends: bool = True
+    between: list[Callable[[bool], None]] = field(default_factory=list)
     _spares: list[Baseline] = field(default_factory=list, init=False, repr=False)
     unchanged: tuple[Unchanged, Unchanged] = field(init=False, repr=False)
     """The method and the optimiser, of which no hook may change an attribute."""
@@ -202,6 +204,8 @@ class LocalTrainer:
         if index is not None:
             parts = index.split(size)  # type: ignore[no-untyped-call]
         for _, inputs in samples.stream(parts):
+            for call in self.between:
+                call(False)
             yield self.formatted(inputs)
 
     def formatted(self, inputs: Tensor) -> Tensor:

@@ -172,9 +172,14 @@ class Turn:
         epochs, per_epoch = self._epochs()
         indices = itertools.chain.from_iterable(itertools.islice(epochs, trainer.settings.epochs))
         augment = seeds.torch_seed(trainer.federation.seed, "augment", view.round, view.id)
-        stream = self.samples.stream(indices, seed=augment)
-        batches = ((trainer.formatted(inputs), self.samples.y[index]) for index, inputs in stream)
-        return batches, per_epoch * trainer.settings.epochs
+
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            for index, inputs in self.samples.stream(indices, seed=augment):
+                for call in trainer.between:
+                    call(True)
+                yield trainer.formatted(inputs), self.samples.y[index]
+
+        return batches(), per_epoch * trainer.settings.epochs
 
     @contextlib.contextmanager
     def seeded(self) -> Iterator[None]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins.engine.globals import restored
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.front.run import Run, prepared
 from fl_labelskew_plugins.recipe import compatibility
@@ -52,20 +55,26 @@ class Loop:
     def __init__(self, recipe: Recipe, folder: Path | None) -> None:
         self._folder = start.folder_of(recipe, folder)
         self._folder.check_new()
-        session = start.warned(build(recipe))
-        self._folder.hold()
-        try:
-            self._record = Record(session, self._folder, Progress(), resume=False)
-            self._rounds = Simulation(self._record)
-        finally:
-            self._folder.release()
+        with restored():
+            session = start.warned(build(recipe))
+            self._threads = torch.get_num_threads()
+            self._folder.hold()
+            try:
+                self._record = Record(session, self._folder, Progress(), resume=False)
+                self._rounds = Simulation(self._record)
+            finally:
+                self._folder.release()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         record = self._record
         self._folder.hold()
         try:
-            with record.tracked():
-                yield from self._rounds
+            with record.tracked(), contextlib.closing(iter(self._rounds)) as rounds:
+                while True:  # the code of the loop's body runs between rounds, with its own threads and generators
+                    with restored(self._threads):
+                        if (line := next(rounds, None)) is None:
+                            break
+                    yield line
                 if record.next_round == record.session.federation.rounds:
                     record.finish()
         finally:

@@ -14,6 +14,7 @@ from typing import Any
 import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
+from fl_labelskew_plugins.engine.globals import restored
 from fl_labelskew_plugins.front.tables import describe, table
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
@@ -161,6 +162,7 @@ def go_on(folder: RunFolder, objects: Mapping[str, Any], *, quiet: bool = False,
     train(recipe, folder, resume=True, quiet=quiet, hear=hear)
 
 
+@restored()
 def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_run: bool = False) -> Survey | None:
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, folder, show)
     try:
@@ -246,7 +248,8 @@ def _train(runtime: Runtime, record: Record) -> None:
         show.stop()
     if record.next_round < federation.rounds:
         folder.tell(state=status.PAUSED)
-        show.note(f"paused after {record.next_round} of {federation.rounds} rounds")
+        again = f"; round {record.next_round + 1} was not complete and is repeated" if record.cut else ""
+        show.note(f"paused after {record.next_round} of {federation.rounds} rounds{again}")
         return
     folder.tell(state=status.FINISHED)
     show.note(table(record))

@@ -125,10 +125,19 @@ class FedLC(Method):
         return {"cross_entropy": others_cross_entropy(self.calibrate(batch.logits, client), batch.labels)}
 
     def deviations(self) -> list[str]:
-        """Where the default reading leaves the printed formula."""
-        if self.params.denominator == "full":
-            return ["denominator: full keeps the label's own term in the softmax (theorem 3); eq. 5 and 7 leave it out"]
-        return []
+        """Where the default reading leaves the printed formula, and what the paper does not print."""
+        p, lines = self.params, []
+        if p.denominator == "full":
+            lines.append(
+                "denominator: full keeps the label's own term in the softmax (theorem 3); eq. 5 and 7 leave it out"
+            )
+        if p.tau > 0:
+            lines.append(f"tau: {p.tau:g}; the paper gives no value")
+        if p.missing == "mask":
+            lines.append("missing: mask takes a class without samples out of the softmax; the paper has no rule")
+        elif p.tau > 0:
+            lines.append("missing: one counts a class without samples as one sample; the paper has no rule")
+        return lines
 
     def warnings(self, federation: Federation) -> list[str]:
         """The printed loss can run away."""

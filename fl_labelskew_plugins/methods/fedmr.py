@@ -6,7 +6,9 @@ Equation 3 (intra-class loss), equation 4 (inter-class loss), equation 5 (their 
 (prototype privacy) and table 11 (Lite-n). Two printed formulas do not go with the published results:
 
 - Eq. 3 grows with ``d``; with the published ``mu1`` it drove training to chance. ``scale: code`` is what the authors'
-  code computes, ``paper`` the printed one.
+  code computes, ``paper`` the printed one, but for the standard deviation: the paper divides the variance by ``n`` and
+  the covariance ``M`` by ``n - 1``. Lemma 1 needs eigenvalues of ``M`` with mean 1, and so the same divisor in both:
+  ``scale: paper`` uses ``n - 1``. (Of two samples, in two dimensions, the loss is then 4 instead of 16.)
 - Eq. 4 sums over observed classes alone, though text and figure 3 say that prototypes stand in for the missing ones.
   ``negatives: all`` is every class with a prototype, ``observed`` the printed one.
 
@@ -285,6 +287,8 @@ class FedMR(Method):
         lines = []
         if self.params.scale == "code" and self.params.mu1 > 0:
             lines.append("scale: code is the intra-class loss of the authors' code, not eq. 3 as printed")
+        if self.params.scale == "paper" and self.params.mu1 > 0:
+            lines.append("scale: paper divides the variance by n - 1; the paper prints 1/n, for which lemma 1 fails")
         if self.params.eps != 1e-8 and self.params.mu1 > 0:
             lines.append(f"eps: {self.params.eps:g} is added to the variance; the authors' code adds 1e-8")
         if self.params.negatives == "all" and self.inter:

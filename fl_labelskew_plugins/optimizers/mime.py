@@ -22,6 +22,10 @@ with batch norm's running values.
 Weight decay is part of the objective ``f_k``, as the authors' code (google/fedjax) has its regulariser: it is in all
 three gradients of ``g``, and so within the mixture with ``beta``.
 
+The algorithm has no gradient clipping. Here the order is that of every optimiser: local SGD adds its decay ``lambda y``
+last and in full, and the clip comes before that. Of the direction ``d = (1 - beta) g + beta s``, with the decay in
+``g``, the step is ``clip(d - lambda y) + lambda y``. The gradients that are sent for ``c`` are not clipped.
+
 FedML's Mime takes the clients' gradients at their final weights, as sums over batches clipped to norm 1, moves the
 model by them a second time, and starts each client without momentum.
 """

@@ -228,7 +228,9 @@ class DeviceArgs(Params):
     fallback: Literal["cpu"] | None = Field(
         None, description="cpu: warn and train on the CPU where one of the GPUs is missing; default: an error"
     )
-    threads: Positive | None = Field(None, description="torch threads of a process; default: the cores it may use")
+    threads: Positive | None = Field(
+        None, description="torch threads of a process; default: 1, or 4 for a large network and batch"
+    )
     loader_workers: int | None = Field(
         None,
         ge=0,

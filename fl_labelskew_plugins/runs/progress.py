@@ -37,21 +37,24 @@ class Pause:
 
     Args:
         rounds: as soon as so many are complete.
-        at: before the first round that would begin after this, in seconds of :func:`time.monotonic`, a clock that all
-            processes of a machine share.
+        at: at this time, in seconds of :func:`time.monotonic`, a clock that all processes of a machine share. A run in
+            one process stops before its next batch, discards the round, and repeats it when it resumes; another one
+            begins no further round.
+        within: so many seconds after the first batch of this process, likewise, once some batches are timed.
     """
 
     rounds: int
     at: float
+    within: float = math.inf
 
     @classmethod
     def inherited(cls) -> Pause | None:
         """The one of the command that has started this process."""
-        rounds, _, at = os.environ.get(PAUSE, "").partition(" ")
-        return cls(int(rounds), float(at)) if at else None
+        rounds, *times = os.environ.get(PAUSE, "").split() or [""]
+        return cls(int(rounds), *map(float, times)) if times else None
 
     def __str__(self) -> str:
-        return f"{self.rounds} {self.at}"
+        return f"{self.rounds} {self.at} {self.within}"
 
 
 class Progress:

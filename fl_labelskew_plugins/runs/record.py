@@ -67,6 +67,8 @@ class Record:
         earlier = folder.indices(at.round) if begun else ()
         limit = recipe.tracking.state_memory_mb * 2**20
         self.states = StateStore(folder.states, limit, at.states, at.selections, earlier)
+        self.cut = False
+        """Whether the run stops within a round, which is then repeated."""
         self._seconds = at.seconds
         self._begun = time.perf_counter()
         self._saved = self.next_round

@@ -20,7 +20,7 @@ from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.clients import Clients, Parts, divide
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.data.stats import normalised
-from fl_labelskew_plugins.engine import devices
+from fl_labelskew_plugins.engine import devices, threads
 from fl_labelskew_plugins.engine.aggregate import check_extra
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.engine.samples import samples
@@ -267,8 +267,8 @@ def assemble(
         names: clients' names for people, where they have any.
     """
     device = devices.device(recipe)
-    # torch's own default honours OMP_NUM_THREADS, but not the cores that a batch system has given to this process
-    torch.set_num_threads(recipe.device.threads or min(torch.get_num_threads(), available_cores()))
+    fixed = recipe.device.threads or threads.chosen_by_user()
+    torch.set_num_threads(fixed or 1)
     seed, num_classes = recipe.common.random_seed, len(data.class_names)
     shape = tuple(data.train.x.shape[1:])
 
@@ -283,6 +283,8 @@ def assemble(
         return {k: torch.from_numpy(indices).to(device) for k, indices in parts.items()}
 
     model = network("model")
+    if fixed is None:
+        torch.set_num_threads(threads.suitable(model, shape, recipe.train.batch_size))
     if federation is None:
         federation = Federation(
             num_clients=recipe.train.client_num_in_total,

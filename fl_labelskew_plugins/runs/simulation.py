@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.server import Hooks, Server
 from fl_labelskew_plugins.engine.turn import fit
+from fl_labelskew_plugins.runs.pace import Pace
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
 
@@ -34,10 +35,11 @@ class Simulation:
         self.rounds = Rounds(record, hooks=hooks, server=server)
         self.server = self.rounds.server
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        if not self.record.next_round:
-            self.server.open(self.session.openings())
-        yield from self.rounds.lines(self)
+    def __iter__(self) -> Generator[dict[str, Any], None, None]:
+        with Pace(self.record).kept():
+            if not self.record.next_round:
+                self.server.open(self.session.openings())
+            yield from self.rounds.lines(self)
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
         """Everybody is here."""

@@ -206,7 +206,7 @@ def _read(folder: Path) -> dict[str, Any]:
     silos = facts.get("silos", [])
     if not holder:
         silos = [{**silo, "connected": False} for silo in silos]
-    more = {key: facts.get(key) for key in ("process", "machine", "began", "time", "address", "quorum")}
+    more = {key: facts.get(key) for key in ("process", "machine", "began", "time", "address", "quorum", "pace")}
     return {**known, **more, "silos": silos}
 
 

@@ -17,7 +17,6 @@ from typing import IO
 from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.signals import interrupting
 
 GRACE = 6.0
@@ -85,13 +84,6 @@ def end(processes: Sequence[Process], grace: float) -> None:
             for process in processes:
                 process.kill()
         time.sleep(0.05)
-
-
-def threads_each(processes: int) -> dict[str, str]:
-    """The cores of this machine shared out, as an environment variable, unless the user has set it."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, available_cores() // processes))}
 
 
 def how_it_ended(name: str, code: int) -> str:

@@ -1,4 +1,4 @@
-"""What runs will take before they are run: time, memory and disk, by the rounds that one run of each kind has recorded.
+"""What runs will take before they are run: time, memory and disk, by the rounds or batches of one run of each kind.
 
 Runs are of one kind where nothing differs but the seed and the size of decimals such as a learning rate, a weight or
 Dirichlet's beta, none of them 0: these change what is learnt, and not how much is computed.
@@ -34,8 +34,8 @@ from fl_labelskew_plugins.studies.sweep.plan import Planned
 from fl_labelskew_plugins.tensors import num_bytes
 
 HEAD = ("runs like", "runs", "rounds left", "s/round", "a run", "left", "memory", "disk", "known from")
-PROBE = Pause(PROBED, math.inf)
-"""When a run stops that is begun to see what it takes."""
+PROBE_S = 5.0
+"""Seconds of training after which a run stops that is started to see what it takes, if it has no two rounds by then."""
 DECIMALS = ("train_args", "method_args", "partition_args", "privacy_args")
 """Sections in which the size of a decimal changes nothing of what a run takes."""
 
@@ -50,6 +50,7 @@ class Measured:
         memory: bytes that a run's process holds at most by its end; over MPI and across silos, the server's.
         gpu: likewise, of tensors on a GPU.
         disk: bytes of a run's folder at its end; the pictures drawn there are counted once a run has drawn them.
+        batches: that were timed in the first round, if none is complete. Private states of clients are then unknown.
     """
 
     rounds: int
@@ -57,6 +58,7 @@ class Measured:
     memory: float
     gpu: float
     disk: float
+    batches: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,9 @@ class Kind:
             clock(sum(self.seconds())),
             memory if self.recipe.comm.in_process else f"{memory} (server)",
             _text(self.measured.disk),
-            counted(self.measured.rounds, "round"),
+            counted(self.measured.batches, "batch", "batches")
+            if self.measured.batches
+            else counted(self.measured.rounds, "round"),
         ]
 
 
@@ -239,12 +243,29 @@ def _measured(runs: Sequence[Planned], timings: Sequence[list[dict[str, Any]]], 
     known = [start for start in starts if start is not None]
     cost = Cost.of(lines, runs[0].recipe, statistics.fmean(known) if known else 0.0)
     if cost is None:
-        return None
+        return next(filter(None, map(_of_batches, runs)), None)
     cost = cost._replace(round=cost.round * _scale(runs))
     furthest = min(range(len(runs)), key=left.__getitem__)
     grows, disk = _end(runs[furthest], left[furthest])
     peak, gpu = (1e6 * max(report.number(line, key) or 0.0 for line in lines) for key in ("peak_mb", "peak_gpu_mb"))
     return Measured(len(lines), cost, peak + grows, gpu, disk)
+
+
+def _of_batches(run: Planned) -> Measured | None:
+    """What a run has shown that was stopped in its first round, see :mod:`.runs.pace`."""
+    with suppress(LabelSkewError, AttributeError, KeyError, TypeError, ValueError):  # as damaged as a file can be
+        pace, recipe = status.read(run.folder.path)["pace"], run.recipe
+        cost = Cost(_start(run.folder, [pace]) or 0.0, float(pace["round"]), float(pace["test"]))
+        kept = min(recipe.tracking.keep_checkpoints, recipe.train.comm_round)
+        disk = _size(run.folder.path) + pace["model"] * (1 + kept + (1 + kept) * recipe.tracking.keep_best)
+        memory, gpu = (1e6 * (report.number(pace, key) or 0.0) for key in ("peak_mb", "peak_gpu_mb"))
+        return Measured(0, cost, memory, gpu, disk, int(pace["batches"]))
+    return None
+
+
+def probe(until: float) -> Pause:
+    """When a run stops that is started to see what it takes; ``until`` is as :attr:`.Pause.at`."""
+    return Pause(PROBED, until, PROBE_S)
 
 
 def _scale(runs: Sequence[Planned]) -> float:

@@ -176,7 +176,7 @@ class Budget:
 
     A round of every run comes first, then another. What they took says how far all can get in what time is left, and
     they go on to there; then again, as long as there is time for another round of each, and for starting the runs once
-    more. No round begins when the time is up, ``seconds`` after ``begun``, of :func:`time.monotonic`.
+    more. The runs stop when the time is up, ``seconds`` after ``begun``, of :func:`time.monotonic`.
     """
 
     def __init__(self, seconds: float, begun: float) -> None:

@@ -1,6 +1,7 @@
 """Runs from Python: started, interrupted, gone on with and looked at; with names and with objects."""
 
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -23,6 +24,35 @@ RECIPE = DIGITS | {"method_args": {"method": "map"}}
 def finished(tmp_path_factory, drawing):
     with drawing():
         return fl.run(fl.load(RECIPE), tmp_path_factory.mktemp("runs") / "out", quiet=True)
+
+
+class _Stops:
+    """A callback that draws, and ends the run."""
+
+    def on_round(self, run, line):
+        random.random(), np.random.rand(), torch.rand(1)
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("host", ["none", pytest.param("fedml", marks=pytest.mark.host)])
+def test_run_leaves_the_callers_generators_and_threads_as_they_were(tmp_path, host):
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    before, threads = (random.getstate(), np.random.get_state(), torch.get_rng_state()), torch.get_num_threads()
+    fl.run(RECIPE, tmp_path / "whole", quiet=True, host=host)
+    with pytest.raises(ZeroDivisionError):
+        fl.run(RECIPE, tmp_path / "stopped", quiet=True, host=host, callbacks=[_Stops()])
+    assert random.getstate() == before[0]
+    assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), before[1], strict=True))
+    assert torch.equal(torch.get_rng_state(), before[2])
+    assert torch.get_num_threads() == threads
+
+
+def test_simulate_has_its_own_threads_only_within_rounds(tmp_path):
+    before = torch.get_num_threads()
+    loop = fl.simulate(fl.load(RECIPE, {"device_args.threads": before + 1}), tmp_path / "run")
+    assert [torch.get_num_threads() for _ in loop] == [before] * 2
+    assert json.loads((tmp_path / "run" / "environment.json").read_text())["threads"] == before + 1
 
 
 def test_importing_imports_nothing_else():

@@ -125,7 +125,14 @@ def test_deviations_and_warnings(federation):
     assert "theorem 3" in FedLC().deviations()[0]
     assert FedLC().warnings(federation) == []
     printed = FedLC(FedLC.Params(denominator="others"))
-    assert printed.deviations() == []
+    assert [line.partition(" ")[0] for line in printed.deviations()] == ["tau:", "missing:"]
+    assert FedLC().deviations()[1:] == [
+        "tau: 1; the paper gives no value",
+        "missing: one counts a class without samples as one sample; the paper has no rule",
+    ]
+    assert FedLC(FedLC.Params(tau=0.0, denominator="others")).deviations() == []
+    (masked,) = FedLC(FedLC.Params(tau=0.0, missing="mask", denominator="others")).deviations()
+    assert masked.startswith("missing: mask takes a class")
     assert "no lower bound" in printed.warnings(federation)[0]
 
 

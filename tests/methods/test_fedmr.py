@@ -108,6 +108,15 @@ def test_intra_hand_numbers():
     y = torch.tensor([4, 4, 1])  # the third is alone in its class
     assert intra_class_loss(z, y).item() == pytest.approx(0.5)  # mean off-diagonal 1, over 2 samples used
     assert intra_class_loss(z, y, scale="paper").item() == pytest.approx(4)  # 2 x 2 ones, one class
+    # with the printed 1/n in the variance zhat is +-1, and M = zhat^T zhat / (n - 1) is all twos: 16, and eigenvalues
+    # of mean 2, while lemma 1 (the sum of (eigenvalue - mean)^2 is ||M||^2 - d) needs a mean of 1
+    zhat = (z[:2] - z[:2].mean(0)) / z[:2].std(0, correction=0)
+    printed = zhat.T @ zhat / (2 - 1)
+    assert printed.square().sum().item() == pytest.approx(16)
+    for matrix, spread in ((printed, 16 - 2), (printed / 2, 4 - 2)):
+        eigenvalues = torch.linalg.eigvalsh(matrix)
+        holds = (eigenvalues - eigenvalues.mean()).square().sum().item() == pytest.approx(spread)
+        assert holds == (matrix is not printed)
     # uncorrelated dimensions
     z = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
     assert intra_class_loss(z, torch.zeros(4, dtype=torch.long)).item() == pytest.approx(0, abs=1e-6)
@@ -417,7 +426,9 @@ class TestMethod:
     def test_deviations_and_warnings(self, federation):
         assert [text.split()[1] for text in FedMR().deviations()] == ["code", "all"]
         printed = FedMR(FedMR.Params(scale="paper", negatives="observed"))
-        assert printed.deviations() == []
+        (line,) = printed.deviations()
+        assert line.startswith("scale: paper divides the variance by n - 1")
+        assert FedMR(FedMR.Params(scale="paper", negatives="observed", mu1=0.0)).deviations() == []
         assert "eps: 1e-05" in FedMR(FedMR.Params(eps=1e-5)).deviations()[1]
         assert len(FedMR(FedMR.Params(eps=1e-5, mu1=0.0)).deviations()) == 1
         assert "chance" in printed.warnings(federation)[0]

@@ -35,6 +35,17 @@ def test_mimelite_leaves_gradients_as_they_are(world):
     assert two.play() == pytest.approx((0.834128125 + 0.941653125) / 2)
 
 
+def test_the_clip_comes_after_the_correction_and_before_weight_decay(world):
+    two = world(make(server_momentum=0.5), steps=(1, 1), weight_decay=0.2, gradient_clip_norm=0.3)
+    # d is half the gradient, decay included. Client 0: d = 0.5 (1 + 0.2) = 0.6, without the decay 0.2 it is 0.4, which
+    # is clipped to 0.3, and with the decay 0.5; client 1: d = 0.5 (0 + 0.2) = 0.1, without the decay -0.1, not clipped
+    assert two.play() == pytest.approx(1 - 0.1 * (0.5 + 0.1) / 2)
+    # c is the mean of the gradients 1.2 and 0.2, not clipped, and s half of it
+    assert float(two.server.memory["w"]) == pytest.approx(0.35)
+    # from 0.97, where both gradients of g are the same: d = 0.5 c + 0.5 s = 0.525, and 0.331 without the decay 0.194
+    assert two.play() == pytest.approx(0.97 - 0.1 * (0.3 + 0.2 * 0.97))
+
+
 def test_server_lr_scales_the_mean_change(world):
     # beta is 0.9: client 0 goes to 0.99 and 0.9801
     assert world(make(server_lr=0.5)).play() == pytest.approx(1 - 0.5 * 0.00995)

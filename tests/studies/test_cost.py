@@ -8,7 +8,7 @@ from commands import call, errors
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.studies import cost, reproduce
-from fl_labelskew_plugins.studies.sweep import plan
+from fl_labelskew_plugins.studies.sweep import crew, plan
 
 BASE = """
 data_args: {dataset: digits}
@@ -239,6 +239,51 @@ def test_reproduce_says_what_its_runs_take_and_how_far_a_budget_gets(write, tmp_
     assert again.stdout.endswith("the budget is 100% of that\n")
     (line,) = errors(*command, "--set", "train_args.epochs=2")
     assert line.startswith(f"{out / 'base' / 'seed0'}: holds another run, which differs in train_args.epochs; use ")
+
+
+@pytest.mark.slow
+def test_long_rounds_are_estimated_by_their_batches_and_an_interrupted_estimate_is_kept(write, tmp_path, monkeypatch):
+    monkeypatch.setattr(cost, "PROBE_S", 0.5)
+    write()
+    other, out = tmp_path / "other.yaml", tmp_path / "out"
+    other.write_text(BASE.replace("method: fedavg", "method: fedlc"))
+    command = [
+        "reproduce",
+        tmp_path / "base.yaml",
+        other,
+        "--seeds",
+        1,
+        "--out",
+        out,
+        "--set",
+        "train_args.epochs=9999",
+    ]
+    with monkeypatch.context() as patched:
+        run_all, probed = crew.run_all, []
+
+        def interrupted(planned, **more):
+            if probed:
+                raise KeyboardInterrupt
+            probed.extend(planned)
+            return run_all(planned, **more)
+
+        patched.setattr(crew, "run_all", interrupted)
+        first = call(*command, "--dry-run", "--budget", "1h", code=130)
+    assert "timing batches [1/2]: base, seed 0\ntiming batches [2/2]: other, seed 0\n" in first.stdout
+    table = rows(first.stdout)
+    assert re.fullmatch(r"\d+ batches", table["base, seed 0"]["known from"])
+    assert table["other, seed 0"]["known from"] == "nothing yet"
+    # at least 4 of 10 clients, 9,999 epochs and 3 batches, of 0.05 ms or more
+    assert float(table["base, seed 0"]["s/round"]) > 4 * 9999 * 3 * 0.05e-3
+    assert first.stderr.startswith("interrupted; to go on: ")
+    again = call(*command, "--dry-run", "--budget", "1h")
+    assert "timing batches [1/1]: other, seed 0\n" in again.stdout
+    assert rows(again.stdout)["base, seed 0"] == table["base, seed 0"]
+    assert not list(out.rglob("timings.jsonl"))
+    cut = call(*command[:2], *command[3:], "--budget", "4s")  # a round takes longer than that
+    assert "paused after 0 of 8 rounds; round 1 was not complete and is repeated" in cut.stdout
+    used = re.search(r"budget: (\d+) of 4 s used, 0 s of it in rounds \(0 in all\)", cut.stdout)
+    assert int(used[1]) <= 8
 
 
 @pytest.mark.parametrize("command", ["sweep", "reproduce"])

@@ -14,6 +14,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.beside import Expected
+from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runs.record import Record
@@ -250,6 +251,23 @@ def test_rounds_within_a_budget_are_the_first_ones_of_the_whole_run(file, tmp_pa
     reproduce.complete(file, SCHEDULED, parts, quiet=True, pause=Pause(12, 0.0))  # the time is up
     assert len(metrics(parts.path)) == 9
     reproduce.complete(file, SCHEDULED, parts, quiet=True)
+    for name in ("metrics.jsonl", "model.safetensors"):
+        assert (parts.path / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+def test_a_round_that_its_time_cuts_off_is_repeated_to_the_same_bytes(file, tmp_path, capsys):
+    whole, parts = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "parts")
+    settings = ["train_args.comm_round=2", *SCHEDULED[:2], SCHEDULED[3]]
+    reproduce.complete(file, settings, whole, quiet=True, host="none")
+    reproduce.complete(file, settings, parts, quiet=False, pause=Pause(2, math.inf, 0.0), host="none")
+    assert "paused after 0 of 2 rounds; round 1 was not complete and is repeated" in capsys.readouterr().out
+    pace = status.read(parts.path)["pace"]
+    assert pace["batches"] == 3  # then the 0 seconds of training are over
+    assert 0 < pace["test"] < pace["round"]
+    for pause in (Pause(1, math.inf), Pause(2, math.inf, 0.0)):  # a whole round, and one that is cut off
+        reproduce.complete(file, settings, parts, quiet=True, pause=pause, host="none")
+        assert len(metrics(parts.path)) == 1
+    reproduce.complete(file, settings, parts, quiet=True, host="none")
     for name in ("metrics.jsonl", "model.safetensors"):
         assert (parts.path / name).read_bytes() == (whole.path / name).read_bytes()
 

@@ -31,7 +31,6 @@ from fl_labelskew_plugins.machine.signals import handled
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.machine.typed import GO_ON
 from fl_labelskew_plugins.runtimes.mpi.rank import INSTALL
-from fl_labelskew_plugins.runtimes.processes import threads_each
 
 ABORT_STEP = 2
 """Seconds that mpirun leaves between noticing a dead rank, ending the others, and killing them."""
@@ -127,7 +126,7 @@ def launch(
     sys.stdout.flush()
     with tempfile.TemporaryDirectory(prefix="labelskew-", dir=_short_folder()) as folder:
         door = f"{folder}/door"
-        job = Job(_mpirun(mpirun, processes, command, hostfile), _environment(processes, door, hostfile) | environment)
+        job = Job(_mpirun(mpirun, processes, command, hostfile), _environment(door) | environment)
         with job, handled(signal.SIGINT, signal.SIGTERM, handler=lambda signum, frame: job.interrupt()):
             job.watch()
     job.verdict(run_dir, environment.get(GO_ON, ""))
@@ -150,13 +149,12 @@ def _mpirun(mpirun: str, processes: int, command: list[str], hostfile: str | Non
     ]  # fmt: skip
 
 
-def _environment(processes: int, door: str, hostfile: str | None) -> dict[str, str]:
+def _environment(door: str) -> dict[str, str]:
     inner = mpi_rank() is None and any(rank in os.environ for rank, _ in RANKS[:2])
     # inside `mpirun -np 1`, what that one told its rank would confuse a second one
     kept = {k: v for k, v in os.environ.items() if not (inner and k.startswith(("OMPI_", "PMIX_", "PMI_")))}
-    threads = threads_each(max(1, processes - 1)) if hostfile is None else {}  # of several nodes, each rank sees to it
     # `python -m` would look for modules in the folder that the user happens to be in; the console script does not
-    return kept | threads | {DOOR: door, "PYTHONSAFEPATH": "1"}
+    return kept | {DOOR: door, "PYTHONSAFEPATH": "1"}
 
 
 def _short_folder() -> str | None:

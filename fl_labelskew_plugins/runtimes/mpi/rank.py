@@ -17,9 +17,8 @@ from typing import Any, NoReturn
 
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.machine.place import DOOR, RANKS, launched, mpi_rank, place_on_node
+from fl_labelskew_plugins.machine.place import DOOR, RANKS, launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import end_with_parent
-from fl_labelskew_plugins.runtimes.processes import threads_each
 
 INSTALL = "apt-get install openmpi-bin libopenmpi-dev; pip install 'fl-labelskew-plugins[mpi]'"
 
@@ -32,8 +31,6 @@ def enter(command: list[str]) -> NoReturn:
 
     On another machine there is no launching process, and ``mpirun`` carries what is said.
     """
-    if (here := place_on_node()) is not None:
-        os.environ |= threads_each(here[1])
     if DOOR not in os.environ:
         os.execvp(command[0], command)
     rank = next(os.environ[name] for name, _ in RANKS if name in os.environ)

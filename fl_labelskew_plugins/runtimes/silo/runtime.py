@@ -23,7 +23,7 @@ from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, assemble, build, of_classes, refuse_host_switches
 from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.base import Runtime
-from fl_labelskew_plugins.runtimes.processes import Part, threads_each, together
+from fl_labelskew_plugins.runtimes.processes import Part, together
 from fl_labelskew_plugins.runtimes.silo import facts, keys, names
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
@@ -236,7 +236,7 @@ class CrossSilo(Runtime):
             role = ("--role", "client", "--rank", str(rank), "--server", address)
             parts.append(Part(f"silo {rank}", call.command(path, self.folder.path / "silos" / f"silo-{rank}", *role)))
         try:
-            together(parts, environment=threads_each(count) | call.environment(self.folder.path) | passphrase)
+            together(parts, environment=call.environment(self.folder.path) | passphrase)
         except RunError as error:
             if self.folder.recipe.exists():
                 error.args = (f"{error}; {call.go_on(self.folder.path)}",)

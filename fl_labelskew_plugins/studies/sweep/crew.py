@@ -42,6 +42,8 @@ SHARE = 0.8
 """Share of the free memory that all runs together may take."""
 GRACE = 30.0
 """Seconds in which a run that was told to end saves its checkpoint; then it is killed."""
+LATE = 5.0
+"""Seconds after the end of its time in which a run that pauses saves what it has; then it is told to end."""
 ELSEWHERE = 75
 """Exit code of a run that another process was faster to begin, or to end."""
 HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.single"]
@@ -170,8 +172,6 @@ class Crew:
         self._elsewhere: Collection[str] = ()
         self._gpus = _gpus(left)
         self._peaks: dict[tuple[str, str], float] = {}
-        if all(run.recipe.comm.in_process for run in left):  # others share the cores out themselves
-            os.environ.setdefault("OMP_NUM_THREADS", str(_threads(left)))
         self._context = multiprocessing.get_context("forkserver")
         preloaded = [*(HOSTED if host != "none" and host_installed() else []), *PRELOADED]
         self._context.set_forkserver_preload(["fl_labelskew_plugins.studies.sweep.forkserver", *preloaded])
@@ -179,7 +179,7 @@ class Crew:
             self._remember(run)
 
     def work(self) -> list[str]:
-        """Until all have ended."""
+        """Until all have ended, or the time in which they were to pause is up."""
         try:
             with interrupting():
                 _serve()
@@ -190,6 +190,8 @@ class Crew:
                     for job in [job for job in self.running if job.process.exitcode is not None]:
                         self.running.remove(job)
                         self._ended(job)
+                    if self.pause is not None and time.monotonic() > self.pause.at + LATE:
+                        break
         finally:
             end([job.process for job in self.running], GRACE)
             for job in self.running:

@@ -46,7 +46,7 @@ def work():
         if how == "lonely" and rank == 2:
             raise LabelSkewError("a mistake of this worker alone")
         if how == "fine":
-            print(sys.stdout.isatty(), sys.stdin.read(), os.environ["OMP_NUM_THREADS"])
+            print(sys.stdout.isatty(), sys.stdin.read(), os.environ.get("OMP_NUM_THREADS", "no"))
             print("heard at once", file=sys.stderr)
             return
         signal.signal(signal.SIGTERM, interrupt if rank == 0 else signal.SIG_DFL)
@@ -143,9 +143,8 @@ def all_up(folder):
 
 def test_a_run_that_ends_well(folder):
     code, out, err = run(folder, "fine")
-    threads = max(1, len(os.sched_getaffinity(0)) // 2)
     assert (code, err) == (0, "heard at once\n")
-    assert out == f"rank 0 of 3\nFalse  {threads}\ndone\n"
+    assert out == "rank 0 of 3\nFalse  no\ndone\n"
     assert len(pids(folder)) == 3
     assert not any(map(alive, pids(folder)))
 

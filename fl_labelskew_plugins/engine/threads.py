@@ -1,0 +1,92 @@
+"""How many threads torch computes a run with.
+
+The number is part of what a result depends on: with another number a convolution's gradients differ in their last
+digits. So it follows from the recipe (network, shape of a sample, batch size), never from the cores or the load of a
+machine, unless the user sets it: ``device_args.threads``, ``OMP_NUM_THREADS`` or ``torch.set_num_threads``.
+
+Measured on two busy cores (torch 2.12, CPU milliseconds of a training step, batch 64 unless said otherwise), with the
+number of threads. Two threads wait for each other by spinning; ``passive`` is with ``OMP_WAIT_POLICY=PASSIVE``.
+
+===================  ===========  =====  =====  =====  ==========
+network              GMAC/batch   1      2      4      2, passive
+===================  ===========  =====  =====  =====  ==========
+mlp, batch 16        0.0002       0.2    14     0.4
+lenet                0.02         4      57     54
+fedlc_cnn_mnist      0.03         5      53     47
+tfcnn                0.18         21     237    57
+fecnn                1.1          74     314    107
+vgg11                9.8          684    1359   660    701
+resnet18, batch 128  71           4820   6197   4078
+===================  ===========  =====  =====  =====  ==========
+
+The weights had the same bytes with 1, 2 and 4 threads only for the mlp.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+LARGE = 4e9
+"""Multiply-adds of a batch's forward pass from which on a network gets :data:`THREADS` threads instead of one."""
+THREADS = 4
+
+
+def chosen_by_user() -> int | None:
+    """The number of threads that the environment or the caller has set; None: torch's own default is in force.
+
+    A caller who sets just torch's default cannot be told from one who sets nothing.
+    """
+    now = torch.get_num_threads()
+    return now if "OMP_NUM_THREADS" in os.environ or now not in _defaults() else None
+
+
+def suitable(model: nn.Module, input_shape: Sequence[int], batch_size: int) -> int:
+    """The number of threads for training a network on batches of samples of a shape; the network stays as it is."""
+    return THREADS if multiply_adds(model, input_shape) * batch_size >= LARGE else 1
+
+
+def multiply_adds(model: nn.Module, input_shape: Sequence[int]) -> float:
+    """About how many multiply-adds a network on the CPU computes for one sample.
+
+    Every matrix of weights counts once for each position of its layer's output, which is exact for linear,
+    convolutional and recurrent layers. 0 if the network does not take such samples: its training reports why.
+    (``torch.utils.flop_counter`` knows more kinds of layers, but its first use takes a second of CPU time.)
+    """
+    total = 0.0
+
+    def count(module: nn.Module, _: Any, output: Any) -> None:
+        nonlocal total
+        out = output[0] if isinstance(output, tuple) else output
+        channels = out.shape[1 if isinstance(module, nn.modules.conv._ConvNd) else -1]
+        total += out.numel() / channels * sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
+
+    twin = copy.deepcopy(model).eval()
+    for module in twin.modules():
+        if not isinstance(module, nn.Embedding) and any(p.dim() > 1 for p in module.parameters(recurse=False)):
+            module.register_forward_hook(count)
+    for dtype in (torch.float32, torch.uint8):  # samples are measurements, or numbers of characters
+        total = 0.0
+        with contextlib.suppress(Exception), torch.random.fork_rng([]), torch.no_grad():
+            twin(torch.zeros(1, *input_shape, dtype=dtype))
+            return total
+    return 0.0
+
+
+def _defaults() -> set[int]:
+    """Numbers of threads that torch may take by itself: logical or physical cores, of the machine or this process."""
+    machine = set(range(os.cpu_count() or 1))
+    process = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else machine
+    numbers = {len(machine), len(process)}
+    for cores in (machine, process):
+        with contextlib.suppress(OSError):
+            files = [Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") for core in cores]
+            numbers.add(len({file.read_text() for file in files}))
+    return numbers

@@ -1,0 +1,93 @@
+"""The number of torch threads follows from the network and the batch size unless the user sets it."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from fl_labelskew_registry import catalog
+from torch import nn
+
+from fl_labelskew_plugins.engine import threads
+from fl_labelskew_plugins.engine.globals import restored
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.runs import session
+
+
+def built(name, shape):
+    return catalog.load("models", name)().build(shape, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("mlp", (64,), 64 * 128 + 128 * 10),
+        ("fedlc_cnn_mnist", (1, 28, 28), 24**2 * 10 * 25 + 8**2 * 20 * 250 + 320 * 50 + 50 * 10),
+        # two LSTM layers of 4 gates with 256 outputs over 80 characters of 8 numbers, and the head
+        ("char_lstm", (80,), 80 * 4 * 256 * ((8 + 256) + (256 + 256)) + 256 * 10),
+    ],
+)
+def test_multiply_adds_of_a_sample(name, shape, expected):
+    assert threads.multiply_adds(built(name, shape), shape) == expected
+
+
+def test_multiply_adds_leaves_the_network_and_the_generators_alone():
+    network = built("lenet", (1, 28, 28)).train()
+    before = torch.get_rng_state()
+    assert threads.multiply_adds(network, (1, 28, 28)) == pytest.approx(281_640)
+    assert network.training
+    assert not any(module._forward_hooks for module in network.modules())
+    assert torch.equal(before, torch.get_rng_state())
+    assert threads.multiply_adds(nn.Linear(3, 2), (4,)) == 0  # it does not take such samples
+
+
+def test_suitable_gives_small_networks_one_thread():
+    assert threads.suitable(built("fedlc_cnn_mnist", (1, 28, 28)), (1, 28, 28), 128) == 1
+    vgg = built("vgg11", (3, 32, 32))
+    assert [threads.suitable(vgg, (3, 32, 32), batch) for batch in (16, 64)] == [1, threads.THREADS]
+
+
+TEXT = """\
+data_args: {dataset: digits}
+partition_args: {partition_method: pcdd, classes_per_client: 2}
+model_args: {model: mlp}
+train_args: {client_num_in_total: 10}
+method_args: {method: fedavg}
+"""
+
+
+def test_session_uses_the_number_of_the_recipe_of_the_user_or_of_the_network(monkeypatch):
+    recipe, one_too_many = parse.parse(TEXT), max(threads._defaults()) + 1
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+
+    def used(set_by_caller, *overrides):
+        with restored(set_by_caller):
+            session.build(parse.parse(TEXT, overrides=overrides) if overrides else recipe)
+            return torch.get_num_threads()
+
+    default = max(threads._defaults())
+    assert used(default) == 1  # torch's own default, and an mlp
+    assert used(one_too_many) == one_too_many
+    assert used(one_too_many, "device_args.threads=2") == 2
+    monkeypatch.setattr(threads, "LARGE", 64 * 128 * 64)
+    assert used(default) == threads.THREADS
+    monkeypatch.setenv("OMP_NUM_THREADS", str(default))
+    assert used(default) == default
+
+
+def test_restored_brings_back_generators_and_threads_after_an_error():
+    random.seed(3), np.random.seed(3), torch.manual_seed(3)
+    expected = random.random(), np.random.rand(), float(torch.rand(1))
+    random.seed(3), np.random.seed(3), torch.manual_seed(3)
+    before = torch.get_num_threads()
+
+    @restored(before + 1)
+    def draw_and_raise():
+        assert torch.get_num_threads() == before + 1
+        random.random(), np.random.seed(0), torch.manual_seed(0)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        draw_and_raise()
+    assert (random.random(), np.random.rand(), float(torch.rand(1))) == expected
+    assert torch.get_num_threads() == before
