@@ -104,19 +104,31 @@ class FedProc(Method):
     )
     sends: ClassVar[Mapping[str, str]] = {"sums": "prototypes", "counts": "counts"}
 
-    def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Cross-entropy and contrast; the contrast waits for the first prototypes."""
-        p, run, device = self.params, client.federation, batch.features.device
+    def additive(self) -> bool:
+        """With ``schedule: constant``; otherwise the cross-entropy gives way to the contrast."""
+        return bool(self.params.schedule == "constant" or self.params.mu == 0)
+
+    def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """The contrast, which waits for the first prototypes."""
+        p, device = self.params, batch.features.device
         if p.mu == 0 or "prototypes" not in client.shared:
-            return super().loss(batch, client)
+            return {}
         known = on_device(client, "known", client.shared["known"], device)
         prototypes = on_device(client, "prototypes", client.shared["prototypes"], device)
         contrast = prototype_contrast(batch.features, batch.labels, prototypes, known, temperature=p.temperature).mean()
         if p.schedule == "constant":
-            return {**super().loss(batch, client), "contrast": p.mu * contrast}
-        alpha = contrast_share(client.round, run.rounds, mu=p.mu)
+            return {"contrast": p.mu * contrast}
+        return {"contrast": contrast_share(client.round, client.federation.rounds, mu=p.mu) * contrast}
+
+    def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """Cross-entropy and contrast; by the linear schedule, they share a weight of 1."""
+        if self.additive() or "prototypes" not in client.shared:
+            return super().loss(batch, client)
+        alpha = contrast_share(client.round, client.federation.rounds, mu=self.params.mu)
+        known = on_device(client, "known", client.shared["known"], batch.labels.device)
         losses = cross_entropy(self.calibrate(batch.logits, client), batch.labels, reduction="none")
-        return {"cross_entropy": ((1 - alpha * known[batch.labels]) * losses).mean(), "contrast": alpha * contrast}
+        weighted = ((1 - alpha * known[batch.labels]) * losses).mean()
+        return {"cross_entropy": weighted, **self.terms(batch, client)}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
         """Class sums of features and of samples, if prototypes are used."""

@@ -72,16 +72,15 @@ class MOON(Method):
         if self.params.mu > 0 and previous is not None and client.frozen is not None and client.model is not None:
             client.scratch[TEACHERS] = client.frozen(client.model.state_dict()), client.frozen(previous)
 
-    def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Equation 4, from a client's second round on."""
-        terms = super().loss(batch, client)
+    def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """The contrast of equation 4, from a client's second round on."""
         teachers: Any = client.scratch.get(TEACHERS)
         if teachers is None:
-            return terms
+            return {}
         with torch.no_grad():
             positive, negative = (teacher.features(batch.inputs) for teacher in teachers)
         contrast = model_contrast(batch.features, positive, negative, temperature=self.params.temperature)
-        return {**terms, "contrast": self.params.mu * contrast}
+        return {"contrast": self.params.mu * contrast}
 
     def after_round(self, client: ClientView) -> None:
         """The client keeps its final weights."""

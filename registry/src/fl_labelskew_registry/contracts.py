@@ -168,8 +168,8 @@ class Method(Plugin):
     outputs of a class) or ``counts`` (samples of a class); silos' policies go by it, and what it does not name is
     ``other`` to them. The server adds these tensors up, and no more; ``individual`` says that a method needs those of
     each client, so that it does not run with secure aggregation.
-    A method that only changes logits overrides :meth:`calibrate` alone. One object serves all clients, so whatever
-    belongs to a client lives in its view.
+    A method that only changes logits overrides only :meth:`calibrate`, one that adds to the loss :meth:`terms`. One
+    object serves all clients, so whatever belongs to a client lives in its view.
 
     For combinations: ``combines`` says whether other methods' calibrated logits may stand in its loss, ``corrects``
     what its calibration corrects for; two that correct for the same are not combined.
@@ -203,6 +203,13 @@ class Method(Plugin):
         An opening exchange may come before. Override it where options decide.
         """
         return not self.uses(*(hook for hook in hooks(Method) if hook not in BESIDE_TRAINING))
+
+    def additive(self) -> bool:
+        """Whether this method only adds :meth:`terms` to the cross-entropy of calibrated logits, and what they need.
+
+        Additive methods can be combined with each other. Override it where options decide.
+        """
+        return self.logits_only() or not self.uses(*(hook for hook in hooks(Method) if hook not in ADDITIVE))
 
     def protects(self) -> bool:
         """Whether :meth:`protect` is in force; override it where options decide."""
@@ -252,14 +259,20 @@ class Method(Plugin):
         """Training logits ``(B, C)`` to those the loss sees, ``(B, C)``."""
         return logits
 
-    def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Terms of the loss, already weighted; their sum is what is minimised.
+    def terms(self, batch: Batch, client: ClientView) -> Tensors:
+        """Terms that are added to the cross-entropy, by name, already weighted; default: none."""
+        return {}
 
-        The default is the mean cross-entropy of the calibrated logits.
+    def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """All terms of the loss, already weighted; their sum is minimised.
+
+        The default is the mean cross-entropy of the calibrated logits, and :meth:`terms`. Override it only if the
+        cross-entropy itself is another: the method can then not be combined with methods that add terms.
         """
         from torch.nn.functional import cross_entropy
 
-        return {"cross_entropy": cross_entropy(self.calibrate(batch.logits, client), batch.labels)}
+        calibrated = self.calibrate(batch.logits, client)
+        return {"cross_entropy": cross_entropy(calibrated, batch.labels), **self.terms(batch, client)}
 
     def contribute(self, client: ClientView) -> Tensors:
         """Client, after local training: tensors to be added up. Override only if something is sent.
@@ -420,6 +433,8 @@ class Optimizer(Plugin):
         return round.mean
 
 
-BESIDE_TRAINING = {"deviations", "warnings", "report", "logits_only", "protects", "personalises", "calibrate"}
-BESIDE_TRAINING |= {"opening", "opening_shapes", "open", "contribution_shapes"}
+BESIDE_TRAINING = {"deviations", "warnings", "report", "logits_only", "additive", "protects", "personalises"}
+BESIDE_TRAINING |= {"calibrate", "opening", "opening_shapes", "open", "contribution_shapes"}
 """What a method may override whose training is nothing but calibrated logits."""
+ADDITIVE = BESIDE_TRAINING | {"before_round", "terms", "contribute", "combine", "after_round"}
+"""What a method may override that only adds terms to the loss."""
