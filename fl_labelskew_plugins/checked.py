@@ -247,6 +247,16 @@ def _contribution(owner: object, answer: object, client: Any) -> str:
     return _tensors(owner, answer) or _kept(client.state, "client.state")
 
 
+def _modules(owner: object, answer: object, *_: Any) -> str:
+    form = "return a dict of names and modules, such as {'projection': torch.nn.Linear(64, 32)}"
+    if not isinstance(answer, Mapping) or not all(isinstance(module, nn.Module) for module in answer.values()):
+        return f"returned {_what(answer)}; {form}"
+    for name in answer:
+        if not isinstance(name, str) or not name.isidentifier() or hasattr(nn.ModuleDict, name):
+            return f"returned a module named {clean(repr(name), 60)}; use an identifier that torch.nn.ModuleDict lacks"
+    return ""
+
+
 def _parameters(owner: object, answer: object, *_: Any) -> str:
     if not isinstance(answer, Iterable) or isinstance(answer, Tensor | Mapping):
         return f"returned {_what(answer)}; return a list of parameters, such as list(head.parameters())"
@@ -356,6 +366,7 @@ CHECKS: dict[type, dict[str, Callable[..., str]]] = {
         "contribution_shapes": _shapes,
         "opening": _contribution,
         "open": _tensors,
+        "shared_modules": _modules,
         "stages": _stages,
         "before_round": _after_client,
         "private_parameters": _parameters,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fl_labelskew_registry import HOOKS, Batch, ClientView, Contribution, Federation, LabelSkewError, Method, Total
 from fl_labelskew_registry.contracts import ADDITIVE
 from pydantic import WrapSerializer, create_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.tensors import group, joined, rest
@@ -21,9 +21,14 @@ SIGN = "+"
 
 @dataclass
 class PartView(ClientView):
-    """A client as one method of :class:`Added` sees it; ``whole`` is the client as all of them see it."""
+    """A client as the method ``name`` of :class:`Added` sees it; ``whole`` is the client as all of them see it."""
 
     whole: ClientView | None = None
+    name: str = ""
+
+    def modules(self, model: nn.Module | None = None) -> dict[str, nn.Module]:
+        """Those of the part alone."""
+        return group(super().modules(model), self.name)
 
 
 class Added(Method):
@@ -51,10 +56,15 @@ class Added(Method):
                     "state": group(client.state, name),
                     "scratch": client.scratch.setdefault(name, {}),
                     "whole": client,
+                    "name": name,
                 }
             )
             yield name, part, view
             client.state = {**rest(client.state, name), **joined(**{name: view.state})}
+
+    def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
+        """Everybody's."""
+        return joined(**{name: part.shared_modules(federation) for name, part in self.parts.items()})
 
     def calibration(self, name: str) -> Calibration:
         """That of a part, in its own view of the client."""

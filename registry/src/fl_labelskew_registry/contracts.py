@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     Tensors = Mapping[str, Tensor]
 
+SHARED_MODULES = "shared_modules"
+"""Attribute of the network under which it has the method's :meth:`Method.shared_modules`."""
 Aggregation = Literal["samples", "uniform", "population"]
 """Weights of the uploads: samples of the round, ``1/|S|``, or samples of the whole federation."""
 
@@ -111,6 +113,14 @@ class ClientView:
     def num_samples(self) -> int:
         """Training samples of this client, ``N_k``."""
         return int(self.counts.sum())
+
+    def modules(self, model: nn.Module | None = None) -> Mapping[str, nn.Module]:
+        """The method's :meth:`Method.shared_modules`, as ``model`` (default: the local network) has them.
+
+        In a network that :attr:`frozen` made they are those of the state dict that it was made from.
+        """
+        shared: Any = getattr(self.model if model is None else model, SHARED_MODULES, {})
+        return dict(shared.items())
 
 
 @dataclass
@@ -242,6 +252,15 @@ class Method(Plugin):
 
     def open(self, total: Total) -> Tensors:
         """Server, once before round 0: the first shared tensors, from the sum of all clients' openings."""
+        return {}
+
+    def shared_modules(self, federation: Federation) -> Mapping[str, nn.Module]:
+        """Modules that are trained, uploaded and averaged like the network's own, such as a projection head.
+
+        Called where a process builds the network, with torch's generator seeded alike in all of them; it may use
+        ``num_features`` and ``num_classes``. A client finds them with :meth:`ClientView.modules`. They stay in
+        checkpoints, but not in the model of a finished run, whose logits do not depend on them.
+        """
         return {}
 
     def stages(self, epochs: int) -> list[Stage]:
@@ -436,5 +455,5 @@ class Optimizer(Plugin):
 BESIDE_TRAINING = {"deviations", "warnings", "report", "logits_only", "additive", "protects", "personalises"}
 BESIDE_TRAINING |= {"calibrate", "opening", "opening_shapes", "open", "contribution_shapes"}
 """What a method may override whose training is nothing but calibrated logits."""
-ADDITIVE = BESIDE_TRAINING | {"before_round", "terms", "contribute", "combine", "after_round"}
+ADDITIVE = BESIDE_TRAINING | {"shared_modules", "before_round", "terms", "contribute", "combine", "after_round"}
 """What a method may override that only adds terms to the loss."""
