@@ -122,8 +122,10 @@ def backward(total: Tensor, method: Method) -> None:
     except LabelSkewError:
         raise
     except Exception as error:
-        kind = type(getattr(method, "carrier", None) or method)
-        if package(kind) in OURS:
+        carrier = getattr(method, "carrier", None) or method
+        kinds = [type(part) for part in getattr(carrier, "parts", {"": carrier}).values()]
+        kind = next((kind for kind in kinds if package(kind) not in OURS), None)
+        if kind is None:
             raise
         line = f"{kind.__qualname__}.loss ({kind.__module__}): its gradient raised {_said(error)}"
         raise HookError(line, _frames(error, kind)) from error
@@ -275,6 +277,16 @@ def _sent(announcing: str) -> Callable[..., str]:
     return check
 
 
+def _modules(owner: object, answer: object, *_: Any) -> str:
+    form = "return a dict of names and modules, such as {'projection': torch.nn.Linear(64, 32)}"
+    if not isinstance(answer, Mapping) or not all(isinstance(module, nn.Module) for module in answer.values()):
+        return f"returned {_what(answer)}; {form}"
+    for name in answer:
+        if not isinstance(name, str) or not name.isidentifier() or hasattr(nn.ModuleDict, name):
+            return f"returned a module named {clean(repr(name), 60)}; use an identifier that torch.nn.ModuleDict lacks"
+    return ""
+
+
 def _parameters(owner: object, answer: object, *_: Any) -> str:
     if not isinstance(answer, Iterable) or isinstance(answer, Tensor | Mapping):
         return f"returned {_what(answer)}; return a list of parameters, such as list(head.parameters())"
@@ -290,15 +302,31 @@ def _calibrated(owner: object, answer: object, logits: Tensor, *_: Any) -> str:
     return f"returned {_what(answer)}; return logits of shape {tuple(logits.shape)}, as it was given"
 
 
-def _loss(owner: object, answer: object, *_: Any) -> str:
-    form = "return named scalars, such as {'cross_entropy': cross_entropy(logits, labels)}"
-    if not isinstance(answer, Mapping) or not answer:
+def _terms(owner: object, answer: object, *_: Any) -> str:
+    form = "return named scalars, such as {'pull': 0.1 * batch.features.square().mean()}"
+    if isinstance(answer, Mapping) and "cross_entropy" in answer:
+        return "returned 'cross_entropy', which loss adds by itself; return only the terms that are added to it"
+    return _scalars(answer, f"{form}, or an empty dict")
+
+
+def _scalars(answer: object, form: str) -> str:
+    if not isinstance(answer, Mapping):
         return f"returned {_what(answer)}; {form}"
     for name, term in answer.items():
         if not isinstance(name, str) or not TERM.fullmatch(name):
             return f"returned a term named {clean(repr(name), 60)}; use letters, digits and ._+-, 40 of them at most"
         if not isinstance(term, Tensor) or term.numel() != 1:
             return f"returned {_what(term)} as {name!r}; {form}"
+    return ""
+
+
+def _loss(owner: object, answer: object, *_: Any) -> str:
+    form = "return named scalars, such as {'cross_entropy': cross_entropy(logits, labels)}"
+    if isinstance(answer, Mapping) and not answer:
+        return f"returned {_what(answer)}; {form}"
+    if wrong := _scalars(answer, form):
+        return wrong
+    assert isinstance(answer, Mapping)
     if is_grad_enabled() and not any(term.requires_grad for term in answer.values()):
         return (
             "returned terms without a gradient; compute them from batch.logits, batch.features or client.model, "
@@ -361,16 +389,19 @@ CHECKS: dict[type, dict[str, Callable[..., str]]] = {
         "warnings": _sentences,
         "report": _facts,
         "logits_only": _bool,
+        "additive": _bool,
         "protects": _bool,
         "personalises": _bool,
         "opening_shapes": _shapes,
         "contribution_shapes": _shapes,
         "opening": _sent("opening_shapes"),
         "open": _tensors,
+        "shared_modules": _modules,
         "stages": _stages,
         "before_round": _after_client,
         "private_parameters": _parameters,
         "calibrate": _calibrated,
+        "terms": _terms,
         "loss": _loss,
         "contribute": _sent("contribution_shapes"),
         "protect": _like,

@@ -11,6 +11,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
+from torch import nn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
 
 Scaling = Literal["indicator", "proportional"]
+PROJECTED = 256
+"""Outputs of a projection head."""
+BESIDE_CLASSIFIER = "projection: mlp projects features only for the contrast; in the paper the classifier follows it"
 
 
 def full(tensor: Tensor) -> Tensor:
@@ -213,17 +217,31 @@ def class_means(features: Tensor, labels: Tensor, num_classes: int) -> tuple[Ten
     return sums / counts.clamp(min=1)[:, None], counts
 
 
+def projection_head(federation: Federation) -> dict[str, nn.Module]:
+    """A projection head of two layers as a shared module; its sizes are those of MOON's authors' code."""
+    features = federation.num_features
+    return {"projection": nn.Sequential(nn.Linear(features, features), nn.ReLU(), nn.Linear(features, PROJECTED))}
+
+
+def projected(features: Tensor, client: ClientView, model: nn.Module | None = None) -> Tensor:
+    """Features ``(B, d)`` behind the :func:`projection_head` of the network, or of ``model``; as they are without."""
+    head = client.modules(model).get("projection")
+    return features if head is None else head(full(features))
+
+
 def own_sums(client: ClientView) -> dict[str, Tensor]:
     """What a client adds to the prototypes: :func:`class_sums` under its final weights, as ``sums`` and ``counts``."""
     if client.features is None:
         raise RuntimeError("Expected `client.features` to be a function but got None: prototypes are made with it.")
-    sums, counts = class_sums(*client.features(), len(client.counts))
+    features, labels = client.features()
+    with torch.no_grad():
+        sums, counts = class_sums(projected(features, client), labels, len(client.counts))
     return {"sums": sums, "counts": counts}
 
 
-def sum_shapes(federation: Federation) -> dict[str, tuple[int, ...]]:
-    """Shapes of what :func:`own_sums` returns."""
-    return {"sums": (federation.num_classes, federation.num_features), "counts": (federation.num_classes,)}
+def sum_shapes(federation: Federation, width: int | None = None) -> dict[str, tuple[int, ...]]:
+    """Shapes of what :func:`own_sums` returns; ``width``: of what features are projected to."""
+    return {"sums": (federation.num_classes, width or federation.num_features), "counts": (federation.num_classes,)}
 
 
 def global_prototypes(total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -11,6 +11,7 @@ import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins.machine.files import replacing
 
+T = TypeVar("T")
 State = dict[str, Tensor]
 Weights = dict[str, Tensor]
 OPTIMIZER = "optimizer"
@@ -26,17 +28,17 @@ PIECE = 2**22
 """Entries of a large tensor, or bytes of a message on its way to disk, that are in memory at a time."""
 
 
-def joined(**groups: Mapping[str, Tensor]) -> State:
-    """Several dictionaries of tensors as one, each name preceded by its group's and a slash."""
+def joined(**groups: Mapping[str, T]) -> dict[str, T]:
+    """Several dictionaries, of tensors or of their shapes, as one, each name preceded by its group's and a slash."""
     return {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
 
 
-def group(tensors: Mapping[str, Tensor], name: str) -> State:
+def group(tensors: Mapping[str, T], name: str) -> dict[str, T]:
     """The group ``name`` of what :func:`joined` made."""
     return {key.removeprefix(f"{name}/"): tensor for key, tensor in tensors.items() if key.startswith(f"{name}/")}
 
 
-def rest(tensors: Mapping[str, Tensor], name: str) -> State:
+def rest(tensors: Mapping[str, T], name: str) -> dict[str, T]:
     """Everything but the group ``name`` of what :func:`joined` made."""
     return {key: tensor for key, tensor in tensors.items() if not key.startswith(f"{name}/")}
 

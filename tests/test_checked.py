@@ -73,6 +73,7 @@ CALLED_WITH = {
     "open": lambda: ([],),
     "stages": lambda: (2,),
     "calibrate": lambda: (torch.zeros(4, 3), view()),
+    "terms": lambda: (batch(), view()),
     "loss": lambda: (batch(), view()),
     "protect": lambda: (dict(OLD), view()),
     "combine": lambda: ([], {}),
@@ -117,10 +118,17 @@ def data(x=None, y=None):
 TENSORS = "use names and tensors, such as torch.as_tensor makes"
 DICT = "return a dict of tensors, an empty one for none"
 SCALARS = "return named scalars, such as {'cross_entropy': cross_entropy(logits, labels)}"
+ADDED = "return named scalars, such as {'pull': 0.1 * batch.features.square().mean()}, or an empty dict"
 SHAPES = "return a dict of names and shapes, such as {'counts': (10,)}"
 STATE = "return a dict of tensors like the one that it was given"
 
 MISTAKES = [
+    (Method, "terms", returns(None), f"returned None; {ADDED}"),
+    (Method, "terms", returns({"a": torch.ones(2)}), f"returned a tensor of shape (2,) as 'a'; {ADDED}"),
+    (
+        Method, "terms", returns({"cross_entropy": torch.ones(())}),
+        "returned 'cross_entropy', which loss adds by itself; return only the terms that are added to it",
+    ),
     (Method, "loss", returns(torch.ones(())), f"returned a tensor of shape (); {SCALARS}"),
     (Method, "loss", returns(None), f"returned None; {SCALARS}"),
     (Method, "loss", returns({}), f"returned an empty dict; {SCALARS}"),

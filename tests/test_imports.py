@@ -26,7 +26,7 @@ FLOORS = (
 )
 """From the ground. A room imports from floors below its own, and on the ground floor from its neighbours, too."""
 KNOWS_THE_HOST = ("host", "runtimes.sp.single", "runtimes.sp.hosted", "runtimes.sp.host_optimizers")
-METHODS_MAY_IMPORT = {f"{OURS}.params", f"{OURS}.ops", f"{OURS}.seeds"}
+METHODS_MAY_IMPORT = {f"{OURS}.params", f"{OURS}.ops", f"{OURS}.seeds", f"{OURS}.tensors"}
 INHERITS = {"fedphp": "map", "reweighting": "fedshift"}
 
 
@@ -110,7 +110,7 @@ def _why_not(imported: Import, module: str) -> Iterator[str]:
     if here == "methods" and within(name, OURS) and not any(within(name, may) for may in METHODS_MAY_IMPORT):
         parent = INHERITS.get(module.rpartition(".")[2])
         if parent is None or not within(name, f"{OURS}.methods.{parent}"):
-            yield "a method imports params, ops, seeds and the registry"
+            yield "a method imports params, ops, seeds, tensors and the registry"
 
 
 def modules() -> list[tuple[str, Path]]:

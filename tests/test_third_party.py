@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from fl_labelskew_registry import Method
+from recipe_texts import DIGITS
+
+import fl_labelskew_plugins as fl
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "third_party_method"
@@ -60,10 +63,10 @@ def test_its_own_tests_pass(installed):
     assert "6 passed" in done.stdout
 
 
-def test_the_tutorial_s_code_runs():
+def test_the_tutorial_s_code_runs(tmp_path):
     names = {}
     blocks = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 7
     for block in blocks:
         exec(block, names)
     names["test_equals_a_loop"]()
@@ -72,6 +75,9 @@ def test_the_tutorial_s_code_runs():
     assert issubclass(names["Centred"], Method)
     method = names["Tempered"](names["Tempered"].Params(temperature=4.0))
     assert method.calibrate(torch.tensor([[2.0, 4.0]]), None).tolist() == [[0.5, 1.0]]
+    for name, term in (("Distilled", "distillation"), ("Headed", "spread")):
+        run = fl.run(DIGITS, tmp_path / name, method=names[name](), quiet=True, host="none")
+        assert run.metrics[f"loss_terms.{term}"].iloc[-1] > 0
 
 
 def test_the_tutorial_names_every_hook():

@@ -1,4 +1,4 @@
-"""``labelskew new``: a folder to begin with, for data of one's own or for a method."""
+"""``labelskew new``: a folder to begin with, for data of one's own or for a plugin."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def say(out: Path, commands: Sequence[str]) -> None:
 
 @click.group("new")
 def new_group() -> None:
-    """Write a folder to begin with: recipes for data of your own, or the package of a method."""
+    """Write a folder to begin with: recipes for data of your own, or the package of a plugin."""
 
 
 @new_group.command("simulation")
@@ -75,13 +75,31 @@ def federation(out: Path, data: Path, *, silos: int | None, label: str | None, g
     say(out, write.federation(look.look(data, label, group), out, silos))
 
 
-@new_group.command("method")
-@click.argument("name")
-@click.argument("out", metavar="[DIR]", required=False, type=FOLDER)
-@guarded
-def method(name: str, out: Path | None) -> None:
-    """Write DIR, by default labelskew-NAME: a package with the method NAME, its recipe and its test."""
-    from fl_labelskew_plugins.front.new import method as package
+def add_plugin_command(kind: str, noun: str) -> None:
+    """Add the command that writes the package of a plugin of this kind."""
 
-    out = out or Path(f"labelskew-{name}")
-    say(out, package.method(name, out))
+    @new_group.command(
+        kind,
+        help=f"Write DIR, by default labelskew-NAME: a package with the {noun} NAME, its recipe and its test.",
+        short_help=f"Write a package with a {noun} of your own.",
+    )
+    @click.argument("name")
+    @click.argument("out", metavar="[DIR]", required=False, type=FOLDER)
+    @guarded
+    def plugin(name: str, out: Path | None) -> None:
+        from fl_labelskew_plugins.front.new.plugin import package
+
+        out = out or Path(f"labelskew-{name}")
+        say(out, package(kind, name, out))
+
+
+PLUGINS = {
+    "method": "method",
+    "partition": "partition",
+    "network": "network",
+    "dataset": "data set",
+    "optimizer": "federated optimiser",
+}
+"""What ``new`` writes packages of."""
+for _kind, _noun in PLUGINS.items():
+    add_plugin_command(_kind, _noun)

@@ -30,10 +30,12 @@ BETWEEN = (
     "warnings",
     "report",
     "logits_only",
+    "additive",
     "protects",
     "personalises",
     "opening_shapes",
     "contribution_shapes",
+    "shared_modules",
     "stages",
     "personalised",
 )

@@ -294,8 +294,7 @@ class Turn:
         for module, other in zip(self.model.modules(), model.modules(), strict=True):
             other.training = module.training
         generator = torch.Generator(view.generator.device).set_state(methods)
-        scratch = {name: _twin(kept) if isinstance(kept, nn.Module) else kept for name, kept in view.scratch.items()}
-        apart = replace(view, model=model, generator=generator, scratch=scratch, state=dict(view.state))
+        apart = replace(view, model=model, generator=generator, scratch=_apart(view.scratch), state=dict(view.state))
         with torch.random.fork_rng([] if cuda is None else [device]):
             torch.set_rng_state(cpu)
             if cuda is not None:
@@ -399,6 +398,12 @@ def _total(terms: Mapping[str, Tensor]) -> Tensor:
     for term in rest:
         first = first + term
     return first
+
+
+def _apart(scratch: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy whose entries, and those of dictionaries in it, can be replaced without a trace."""
+    twins = {name: _twin(kept) if isinstance(kept, nn.Module) else kept for name, kept in scratch.items()}
+    return {name: _apart(kept) if isinstance(kept, dict) else kept for name, kept in twins.items()}
 
 
 def _twin(module: nn.Module) -> nn.Module:

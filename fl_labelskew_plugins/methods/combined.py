@@ -1,25 +1,131 @@
-"""Several methods as one: the calibrations of logits in a row, inside the loss of the one that does more than that."""
+"""Several methods as one: calibrations of logits in a row, and the terms that additive methods add to the loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from fl_labelskew_registry import HOOKS, Federation, LabelSkewError, Method, Total
+from fl_labelskew_registry import HOOKS, Batch, ClientView, Contribution, Federation, LabelSkewError, Method, Total
+from fl_labelskew_registry.contracts import ADDITIVE
 from pydantic import WrapSerializer, create_model
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_labelskew_plugins import params
+from fl_labelskew_plugins.tensors import group, joined, rest
 
+Calibration = Callable[[Tensor, ClientView], Tensor]
 SIGN = "+"
 """Between the names of methods in the name of their combination."""
+
+
+@dataclass
+class PartView(ClientView):
+    """A client as the method ``name`` of :class:`Added` sees it; ``whole`` is the client as all of them see it."""
+
+    whole: ClientView | None = None
+    name: str = ""
+
+    def modules(self, model: nn.Module | None = None) -> dict[str, nn.Module]:
+        """Those of the part alone."""
+        return group(super().modules(model), self.name)
+
+
+class Added(Method):
+    """Additive methods as one, whose terms are added up; they are called in the order of their names.
+
+    Each has a scratch of its own. Its names of tensors (shared, kept and sent) and of terms begin with its own.
+    """
+
+    def __init__(self, parts: Mapping[str, Method]) -> None:
+        super().__init__()
+        self.parts = dict(sorted(parts.items()))
+        self.individual = any(part.individual for part in parts.values())
+        vars(self).update(sends=joined(**{name: part.sends for name, part in self.parts.items()}))
+
+    def uses(self, *hooks: str) -> bool:
+        """Whether a part has any of these hooks, of those that additive methods may have."""
+        return any(part.uses(*ADDITIVE.intersection(hooks)) for part in self.parts.values())
+
+    def _views(self, client: ClientView) -> Iterator[tuple[str, Method, ClientView]]:
+        for name, part in self.parts.items():
+            view = PartView(
+                **vars(client)
+                | {
+                    "shared": group(client.shared, name),
+                    "state": group(client.state, name),
+                    "scratch": client.scratch.setdefault(name, {}),
+                    "whole": client,
+                    "name": name,
+                }
+            )
+            yield name, part, view
+            client.state = {**rest(client.state, name), **joined(**{name: view.state})}
+
+    def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
+        """Everybody's."""
+        return joined(**{name: part.shared_modules(federation) for name, part in self.parts.items()})
+
+    def calibration(self, name: str) -> Calibration:
+        """That of a part, in its own view of the client."""
+        calibrate = self.parts[name].calibrate
+        return lambda logits, client: next(calibrate(logits, view) for n, _, view in self._views(client) if n == name)
+
+    def before_round(self, client: ClientView) -> None:
+        """Everybody's."""
+        for _, part, view in self._views(client):
+            part.before_round(view)
+
+    def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """Everybody's, such as ``moon.contrast``."""
+        terms = ((name, part.terms(batch, view)) for name, part, view in self._views(client))
+        return {f"{name}.{term}": value for name, made in terms for term, value in made.items()}
+
+    def contribute(self, client: ClientView) -> dict[str, Tensor]:
+        """Everybody's."""
+        return joined(**{name: part.contribute(view) for name, part, view in self._views(client)})
+
+    def after_round(self, client: ClientView) -> None:
+        """Everybody's."""
+        for _, part, view in self._views(client):
+            part.after_round(view)
+
+    def combine(self, total: Total, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Everybody's, each from its own sums."""
+        new = dict(shared)
+        for name, part in self.parts.items():
+            part_shared = part.combine(_of(name, total), group(shared, name))
+            new = {**rest(new, name), **joined(**{name: part_shared})}
+        return new
+
+    def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
+        """Everybody's."""
+        return joined(**{name: part.contribution_shapes(federation) for name, part in self.parts.items()})
+
+    def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
+        """Everybody's."""
+        return joined(**{name: part.opening_shapes(federation) for name, part in self.parts.items()})
+
+    def opening(self, client: ClientView) -> dict[str, Tensor]:
+        """Everybody's."""
+        return joined(**{name: part.opening(view) for name, part, view in self._views(client)})
+
+    def open(self, total: Total) -> dict[str, Tensor]:
+        """Everybody's, each from its own sums."""
+        return joined(**{name: part.open(_of(name, total)) for name, part in self.parts.items()})
+
+
+def _of(name: str, total: Total) -> Total:
+    """A part's own tensors of a sum."""
+    contributions = [Contribution(one.id, group(one.tensors, name)) for one in total.contributions]
+    return replace(total, tensors=group(total.tensors, name), contributions=contributions)
 
 
 class Combined(Method):
     """Methods in a row; ``params`` has those of each under its name.
 
     Args:
-        parts: by name, in order; one of them at most does more than calibrate logits, and has all hooks but those here.
+        parts: by name, in order; all that do more than calibrate logits are additive, or there is only one of them.
     """
 
     def __init__(self, parts: Mapping[str, Method]) -> None:
@@ -27,21 +133,27 @@ class Combined(Method):
         fields: dict[str, Any] = {name: (_shown(part, name == last), part.params) for name, part in parts.items()}
         super().__init__(create_model("Params", __base__=params.Params, **fields)())
         self.parts = dict(parts)
-        self.carrier = next((part for part in parts.values() if not part.logits_only()), None)
+        carriers = {name: part for name, part in parts.items() if not part.logits_only()}
+        added = Added(carriers) if len(carriers) > 1 else None
+        self.carrier: Method | None = added or next(iter(carriers.values()), None)
+        self._units = [part for name, part in parts.items() if name not in carriers]
+        self._units += [self.carrier] if self.carrier else []
         self.aggregation = parts[last].aggregation
         self.individual = any(part.individual for part in parts.values())
         vars(self).update(
             paper="; ".join(part.paper for part in parts.values() if part.paper),
             runtimes=tuple(kind for kind in Method.runtimes if all(kind in p.runtimes for p in parts.values())),
-            sends={name: kind for part in parts.values() for name, kind in part.sends.items()},
+            sends={name: kind for unit in self._units for name, kind in unit.sends.items()},
         )
-        self._calibrations = [part.calibrate for part in parts.values()]
-        self._calibrate_of_carrier = None
+        self._calibrations = [
+            added.calibration(name) if added and name in carriers else part.calibrate for name, part in parts.items()
+        ]
+        self._calibrate_of_carrier = None if added or not self.carrier else self.carrier.calibrate
         if self.carrier is not None:
             carried = [hook for hook in HOOKS[Method] if hook not in vars(Combined) and self.carrier.uses(hook)]
             vars(self).update({hook: getattr(self.carrier, hook) for hook in carried})
-            self._calibrate_of_carrier = self.carrier.calibrate
-            self.carrier.calibrate = self.calibrate  # type: ignore[method-assign]  # inside its own loss
+        for part in carriers.values():
+            part.calibrate = self.calibrate  # type: ignore[method-assign]  # inside its own loss and terms
 
     def uses(self, *hooks: str) -> bool:
         """Whether a part has any of these hooks, as far as it is called."""
@@ -52,6 +164,7 @@ class Combined(Method):
 
     def calibrate(self, logits: Tensor, client: Any) -> Tensor:
         """One after the other; once the upload is there, the carrier's own alone: what follows is the client's."""
+        client = getattr(client, "whole", client)
         if self._calibrate_of_carrier is not None and self._uploaded(client):
             return self._calibrate_of_carrier(logits, client)
         for calibrate in self._calibrations:
@@ -96,7 +209,7 @@ class Combined(Method):
         return {key: tensor for part in self._openings() for key, tensor in part.open(total).items()}
 
     def _openings(self) -> list[Method]:
-        return [part for part in self.parts.values() if part.uses("opening")]
+        return [unit for unit in self._units if unit.uses("opening")]
 
 
 def combine(parts: Mapping[str, Method]) -> Method:
@@ -106,10 +219,12 @@ def combine(parts: Mapping[str, Method]) -> Method:
         LabelSkewError: they do not go together; the line says why, and what to use.
     """
     carriers = [name for name, part in parts.items() if not part.logits_only()]
-    if len(carriers) > 1:
+    strange = next((name for name in carriers if not parts[name].additive()), None)
+    if strange is not None and len(carriers) > 1:
+        with_others = ", ".join(name for name in carriers if name != strange)
         raise LabelSkewError(
-            f"{carriers[0]} and {carriers[1]} both change more than logits; use one of them, with methods that "
-            "change logits alone"
+            f"{strange} does not go with {with_others}: it does more than change logits and add terms to the loss; use "
+            f"{strange} with methods that only change logits"
         )
     for name in carriers:
         if not parts[name].combines:

@@ -145,20 +145,20 @@ class FD(Method):
         teacher, known = without_own(total, senders, sent, counted)
         client.scratch[TEACHER] = teacher.to(client.counts.device), known.to(client.counts.device)
 
-    def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Cross-entropy and, once there is a teacher, the distillation."""
-        p, terms = self.params, super().loss(batch, client)
+    def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """The distillation, once there is a teacher."""
+        p = self.params
         if p.gamma == 0:
-            return terms
+            return {}
         z = batch.logits.detach()
         sums = class_sums(z if p.outputs == "logits" else z.softmax(dim=1), batch.labels, len(client.counts))
         old = client.scratch.get(SUMS)
         client.scratch[SUMS] = sums if old is None else (old[0] + sums[0], old[1] + sums[1])
-        if TEACHER in client.scratch:
-            teacher, known = client.scratch[TEACHER]
-            far = distillation(batch.logits, batch.labels, teacher, known, outputs=p.outputs, distance=p.distance)
-            terms["distillation"] = p.gamma * far
-        return terms
+        if TEACHER not in client.scratch:
+            return {}
+        teacher, known = client.scratch[TEACHER]
+        far = distillation(batch.logits, batch.labels, teacher, known, outputs=p.outputs, distance=p.distance)
+        return {"distillation": p.gamma * far}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
         """Mean output for each label, and which of them the client has."""

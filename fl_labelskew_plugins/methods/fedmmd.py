@@ -88,17 +88,16 @@ class FedMMD(Method):
         if self.params.lam > 0 and client.frozen is not None and client.model is not None:
             client.scratch[TEACHER] = client.frozen(client.model.state_dict())
 
-    def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Cross-entropy and discrepancy."""
-        terms = super().loss(batch, client)
+    def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """The discrepancy."""
         teacher: Any = client.scratch.get(TEACHER)
         if teacher is None:
-            return terms
+            return {}
         features = self.params.on == "features"
         with torch.no_grad():
             frozen = teacher.features(batch.inputs) if features else teacher(batch.inputs)
         local = batch.features if features else batch.logits
-        return {**terms, "mmd": self.params.lam * two_stream_loss(local, frozen, bandwidths=self.params.bandwidths)}
+        return {"mmd": self.params.lam * two_stream_loss(local, frozen, bandwidths=self.params.bandwidths)}
 
     def deviations(self) -> list[str]:
         """Where this is not the authors' code."""

@@ -234,9 +234,9 @@ class FedMR(Method):
         if self.params.prototypes == "running" and self.shares(client):
             client.scratch["fedmr.sums"] = None
 
-    def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Equation 5; the inter-class term waits for the first prototypes."""
-        p, terms = self.params, super().loss(batch, client)
+    def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """Both terms of equation 5; the inter-class term waits for the first prototypes."""
+        p, terms = self.params, {}
         if batch.last_epoch and "fedmr.sums" in client.scratch:
             sums = class_sums(batch.features.detach(), batch.labels, len(client.counts))
             old = client.scratch["fedmr.sums"]

@@ -7,27 +7,29 @@ than to those of the client's own model of its last round), equation 4 (its sum 
 Temperature 0.5 is the paper's and the authors' code's; of ``mu`` 0.1, 1, 5 and 10 the paper takes 5 for CIFAR-10 and 1
 elsewhere, the code has 1, and FedMR (tables 9 and 10) finds 1e-4 to 1.
 
-Left out: the projection head of two layers; contrast is on the network's features. The last local model is private
-state as large as the model. A client's first round has none and no contrast; the authors' code has no negative either
-in the first round of all, but a client that joins later is compared with its own random start weights.
+``projection: mlp`` is the projection head of two layers before the contrast: as many hidden units as features, and 256
+outputs, as in the authors' code. The classifier takes the network's features, with and without it; in the paper it
+follows the head. The last local model is private state as large as the model. A client's first round has none and no
+contrast; the authors' code has no negative either in the first round of all, but a client that joins later is compared
+with its own random start weights.
 
 ``mu = 0`` is plain cross-entropy, bit for bit.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from fl_labelskew_registry.contracts import Batch, ClientView, Method
+from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Method
 from pydantic import Field
 from torch.nn.functional import softplus
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import keep_private, private_model, unit
+from fl_labelskew_plugins.ops import BESIDE_CLASSIFIER, keep_private, private_model, projected, projection_head, unit
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 PREFIX = "moon."
 TEACHERS = "moon.teachers"
@@ -74,8 +76,15 @@ class MOON(Method):
             1.0, ge=0, description="weight of the contrastive loss (5 for CIFAR-10; FedMR, tables 9 and 10: 1e-4 to 1)"
         )
         temperature: float = Field(0.5, gt=0, description="of the cosines")
+        projection: Literal["none", "mlp"] = Field(
+            "none", description="head before the contrast; mlp: two layers, 256 outputs (paper and authors' code)"
+        )
 
     paper = "Model-Contrastive Federated Learning, CVPR 2021, https://arxiv.org/abs/2103.16257"
+
+    def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
+        """The projection head, which is averaged like the network."""
+        return projection_head(federation) if self.params.projection == "mlp" and self.params.mu > 0 else {}
 
     def before_round(self, client: ClientView) -> None:
         """The server's model and the client's last one, frozen; a client's first round has neither."""
@@ -83,16 +92,16 @@ class MOON(Method):
         if self.params.mu > 0 and previous is not None and client.frozen is not None and client.model is not None:
             client.scratch[TEACHERS] = client.frozen(client.model.state_dict()), client.frozen(previous)
 
-    def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Equation 4, from a client's second round on."""
-        terms = super().loss(batch, client)
+    def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """The contrast of equation 4, from a client's second round on."""
         teachers: Any = client.scratch.get(TEACHERS)
         if teachers is None:
-            return terms
+            return {}
         with torch.no_grad():
-            positive, negative = (teacher.features(batch.inputs) for teacher in teachers)
-        contrast = model_contrast(batch.features, positive, negative, temperature=self.params.temperature)
-        return {**terms, "contrast": self.params.mu * contrast}
+            positive, negative = (projected(teacher.features(batch.inputs), client, teacher) for teacher in teachers)
+        features = projected(batch.features, client)
+        contrast = model_contrast(features, positive, negative, temperature=self.params.temperature)
+        return {"contrast": self.params.mu * contrast}
 
     def after_round(self, client: ClientView) -> None:
         """The client keeps its final weights."""
@@ -103,4 +112,6 @@ class MOON(Method):
         """Where this is not the printed method."""
         if self.params.mu == 0:
             return []
+        if self.params.projection == "mlp":
+            return [BESIDE_CLASSIFIER]
         return ["the contrast is on the network's features; the paper has a projection head before them"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fl_labelskew_registry import LabelSkewError, mistake
+from fl_labelskew_registry.contracts import SHARED_MODULES
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from safetensors import SafetensorError, safe_open
 
@@ -125,8 +126,9 @@ def recipe_hash(recipe: Recipe) -> str:
 
 
 def save(weights: Weights, file: Path, said: About) -> None:
-    """Write a model as a whole or not at all."""
-    save_atomic(weights, file, {KEY: said.model_dump_json()})
+    """Write a model as a whole or not at all; without the method's shared modules, which its logits do not need."""
+    network = {name: value for name, value in weights.items() if not name.startswith(f"{SHARED_MODULES}.")}
+    save_atomic(network, file, {KEY: said.model_dump_json()})
 
 
 def read(file: Path) -> tuple[About, Weights]:

@@ -2,9 +2,11 @@
 
 import json
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
+from fl_labelskew_registry import Batch, Method
 from mistakes import message
 from torch.nn.functional import cross_entropy
 from totals import total_of
@@ -14,11 +16,19 @@ from fl_labelskew_plugins.methods.fedavg import FedAvg
 from fl_labelskew_plugins.methods.fedlc import FedLC, calibrated_logits
 from fl_labelskew_plugins.methods.fedmr import FedMR, intra_class_loss
 from fl_labelskew_plugins.methods.fedphp import FedPHP
+from fl_labelskew_plugins.methods.fedproc import FedProc
 from fl_labelskew_plugins.methods.fedrs import FedRS
 from fl_labelskew_plugins.methods.fedshift import FedShift, shifted_logits
 from fl_labelskew_plugins.methods.map import MAP
+from fl_labelskew_plugins.methods.moon import MOON
 from fl_labelskew_plugins.ops import restricted_logits
+from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import parse, schema
+from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.progress import Progress
+from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runs.simulation import Simulation
 from fl_labelskew_plugins.runtimes.silo import facts
 
 TEXT = """\
@@ -75,6 +85,92 @@ def test_calibrations_in_the_order_in_which_they_stand(samples):
     assert not torch.equal(first, second)
 
 
+ADDITIVE = """\
+data_args: {dataset: digits}
+partition_args: {partition_method: pcdd, classes_per_client: 2}
+model_args: {model: mlp, hidden: [8]}
+train_args: {client_num_in_total: 5, client_num_per_round: 3, comm_round: 2, learning_rate: 0.1}
+device_args: {threads: 1}
+method_args: {method: %s, fedmr: {lite: 4, prototypes: running}, fedproc: {schedule: constant}}
+"""
+
+
+def played(methods, folder, more):
+    folder.mkdir()
+    made = session.build(parse.parse(ADDITIVE % methods, overrides=more))
+    record = Record(made, RunFolder(folder), Progress(), resume=False)
+    return [line["loss_terms"] for line in Simulation(record)], record
+
+
+@pytest.mark.parametrize("optimizer", ["FedAvg", "Mime"])  # Mime computes each loss a second time
+def test_the_order_of_additive_methods_does_not_matter(optimizer, tmp_path):
+    """Though both send prototypes under the same names, and FedMR draws from the client's generator."""
+    more = ["method_args.moon.mu=0.5", f"train_args.federated_optimizer={optimizer}"]
+    terms, one = played("[moon, fedmr, fedproc, fedlc]", tmp_path / "one", more)
+    again, other = played("[fedproc, fedlc, fedmr, moon]", tmp_path / "other", more)
+    assert terms == again
+    assert list(terms[-1]) == ["cross_entropy", "fedmr.intra", "fedmr.inter", "fedproc.contrast", "moon.contrast"]
+    assert all(terms[-1].values())
+    assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights)
+    assert {f"{part}/{name}" for part in ("fedmr", "fedproc") for name in ("prototypes", "known")} <= {*one.shared}
+    assert not any(name.startswith("moon") for name in one.shared)
+
+
+def test_terms_are_those_of_each_method(samples):
+    parts = {"moon": MOON(), "fedlc": FedLC(), "fedmr": FedMR(FedMR.Params(mu1=0.5))}
+    terms = samples.loss(combined.combine(parts))
+    assert list(terms) == ["cross_entropy", "fedmr.intra"]  # MOON's first round has no contrast
+    lowered = calibrated_logits(samples.logits, samples.counts, tau=1.0)
+    assert torch.equal(terms["cross_entropy"], cross_entropy(lowered, samples.labels))
+    assert torch.equal(terms["fedmr.intra"], 0.5 * intra_class_loss(samples.features, samples.labels, num_classes=5))
+
+
+class Confident(Method):
+    """A term of the calibrated logits, a calibration and an opening of its own."""
+
+    Params = Params
+    sends: ClassVar = {"n": "counts"}
+
+    def opening_shapes(self, federation):
+        return {"n": (1,)}
+
+    def opening(self, client):
+        return {"n": client.counts.sum().reshape(1)}
+
+    def open(self, total):
+        return {"all": total.tensors["n"]}
+
+    def calibrate(self, logits, client):
+        return logits * client.shared["all"]
+
+    def terms(self, batch, client):
+        client.scratch["calls"] = client.scratch.get("calls", 0) + 1
+        client.state["calls"] = torch.tensor(client.scratch["calls"])
+        return {"confidence": self.calibrate(batch.logits, client).logsumexp(1).mean()}
+
+
+def test_a_part_has_its_own_state_and_all_calibrations(samples):
+    both = combined.combine({"one": Confident(), "fedlc": FedLC(), "two": Confident()})
+    assert both.additive()
+    assert both.sends == {"one/n": "counts", "two/n": "counts"}
+    assert both.opening_shapes(None) == {"one/n": (1,), "two/n": (1,)}
+    client = samples.view()
+    sent = both.opening(client)
+    assert sent.keys() == {"one/n", "two/n"}
+    client.shared = both.open(total_of({"one/n": torch.tensor([2.0]), "two/n": torch.tensor([0.5])}))
+    terms = both.loss(Batch(samples.inputs, samples.features, samples.logits, samples.labels), client)
+    lowered = calibrated_logits(samples.logits * 2, samples.counts, tau=1.0) * 0.5
+    assert torch.equal(terms["one.confidence"], lowered.logsumexp(1).mean())
+    assert torch.equal(terms["one.confidence"], terms["two.confidence"])
+    assert {**client.state} == {"one/calls": 1, "two/calls": 1}
+
+
+def test_fedproc_is_additive_with_a_constant_weight():
+    assert not FedProc().additive()
+    assert FedProc(FedProc.Params(schedule="constant")).additive()
+    assert FedProc(FedProc.Params(mu=0)).additive()
+
+
 def test_it_is_what_its_parts_are():
     logits = combined.combine({"fedrs": FedRS(), "fedlc": FedLC()})
     assert logits.logits_only()
@@ -103,9 +199,11 @@ def test_opening_and_prototypes_live_side_by_side():
 @pytest.mark.parametrize(
     ("method", "line"),
     [
+        ("[flda, moon]", "flda does not go with moon: it does more than change logits"),
         (
             "[fedmr, map]",
-            "fedmr and map both change more than logits; use one of them, with methods that change logits alone",
+            "map does not go with fedmr: it does more than change logits and add terms to the loss; use map with "
+            "methods that only change logits",
         ),
         ("fedrs+map", "fedrs and map both correct logits for missing classes; use one of them"),
         ("fedlc+fedshift", "fedlc and fedshift both correct logits for class counts; use one of them"),

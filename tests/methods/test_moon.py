@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from losses import assert_finite
+from torch import nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fl_labelskew_plugins.methods.moon import MOON, model_contrast
@@ -101,6 +102,24 @@ def test_later_rounds_contrast_the_servers_model_with_the_last_own(world):
     assert torch.equal(view.state["moon.body.0.weight"], world.net.body[0].weight)
 
 
+def test_contrast_of_projected_features(world):
+    """Each model projects with the head of its own weights."""
+    method = MOON(MOON.Params(projection="mlp"))
+    world.net.shared_modules = nn.ModuleDict(method.shared_modules(world.federation))
+    assert [tuple(p.shape) for p in world.net.shared_modules.parameters()] == [(3, 3), (3,), (256, 3), (256,)]
+    state = moved(world.net)
+    view = world.client(state=dict(state))
+    method.before_round(view)
+    models = [view.frozen(world.net.state_dict()), view.frozen({k.removeprefix("moon."): v for k, v in state.items()})]
+    batch = world.batch()
+    positive, negative = (m.shared_modules["projection"](m.features(batch.inputs)) for m in models)
+    expected = naive(world.net.shared_modules["projection"](batch.features), positive, negative, 0.5)
+    term = method.terms(batch, view)["contrast"]
+    assert term.item() == pytest.approx(expected, rel=1e-5)
+    term.backward()
+    assert all(p.grad is not None for p in world.net.shared_modules.parameters())
+
+
 def test_two_rounds_on_digits(digits):
     run = digits("moon")
     first = run.play([0, 1])
@@ -115,3 +134,4 @@ def test_two_rounds_on_digits(digits):
 def test_deviations():
     assert MOON(MOON.Params(mu=0.0)).deviations() == []
     assert "projection head" in MOON().deviations()[0]
+    assert "projection: mlp" in MOON(MOON.Params(projection="mlp")).deviations()[0]

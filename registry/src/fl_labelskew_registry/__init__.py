@@ -18,7 +18,7 @@ from fl_labelskew_registry.data import Arrays, Data, Dataset, Images, Network, P
 from fl_labelskew_registry.errors import LabelSkewError, MistakesError, PluginError, RunError, mistake
 from fl_labelskew_registry.tracker import TrackedRun, Tracker
 
-__version__ = "0.2.0"
+__version__ = "0.2.1"
 
 __all__ = [
     "HOOKS",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     Tensors = Mapping[str, Tensor]
 
+SHARED_MODULES = "shared_modules"
+"""Attribute of the network under which it has the method's :meth:`Method.shared_modules`."""
 Aggregation = Literal["samples", "uniform", "population"]
 """Weights of the uploads: samples of the round, ``1/|S|``, or samples of the whole federation."""
 
@@ -113,6 +115,14 @@ class ClientView:
         """Training samples of this client, ``N_k``."""
         return int(self.counts.sum())
 
+    def modules(self, model: nn.Module | None = None) -> Mapping[str, nn.Module]:
+        """The method's :meth:`Method.shared_modules`, as ``model`` (default: the local network) has them.
+
+        In a network that :attr:`frozen` made they are those of the state dict that it was made from.
+        """
+        shared: Any = getattr(self.model if model is None else model, SHARED_MODULES, {})
+        return dict(shared.items())
+
 
 @dataclass
 class Batch:
@@ -169,8 +179,9 @@ class Method(Plugin):
     outputs of a class) or ``counts`` (samples of a class); silos' policies go by it, and what it does not name is
     ``other`` to them. The server adds these tensors up, and no more; ``individual`` says that a method needs those of
     each client, so that it does not run with secure aggregation.
-    A method that only changes logits overrides :meth:`calibrate` alone. One object serves all clients, so whatever
-    belongs to a client lives in its view; a hook that changes an attribute of the object ends the run.
+    A method that only changes logits overrides only :meth:`calibrate`, one that adds to the loss :meth:`terms`. One
+    object serves all clients, so whatever belongs to a client lives in its view; a hook that changes an attribute
+    of the object ends the run.
 
     For combinations: ``combines`` says whether other methods' calibrated logits may stand in its loss, ``corrects``
     what its calibration corrects for; two that correct for the same are not combined.
@@ -205,6 +216,13 @@ class Method(Plugin):
         """
         return not self.uses(*(hook for hook in hooks(Method) if hook not in BESIDE_TRAINING))
 
+    def additive(self) -> bool:
+        """Whether this method only adds :meth:`terms` to the cross-entropy of calibrated logits, and what they need.
+
+        Additive methods can be combined with each other. Override it where options decide.
+        """
+        return self.logits_only() or not self.uses(*(hook for hook in hooks(Method) if hook not in ADDITIVE))
+
     def protects(self) -> bool:
         """Whether :meth:`protect` is in force; override it where options decide."""
         return self.uses("protect")
@@ -238,6 +256,15 @@ class Method(Plugin):
         """Server, once before round 0: the first shared tensors, from the sum of all clients' openings."""
         return {}
 
+    def shared_modules(self, federation: Federation) -> Mapping[str, nn.Module]:
+        """Modules that are trained, uploaded and averaged like the network's own, such as a projection head.
+
+        Called where a process builds the network, with torch's generator seeded alike in all of them; it may use
+        ``num_features`` and ``num_classes``. A client finds them with :meth:`ClientView.modules`. They stay in
+        checkpoints, but not in the model of a finished run, whose logits do not depend on them.
+        """
+        return {}
+
     def stages(self, epochs: int) -> list[Stage]:
         """The parts of local training, in order; exactly one has ``upload=True``."""
         return [Stage("train", epochs)]
@@ -253,14 +280,20 @@ class Method(Plugin):
         """Training logits ``(B, C)`` to those the loss sees, ``(B, C)``."""
         return logits
 
-    def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Terms of the loss, already weighted; their sum is what is minimised.
+    def terms(self, batch: Batch, client: ClientView) -> Tensors:
+        """Terms that are added to the cross-entropy, by name, already weighted; default: none."""
+        return {}
 
-        The default is the mean cross-entropy of the calibrated logits.
+    def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
+        """All terms of the loss, already weighted; their sum is minimised.
+
+        The default is the mean cross-entropy of the calibrated logits, and :meth:`terms`. Override it only if the
+        cross-entropy itself is another: the method can then not be combined with methods that add terms.
         """
         from torch.nn.functional import cross_entropy
 
-        return {"cross_entropy": cross_entropy(self.calibrate(batch.logits, client), batch.labels)}
+        calibrated = self.calibrate(batch.logits, client)
+        return {"cross_entropy": cross_entropy(calibrated, batch.labels), **self.terms(batch, client)}
 
     def contribute(self, client: ClientView) -> Tensors:
         """Client, after local training: tensors to be added up. Override only if something is sent.
@@ -421,6 +454,8 @@ class Optimizer(Plugin):
         return round.mean
 
 
-BESIDE_TRAINING = {"deviations", "warnings", "report", "logits_only", "protects", "personalises", "calibrate"}
-BESIDE_TRAINING |= {"opening", "opening_shapes", "open", "contribution_shapes"}
+BESIDE_TRAINING = {"deviations", "warnings", "report", "logits_only", "additive", "protects", "personalises"}
+BESIDE_TRAINING |= {"calibrate", "opening", "opening_shapes", "open", "contribution_shapes"}
 """What a method may override whose training is nothing but calibrated logits."""
+ADDITIVE = BESIDE_TRAINING | {"shared_modules", "before_round", "terms", "contribute", "combine", "after_round"}
+"""What a method may override that only adds terms to the loss."""
