@@ -116,7 +116,7 @@ def test_a_plugin_is_listed_without_being_imported(source, line, register):
 
 
 def test_details_show_paper_and_parameters():
-    output = call("methods", "fedlc").output
+    output = call("methods", "fedlc", COLUMNS="120").output
     assert "paper: Federated Learning with Label Distribution Skew" in output
     assert "aggregation: samples" in output
     rows = [line.split() for line in output.splitlines()]
@@ -134,7 +134,7 @@ def test_details_of_a_method_fit_80_columns():
     assert "\nDeviations of the defaults from the paper:\n- denominator: full keeps" in output
     assert re.search(r"^FedLC +tau 5 +71.18 ± 0.33 +84.11 ± 2.25", output, re.MULTILINE)
     assert "own splits" not in re.search(r"^method +optimiser.*", output, re.MULTILINE)[0]  # no room for all columns
-    assert re.search(r"^method +optimiser.*own splits", call("methods", "fedlc").output, re.MULTILINE)
+    assert re.search(r"^method +optimiser.*own splits", call("methods", "fedlc", COLUMNS="120").output, re.MULTILINE)
     assert "Our accuracy" not in call("optimizers", "Mime").output
     assert "Deviations of the defaults" in call("optimizers", "Mime").output
 
@@ -146,7 +146,7 @@ def test_details_of_a_plugin_whose_deviations_fail(register):
         '    r"""A loss.\n\n    Equation 1:\n\n    .. math:: \\frac{a + b}{c\x1b} \\unknown{\n    """\n'
         "    def deviations(self): return 1 / 0",
     )
-    output = call("methods", "acme").output
+    output = call("methods", "acme", COLUMNS="120").output
     assert "Equation 1:\n\n    ((a + b) / c?) unknown" in output
     assert "- not available: " in output
     assert "ZeroDivisionError: division by zero" in output
