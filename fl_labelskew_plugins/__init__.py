@@ -12,10 +12,12 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.front.run import Callback, Run, load, open, run
     from fl_labelskew_plugins.front.simulate import Loop, simulate
     from fl_labelskew_plugins.front.survey import survey
-    from fl_labelskew_plugins.host import runner as fedml
+    from fl_labelskew_plugins.host import runner
     from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.studies.side_by_side import Report, report
     from fl_labelskew_plugins.studies.sweep.from_python import Sweep, sweep
+
+    fedml = runner
 
 __version__ = "0.1.0"
 
@@ -44,7 +46,6 @@ __all__ = [
     "Run",
     "Sweep",
     "__version__",
-    "fedml",
     "load",
     "open",
     "report",
@@ -58,13 +59,25 @@ __all__ = [
 def __getattr__(name: str) -> object:
     from importlib import import_module
 
+    if name == "fedml":
+        return _fedml()
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name == "fedml":
-        return import_module(f"{__name__}.host.runner")
     value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     return value
 
 
+def _fedml() -> object:
+    from importlib import import_module
+
+    from fl_labelskew_registry import LabelSkewError
+
+    from fl_labelskew_plugins.recipe import compatibility
+
+    if not compatibility.host_installed():
+        raise LabelSkewError("fl.fedml: FedML is not installed; use Python 3.10 or 3.11, or labelskew run")
+    return import_module(f"{__name__}.host.runner")
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "fedml"])

@@ -123,12 +123,14 @@ def backward(total: Tensor, method: Method) -> None:
         raise
     except Exception as error:
         carrier = getattr(method, "carrier", None) or method
-        kinds = [type(part) for part in getattr(carrier, "parts", {"": carrier}).values()]
-        kind = next((kind for kind in kinds if package(kind) not in OURS), None)
-        if kind is None:
+        parts = getattr(carrier, "parts", {"": carrier}).values()
+        part = next((part for part in parts if package(type(part)) not in OURS), None)
+        if part is None:
             raise
-        line = f"{kind.__qualname__}.loss ({kind.__module__}): its gradient raised {_said(error)}"
-        raise HookError(line, _frames(error, kind)) from error
+        hook = next((hook for hook in ("loss", "terms", "calibrate") if part.uses(hook)), "loss")
+        raise HookError(
+            f"{hook_name(part, hook)}: its gradient raised {_said(error)}", _frames(error, type(part))
+        ) from error
 
 
 def package(kind: type) -> str:

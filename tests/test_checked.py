@@ -538,14 +538,19 @@ IN_RUNS = [
         "methods",
         "def before_round(self, client): client.model.classifier = nn.Linear(4, 12)",
         "A.before_round ({}) left a network whose classifier.weight has the shape (12, 4), expected (10, 4); keep "
-        "names and shapes of client.model; a head of the client's own belongs into client.scratch, and its "
-        "parameters into private_parameters",
+        "names and shapes of client.model; keep a client-specific head in client.scratch and return its "
+        "parameters from private_parameters",
     ),
     (
         "methods",
         "def loss(self, batch, client):\n    client.model.extra = nn.Linear(1, 1)\n"
         "    return super(A, self).loss(batch, client)",
         "A.loss ({}) left a network with extra.weight, extra.bias, which the server's model does not have; ",
+    ),
+    (
+        "methods",
+        "def terms(self, batch, client):\n    client.model.extra = nn.Linear(1, 1)\n    return {}",
+        "A.terms ({}) left a network with extra.weight, extra.bias, which the server's model does not have; ",
     ),
     ("optimizers", "def finish(self, work, upload): pass", "A.finish ({}) returned None; "),
     ("optimizers", "def step(self, round): return {}", "A.step ({}) returned a dict without 'body.1.bias'; "),
@@ -616,6 +621,11 @@ class Net(nn.Module):
             "methods", "def loss(self, batch, client):\n    y = batch.logits.exp()\n    loss = y.sum()\n    y.zero_()\n"
             "    return {'a': loss}", [],
             "A.loss ({}): its gradient raised RuntimeError: one of the variables needed for gradient computation", [],
+        ),
+        (
+            "methods", "def terms(self, batch, client):\n    y = batch.logits.exp()\n    a = y.sum()\n    y.zero_()\n"
+            "    return {'a': a}", ["method_args.method=fedlc+acme"],
+            "A.terms ({}): its gradient raised RuntimeError: one of the variables needed for gradient computation", [],
         ),
         (
             "optimizers", "def correct(self, work):\n    work.gradients()['nothing'].zero_()", [],

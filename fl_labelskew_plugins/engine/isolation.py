@@ -48,7 +48,8 @@ class Baseline:
     """A network as it is now; :meth:`restore` undoes all later changes, except those of weights and saved buffers.
 
     It restores the modules' structure, attributes, modes and hooks, which parameters are trained, their hooks, and the
-    values of non-persistent buffers. Weights and persistent buffers are loaded at the start of each turn.
+    values of non-persistent buffers. Weights and persistent buffers are loaded at the start of each turn; one of
+    another shape or dtype gets its earlier form, with zeros.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -61,6 +62,7 @@ class Baseline:
             (p, p.requires_grad, dict(vars(p)), _content(p._backward_hooks), _content(p._post_accumulate_grad_hooks))
             for p in model.parameters()
         ]
+        self._forms = [(tensor, tensor.detach().to("meta")) for tensor in (*model.parameters(), *model.buffers())]
         self._buffers = [
             (module._buffers, name, value.clone())
             for module in model.modules()
@@ -71,6 +73,8 @@ class Baseline:
     @torch.no_grad()
     def restore(self) -> None:
         """Undo what changed since."""
+        for tensor, form in self._forms:
+            _reform(tensor, form)
         for module, kind, attributes in self._modules:
             now = vars(module)
             if type(module) is not kind:  # parametrisations replace it
@@ -104,6 +108,13 @@ def _content(value: Any) -> Any:
 def _refill(container: Any, content: Any) -> None:
     container.clear()
     container.extend(content) if isinstance(container, list) else container.update(content)
+
+
+def _reform(tensor: Tensor, form: Tensor) -> None:
+    """Give a tensor whose ``data`` was replaced its earlier shape and dtype."""
+    if tensor.shape != form.shape or tensor.dtype != form.dtype:
+        tensor.grad = None
+        tensor.data = torch.zeros_like(form, device=tensor.device)
 
 
 def _current(now: Mapping[str, Tensor | None], before: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
@@ -143,7 +154,7 @@ class Unchanged:
                 names = few([f"self.{name}" for name in others], 3)
                 raise HookError(
                     f"{hook_name(part, *used)} changed {names}; all clients of a process share this object, and other "
-                    f"processes have their used: {_remedy(part, used)}"
+                    f"processes have their own copy; {_remedy(part, used)}"
                 )
             self._before[number] = now
 
@@ -152,11 +163,11 @@ def _remedy(part: Plugin, hooks: list[str]) -> str:
     optimizer = isinstance(part, Optimizer)
     if all(hook in SERVER for hook in hooks):
         place = "round.memory or round.shared" if optimizer else "the tensors that open and combine return"
-        return f"keep it in {place}"
+        return f"keep the value in {place}"
     if all(hook in BETWEEN for hook in hooks):
-        return "compute it in __init__ or a functools.cached_property"
+        return "compute the value in __init__ or a functools.cached_property"
     view = "work.client" if optimizer else "client"
-    return f"keep it in {view}.state (for later rounds) or {view}.scratch (for the rest of this round)"
+    return f"keep the value in {view}.state (for later rounds) or {view}.scratch (for the rest of this round)"
 
 
 def _is_cached(part: Plugin, name: str) -> bool:

@@ -57,7 +57,8 @@ def multiply_adds(model: nn.Module, input_shape: Sequence[int]) -> float:
     """About how many multiply-adds a network on the CPU computes for one sample.
 
     Every matrix of weights counts once for each position of its layer's output, which is exact for linear,
-    convolutional and recurrent layers. 0 if the network does not take such samples: its training reports why.
+    convolutional and recurrent layers. 0 if the network cannot be copied, or does not take such samples: its training
+    reports why.
     (``torch.utils.flop_counter`` knows more kinds of layers, but its first use takes a second of CPU time.)
     """
     total = 0.0
@@ -68,7 +69,10 @@ def multiply_adds(model: nn.Module, input_shape: Sequence[int]) -> float:
         channels = out.shape[1 if isinstance(module, nn.modules.conv._ConvNd) else -1]
         total += out.numel() / channels * sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
 
-    twin = copy.deepcopy(model).eval()
+    try:
+        twin = copy.deepcopy(model).eval()
+    except Exception:  # such as a network with torch.nn.utils.weight_norm raises
+        return 0.0
     for module in twin.modules():
         if not isinstance(module, nn.Embedding) and any(p.dim() > 1 for p in module.parameters(recurse=False)):
             module.register_forward_hook(count)

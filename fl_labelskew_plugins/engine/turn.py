@@ -128,10 +128,14 @@ class Turn:
 
     def opening(self) -> Mapping[str, Tensor]:
         """What the client sends before round 0."""
-        with self.isolated():
-            tensors = self.method.opening(self.view)
-            self.trainer.unchanged[0].check("opening")
-            return tensors
+        weights = snapshot(self.model)  # no weights are loaded before the next client's opening
+        try:
+            with self.isolated(), self.seeded():
+                tensors = self.method.opening(self.view)
+                self.trainer.unchanged[0].check("opening")
+                return tensors
+        finally:
+            load(self.model, weights)
 
     @contextlib.contextmanager
     def isolated(self) -> Iterator[None]:
@@ -210,8 +214,8 @@ class Turn:
     def _check_network(self, state: Weights, weights: Weights, *hooks: str) -> None:
         """Raise HookError if one of these hooks of the method left a network that the server cannot average."""
         use = (
-            "keep names and shapes of client.model; a head of the client's own belongs into client.scratch, and its "
-            "parameters into private_parameters"
+            "keep names and shapes of client.model; keep a client-specific head in client.scratch and return its "
+            "parameters from private_parameters"
         )
         check_form(state, weights, f"{hook_name(self.method, *hooks)} left a network", use)
 
@@ -261,9 +265,9 @@ class Turn:
             if stage.upload:
                 optimizer.zero_grad()  # the gradients make room for it
                 upload = snapshot(model)
-                self._check_network(upload, weights, "private_parameters", "calibrate", "loss")
+                self._check_network(upload, weights, "private_parameters", "calibrate", "terms", "loss")
         assert upload is not None  # the recipe's check has looked at the stages
-        of_method.check("calibrate", "loss")
+        of_method.check("calibrate", "terms", "loss")
         of_optimizer.check("correct")
         model.eval()
         return upload, {name: float(value) / total for name, value in sums.items()}

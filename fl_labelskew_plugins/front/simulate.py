@@ -76,7 +76,8 @@ class Loop:
                             break
                     yield line
                 if record.next_round == record.session.federation.rounds:
-                    record.finish()
+                    with restored(self._threads):
+                        record.finish()
         finally:
             self._folder.release()
 

@@ -248,7 +248,7 @@ def _train(runtime: Runtime, record: Record) -> None:
         show.stop()
     if record.next_round < federation.rounds:
         folder.tell(state=status.PAUSED)
-        again = f"; round {record.next_round + 1} was not complete and is repeated" if record.cut else ""
+        again = f"; round {record.next_round + 1} is incomplete; resuming repeats it" if record.cut else ""
         show.note(f"paused after {record.next_round} of {federation.rounds} rounds{again}")
         return
     folder.tell(state=status.FINISHED)

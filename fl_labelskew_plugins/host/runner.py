@@ -46,10 +46,12 @@ __all__ = ["aggregator", "offline", "trainer"]
 LOG = logging.getLogger("fl_labelskew_plugins")
 OURS = "fl_labelskew"
 """Group of the tensors in a message that are not the model's."""
+TIMES = f"{OURS}/times"
+"""With a client's state: how often the client was selected."""
 
 
 def pack(weights: Weights, sums: Mapping[str, Tensor], *, samples: int, uniform: bool) -> Weights:
-    """An upload of which the sample-weighted mean over the clients says all that the server has to know.
+    """Write an upload whose sample-weighted mean contains everything the server needs.
 
     The mean of ``1 / n_k`` is the number of clients over the sum of their samples. So the mean of ``s_k / n_k``, over
     that, is a plain mean of ``s_k``.
@@ -164,7 +166,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         client = self._client(train_data)
         weights = task.inward(self._message, device)
         state = self._state(client)
-        times = int(state.pop("times", torch.tensor(0))) + 1
+        times = int(state.pop(TIMES, torch.tensor(0))) + 1
         train, test = self._samples(client, train_data, round, device)
         local = task.local(client, train, test, secret=self._secret, fresh=self._fresh)
         turn = Turn(
@@ -186,7 +188,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
             parameters=[],
             where=f"round {round + 1}: upload of client {client}",
         )
-        self._keep(client, {**result.state, "times": torch.tensor(times)} if result.state else {})
+        self._keep(client, {**result.state, TIMES: torch.tensor(times)} if result.state else {})
         self._message = task.outward(result.upload)
         if not task.plain:
             sums = {name: torch.zeros(shape) for name, shape in task.shapes.items()} | dict(result.contributions)
@@ -209,7 +211,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
 
     def personalised(self, client: int) -> nn.Module | None:
         """A client's own model, in eval mode; None if this process, or ``state_dir``, has none."""
-        state = self.task.method.personalised(self._state(client))
+        state = self.task.method.personalised(rest(self._state(client), OURS))
         if state is None:
             return None
         network = copy.deepcopy(self._given)
@@ -217,7 +219,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]  # the host is untyped
         return network.eval()
 
     def _client(self, train_data: Any) -> int:
-        """Whose data these are; FedML says so to no trainer."""
+        """Return the client that owns these data; FedML does not pass its number."""
         clients = [client for client, data in self.task.dataset[5].items() if data is train_data]
         federation = self.task.federation
         if len(clients) == 1:
@@ -319,6 +321,7 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]  # the host is 
         check_upload(weights, server.weights, where=f"round {round + 1}: the mean of the uploads")
         right, tested = sums.pop("personalised", torch.zeros(2)).tolist()
         self._personalised = right / tested if tested else None
+        check_extra(sums, task.shapes, where=f"round {round + 1}: the sum of what clients send")
         server.advance(weights, {}, {}, Total(sums, task.federation.clients_per_round, round))
 
     def test(self, test_data: Any, device: Any, args: Any) -> Any:
@@ -355,7 +358,7 @@ def _openings(task: Task, counts: Tensor) -> Iterator[Contribution]:
     """What clients with these samples send before round 0."""
     for client, row in enumerate(counts):
         y = torch.arange(len(row)).repeat_interleave(row)
-        tensors = task.method.opening(Turn(task.local(client, Samples(y[:, None], y, (), ())), client).view)
+        tensors = Turn(task.local(client, Samples(y[:, None], y, (), ())), client).opening()
         check_extra(tensors, task.method.opening_shapes(task.federation), where=f"opening of client {client}")
         yield Contribution(client, tensors)
 

@@ -27,7 +27,7 @@ class PartView(ClientView):
     name: str = ""
 
     def modules(self, model: nn.Module | None = None) -> dict[str, nn.Module]:
-        """Those of the part alone."""
+        """Return the modules of the part only."""
         return group(super().modules(model), self.name)
 
 
@@ -63,35 +63,35 @@ class Added(Method):
             client.state = {**rest(client.state, name), **joined(**{name: view.state})}
 
     def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
-        """Everybody's."""
+        """Call this hook of every part."""
         return joined(**{name: part.shared_modules(federation) for name, part in self.parts.items()})
 
     def calibration(self, name: str) -> Calibration:
-        """That of a part, in its own view of the client."""
+        """Return a part's calibration, called with the part's own view of the client."""
         calibrate = self.parts[name].calibrate
         return lambda logits, client: next(calibrate(logits, view) for n, _, view in self._views(client) if n == name)
 
     def before_round(self, client: ClientView) -> None:
-        """Everybody's."""
+        """Call this hook of every part."""
         for _, part, view in self._views(client):
             part.before_round(view)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Everybody's, such as ``moon.contrast``."""
+        """Return the terms of every part, under names such as ``moon.contrast``."""
         terms = ((name, part.terms(batch, view)) for name, part, view in self._views(client))
         return {f"{name}.{term}": value for name, made in terms for term, value in made.items()}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """Everybody's."""
+        """Call this hook of every part."""
         return joined(**{name: part.contribute(view) for name, part, view in self._views(client)})
 
     def after_round(self, client: ClientView) -> None:
-        """Everybody's."""
+        """Call this hook of every part."""
         for _, part, view in self._views(client):
             part.after_round(view)
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Everybody's, each from its own sums."""
+        """Call this hook of every part with the part's own sums."""
         new = dict(shared)
         for name, part in self.parts.items():
             part_shared = part.combine(_of(name, total), group(shared, name))
@@ -99,19 +99,19 @@ class Added(Method):
         return new
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Everybody's."""
+        """Call this hook of every part."""
         return joined(**{name: part.contribution_shapes(federation) for name, part in self.parts.items()})
 
     def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Everybody's."""
+        """Call this hook of every part."""
         return joined(**{name: part.opening_shapes(federation) for name, part in self.parts.items()})
 
     def opening(self, client: ClientView) -> dict[str, Tensor]:
-        """Everybody's."""
+        """Call this hook of every part."""
         return joined(**{name: part.opening(view) for name, part, view in self._views(client)})
 
     def open(self, total: Total) -> dict[str, Tensor]:
-        """Everybody's, each from its own sums."""
+        """Call this hook of every part with the part's own sums."""
         return joined(**{name: part.open(_of(name, total)) for name, part in self.parts.items()})
 
 
@@ -179,7 +179,7 @@ class Combined(Method):
         return client.stage in [stage.name for stage in stages[last + 1 :]]
 
     def deviations(self) -> list[str]:
-        """Everybody's, and whose weights of the uploads are not in force."""
+        """Call this hook of every part; name the parts whose weights of the uploads are not in force."""
         lines = [line for part in self.parts.values() for line in part.deviations()]
         *others, last = self.parts
         return lines + [
@@ -189,23 +189,23 @@ class Combined(Method):
         ]
 
     def warnings(self, federation: Federation) -> list[str]:
-        """Everybody's."""
+        """Call this hook of every part."""
         return [line for part in self.parts.values() for line in part.warnings(federation)]
 
     def report(self, federation: Federation) -> dict[str, Any]:
-        """Everybody's."""
+        """Call this hook of every part."""
         return {key: value for part in self.parts.values() for key, value in part.report(federation).items()}
 
     def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Everybody's."""
+        """Call this hook of every part."""
         return {key: shape for part in self._openings() for key, shape in part.opening_shapes(federation).items()}
 
     def opening(self, client: Any) -> dict[str, Tensor]:
-        """Everybody's."""
+        """Call this hook of every part."""
         return {key: tensor for part in self._openings() for key, tensor in part.opening(client).items()}
 
     def open(self, total: Total) -> dict[str, Tensor]:
-        """Everybody's, of which each finds its own tensors by their names."""
+        """Call this hook of every part; each finds its own tensors by their names."""
         return {key: tensor for part in self._openings() for key, tensor in part.open(total).items()}
 
     def _openings(self) -> list[Method]:

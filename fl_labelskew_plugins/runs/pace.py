@@ -22,8 +22,11 @@ ENOUGH = 3
 """Training batches that are timed at least, unless the whole time is up before."""
 
 
-class OutOfTimeError(Exception):
-    """The time of a run is up within a round, which is discarded and repeated when the run resumes."""
+class OutOfTimeError(BaseException):
+    """The time of a run is up within a round, which is discarded and repeated when the run resumes.
+
+    A BaseException, because a plugin's hook may ask for a batch: no code between the two may take it for an error.
+    """
 
 
 class Pace:
@@ -55,7 +58,7 @@ class Pace:
             between.clear()
 
     def _next(self, training: bool) -> None:
-        """Another batch comes, to be trained on or tested."""
+        """Called before each batch; ``training``: whether it is trained on."""
         assert self.pause is not None
         now = time.monotonic()
         if math.isnan(self._begun):
@@ -70,7 +73,7 @@ class Pace:
             raise OutOfTimeError
 
     def _tell(self, *, tests: int) -> None:
-        """Have the status of a run without a complete round say what a round takes, by the batches so far.
+        """Write an estimate of a round's time to status.json, from the batches timed so far.
 
         ``tests``: test batches to time; with 0 a test counts as nothing. The first batch, which warms up, counts only
         if it is the only one.

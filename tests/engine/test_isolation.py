@@ -17,7 +17,8 @@ from fl_labelskew_plugins.checked import HookError
 from fl_labelskew_plugins.engine import turn
 from fl_labelskew_plugins.engine.aggregate import origin
 from fl_labelskew_plugins.engine.client_state import StateStore
-from fl_labelskew_plugins.engine.isolation import Baseline, Unchanged
+from fl_labelskew_plugins.engine.isolation import Baseline
+from fl_labelskew_plugins.engine.local import load, snapshot
 from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.methods.combined import combine
 from fl_labelskew_plugins.methods.fedlc import FedLC
@@ -72,6 +73,13 @@ def attributes(net):
     net.forward = lambda x: x
 
 
+def forms(net):
+    net.classifier.weight.data = torch.zeros(4, 5)
+    net.body[0].bias.data = net.body[0].bias.data.double()
+    net.scale.data = torch.zeros(7)
+    net.body[1].running_mean.data = torch.zeros(7)
+
+
 def mode(net):
     net.body[1].train()
 
@@ -102,6 +110,16 @@ def test_baseline_restores_the_network(change):
     before, baseline = described(net), Baseline(net)
     change(net)
     baseline.restore()
+    assert described(net) == before
+
+
+def test_baseline_restores_the_forms_of_tensors():
+    """Their values are loaded at the start of the next turn."""
+    net = Net().eval()
+    weights, before, baseline = snapshot(net), described(net), Baseline(net)
+    forms(net)
+    baseline.restore()
+    load(net, weights)
     assert described(net) == before
 
 
@@ -149,6 +167,28 @@ def test_a_client_s_turn_does_not_change_the_next_one_s():
     assert all(torch.equal(value, after.upload[name]) for name, value in alone.upload.items())
     assert alone.loss_terms == after.loss_terms
     assert after.state["centre"].tolist() == shared["centre"].tolist() == [0, 0]
+
+
+class Opens(Plain):
+    """Sends a number of the network before round 0, with dropout's draws, after a change of the weights."""
+
+    def opening_shapes(self, federation):
+        return {"sum": (), "drawn": (1,)}
+
+    def opening(self, client):
+        with torch.no_grad():
+            client.model.classifier.weight.mul_(client.id + 2)
+        return {"sum": client.model.classifier.weight.sum().detach(), "drawn": torch.rand(1)}
+
+
+def test_an_opening_does_not_change_the_next_one():
+    made, other = make(Opens()), make(Opens())
+    before, drawn = snapshot(made.trainer.model), torch.get_rng_state()
+    made.opening(0)
+    after, alone = made.opening(1).tensors, other.opening(1).tensors
+    assert all(torch.equal(after[name], alone[name]) for name in ("sum", "drawn"))
+    assert all(torch.equal(value, before[name]) for name, value in made.trainer.model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn)
 
 
 def _with_and_without_client_0(shared):
@@ -226,7 +266,7 @@ def test_a_changed_attribute_ends_the_turn(name, monkeypatch):
     monkeypatch.setattr(Keeps, "names", [])
     made = make(BeforeRound(ATTRIBUTES[name]))
     line = (
-        rf"^BeforeRound.before_round \({__name__}\) changed self.{name}; .* keep it in client.state "
+        rf"^BeforeRound.before_round \({__name__}\) changed self.{name}; .* keep the value in client.state "
         r"\(for later rounds\) or client.scratch \(for the rest of this round\)$"
     )
     with pytest.raises(HookError, match=line):
@@ -256,14 +296,14 @@ def hook(name, *, of=Keeps):
 
 
 WHERE = "client.state (for later rounds) or client.scratch"
-CONSTANT = "compute it in __init__ or a functools.cached_property"
+CONSTANT = "compute the value in __init__ or a functools.cached_property"
 
 
 @pytest.mark.parametrize(
     ("name", "use"),
     [
-        *[(name, WHERE) for name in ("loss", "calibrate", "private_parameters", "contribute", "after_round")],
-        *[(name, WHERE) for name in ("protect", "private_logits")],
+        *[(name, WHERE) for name in ("loss", "calibrate", "terms", "private_parameters", "contribute")],
+        *[(name, WHERE) for name in ("after_round", "protect", "private_logits")],
         *[(name, CONSTANT) for name in ("stages", "report")],
     ],
 )
@@ -305,17 +345,19 @@ def test_a_server_s_hook_may_not_change_attributes(name):
         server.open([made.opening(0)])
         server.run_round([1], [made.sizes[1]], iter([(1, fit(made))]))
 
-    with pytest.raises(HookError, match=rf"^A\.{name} .* changed self\.n; .*keep it in {kept}$"):
+    with pytest.raises(HookError, match=rf"^A\.{name} .* changed self\.n; .*; keep the value in {kept}$"):
         play()
 
 
-def test_of_a_combination_the_part_is_named():
-    part = hook("calibrate")()
-    unchanged = Unchanged(combine({"fedlc": FedLC(), "mine": part}))
-    unchanged.check("calibrate")
-    part.n += 1
-    with pytest.raises(HookError, match=rf"^A\.calibrate \({__name__}\) changed self\.n; "):
-        unchanged.check("calibrate", "loss")
+@pytest.mark.parametrize("name", ["calibrate", "terms"])
+def test_of_a_combination_the_part_is_named(name):
+    with pytest.raises(HookError) as error:
+        fit(make(combine({"fedlc": FedLC(), "mine": hook(name)()})))
+    assert str(error.value) == (
+        f"A.{name} ({__name__}) changed self.n; all clients of a process share this object, and other processes have "
+        "their own copy; keep the value in client.state (for later rounds) or client.scratch (for the rest of this "
+        "round)"
+    )
 
 
 def test_states_are_copies(tmp_path):

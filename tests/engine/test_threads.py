@@ -41,6 +41,11 @@ def test_multiply_adds_leaves_the_network_and_the_generators_alone():
     assert threads.multiply_adds(nn.Linear(3, 2), (4,)) == 0  # it does not take such samples
 
 
+def test_multiply_adds_of_a_network_that_cannot_be_copied():
+    network = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 2)))
+    assert threads.multiply_adds(network, (3,)) == 0
+
+
 def test_suitable_gives_small_networks_one_thread():
     assert threads.suitable(built("fedlc_cnn_mnist", (1, 28, 28)), (1, 28, 28), 128) == 1
     vgg = built("vgg11", (3, 32, 32))

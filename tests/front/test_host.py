@@ -118,6 +118,15 @@ NEEDS_FEDML = [
 ]
 
 
+def test_fl_fedml_without_fedml(monkeypatch):
+    monkeypatch.setattr(compatibility, "find_spec", lambda name: None)
+    line = "fl.fedml: FedML is not installed; use Python 3.10 or 3.11, or labelskew run"
+    assert message(lambda: fl.fedml) == line
+    exec("from fl_labelskew_plugins import *", names := {})
+    assert names.keys() - {"__builtins__"} == {*fl.__all__}
+    assert "fedml" in dir(fl)
+
+
 @pytest.mark.parametrize(("overrides", "value", "right"), NEEDS_FEDML)
 def test_what_needs_fedml_is_refused_without_it(overrides, value, right, tmp_path, monkeypatch):
     path = tmp_path / "recipe.yaml"

@@ -16,6 +16,7 @@ from recipe_texts import DIGITS
 from torch import nn
 
 import fl_labelskew_plugins as fl
+from fl_labelskew_plugins.runs.record import Record
 
 RECIPE = DIGITS | {"method_args": {"method": "map"}}
 
@@ -48,11 +49,13 @@ def test_run_leaves_the_callers_generators_and_threads_as_they_were(tmp_path, ho
     assert torch.get_num_threads() == threads
 
 
-def test_simulate_has_its_own_threads_only_within_rounds(tmp_path):
-    before = torch.get_num_threads()
+def test_simulate_has_its_own_threads_only_within_rounds(tmp_path, monkeypatch):
+    before, finish, at_the_end = torch.get_num_threads(), Record.finish, []
+    monkeypatch.setattr(Record, "finish", lambda self: at_the_end.append(torch.get_num_threads()) or finish(self))
     loop = fl.simulate(fl.load(RECIPE, {"device_args.threads": before + 1}), tmp_path / "run")
     assert [torch.get_num_threads() for _ in loop] == [before] * 2
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["threads"] == before + 1
+    assert (at_the_end, torch.get_num_threads()) == ([before + 1], before)
 
 
 def test_importing_imports_nothing_else():

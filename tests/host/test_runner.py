@@ -1,15 +1,17 @@
 """Our methods in FedML's own runner: its averaging and its classes, the numbers of our own runtime."""
 
+import math
 import pickle
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, Method, RunError
 
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins.params import Params
 
 pytestmark = pytest.mark.host
 CLIENTS, CLASSES, ROUNDS = 3, 4, 3
@@ -195,6 +197,12 @@ def test_uneven_uploads_are_averaged_uniformly():
         ({"training_type": "cross_silo", "worker_num": 3}, {"method": "fedshift"}, "counts: missing; the method needs"),
         ({}, {"method": "fedshift", "counts": [[1, 2]]}, "counts: (1, 2) int64; use integers of shape (3, 4)"),
         ({}, {"method": "fedshift", "counts": [[1], [1, 2]]}, "counts: is not an array of numbers; use integers"),
+        (
+            {},
+            {"method": "moon", "projection": "mlp"},
+            "method moon: adds modules to the network, which FedML's model does not have; use labelskew run, or "
+            "projection: none",
+        ),
         ({}, {"dataset": [1]}, "dataset: has 1 entries; use FedML's list of eight"),
         ({}, {"state_dir": "."}, "state_dir .: is not empty; use a new folder for each run"),
     ],
@@ -224,6 +232,41 @@ def test_trainer_refuses_the_message_of_another_aggregator():
         trainer.set_model_params(message)
         with pytest.raises(LabelSkewError, match=r"use fl\.fedml\.aggregator with the same method and parameters"):
             trainer.train(trainer.task.dataset[5][0], "cpu", args)
+
+
+class Counted(Method):
+    """Keeps a tensor with a name of ours, and sends one."""
+
+    Params = Params
+
+    def contribution_shapes(self, federation):
+        return {"rounds": (1,)}
+
+    def contribute(self, client):
+        return {"rounds": torch.tensor([float(client.times_selected)])}
+
+    def after_round(self, client):
+        client.state["times"] = client.state.get("times", torch.zeros(2)) - 1
+
+
+def test_a_method_s_own_tensors_may_have_any_names():
+    _, trainers = trained(arguments(), Counted())
+    state = trainers[0]._state(0)
+    assert state.pop("times").tolist() == [-ROUNDS, -ROUNDS]
+    assert [int(value) for value in state.values()] == [ROUNDS]
+
+
+def test_aggregator_checks_the_sums():
+    args = arguments()
+    data = stock(args)
+    aggregator = fl.fedml.aggregator(network(), args, dataset=data, method=Counted())
+    trainer = fl.fedml.trainer(network(), args, dataset=data, method=Counted())
+    trainer.set_model_params(aggregator.get_model_params())
+    trainer.train(data[5][0], "cpu", args)
+    upload = trainer.get_model_params()
+    upload["fl_labelskew/sum/rounds"] = upload["fl_labelskew/sum/rounds"] * math.nan
+    with pytest.raises(RunError, match=r"^round 1: the sum of what clients send: rounds is not finite$"):
+        aggregator.set_model_params(upload)
 
 
 def test_trainer_names_wrong_labels_and_strange_data():

@@ -1,19 +1,23 @@
 """A federation round by round, where the host cannot be imported."""
 
+import math
 import subprocess
 import sys
 from itertools import islice
 
 import pytest
 import torch
+from fl_labelskew_registry import Method
 from safetensors.torch import load_file
 
+from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Progress
+from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.simulation import Simulation
 
@@ -25,6 +29,8 @@ train_args: {client_num_in_total: 4, client_num_per_round: 3, comm_round: 2, bat
 method_args: {method: fedmr}
 device_args: {threads: 1}
 """
+SHORT = ["train_args.batch_size=4096", "train_args.epochs=3"]
+"""Three batches in a client's turn; then the time may be up."""
 ALONE = """\
 import importlib.abc, sys
 class Refuse(importlib.abc.MetaPathFinder):
@@ -68,6 +74,40 @@ def test_a_round_is_about_those_who_take_part_alone(tmp_path, monkeypatch):
         tensors["clients/states"] = tensors["clients/selections"] = len(looked_at) - tensors["clients/states"][0]
         written.append((tensors, lists))
     assert written[0] == written[1]
+
+
+class Centres(Method):
+    """Looks at its samples' features after training."""
+
+    Params = Params
+
+    def contribution_shapes(self, federation):
+        return {"centre": (federation.num_features,)}
+
+    def contribute(self, client):
+        return {"centre": client.features()[0].sum(0)}
+
+
+def test_a_round_that_is_cut_off_within_a_plugin_s_hook_is_repeated(tmp_path):
+    method = checked(Centres())
+
+    def rounds(name, pause=None, **more):
+        made = session.build(parse.parse(TEXT, overrides=SHORT, objects={"method_args": method}))
+        folder = RunFolder(tmp_path / name)
+        if not folder.path.exists():
+            folder.create()
+        record = Record(made, folder, Progress(), pause=pause, **more)
+        return record, list(Simulation(record))
+
+    _, whole = rounds("whole", resume=False)
+    record, lines = rounds("parts", Pause(2, math.inf, 0.0), resume=False)
+    assert (lines, record.cut, record.next_round) == ([], True, 0)
+    record, lines = rounds("parts", Pause(1, math.inf), resume=False)
+    assert lines == whole[:1]
+    record, lines = rounds("parts", Pause(2, math.inf, 0.0), resume=True)
+    assert (lines, record.cut, record.next_round) == ([], True, 1)
+    record, lines = rounds("parts", resume=True)
+    assert lines == whole[1:]
 
 
 @pytest.fixture

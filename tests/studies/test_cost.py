@@ -281,7 +281,7 @@ def test_long_rounds_are_estimated_by_their_batches_and_an_interrupted_estimate_
     assert rows(again.stdout)["base, seed 0"] == table["base, seed 0"]
     assert not list(out.rglob("timings.jsonl"))
     cut = call(*command[:2], *command[3:], "--budget", "4s")  # a round takes longer than that
-    assert "paused after 0 of 8 rounds; round 1 was not complete and is repeated" in cut.stdout
+    assert "paused after 0 of 8 rounds; round 1 is incomplete; resuming repeats it" in cut.stdout
     used = re.search(r"budget: (\d+) of 4 s used, 0 s of it in rounds \(0 in all\)", cut.stdout)
     assert int(used[1]) <= 8
 

@@ -260,7 +260,7 @@ def test_a_round_that_its_time_cuts_off_is_repeated_to_the_same_bytes(file, tmp_
     settings = ["train_args.comm_round=2", *SCHEDULED[:2], SCHEDULED[3]]
     reproduce.complete(file, settings, whole, quiet=True, host="none")
     reproduce.complete(file, settings, parts, quiet=False, pause=Pause(2, math.inf, 0.0), host="none")
-    assert "paused after 0 of 2 rounds; round 1 was not complete and is repeated" in capsys.readouterr().out
+    assert "paused after 0 of 2 rounds; round 1 is incomplete; resuming repeats it" in capsys.readouterr().out
     pace = status.read(parts.path)["pace"]
     assert pace["batches"] == 3  # then the 0 seconds of training are over
     assert 0 < pace["test"] < pace["round"]
