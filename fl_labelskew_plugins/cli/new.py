@@ -94,5 +94,5 @@ def add_plugin_command(kind: str, noun: str) -> None:
         say(out, package(kind, name, out))
 
 
-for _kind, (_, _noun, _) in KINDS.items():
+for _kind, (_, _noun, _place) in KINDS.items():
     add_plugin_command(_kind, _noun)
