@@ -341,12 +341,12 @@ class Run:
 
     def _title(self) -> str:
         try:
-            return self._told()
+            return self._progress()
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
             what = "damaged: recipe.yaml or metrics.jsonl is not what a run writes"
             raise LabelSkewError(f"{clean(self.folder, 4096)}: {what}") from None
 
-    def _told(self) -> str:
+    def _progress(self) -> str:
         recipe, done = self._sections, len(read_lines(self._folder.metrics))
         planned = recipe["train_args"]["comm_round"]
         accuracy = "" if self.accuracy is None else f", accuracy {100 * self.accuracy:.2f} %"

@@ -244,17 +244,15 @@ def _in_models(one: Path, other: Path, *, partial: bool) -> str:
             if partial and file.parent.name:
                 continue
             return f"{file} is missing"
-        tensors, found = load_file(one / file), load_file(other / file)
-        if names := tensors.keys() ^ found.keys():
+        tensors, compared = load_file(one / file), load_file(other / file)
+        if names := tensors.keys() ^ compared.keys():
             where = "here" if min(names) in tensors else "in one process"
             return f"{file}: {clean(min(names), 60)} is missing {where}"
         for name, tensor in tensors.items():
-            if tensor.shape != found[name].shape:
-                return (
-                    f"{file}: {name} has shape {tuple(tensor.shape)} in one process and {tuple(found[name].shape)} here"
-                )
-            if not torch.equal(tensor, found[name]):
-                most = float((tensor.double() - found[name].double()).abs().max())
+            if tensor.shape != compared[name].shape:
+                return f"{file}: {name} has shape {tuple(tensor.shape)} in one process and {tuple(compared[name].shape)} here"
+            if not torch.equal(tensor, compared[name]):
+                most = float((tensor.double() - compared[name].double()).abs().max())
                 return f"{file}: {name} differs by up to {most:.3g}"
     return ""
 
