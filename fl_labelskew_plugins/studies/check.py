@@ -47,7 +47,7 @@ RUNTIMES = {
     "MPI": ("comm_args.backend=MPI", "comm_args.workers=2"),
     "silos": ("common_args.training_type=cross_silo", "comm_args.backend=GRPC", "comm_args.send_measures=true"),
 }
-"""What is compared with ``sp``, and the overrides that make it so."""
+"""What is others with ``sp``, and the overrides that make it so."""
 MOST_SILOS = 16
 """Silos that are started on one machine, each a process."""
 REASONS = {
@@ -244,15 +244,15 @@ def _in_models(one: Path, other: Path, *, partial: bool) -> str:
             if partial and file.parent.name:
                 continue
             return f"{file} is missing"
-        tensors, compared = load_file(one / file), load_file(other / file)
-        if names := tensors.keys() ^ compared.keys():
+        tensors, others = load_file(one / file), load_file(other / file)
+        if names := tensors.keys() ^ others.keys():
             where = "here" if min(names) in tensors else "in one process"
             return f"{file}: {clean(min(names), 60)} is missing {where}"
         for name, tensor in tensors.items():
-            if tensor.shape != compared[name].shape:
-                return f"{file}: {name} has shape {tuple(tensor.shape)} in one process and {tuple(compared[name].shape)} here"
-            if not torch.equal(tensor, compared[name]):
-                most = float((tensor.double() - compared[name].double()).abs().max())
+            if tensor.shape != others[name].shape:
+                return f"{file}: {name} has shape {tuple(tensor.shape)} in one process and {tuple(others[name].shape)} here"
+            if not torch.equal(tensor, others[name]):
+                most = float((tensor.double() - others[name].double()).abs().max())
                 return f"{file}: {name} differs by up to {most:.3g}"
     return ""
 
