@@ -249,8 +249,9 @@ def _in_models(one: Path, other: Path, *, partial: bool) -> str:
             where = "here" if min(names) in tensors else "in one process"
             return f"{file}: {clean(min(names), 60)} is missing {where}"
         for name, tensor in tensors.items():
-            if tensor.shape != others[name].shape:
-                return f"{file}: {name} has shape {tuple(tensor.shape)} in one process and {tuple(others[name].shape)} here"
+            shapes = tuple(tensor.shape), tuple(others[name].shape)
+            if shapes[0] != shapes[1]:
+                return f"{file}: {name} has shape {shapes[0]} in one process and {shapes[1]} here"
             if not torch.equal(tensor, others[name]):
                 most = float((tensor.double() - others[name].double()).abs().max())
                 return f"{file}: {name} differs by up to {most:.3g}"
