@@ -129,7 +129,7 @@ def numbers() -> str:
             head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines.splitlines()]
             kept = [i for i, column in enumerate(head) if column not in UNWANTED]
             cells = [[row[i] for i in kept] for row in (head, *rows)]
-            results.append(measured.Table(title, setting, cells[0], cells[1:])._asdict())
+            results.append(measured.ResultTable(title, setting, cells[0], cells[1:])._asdict())
     return "[\n" + ",\n".join(json.dumps(result, ensure_ascii=False) for result in results) + "\n]\n"
 
 

@@ -32,23 +32,23 @@ RAISED = str.maketrans("0123456789+-T", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ᵀ")
 TOKEN = re.compile(r"\\(?:[A-Za-z]+|.)|\s+|.", re.DOTALL)
 
 
-class Part(NamedTuple):
+class DocPart(NamedTuple):
     """A paragraph of a docstring, or an equation."""
 
     kind: Literal["text", "math"]
     text: str
 
 
-def parts(docstring: str | None) -> Iterator[Part]:
+def parts(docstring: str | None) -> Iterator[DocPart]:
     r"""What follows a docstring's first line; equations are its ``.. math::`` directives.
 
     >>> list(parts("A loss.\n\nEquation 1:\n\n.. math:: a^2\n"))
-    [Part(kind='text', text='Equation 1:'), Part(kind='math', text='a^2')]
+    [DocPart(kind='text', text='Equation 1:'), DocPart(kind='math', text='a^2')]
     """
     _, *blocks = re.split(r"\n\s*\n", inspect.cleandoc(docstring or ""))
     for block in blocks:
         head, math, formula = block.partition(".. math::")
-        yield Part("math", textwrap.dedent(formula).strip()) if math and not head else Part("text", block)
+        yield DocPart("math", textwrap.dedent(formula).strip()) if math and not head else DocPart("text", block)
 
 
 def plain(latex: str) -> str:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 FILE = Path(__file__).with_name("measured.json")
 
 
-class Table(NamedTuple):
+class ResultTable(NamedTuple):
     """A table of docs/results.md, or the rows of one method in it.
 
     Args:
@@ -28,12 +28,12 @@ class Table(NamedTuple):
 
 
 @cache
-def everything() -> list[Table]:
+def everything() -> list[ResultTable]:
     """All tables."""
-    return [Table(**table) for table in json.loads(FILE.read_text(encoding="utf-8"))]
+    return [ResultTable(**table) for table in json.loads(FILE.read_text(encoding="utf-8"))]
 
 
-def of_method(name: str) -> Iterator[Table]:
+def of_method(name: str) -> Iterator[ResultTable]:
     """The tables that have a method, with its rows, its combinations and the rows of FedAvg."""
     for title, setting, head, rows in everything():
         methods = [row[0].replace("`", "").lower().partition(",")[0] for row in rows]
@@ -44,4 +44,4 @@ def of_method(name: str) -> Iterator[Table]:
             if name in method.split("+") or (method == "fedavg" and (plain or row[1] == "FedAvg"))
         ]
         if any(name in method.split("+") for method in methods):
-            yield Table(title, setting, head, kept)
+            yield ResultTable(title, setting, head, kept)

@@ -10,6 +10,7 @@ import click
 
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import FOLDER, PATH
+from fl_labelskew_plugins.front.new.kinds import KINDS
 from fl_labelskew_plugins.machine.text import clean
 
 OUT = click.argument("out", metavar="DIR", type=FOLDER)
@@ -93,13 +94,5 @@ def add_plugin_command(kind: str, noun: str) -> None:
         say(out, package(kind, name, out))
 
 
-PLUGINS = {
-    "method": "method",
-    "partition": "partition",
-    "network": "network",
-    "dataset": "data set",
-    "optimizer": "federated optimiser",
-}
-"""What ``new`` writes packages of."""
-for _kind, _noun in PLUGINS.items():
+for _kind, (_, _noun, _place) in KINDS.items():
     add_plugin_command(_kind, _noun)

@@ -70,20 +70,28 @@ def _show_several(folder: Path, names: list[str], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "runs": runs}, indent=2))
         return
-    rows = []
-    for name, known in zip(names, runs, strict=True):
-        rounds = f"{known.get('rounds_done', 0)}/{known.get('rounds') or '?'}" if "rounds_done" in known else ""
-        accuracy = known.get("accuracy")
-        percent = "" if accuracy is None else f"{100 * accuracy:.2f} %"
-        details = known.get("held_by") or known.get("why") or ""
-        rows.append([clean(name, 300), known["state"], rounds, percent, clean(details, 1000)])
+    rows = [_run_row(name, known) for name, known in zip(names, runs, strict=True)]
+    states = [row[1] for row in rows]
     head = ["run", "state", "rounds", "accuracy", "process, or why it ended"]
     if not any(row[-1] for row in rows):
         head, rows = head[:-1], [row[:-1] for row in rows]
     taken = 2 + sum(max(len(row[i]) for row in (head, *rows)) + 2 for i in range(1, 4)) + 24 * (len(head) == 5)
     room = max(20, shutil.get_terminal_size((120, 24)).columns - taken)
     click.echo(table.plain(head, [[_shortened(row[0], room), *row[1:]] for row in rows]))
-    click.echo(status.totals([known["state"] for known in runs]))
+    click.echo(status.totals(states))
+
+
+def _run_row(name: str, known: dict[str, Any]) -> list[str]:
+    from fl_labelskew_plugins.runs import status
+
+    name, state = clean(name, 300), known["state"]
+    try:
+        rounds = f"{known.get('rounds_done', 0)}/{known.get('rounds') or '?'}" if "rounds_done" in known else ""
+        accuracy = known.get("accuracy")
+        percent = "" if accuracy is None else f"{100 * accuracy:.2f} %"
+    except (ArithmeticError, TypeError, ValueError):
+        return [name, status.UNREADABLE, "", "", "metrics.jsonl was changed or damaged"]
+    return [name, state, rounds, percent, clean(known.get("held_by") or known.get("why") or "", 1000)]
 
 
 def _shortened(name: str, room: int) -> str:

@@ -54,14 +54,23 @@ def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | No
     """
     overrides = overrides_of(changes)
     if isinstance(recipe, Mapping):
-        plain = json.loads(json.dumps(recipe, default=str))
-        return parse.parse(yaml.write(plain), source="recipe.yaml", overrides=overrides)
+        return parse.parse(yaml.write(json.loads(as_json(recipe))), source="recipe.yaml", overrides=overrides)
     return parse.load(recipe, overrides)
 
 
 def overrides_of(changes: Mapping[str, Any] | None) -> list[str]:
     """Values by ``section.key``, as ``section.key=value`` each."""
-    return [f"{place}={json.dumps(value, default=str)}" for place, value in (changes or {}).items()]
+    return [f"{place}={as_json(value)}" for place, value in (changes or {}).items()]
+
+
+def as_json(value: Any) -> str:
+    """JSON of ordinary Python values; numpy's numbers and arrays are numbers and lists, all else is its text.
+
+    >>> import numpy as np
+    >>> as_json({"seeds": np.arange(2), "out": Path("runs")})
+    '{"seeds": [0, 1], "out": "runs"}'
+    """
+    return json.dumps(value, default=lambda other: other.tolist() if hasattr(other, "tolist") else str(other))
 
 
 def run(
@@ -331,6 +340,13 @@ class Run:
         return f"Run({str(self.folder)!r}): {self._title()}"
 
     def _title(self) -> str:
+        try:
+            return self._progress()
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+            what = "damaged: recipe.yaml or metrics.jsonl is not what a run writes"
+            raise LabelSkewError(f"{clean(self.folder, 4096)}: {what}") from None
+
+    def _progress(self) -> str:
         recipe, done = self._sections, len(read_lines(self._folder.metrics))
         planned = recipe["train_args"]["comm_round"]
         accuracy = "" if self.accuracy is None else f", accuracy {100 * self.accuracy:.2f} %"

@@ -355,9 +355,12 @@ def check_objects(
         then: what follows on ``fl.open(...)`` in Python, for the message.
     """
     try:
-        had: dict[str, str] = json.loads((folder.path / "environment.json").read_text("utf-8")).get("objects", {})
+        environment = json.loads((folder.path / "environment.json").read_text("utf-8"))
     except (FileNotFoundError, ValueError):
         return
+    had = environment.get("objects", {}) if isinstance(environment, dict) else None
+    if not isinstance(had, dict):
+        raise LabelSkewError(f"{folder.path / 'environment.json'}: damaged: it is not what a run writes")
     names = {section: name for name, section in SECTIONS.items()}
     for section, plugin in objects.items():
         if section not in had:

@@ -83,7 +83,7 @@ class Task:
         if len(dataset) != 8:
             raise mistake("dataset", f"has {len(dataset)} entries", "FedML's list of eight: train_data_num, ...")
         samples: Mapping[int, int] = dataset[4]
-        known = None if counts is None else _counts(counts, train.client_num_in_total, int(dataset[7]))
+        known = None if counts is None else _checked_counts(counts, train.client_num_in_total, int(dataset[7]))
         network = ModuleNetwork(model).build(_shape(dataset), int(dataset[7]))
         federation = Federation(
             num_clients=train.client_num_in_total,
@@ -238,7 +238,7 @@ def _clients_per_round(args: Any, simulated: bool) -> int:
     return processes
 
 
-def _counts(counts: Any, *shape: int) -> Tensor:
+def _checked_counts(counts: Any, *shape: int) -> Tensor:
     """A user's ``(K, C)`` samples of each client and class."""
     use = f"integers of shape {shape}: training samples by client and class"
     try:

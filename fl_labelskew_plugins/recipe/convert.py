@@ -37,7 +37,7 @@ WANDB = {
     "run_name": "name",
     "wandb_group_id": "group",
 }
-_CLOUD = "belongs to FedML's platform, which has no part in a run"
+_CLOUD = "is a setting of FedML's platform; recipes do not use it"
 _GPUS = "use device_args.gpu_ids and device_args.workers_per_gpu"
 _NOTHING = "is not needed"
 DROPPED = {
@@ -126,7 +126,7 @@ def _configuration(text: str, source: Path) -> dict[str, dict[str, Any]]:
             parse.parse(text, source=source)
         except RecipeError:
             return sections  # of a FedML script with a method of ours
-        raise RecipeError([f"{shown(source)}: is a recipe already; to run it: labelskew run {shown(source)}"])
+        raise RecipeError([f"{shown(source)}: this is already a recipe; run it with `labelskew run {shown(source)}`"])
     return sections
 
 

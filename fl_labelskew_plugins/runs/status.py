@@ -153,16 +153,19 @@ def read(folder: Path) -> dict[str, Any]:
 
 def read_planned(folder: Path) -> dict[str, Any]:
     """What is known of a run that may not have begun, or whose files may be damaged: at least ``run`` and ``state``."""
-    if not any((folder / name).exists() for name in (NAME, "recipe.yaml")):
-        holder = locks.held_by(folder)
-        return {"run": str(folder), "state": RUNNING if holder else NOT_BEGUN, "held_by": holder or None}
     try:
+        if not any((folder / name).exists() for name in (NAME, "recipe.yaml")):
+            holder = locks.held_by(folder)
+            return {"run": str(folder), "state": RUNNING if holder else NOT_BEGUN, "held_by": holder or None}
         known = read(folder)
         # a run that was killed before its summary is not done, and its sweep resumes it
         unfinished = known["state"] == FINISHED and not (folder / "summary.json").exists()
         return known | {"state": STOPPED} if unfinished else known
     except LabelSkewError as error:
-        return {"run": str(folder), "state": UNREADABLE, "why": str(error)}
+        why = str(error)
+    except (OSError, ValueError) as error:  # such as a name that is too long, or a number of 5000 digits
+        why = f"{folder}: cannot be read: {getattr(error, 'strerror', None) or error}"
+    return {"run": str(folder), "state": UNREADABLE, "why": why}
 
 
 def totals(states: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine.files import read_lines
-from fl_labelskew_plugins.machine.text import clean, few
+from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.recipe import parse, yaml
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.progress import Pause
@@ -47,7 +47,7 @@ RUNTIMES = {
     "MPI": ("comm_args.backend=MPI", "comm_args.workers=2"),
     "silos": ("common_args.training_type=cross_silo", "comm_args.backend=GRPC", "comm_args.send_measures=true"),
 }
-"""What is compared with ``sp``, and the overrides that make it so."""
+"""What is others with ``sp``, and the overrides that make it so."""
 MOST_SILOS = 16
 """Silos that are started on one machine, each a process."""
 REASONS = {
@@ -154,7 +154,14 @@ def outcomes_of(
         place.mkdir(parents=True, exist_ok=True)
         file = place / f"{method}.yaml"
         file.write_text(yaml.write(content), encoding="utf-8")
-        parsed = parse.load(file, settings)
+        try:
+            parsed = parse.load(file, settings)
+        except LabelSkewError as error:
+            parse.load(recipe, [setting for setting in settings if not setting.startswith("method_args.")])
+            if base.method_name == method:
+                raise
+            yield Outcome(method, "sp", "failed", "; ".join(str(error).splitlines()))
+            return
         say(f"{method}: sp")
         reason = _run(file, settings, place / "sp")
         yield Outcome(method, "sp", "failed" if reason else "ok", reason)
@@ -166,7 +173,7 @@ def outcomes_of(
             reason = _run(file, (*settings, *RUNTIMES[runtime]), place / runtime, resumed=runtime == "resumed")
             if reason:
                 yield Outcome(method, runtime, "failed", reason)
-            elif apart := difference(place / "sp", place / runtime):
+            elif apart := difference(place / "sp", place / runtime, partial=runtime == "silos"):
                 yield Outcome(method, runtime, "differs", f"{apart}; likely: {REASONS[runtime]}")
             else:
                 yield Outcome(method, runtime, "same")
@@ -206,19 +213,45 @@ def _run(file: Path, settings: Sequence[str], out: Path, *, resumed: bool = Fals
     return ""
 
 
-def difference(one: Path, other: Path) -> str:
-    """The first difference between the numbers and models of two runs; empty if there is none."""
-    for here, there in zip(read_lines(one / "metrics.jsonl"), read_lines(other / "metrics.jsonl"), strict=True):
+def difference(one: Path, other: Path, *, partial: bool = False) -> str:
+    """The first difference between the numbers and models of two runs; empty if there is none.
+
+    Args:
+        one: the run in one process.
+        other: the run to compare.
+        partial: whether the other one may lack numbers and clients' models, as silos keep some to themselves.
+    """
+    return _in_numbers(one, other, partial=partial) or _in_models(one, other, partial=partial)
+
+
+def _in_numbers(one: Path, other: Path, *, partial: bool) -> str:
+    lines, others = read_lines(one / "metrics.jsonl"), read_lines(other / "metrics.jsonl")
+    if len(lines) != len(others):
+        return f"metrics.jsonl has {counted(len(lines), 'line')} in one process and {len(others)} here"
+    for here, there in zip(lines, others, strict=True):
+        if not partial and (keys := here.keys() ^ there.keys()):
+            where = "here" if min(keys) in here else "in one process"
+            return f"metrics.jsonl, round {here['round'] + 1}: {clean(min(keys), 60)} is missing {where}"
         for key, value in here.items():
             if key in there and there[key] != value:
                 return f"metrics.jsonl, round {here['round'] + 1}: {_apart(key, value, there[key])}"
+    return ""
+
+
+def _in_models(one: Path, other: Path, *, partial: bool) -> str:
     for file in [Path("model.safetensors"), *sorted(path.relative_to(one) for path in one.glob("clients/*"))]:
         if not (other / file).exists():
-            if file.parent.name:  # silos keep their own
+            if partial and file.parent.name:
                 continue
             return f"{file} is missing"
         tensors, others = load_file(one / file), load_file(other / file)
+        if names := tensors.keys() ^ others.keys():
+            where = "here" if min(names) in tensors else "in one process"
+            return f"{file}: {clean(min(names), 60)} is missing {where}"
         for name, tensor in tensors.items():
+            shapes = tuple(tensor.shape), tuple(others[name].shape)
+            if shapes[0] != shapes[1]:
+                return f"{file}: {name} has shape {shapes[0]} in one process and {shapes[1]} here"
             if not torch.equal(tensor, others[name]):
                 most = float((tensor.double() - others[name].double()).abs().max())
                 return f"{file}: {name} differs by up to {most:.3g}"

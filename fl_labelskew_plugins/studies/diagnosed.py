@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -21,7 +21,9 @@ from fl_labelskew_plugins.studies import report
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from torch import Tensor
 
+    from fl_labelskew_plugins.diagnostics.base import Rounds
     from fl_labelskew_plugins.diagnostics.points import Points
     from fl_labelskew_plugins.studies.finished import Run
 
@@ -73,14 +75,25 @@ def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None)
         for setting, label, runs in zip(frame["setting"], frame["label"], frame["runs"], strict=True):
             for run in runs:
                 file = _file(run, f"diagnostics/{name}.jsonl")
-                for title, rounds in _read(file, lambda file: kind.curves(read_lines(file))).items():
+                for title, means in _read(file, lambda file: _means(kind.curves(read_lines(file)))).items():
                     curve = measures.setdefault(title, {}).setdefault(setting, {}).setdefault(label, {})
-                    for at, values in rounds.items():
-                        curve.setdefault(at, []).append(statistics.fmean(values))
+                    for at, mean in means.items():
+                        curve.setdefault(at, []).append(mean)
         measures = {title: settings for title, settings in measures.items() if any(map(len, _curves(settings)))}
         if not measures:
             raise mistake(f"--diagnostic {name}", "its files hold no numbers", "other runs")
         plots.charts(measures, path, methods=report.methods(frame), width=width, log=kind.log)
+
+
+def _means(measures: Mapping[str, Rounds]) -> dict[str, dict[int, float]]:
+    """Of each number the mean in each round; a diverged run's may be infinite."""
+    for at, values in (item for rounds in measures.values() for item in rounds.items()):
+        if not isinstance(at, int) or not all(isinstance(value, int | float) for value in values):
+            raise ValueError("a round or a value is not a number")
+    return {
+        title: {at: statistics.fmean(map(float, values)) for at, values in rounds.items()}
+        for title, rounds in measures.items()
+    }
 
 
 def _curves(settings: dict[str, dict[str, report.Curve]]) -> list[report.Curve]:
@@ -117,7 +130,9 @@ def _read(file: Path, read: Callable[[Path], Read]) -> Read:
 
     try:
         return read(file)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
+    except (
+        OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, SafetensorError
+    ) as error:  # fmt: skip
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise LabelSkewError(f"{clean(file)}: cannot be read: {clean(reason)}") from None
 
@@ -127,8 +142,8 @@ def _partition(run: Run) -> NDArray[np.int64]:
 
     def read(file: Path) -> NDArray[np.int64]:
         counts = np.array(json.loads(file.read_text(encoding="utf-8"))["counts"], np.int64)
-        if counts.ndim != 2:
-            raise ValueError("counts is no table")
+        if counts.ndim != 2 or not counts.size or (counts < 0).any():
+            raise ValueError("counts is not a table of numbers of samples")
         return counts
 
     return _read(_file(run, "partition.json"), read)
@@ -147,6 +162,10 @@ def _stages(run: Run, name: str, kind: type[Points]) -> dict[str, tuple[Any, ...
 
     def read(file: Path) -> dict[str, tuple[Any, ...]]:
         kept = load_file(file)
+        for stage in kind.stages:
+            _check_points(kept[f"{stage}.points"], kept[f"{stage}.proxies"], kept["labels"], 3 if kind.three_d else 2)
+        if kept["client"].numel() != 1 or kept["client"] < 0:
+            raise ValueError("client is not a number of a client")
         held = np.flatnonzero(counts[int(kept["client"])]).tolist()
         of_client = {"start": held, "local": held}
         return {
@@ -155,6 +174,14 @@ def _stages(run: Run, name: str, kind: type[Points]) -> dict[str, tuple[Any, ...
         }
 
     return _read(_file(run, f"diagnostics/{name}.safetensors"), read)
+
+
+def _check_points(points: Tensor, proxies: Tensor, labels: Tensor, dimensions: int) -> None:
+    """Raise ValueError unless they are points ``(n, dimensions)``, proxies ``(C, d)`` and ``n`` labels below C."""
+    if points.shape != (len(points), dimensions) or proxies.ndim != 2 or labels.shape != (len(points),):
+        raise ValueError("points, proxies or labels of another shape")
+    if not len(labels) or labels.is_floating_point() or labels.min() < 0 or labels.max() >= len(proxies):
+        raise ValueError(f"labels that are not classes from 0 to {len(proxies) - 1}")
 
 
 def _points(frame: DataFrame, name: str, kind: type[Points], path: Path, width: float | None) -> None:

@@ -199,9 +199,18 @@ def sweep_names(folder: Path) -> dict[str, dict[str, str]]:
     """What a sweep calls the runs in its folder: name of a run's folder to ``setting`` and ``label``."""
     try:
         content = json.loads((folder / SWEEP).read_text(encoding="utf-8"))
-        return {run: {key: clean(name, 60) for key, name in names.items() if name} for run, names in content.items()}
+        return {
+            run: {key: clean(name, 60) for key, name in names.items() if name}
+            for run, names in content.items()
+            if _is_name(run)
+        }
     except (OSError, ValueError, AttributeError, RecursionError):  # none, or changed: names can be had without
         return {}
+
+
+def _is_name(run: str) -> bool:
+    """Whether this can be the name of a folder, and is no path out of the sweep's."""
+    return run not in ("", "..") and Path(run).name == run and len(run) < 256 and run.isprintable()
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:

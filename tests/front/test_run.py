@@ -93,6 +93,14 @@ def test_what_a_finished_run_tells(finished):
 def test_what_is_no_run_is_a_line(tmp_path):
     with pytest.raises(LabelSkewError, match=r"is not the folder of a run; use one that fl.run or"):
         fl.open(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("method_args: {method: fedavg}\n")
+    (tmp_path / "metrics.jsonl").write_text('{"round": 0, "accuracy": "bad"}\n')
+    with pytest.raises(LabelSkewError, match=r"damaged: recipe.yaml or metrics.jsonl is not what a run writes"):
+        repr(fl.open(tmp_path))
+    for text in ("[]", '{"objects": []}'):
+        (tmp_path / "environment.json").write_text(text)
+        with pytest.raises(LabelSkewError, match=r"environment.json: damaged: "):
+            fl.open(tmp_path)
 
 
 def test_its_models_have_the_weights_of_its_files(finished):

@@ -115,7 +115,7 @@ def test_command_writes_a_recipe_and_says_what_it_lacks(tmp_path, monkeypatch):
         "--out recipe.yaml: exists already; use another file"
     ]
     (line,) = errors("convert", "recipe.yaml")
-    assert line == "recipe.yaml: is a recipe already; to run it: labelskew run recipe.yaml"
+    assert line == "recipe.yaml: this is already a recipe; run it with `labelskew run recipe.yaml`"
     Path("unknown.yaml").write_text(SMALL.replace("resnet18", "resnet18_gn"))
     said = call("convert", "unknown.yaml", "--out", "new.yaml", code=2).stderr
     assert said.splitlines()[-1].startswith("error: new.yaml: model_args.model: 'resnet18_gn' is unknown; allowed: ")

@@ -138,6 +138,25 @@ def test_runs_of_a_sweep(folder, tmp_path):
     assert known["runs"][1]["rounds_done"] == 3
 
 
+def test_a_damaged_run_hides_no_other_run_of_a_sweep(folder, tmp_path):
+    """Neither numbers of a wrong type nor names that are paths or too long."""
+    sweep = tmp_path / "sweep"
+    sweep.mkdir()
+    odd = ("x" * 400, "ä" * 200, "\ud800", "a\0b", "../run", str(folder.path), "..", ".", "")
+    (sweep / "sweep.json").write_text(json.dumps({name: {} for name in ("text", "huge", "later", *odd)}))
+    for name, accuracy in (("text", '"bad"'), ("huge", "1" * 5000)):
+        (sweep / name).mkdir()
+        (sweep / name / "recipe.yaml").touch()
+        (sweep / name / "metrics.jsonl").write_text(f'{{"round": 0, "accuracy": {accuracy}}}\n')
+    output = shown(sweep)
+    assert re.search(r"(?m)^text +unreadable ", output)
+    assert re.search(r"(?m)^huge +unreadable ", output)
+    assert re.search(r"(?m)^later +not begun", output)
+    assert "metrics.jsonl was changed" in " ".join(output.split())
+    assert output.endswith("\n4 runs: 3 unreadable, 1 not begun\n")
+    assert str(folder.path) not in output
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"silos": 3}', '{"silos": [{"rank": 1}]}', "[" * 100_000, "\udcff"])
 def test_a_file_that_is_damaged(text, folder):
     (folder.path / status.NAME).write_text(text, encoding="utf-8", errors="surrogateescape")

@@ -1,7 +1,12 @@
 """``labelskew check``: the same numbers in every runtime, and what is printed if they differ."""
 
+import json
+
 import pytest
+import torch
 from commands import call, errors
+from fl_labelskew_registry import LabelSkewError
+from safetensors.torch import save_file
 
 from fl_labelskew_plugins.studies import check
 from fl_labelskew_plugins.studies.check import Outcome, outcomes_of
@@ -95,6 +100,47 @@ def test_a_runtime_that_cannot_be_had_is_skipped(plugin, monkeypatch):
         "no_silos, MPI: skipped: comm_args.backend: MPI needs mpirun on PATH, which is missing; "
     )
     assert silos == Outcome("no_silos", "silos", "skipped", "its runtimes are sp, MPI")
+
+
+def test_a_method_with_a_required_parameter_fails(plugin):
+    body = "    class Params(Params):\n        strength: float\n"
+    plugin(body, "needs_strength")
+    (outcome,) = outcomes_of("needs_strength", runtimes=())
+    assert (outcome.runtime, outcome.verdict) == ("sp", "failed")
+    assert "strength" in outcome.detail
+    assert "\n" not in outcome.detail
+    (outcome,) = outcomes_of("needs_strength", overrides=["method_args.strength=1"], runtimes=())
+    assert outcome == Outcome("needs_strength", "sp", "ok")
+    with pytest.raises(LabelSkewError, match=r"train_args.epoch: unknown"):
+        [*outcomes_of("needs_strength", overrides=["train_args.epoch=1"], runtimes=())]
+
+
+def test_difference(tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    line, tensors = {"round": 0, "loss": 1.0, "own": 2.0}, {"a": torch.zeros(2), "b": torch.zeros(1)}
+
+    def write(folder, lines, tensors):
+        (folder / "clients").mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        save_file(tensors, folder / "model.safetensors")
+
+    write(one, [line], tensors)
+    save_file(tensors, one / "clients" / "client000000.safetensors")
+    for lines, found, what in (
+        ([line, line], tensors, "metrics.jsonl has 1 line in one process and 2 here"),
+        ([{"round": 0, "loss": 1.0}], tensors, "metrics.jsonl, round 1: own is missing here"),
+        ([line | {"more": 1}], tensors, "metrics.jsonl, round 1: more is missing in one process"),
+        ([line | {"loss": 2.0}], tensors, "metrics.jsonl, round 1: loss is 1.0 in one process and 2.0 here"),
+        ([line], {"a": torch.zeros(2)}, "model.safetensors: b is missing here"),
+        ([line], tensors | {"c": torch.zeros(1)}, "model.safetensors: c is missing in one process"),
+        ([line], tensors | {"a": torch.zeros(3)}, "model.safetensors: a has shape (2,) in one process and (3,) here"),
+        ([line], tensors | {"a": torch.ones(2)}, "model.safetensors: a differs by up to 1"),
+        ([line], tensors, "clients/client000000.safetensors is missing"),
+    ):
+        write(other, lines, found)
+        assert check.difference(one, other) == what
+    write(other, [{"round": 0, "loss": 1.0}], tensors)
+    assert not check.difference(one, other, partial=True)
 
 
 def test_names():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from commands import call, errors
 from run_folders import folder, resolved
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.diagnostics.points import Points
@@ -128,6 +128,9 @@ def test_runs_without_the_diagnostic_are_named(runs, tmp_path):
     [
         ("client_drift", "client_drift.jsonl", b'{"round": "x", "client": 0, "norm": 1}\n'),
         ("client_drift", "client_drift.jsonl", b'{"round": 0}\n'),
+        ("client_drift", "client_drift.jsonl", b'{"round": 0.5, "client": 0, "norm": 1}\n'),
+        ("effective_rank", "effective_rank.jsonl", b'{"round": 0, "client": null, "rank": "x"}\n'),
+        ("effective_rank", "effective_rank.jsonl", b'{"round": 0, "client": null, "rank": 1' + b"0" * 400 + b"}\n"),
         ("tsne", "tsne.safetensors", b"{}"),
     ],
 )
@@ -136,3 +139,34 @@ def test_damaged_files_are_one_line(tmp_path, name, file, content):
     (path / "diagnostics" / file).write_bytes(content)
     (line,) = errors("report", path, "--plot", tmp_path / "a.pdf", "--diagnostic", name)
     assert line.startswith(f"{path / 'diagnostics' / file}: cannot be read: ")
+
+
+@pytest.mark.parametrize("counts", ["[[]]", "[[1e400]]", "[[10000000000000000000]]", "[[-1]]", "[1]", "[" * 100_000])
+def test_a_damaged_partition_is_one_line(tmp_path, counts):
+    path = record(tmp_path / "a")
+    (path / "partition.json").write_text(f'{{"counts": {counts}}}')
+    (line,) = errors("report", path, "--plot", tmp_path / "a.pdf", "--diagnostic", "label_heatmap")
+    assert line.startswith(f"{path / 'partition.json'}: cannot be read: ")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"local.points": torch.zeros(20, 1)},
+        {"local.points": torch.zeros(20)},
+        {"local.points": torch.zeros(19, 2)},
+        {"global.proxies": torch.zeros(2)},
+        {"labels": torch.full((20,), 2)},
+        {"labels": torch.full((20,), -1)},
+        {"labels": torch.zeros(20)},
+        {"client": torch.tensor([0, 1])},
+        {"client": torch.tensor(2)},
+        {"client": torch.tensor(-1)},
+    ],
+)
+def test_damaged_points_are_one_line(tmp_path, changed):
+    path = record(tmp_path / "a")
+    file = path / "diagnostics" / "tsne.safetensors"
+    save_file(load_file(file) | changed, file)
+    (line,) = errors("report", path, "--plot", tmp_path / "a.pdf", "--diagnostic", "tsne")
+    assert line.startswith(f"{file}: cannot be read: ")

@@ -6,20 +6,13 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from fl_labelskew_registry import catalog, mistake
+from fl_labelskew_registry import LabelSkewError, catalog, mistake
 
 from fl_labelskew_plugins.data.fakes import whole
+from fl_labelskew_plugins.front.new.kinds import KINDS
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import shipped
 
-KINDS: dict[str, tuple[catalog.Kind, str, str]] = {
-    "method": ("methods", "label-skew method", "method_args.method"),
-    "partition": ("partitioners", "partition", "partition_args.partition_method"),
-    "network": ("models", "network", "model_args.model"),
-    "dataset": ("datasets", "data set", "data_args.dataset"),
-    "optimizer": ("optimizers", "federated optimiser", "train_args.federated_optimizer"),
-}
-"""What can be written: the entry-point group, the noun for it, and where a recipe names it."""
 LINK = re.compile(r"\[([^]]*)\]\(\.\./\.\./([^)]*)\)")
 """To a document that is not copied."""
 
@@ -28,7 +21,7 @@ def package(kind: str, name: str, out: Path) -> list[str]:
     """Write the package; returns the commands to type first.
 
     Args:
-        kind: one of :data:`KINDS`.
+        kind: one of :data:`.kinds.KINDS`.
         name: as recipes will have it.
         out: a new or empty folder.
 
@@ -37,8 +30,8 @@ def package(kind: str, name: str, out: Path) -> list[str]:
     """
     what = f"{kind} {clean(name, 40)}"
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
-        use = "small letters, digits and _, a letter first"
-        raise mistake(what, "is no name that Python and recipes both take", use)
+        rule = "must start with a lowercase letter and contain only lowercase letters, digits and _"
+        raise LabelSkewError(f"{what}: {rule}")
     there = [entry.distribution for entry in catalog.entries(KINDS[kind][0]) if entry.name == name]
     if there or find_spec(f"labelskew_{name}"):
         raise mistake(what, f"is installed already{f', by {there[0]}' if there else ''}", "another name")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
-from fl_labelskew_plugins.front.run import Run, overrides_of
+from fl_labelskew_plugins.front.run import Run, as_json, overrides_of
 from fl_labelskew_plugins.machine.files import read_lines, write_text
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import shipped, yaml
@@ -26,6 +26,10 @@ from fl_labelskew_plugins.studies.sweep import crew, plan
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+
+MARK = "# written by fl.sweep, which overwrites it"
+"""First line of its files; a file without it is the user's own."""
 
 
 class Sweep(NamedTuple):
@@ -78,12 +82,12 @@ def sweep(
         KeyboardInterrupt: interrupted, after all runs have saved a checkpoint.
     """
     if (sweep is None) == (base is None) or (base is None) != (grid is None):
-        raise mistake("fl.sweep", "what to run is not clear", "a file, its content, or base= and grid=")
+        raise LabelSkewError("fl.sweep: expected either `sweep`, or `base` and `grid`")
     folder, overrides = None if out is None else Path(out), overrides_of(changes)
     if isinstance(sweep, str | Path):
         file = Path(sweep)
     else:
-        axes = [{key: list(values)} for key, values in grid.items()] if isinstance(grid, Mapping) else grid
+        axes = [{key: _listed(key, values)} for key, values in grid.items()] if isinstance(grid, Mapping) else grid
         file = _written({"base": base, "grid": axes} if sweep is None else sweep, changes or {}, folder)
         folder = file.parent
     planned = plan.plan(file, overrides, folder, only)
@@ -99,6 +103,18 @@ def sweep(
     return Sweep(runs, _table(planned, failed))
 
 
+def _listed(key: str, values: Any) -> list[Any]:
+    """The values of an axis."""
+    try:
+        if not isinstance(values, str | bytes | Mapping):
+            return list(values)
+    except TypeError:  # such as a number
+        pass
+    raise mistake(
+        f"grid: {clean(key, 80)}", f"{clean(repr(values), 80)} is not a list of values", f"[{clean(values, 40)}]"
+    )
+
+
 def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path | None) -> Path:
     """The content of a sweep's file with the changes, as ``sweep.yaml`` in the folder of all runs."""
     if out is None and not isinstance(content.get("out"), str | Path):
@@ -107,8 +123,9 @@ def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path |
     if RunFolder(folder).recipe.exists():
         raise mistake(folder, "is the folder of a run", "another folder")
     texts = {}
-    settings = {"set": {**content.get("set", {}), **changes}} if changes else {}
-    plain = json.loads(json.dumps({**content, **settings, "out": str(folder)}, default=str))
+    given = content.get("set") or {}  # of another type: the plan reports it
+    settings = {"set": {**given, **changes}} if changes and isinstance(given, Mapping) else {}
+    plain = json.loads(as_json({**content, **settings, "out": str(folder)}))
     base = plain.get("base")
     if isinstance(base, dict):
         texts["base.yaml"], plain["base"] = yaml.write(base), "base.yaml"
@@ -117,8 +134,11 @@ def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path |
     texts["sweep.yaml"] = yaml.write(plain)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for name in texts:
+            if (file := folder / name).exists() and not file.read_bytes().startswith(MARK.encode()):
+                raise mistake(file, "was not written by fl.sweep", "another folder for out=, or remove the file")
         for name, text in texts.items():
-            write_text(folder / name, text)
+            write_text(folder / name, f"{MARK}\n{text}")
     except OSError as error:
         raise mistake(folder, f"cannot be written: {error.strerror}", "another folder") from None
     return folder / "sweep.yaml"
@@ -128,7 +148,7 @@ def _run(words: Sequence[str], planned: Sequence[plan.Planned], *, quiet: bool) 
     """The command with its output here; returns why runs have failed, by their names."""
     process = subprocess.Popen(
         [sys.executable, "-m", "fl_labelskew_plugins.cli.main", *words],
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL if quiet else subprocess.PIPE,
         stderr=subprocess.PIPE if quiet else subprocess.STDOUT,

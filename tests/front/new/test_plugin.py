@@ -31,7 +31,7 @@ def test_the_other_kinds_have_the_same_files(here, kind):
     assert "ldam" not in "".join(path.read_text() for path in (here / "mine").iterdir()).lower()
     assert errors("new", kind, "my_loss", "mine") == ["mine: is not empty; use a new or empty folder"]
     (line,) = errors("new", kind, "numpy_2!")
-    assert line.startswith(f"{kind} numpy_2!: is no name that Python and recipes both take; use small letters")
+    assert line.startswith(f"{kind} numpy_2!: must start with a lowercase letter")
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_a_taken_name_is_refused(here, kind, name, by):
     ("name", "says"),
     [
         ("fedlc", "method fedlc: is installed already, by fl-labelskew-plugins; use another name"),
-        ("My-Loss", "is no name that Python and recipes both take; use small letters, digits and _, a letter first"),
-        ("a\x1bb", "method a?b: is no name"),
+        ("My-Loss", "must start with a lowercase letter and contain only lowercase letters, digits and _"),
+        ("a\x1bb", "method a?b: must start with a lowercase"),
         ("batch", "method batch: its class would be Batch, a name that its code needs; use another name"),
     ],
 )

@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fl_labelskew_registry import LabelSkewError
 from recipe_texts import DIGITS
@@ -20,9 +21,9 @@ GRID = {"common_args.random_seed": [0, 1, 2]}
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ({}, "fl.sweep: what to run is not clear; use a file, its content, or base= and grid="),
-        ({"base": "quickstart"}, "fl.sweep: what to run is not clear; use a file"),
-        ({"sweep": "x.yaml", "base": "quickstart", "grid": GRID}, "fl.sweep: what to run is not clear"),
+        ({}, "fl.sweep: expected either `sweep`, or `base` and `grid`"),
+        ({"base": "quickstart"}, "fl.sweep: expected either `sweep`"),
+        ({"sweep": "x.yaml", "base": "quickstart", "grid": GRID}, "fl.sweep: expected either `sweep`"),
         ({"base": "quickstart", "grid": GRID}, "out: missing; use the folder of all runs"),
         ({"base": "quickstart", "grid": {"train_args.epoch": [1]}, "out": "o"}, "o/sweep.yaml: train_args.epoch: unk"),
         ({"base": "quickstart", "grid": GRID, "out": "o", "only": ["seed7"]}, "--only 'seed7' is unknown"),
@@ -50,8 +51,42 @@ def test_content_of_a_sweep_is_planned_like_its_file(tmp_path, monkeypatch):
         from_python._written({"base": DIGITS, "grid": [GRID]}, {}, tmp_path / "other")
 
 
+def test_files_of_the_user_are_not_replaced(tmp_path):
+    for name in ("sweep.yaml", "base.yaml"):
+        (tmp_path / name).write_text("# mine\n")
+        with pytest.raises(LabelSkewError, match=f"{name}: was not written by fl.sweep; use another folder for out="):
+            fl.sweep(base=DIGITS, grid=GRID, out=tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        assert (tmp_path / name).read_text() == "# mine\n"
+        (tmp_path / name).unlink()
+    for _ in range(2):  # its own files are
+        from_python._written({"base": DIGITS, "grid": [GRID]}, {}, tmp_path)
+
+
+def test_values_of_a_grid_may_be_numpy_s(tmp_path):
+    grid = {"common_args.random_seed": np.arange(2), "train_args.epochs": [np.int64(2)]}
+    axes = [{key: from_python._listed(key, values)} for key, values in grid.items()]
+    changes = {"train_args.learning_rate": np.float64(0.25), "train_args.comm_round": np.int64(3)}
+    planned = plan.plan(from_python._written({"base": DIGITS, "grid": axes, "set": None}, changes, tmp_path))
+    assert [run.name for run in planned] == ["seed0-epochs2", "seed1-epochs2"]
+    train = planned[1].recipe.train
+    assert (planned[1].recipe.common.random_seed, train.epochs, train.comm_round) == (1, 2, 3)
+    assert fl.load("quickstart", {"train_args.comm_round": np.int64(3)}).train.comm_round == 3
+
+
+@pytest.mark.parametrize("values", [3, "abc", b"abc", {"a": 1}, np.array(3), None])
+def test_an_axis_without_a_list_of_values_is_one_line(values, tmp_path):
+    with pytest.raises(LabelSkewError) as error:
+        fl.sweep(base="quickstart", grid={"train_args.epochs": values}, out=tmp_path)
+    assert str(error.value).startswith("grid: train_args.epochs: ")
+    assert str(error.value).count("\n") == 0
+    assert " is not a list of values; use [" in str(error.value)
+
+
 @pytest.mark.slow
 def test_sweep_runs_resumes_and_reports_what_failed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "click.py").write_text("raise SystemExit('imported from the current folder')")
     taken = tmp_path / "out" / "seed2" / "thesis.txt"
     taken.parent.mkdir(parents=True)
     taken.write_text("mine")
