@@ -97,7 +97,10 @@ def confusions(rows: DataFrame) -> list[str]:
         else:
             title = f"final model, {samples}; % of a class (row) predicted as (column)"
             width = 76 - 5 * len(matrix.names)
-            names = [clean(f"{number} {name}", width) for number, name in enumerate(matrix.names)]
+            names = [
+                clean(str(number) if name == str(number) else f"{number} {name}", width)
+                for number, name in enumerate(matrix.names)
+            ]
             head = ["", *(f"{number:>3}" for number in range(len(names)))]
             shares = zip(names, matrix.shares.tolist(), strict=True)
             cells = [[name, *("  ." if math.isnan(v) else f"{v:3.0f}" for v in values)] for name, values in shares]
