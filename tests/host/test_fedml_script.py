@@ -4,6 +4,7 @@ import itertools
 import re
 import runpy
 import socket
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -74,10 +75,16 @@ def test_example_over_mpi(method, forker, tmp_path):
 
 def test_diverged_training_ends_all_processes_of_mpi_in_one_line(forker, tmp_path):
     file = configuration("mpi.yaml", tmp_path, "fedlc", learning_rate="1.0e+30")
-    done = forker.mpirun(SCRIPT, ["--cf", file], ranks=4, timeout=60, cwd=tmp_path)
+    done = forker.mpirun(SCRIPT, ["--cf", file], ranks=4, timeout=120, cwd=tmp_path)
     assert done.returncode != 0
     assert re.search(r"^error: round 1: upload of client \d: .* is not finite, training diverged", done.stderr, re.M)
     assert "Traceback" not in done.stderr
+
+
+def listens(port):
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_example_across_silos(forker, tmp_path):
@@ -94,11 +101,10 @@ def test_example_across_silos(forker, tmp_path):
 
     server = start(0, "server")
     port = int(rows[0].rpartition(",")[2])
-    for _ in range(600):
-        with socket.socket() as probe:
-            probe.settimeout(0.1)
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
+    end = time.monotonic() + 90
+    while not listens(port):  # FedML's client ends if it starts before the server
+        assert time.monotonic() < end, server.text
+        time.sleep(0.2)
     silos = [start(rank, "client") for rank in (1, 2, 3)]
     assert server.wait(timeout=120) == 0, server.text
     assert [silo.wait(timeout=60) for silo in silos] == [0, 0, 0], silos[0].text
