@@ -167,7 +167,7 @@ def test_summary_by_hand():
     ]  # fmt: skip
     result = summary([*lines, {"round": 4, "bytes_up": 1, "bytes_down": 2}], 2)
     assert result == {
-        "rounds": 5, "final_accuracy": 0.7, "best_accuracy": 0.9, "rounds_to_best": 3, "last_tests": 2,
+        "rounds": 5, "measure": "accuracy", "final_accuracy": 0.7, "best_accuracy": 0.9, "rounds_to_best": 3, "last_tests": 2,
         "last_mean": pytest.approx(0.8), "last_std": pytest.approx(0.1), "bytes_up": 5, "bytes_down": 10,
         "personalised_last_mean": 0.8, "balanced_last_mean": pytest.approx(0.4), "client_accuracy": [0.7, None],
     }  # fmt: skip

@@ -161,7 +161,7 @@ def test_the_card_has_the_runs_numbers(whole):
         holders, samples = int((partition[name] > 0).sum()), int(partition[name].sum())
         assert f"| `{name}` | {samples} | {holders} | " in text
     assert "- Clients hold 2 classes of 10: it was trained under label skew" in text
-    assert "chosen on the global test part itself, so that number is optimistic" in text
+    assert "chosen on the test samples themselves (the global test set), so that number is optimistic" in text
     assert str(run.folder) not in text
 
 

@@ -128,7 +128,8 @@ def test_axes_have_round_ends(low, high, ticks):
 
 def test_axes_name_few_rounds():
     assert page._rounds(1, 3) == [1, 2, 3]
-    assert page._rounds(1, 100) == [1, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
+    assert page._rounds(1, 100) == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
+    assert page._rounds(1, 16) == [2, 4, 6, 8, 10, 12, 14, 16]
     assert page._rounds(1, 1) == [1]
 
 
