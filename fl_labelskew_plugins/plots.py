@@ -100,7 +100,7 @@ def curves(
             left.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=label)
     left.set(xlabel="round", ylabel="accuracy in %", title=title, ylim=PERCENT)
     if left.lines:
-        left.legend(loc="lower right")
+        left.legend()
     tested = [line for line in lines if line.get("loss") is not None]
     if tested:
         right.plot([t["round"] + 1 for t in tested], [t["loss"] for t in tested], label="test cross-entropy")

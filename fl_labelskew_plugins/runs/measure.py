@@ -43,6 +43,10 @@ def main_tests(lines: Sequence[Line]) -> list[Line]:
 
 
 def best_test(lines: Sequence[Line]) -> Line | None:
-    """The line with the highest main measure, the first of equal ones; None if there is no test."""
+    """The line with the highest main measure, the first of equal ones; None if there is no test.
+
+    >>> best_test([{"round": round, "accuracy": share} for round, share in enumerate((0.5, 0.7, 0.7))])["round"]
+    1
+    """
     key = main_measure(lines).key
-    return max(main_tests(lines), key=lambda line: float(line[key]), default=None)
+    return max(main_tests(lines), key=lambda line: line[key], default=None)

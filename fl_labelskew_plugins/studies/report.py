@@ -373,9 +373,12 @@ def names_in(frame: DataFrame, *columns: str) -> list[str]:
 
 
 def notes(frame: DataFrame, runs: Iterable[Run]) -> list[str]:
-    """A line for each of ``runs`` that its row does not count, or that is not whole."""
+    """A line for each of ``runs`` that its row does not count, or that is not whole, and one on several measures."""
     counted = [run for runs in frame["runs"] for run in runs]
-    return [note for run in runs if (note := _note(run, counted))]
+    lines = [note for run in runs if (note := _note(run, counted))]
+    if frame["test"].nunique() > 1:
+        lines.append(f"accuracies are on {tested_on(frame)}: only rows of the same test are compared")
+    return lines
 
 
 def _note(run: Run, counted: Sequence[Run]) -> str:
@@ -401,7 +404,7 @@ def curves(frame: DataFrame) -> dict[str, dict[str, Curve]]:
 
 def tested_on(frame: DataFrame) -> str:
     """The samples that the rows' accuracy is measured on, in words."""
-    return "; ".join(one.samples for one in MEASURES if (frame["test"] == one.name).any())
+    return " or on ".join(one.samples for one in MEASURES if (frame["test"] == one.name).any())
 
 
 def methods(frame: DataFrame) -> dict[str, str]:

@@ -14,7 +14,7 @@ from run_folders import resolved
 
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.studies import page, report
-from fl_labelskew_plugins.studies.finished import Run, grouped
+from fl_labelskew_plugins.studies.finished import Client, Run, grouped
 
 NASTY = "\"><img src=x onerror=\"throw 'bad'\"><script>throw 'bad'</script>&amp;'`\\"
 VOID = ("meta", "line", "br")
@@ -100,6 +100,35 @@ def test_classes_have_the_names_of_the_data():
     assert 'title="T-shirt/top: 100.00">100<' in text
     assert 'class="heat upright"' in text
     assert 'title="3: 0.00">0<' in rendered([replace(one, class_names=names[:3])])  # another data set's
+
+
+def test_clients_have_names_samples_and_accuracies():
+    metrics = [{"round": 0, "client_accuracy_mean": 0.75}]
+    runs = [
+        Run(
+            "x",
+            resolved(seed),
+            metrics,
+            clients=[Client("<b>north", 40.0, 12.0, north), Client("south", 50.0, None, None)],
+        )
+        for seed, north in enumerate([0.5, 0.75])
+    ]
+    text = rendered(runs)
+    assert "on clients&#39; own test splits, mean over the clients" in text
+    assert "<h2>Confusion" not in text
+    head = '<th scope="col">test samples</th><th scope="col">seed 0</th><th scope="col">seed 1</th>'
+    assert head in text
+    assert '<th scope="row">&lt;b&gt;north</th><td>40</td><td>12</td><td>50.00</td><td>75.00</td>' in text
+    assert '<th scope="row">south</th><td>50</td><td>-</td><td>-</td><td>-</td>' in text
+    assert '<th scope="col">accuracy</th>' in rendered(runs[:1])
+    assert "<h2>Clients" not in rendered(RUNS[:1])
+
+
+def test_close_values_have_close_shades():
+    lines = page._heat_map(["a", "b"], [("x", [99.33, 100.0])], ".2f")["lines"]
+    ((_, (low, high)),) = lines
+    assert low["ink"] == high["ink"] == "#fff"
+    assert page._shade(0)[1] == "#111"
 
 
 def test_settings_are_told_once_where_they_are_shared():
