@@ -55,7 +55,7 @@ def numbers(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
         "local model": frame["personal"].all(),
         **{name: frame[name].isna().all() for name in ("peak GPU MB", "own tests", "worst client", "spread")},
     }
-    nothing["own tests"] |= (frame["own tests"] == frame["accuracy"]).all()
+    nothing["own tests"] |= (frame["test"] == NAMED["client_accuracy_mean"].name).all()  # it is the accuracy
     return frame[[name for name in FORMS if not nothing.get(name.removesuffix("_std"))]]
 
 

@@ -73,8 +73,9 @@ def test_confusion_matrix_of_a_run_resumed_after_its_last_round(whole, tmp_path,
     assert (folder / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_of_equal_rounds_the_first_is_best():
-    lines = [{"round": 0}, *({"round": r, "accuracy": a} for r, a in enumerate([0.1, 0.3, 0.3, 0.2], 1))]
+@pytest.mark.parametrize("key", ["accuracy", "client_accuracy_mean", "client_accuracy_pooled"])
+def test_of_equal_rounds_the_first_is_best(key):
+    lines = [{"round": 0}, *({"round": r, key: a} for r, a in enumerate([0.1, 0.3, 0.3, 0.2], 1))]
     assert best_test(lines)["round"] == 2
     assert best_test(lines[:1]) is None
 
