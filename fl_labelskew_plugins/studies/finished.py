@@ -185,8 +185,10 @@ def read(folder: Path) -> Run:
         if number(line, run.measure.key) is None or not isinstance(line.get("round"), int):
             raise LabelSkewError(f"{folder}: no run: metrics.jsonl has a test without round and accuracy")
     if not run.tests:
-        what = "no results yet: metrics.jsonl has no test, neither on a global test set nor of the clients"
-        raise LabelSkewError(f"{folder}: {what}")
+        raise LabelSkewError(
+            f"{folder}: no results yet: metrics.jsonl has no test; without a global test set a run needs "
+            "validation_args.per_client: true, and silos comm_args.send_measures: true"
+        )
     return run
 
 
