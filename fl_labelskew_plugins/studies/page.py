@@ -20,6 +20,7 @@ from jinja2 import StrictUndefined, Template
 from fl_labelskew_plugins import __version__, plots
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.studies import confused, printed, report
+from fl_labelskew_plugins.studies.finished import mean
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -237,23 +238,18 @@ def _clients(frame: DataFrame) -> dict[str, dict[str, Any]]:
     """
     tables: dict[str, dict[str, Any]] = {}
     for setting, label, runs in zip(frame["setting"], frame["label"], frame["runs"], strict=True):
-        of_runs = [{client.name: client for client in run.clients} for run in runs if run.clients]
+        tested = [run for run in runs if run.clients]
         rows = []
-        for name in dict.fromkeys(name for clients in of_runs for name in clients):
-            here = [clients.get(name) for clients in of_runs]
-            sizes = [
-                {getattr(client, key) for client in here if client is not None} - {None}
-                for key in ("training_samples", "test_samples")
-            ]
-            spans = ["-".join(f"{end:.0f}" for end in dict.fromkeys((min(n), max(n)))) if n else "-" for n in sizes]
-            shares = [None if client is None else client.accuracy for client in here]
-            known = [100 * share for share in shares if share is not None]
-            texts = ["-" if share is None else f"{100 * share:.2f}" for share in shares]
-            rows.append((statistics.fmean(known) if known else math.inf, [name, *spans, *texts]))
+        for clients in zip(*(run.clients for run in tested), strict=False):
+            names, *samples, shares = zip(*clients, strict=True)
+            sizes = [[int(number) for number in numbers if number is not None] for numbers in samples]
+            cells = [names[0], *(report.ends(known) if known else "-" for known in sizes)]
+            cells += ["-" if share is None else f"{100 * share:.2f}" for share in shares]
+            average = mean(shares)
+            rows.append((math.inf if average is None else average, cells))
         if rows:
-            head = [f"seed {run.seed}" for run in runs if run.clients] if len(of_runs) > 1 else ["accuracy"]
-            rows.sort(key=lambda row: row[0])
-            lines = [cells for _, cells in rows[:MOST_CLIENTS]]
+            head = [f"seed {run.seed}" for run in tested] if len(tested) > 1 else ["accuracy"]
+            lines = [cells for _, cells in sorted(rows, key=lambda row: row[0])[:MOST_CLIENTS]]
             tables.setdefault(setting, {})[label] = {"head": head, "lines": lines, "left": len(rows) - len(lines)}
     return tables
 

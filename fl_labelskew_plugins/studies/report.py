@@ -112,7 +112,7 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
             "test": [measure.name for measure in measures],
             "whole": [all(run.whole for run in runs) for runs in counted],
             "personal": [any(run.personal for run in runs) for runs in counted],
-            "rounds": [_ends([len(run.metrics) for run in runs]) for runs in counted],
+            "rounds": [ends([len(run.metrics) for run in runs]) for runs in counted],
             "runs": counted,
             "curve": [_curve(runs) for runs in counted],
             "keys": [{key: json.dumps(value) for key, value in recipe.items()} for recipe in recipes],
@@ -209,7 +209,8 @@ def _required(partition: str) -> tuple[str, ...]:
     return tuple(key for key, parameter in fields.items() if parameter.is_required())
 
 
-def _ends(counts: Sequence[int]) -> str:
+def ends(counts: Sequence[int]) -> str:
+    """The lowest and the highest number, such as ``3-20``; one number if they are equal."""
     return "-".join(map(str, dict.fromkeys((min(counts), max(counts)))))
 
 
