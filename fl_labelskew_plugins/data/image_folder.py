@@ -316,7 +316,7 @@ class ImageFolder(Dataset):
         if given is None:
             what, of = "test class", "classes in training; add a folder to training, or remove it from test"
         elif self.params.class_names:
-            of = "of data_args.class_names; add it"
+            of = "of data_args.class_names; add it there, or remove its pictures"
         pairs = sorted(unknown.items())
         refuse([f"{path}: {what} {name!r} is not one of the {len(names)} {of}" for name, path in pairs])
         return names
