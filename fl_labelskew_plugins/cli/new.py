@@ -84,7 +84,7 @@ def simulation(out: Path, data: Path, *, classes: str | None, label: str | None,
     "--silos", type=click.IntRange(2, 100), metavar="N", help="Number of silos, if there are no data, or no groups."
 )
 @CLASSES
-@click.option("--image-size", type=click.IntRange(8, 1024), help="Without --data: pixels of a side.  [default: 64]")
+@click.option("--image-size", type=click.IntRange(8, 1024), metavar="N", help="Without --data: pixels.  [default: 64]")
 @click.option(
     "--columns",
     metavar="A,B,...",
@@ -124,10 +124,11 @@ def federation(
         raise mistake(option, "describes data that are not here, and --data names some", "one of the two")
     else:
         seen = look.look(data, label, group, listed)
-        if len(seen.groups) < 2 and not listed:
-            lacks = "has no groups; if it is one silo's data, others may have more classes"
-            warn(f"{clean(data, 4096)}: {lacks}: --classes names them all")
-    say(out, write.federation(seen, out, silos, secure=secure), seen.notes)
+    commands = write.federation(seen, out, silos, secure=secure)
+    if data is not None and len(seen.groups) < 2 and not listed and seen.dataset != "npz":
+        lacks = "has no groups; if it is one silo's data, others may have more classes"
+        warn(f"{clean(data, 4096)}: {lacks}: --classes names them all")
+    say(out, commands, seen.notes)
 
 
 def add_plugin_command(kind: str, noun: str) -> None:

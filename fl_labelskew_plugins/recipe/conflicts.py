@@ -115,10 +115,11 @@ def moments_conflicts(recipe: Sections, dataset: Dataset) -> Iterator[Conflict]:
     if not (recipe.common.across_silos and recipe.comm.secure_aggregation and own_data):
         return
     if mean == "data" or (mean is None and dataset.measured):
-        what = f"{show(mean)} would be computed from sums of each silo's samples, and with {SECURE} no silo sends them"
+        what = f"with {SECURE} silos do not send the sums that a common mean and std are computed from"
         numbers = "numbers for each channel or feature, or one for all, such as mean: [0.5] and std: [0.25]"
         use = f"write mean: imagenet (pictures in colour), or {numbers}" if dataset.picture_keys else f"write {numbers}"
-        yield Conflict("data_args.mean", f"{what}; {use}", (SECURE, "data_args.dataset"))
+        value = "missing" if mean is None else show(mean)
+        yield Conflict("data_args.mean", f"{value}: {what}; {use}", (SECURE, "data_args.dataset"))
 
 
 def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:

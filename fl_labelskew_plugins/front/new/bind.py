@@ -34,14 +34,14 @@ def bind(file: Path, place: Path) -> facts.SiloData:
         raise mistake(where, "is not a silo's own file", use)
     beside, rank = homes[0]
     base = parse.load(beside)
-    own = parse.silo(base, rank)
+    recipe = parse.silo(base, rank)
     if not os.path.exists(place):
         raise mistake(clean(place, 4096), "does not exist", "the file or folder of this silo's data")
     try:
         changed = yaml.put(text, "data_args", "data_cache_dir", str(place))
     except yaml.YamlError as error:
         raise mistake(where, str(error), "the recipe's data_args in it") from None
-    recipe = own.model_copy(update={"data": own.data.model_copy(update={"data_cache_dir": str(place)})})
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"data_cache_dir": str(place)})})
     silo = facts.load(recipe, rank - 1)
     if apart := facts.differing(silo.data.class_names, server_classes(base, None), f"in {clean(beside.name)}"):
         raise LabelSkewError(f"{where}: {apart}")

@@ -100,14 +100,17 @@ def described(classes: Sequence[str], size: int, columns: str | None, label: str
         except ValueError:
             use = "different names, such as age, age=0..100 for a range, or sex=f/m for categories"
             wrong.append(str(mistake(f"--columns: {clean(text, 40)}", "not a column", use)))
+    without = [name for name, pairs in means.items() if not pairs]
+    if len(without) + len(categories) < len(means):
+        wrong += [
+            f"--columns: {clean(name, 40)}: has no range, and others have; add it to all, or none" for name in without
+        ]
     refuse(wrong)
     args: dict[str, Any] = {"label": label or LABELS[0], "features": [*means]}
     if categories:
         args["categorical"] = categories
-    pairs = [pair for pairs in means.values() for pair in pairs]
-    width = sum(len(categories.get(name, [name])) for name in means)
-    known = (tuple(mean for mean, _ in pairs), tuple(std for _, std in pairs)) if len(pairs) == width else None
-    return Look("table", None, args, (width,), [*classes], [], 0, moments=known)
+    mean, std = zip(*(pair for pairs in means.values() for pair in pairs or [(0.0, 1.0)]), strict=True)
+    return Look("table", None, args, (len(mean),), [*classes], [], 0, moments=None if without else (mean, std))
 
 
 def _of_range(low: float, high: float) -> tuple[float, float]:

@@ -89,7 +89,11 @@ def federation(seen: Look, out: Path, silos: int | None, *, secure: bool = False
     of_all = {key: value for key, value in seen.args.items() if key not in ("data_cache_dir", "group")}
     of_all |= {"class_names": seen.classes} if seen.dataset != "npz" else {"classes": len(seen.classes)}
     of_all = {"dataset": seen.dataset, **of_all}
-    form = {**of_all, "input_shape": [*seen.shape], **(_normalisation(seen) if secure or seen.path is None else {})}
+    form = {
+        **of_all,
+        "input_shape": [*seen.shape],
+        **(_normalisation(seen) if secure or (seen.moments and not seen.path) else {}),
+    }
     if secure and "mean" not in form:
         raise mistake("--secure", "the columns of numbers need a range to be normalised by", "--columns age=0..100")
     comm = {"backend": "GRPC", "server_address": "localhost:8890", "certs": "certs", "min_clients": 2}
@@ -98,7 +102,8 @@ def federation(seen: Look, out: Path, silos: int | None, *, secure: bool = False
         ("", "common_args", {"training_type": "cross_silo", "random_seed": 0}),
         (
             "The server has no data: this says what the silos' are like, and is the same in their files. "
-            + _about_data(seen),
+            + _about_data(seen)
+            + (" mean, std: with secure aggregation silos do not send sums to compute them from." if secure else ""),
             "data_args",
             form,
         ),
