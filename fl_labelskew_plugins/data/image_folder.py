@@ -253,9 +253,13 @@ class ImageFolder(Dataset):
     def layout(self, groups: Sequence[Path], classes: Sequence[str], *, tests: bool) -> str:
         """How the folders were read, in words; ``tests``: whether there is a test part."""
         of = f"{counted(len(groups), 'group')} ({few([folder.name for folder in groups])}), " if groups else ""
-        split = f"{100 * self.params.test_fraction:g} % of each {'group' if groups else 'class'}'s pictures"
-        part = "test/ or val/" + (f", or {split} where a group has neither" if groups else "") if tests else split
+        part = self.test_part(groups, tests=tests)
         return f"{of}{counted(len(classes), 'class', 'classes')} ({few(classes)}); test part: {part}"
+
+    def test_part(self, groups: Sequence[Path], *, tests: bool) -> str:
+        """Where the test samples are from, in words."""
+        split = f"{100 * self.params.test_fraction:g} % of each {'group' if groups else 'class'}'s pictures"
+        return "test/ or val/" + (f", or {split} if it has neither" if groups else "") if tests else split
 
     def _split_groups(
         self, groups: Sequence[Path], train: Arrays, test: Arrays | None, *, seed: int
@@ -316,7 +320,7 @@ class ImageFolder(Dataset):
         if given is None:
             what, of = "test class", "classes in training; add a folder to training, or remove it from test"
         elif self.params.class_names:
-            of = "of data_args.class_names; add it there, or remove its pictures"
+            of = "of data_args.class_names; add it"
         pairs = sorted(unknown.items())
         refuse([f"{path}: {what} {name!r} is not one of the {len(names)} {of}" for name, path in pairs])
         return names
@@ -388,7 +392,7 @@ class ImageFolder(Dataset):
         names = sorted({name for _, name in train})
         facts["classes"] = str(len(names))
         if not self.source:
-            facts["read as"] = self.layout(groups, names, tests=test is not None)
+            facts |= {"groups": str(len(groups) or "none"), "test part": self.test_part(groups, tests=test is not None)}
         if self.known_classes is None:
             facts["names"] = few(names)
         for folder in groups:

@@ -41,17 +41,11 @@ def bind(file: Path, place: Path) -> facts.SiloData:
         changed = yaml.put(text, "data_args", "data_cache_dir", str(place))
     except yaml.YamlError as error:
         raise mistake(where, str(error), "the recipe's data_args in it") from None
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"data_cache_dir": str(place)})})
+    form = {"data_cache_dir": str(place), "input_shape": base.data.input_shape, "classes": base.data.classes}
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=form)})
     silo = facts.load(recipe, rank - 1)
     if apart := facts.differing(silo.data.class_names, server_classes(base, None), f"in {clean(beside.name)}"):
         raise LabelSkewError(f"{where}: {apart}")
-    for key, here, there in (
-        ("input_shape", [*silo.facts.input_shape], base.data.input_shape),
-        ("classes", silo.facts.num_classes, base.data.classes),
-    ):
-        if there not in (None, here):
-            what = f"the samples have {key} {here}, those of {clean(beside.name)} {there}"
-            raise mistake(f"{where}: data_args", what, f"the same data_args as {clean(beside.name)}")
     if isinstance(recipe.dataset, ImageFolder):
         size, (pictures, _) = silo.facts.input_shape[-1], recipe.dataset.find(place)
         side, _ = sampled(place, [path for path, _ in pictures])

@@ -264,8 +264,7 @@ def test_a_silos_data_are_checked_and_written_into_its_file(here):
     )
     file.write_text(before.replace("image_size: 32", "image_size: 16"))
     assert errors("silo", "data", file, place) == [
-        f"{file}: data_args: the samples have input_shape [3, 16, 16], those of federation.yaml [3, 32, 32]; use the "
-        "same data_args as federation.yaml"
+        "data_args.input_shape: [3, 32, 32] in the recipe and [3, 16, 16] in the data; use input_shape: [3, 16, 16]"
     ]
     assert "data_cache_dir: " not in file.read_text().replace("# data_cache_dir: ", "")
 
