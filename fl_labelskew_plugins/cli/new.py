@@ -4,32 +4,50 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
+from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import FOLDER, PATH
 from fl_labelskew_plugins.front.new.kinds import KINDS
+from fl_labelskew_plugins.machine.log import warn
 from fl_labelskew_plugins.machine.text import clean
 
 OUT = click.argument("out", metavar="DIR", type=FOLDER)
-DATA = click.option(
+DATA = partial(
+    click.option,
     "--data",
-    required=True,
     type=PATH,
     metavar="PATH",
-    help="A folder of pictures (<class>/*, train/<class>/*, <hospital>/train/<class>/*), an .npz file, or a CSV or "
-    "Parquet table.",
+    help="A folder of pictures (<class>/*, <hospital>/<class>/*, either with train/ and test/ before <class>), an .npz "
+    "file, or a CSV or Parquet table.",
 )
+CLASSES = click.option("--classes", metavar="A,B,...", help="Names of all classes.  [default: those in PATH]")
 LABEL = click.option("--label", metavar="COLUMN", help="A table's column of classes.  [default: by its name]")
 GROUP = click.option(
     "--group", metavar="COLUMN", help="A table's column of groups, such as hospitals.  [default: by its name, or none]"
 )
 
 
-def say(out: Path, commands: Sequence[str]) -> None:
-    """Name what was written, and what to type next."""
+def names(classes: str | None) -> list[str]:
+    """The classes of ``--classes``; empty without it.
+
+    Raises:
+        LabelSkewError: they are not two or more different names.
+    """
+    listed = [] if classes is None else [name.strip() for name in classes.split(",")]
+    if classes is not None and not 2 <= len({*listed} - {""}) == len(listed):
+        raise mistake(f"--classes {clean(classes)}", "expected two or more different names", "--classes benign,malign")
+    return listed
+
+
+def say(out: Path, commands: Sequence[str], notes: Sequence[str] = ()) -> None:
+    """Print how the data were read, what was written, and what to type next."""
+    for note in notes:
+        click.echo(note)
     click.echo(f"written to {clean(out, 4096)}: {', '.join(sorted(clean(path.name) for path in out.iterdir()))}")
     click.echo("next (README.md has the rest):")
     for command in (f"cd {shlex.quote(clean(out, 4096))}", *commands):
@@ -43,37 +61,74 @@ def new_group() -> None:
 
 @new_group.command("simulation")
 @OUT
-@DATA
+@DATA(required=True)
+@CLASSES
 @LABEL
 @GROUP
 @guarded
-def simulation(out: Path, data: Path, *, label: str | None, group: str | None) -> None:
+def simulation(out: Path, data: Path, *, classes: str | None, label: str | None, group: str | None) -> None:
     """Write DIR, new or empty: a recipe that trains on all of PATH on this machine, and a README of the commands.
 
     Each group of the data (hospital, site) is a client; without groups, samples are dealt out.
     """
     from fl_labelskew_plugins.front.new import look, write
 
-    say(out, write.simulation(look.look(data, label, group), out))
+    seen = look.look(data, label, group, names(classes))
+    say(out, write.simulation(seen, out), seen.notes)
 
 
 @new_group.command("federation")
 @OUT
-@DATA
+@DATA()
 @click.option(
-    "--silos", type=click.IntRange(2, 100), metavar="N", help="Number of silos, where the data have no groups."
+    "--silos", type=click.IntRange(2, 100), metavar="N", help="Number of silos, if there are no data, or no groups."
+)
+@CLASSES
+@click.option("--image-size", type=click.IntRange(8, 1024), metavar="N", help="Without --data: pixels.  [default: 64]")
+@click.option(
+    "--columns",
+    metavar="A,B,...",
+    help="Without --data: a table's features; a number age or age=0..100 (its range), categories sex=f/m.",
 )
 @LABEL
 @GROUP
+@click.option("--secure", is_flag=True, help="Secure aggregation: the server sees only sums of what silos send.")
 @guarded
-def federation(out: Path, data: Path, *, silos: int | None, label: str | None, group: str | None) -> None:
+def federation(
+    out: Path,
+    data: Path | None,
+    *,
+    silos: int | None,
+    classes: str | None,
+    image_size: int | None,
+    columns: str | None,
+    label: str | None,
+    group: str | None,
+    secure: bool,
+) -> None:
     """Write DIR, new or empty: recipe and silos' files of a federation across machines, and a README of the commands.
 
-    Each group of the data (hospital, site) is a silo.
+    Each group of the data (hospital, site) is a silo. Without --data the options say what the data are like; each silo
+    then names its own by labelskew silo data.
     """
     from fl_labelskew_plugins.front.new import look, write
 
-    say(out, write.federation(look.look(data, label, group), out, silos))
+    listed = names(classes)
+    if data is None:
+        if silos is None or not listed or group is not None:
+            use = "--silos 3 --classes a,b with --image-size or --columns, or --data"
+            raise mistake("labelskew new federation", "without --data, silos and classes are not known", use)
+        seen = look.described(listed, image_size or 64, columns, label)
+    elif image_size is not None or columns is not None:
+        option = "--columns" if image_size is None else "--image-size"
+        raise mistake(option, "describes data that are not here, and --data names some", "one of the two")
+    else:
+        seen = look.look(data, label, group, listed)
+    commands = write.federation(seen, out, silos, secure=secure)
+    if data is not None and len(seen.groups) < 2 and not listed and seen.dataset != "npz":
+        lacks = "has no groups; if it is one silo's data, others may have more classes"
+        warn(f"{clean(data, 4096)}: {lacks}: --classes names them all")
+    say(out, commands, seen.notes)
 
 
 def add_plugin_command(kind: str, noun: str) -> None:

@@ -1,18 +1,45 @@
-"""``labelskew silo``: which silos take part in a run, while it runs and before it is resumed."""
+"""``labelskew silo``: a silo's own data, and which silos take part in a run."""
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from pathlib import Path
 
 import click
 
+from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
-from fl_labelskew_plugins.cli.options import RUN
+from fl_labelskew_plugins.cli.options import FILE, PATH, RUN
+from fl_labelskew_plugins.machine.text import clean, few
 
 
 @click.group("silo")
 def silo_group() -> None:
-    """Leave silos out of a run across silos, on the server's machine."""
+    """Name a silo's data, on its machine; leave silos out of a run, on the server's."""
+
+
+@silo_group.command("data")
+@click.argument("file", type=FILE)
+@click.argument("path", type=PATH)
+@guarded
+def data(file: Path, path: Path) -> None:
+    """Check the data in PATH, and write PATH into FILE, a silo's own file.
+
+    The recipe beside FILE that names it says what the data have to be like: layout, classes, size of pictures, columns
+    and categories of a table. Nothing is sent, and FILE stays as it is if something does not fit.
+    """
+    from fl_labelskew_plugins.front.new.bind import bind
+
+    place = Path(os.path.abspath(path.expanduser()))
+    silo = bind(file, place).data
+    names = [clean(name, 40) for name in silo.class_names]
+    counts = [Counter(part.y.tolist()) for part in (silo.train, silo.test)]
+    rows = [[name, *(str(part[c]) for part in counts)] for c, name in enumerate(names)]
+    click.echo(table.plain(["class", "training", "test"], [*rows, ["all", *(str(part.total()) for part in counts)]]))
+    if missing := [name for c, name in enumerate(names) if not counts[0][c]]:
+        click.echo(f"no training samples of {few(missing, 20)}: a silo may lack classes")
+    click.echo(f"{clean(file, 4096)}: data_args.data_cache_dir is {clean(place, 4096)}")
 
 
 @silo_group.command("exclude")

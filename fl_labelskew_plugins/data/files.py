@@ -7,12 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
-from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
+from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, MistakesError, mistake
 
 from fl_labelskew_plugins import params
 
 Key = tuple[str, str]
 """Part of the data set that a file belongs to, and what it holds of it."""
+MOST = 20
+"""Mistakes in data that are printed one by one; of the others, only their number."""
 
 
 def one_line(error: BaseException) -> str:
@@ -34,6 +36,27 @@ def readable(where: str, verbs: str = "read") -> Iterator[None]:
         yield
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise LabelSkewError(f"{where}: cannot be {verbs} ({error})") from error
+
+
+@contextmanager
+def gathered(wrong: list[str]) -> Iterator[None]:
+    """Add the mistakes that are raised inside to ``wrong``; :func:`refuse` raises them together."""
+    try:
+        yield
+    except LabelSkewError as error:
+        wrong += error.mistakes if isinstance(error, MistakesError) else [str(error)]
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """The first lines, and the number of the others."""
+    more = [f"and {len(lines) - MOST} more like these"] if len(lines) > MOST else []
+    return [*lines[:MOST], *more]
+
+
+def refuse(wrong: Sequence[str]) -> None:
+    """Raise MistakesError if there are mistakes."""
+    if wrong:
+        raise MistakesError(shortened(wrong))
 
 
 def fits(need: int, where: str, what: str, use: str) -> None:

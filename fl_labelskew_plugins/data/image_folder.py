@@ -2,15 +2,16 @@
 
 CINIC-10, ImageNet subsets, HyperKvasir and the like. Without ``train/``, the folder itself holds the classes; without a
 test part, one is split off. Classes are the folders in training, unless ``class_names`` lists them: a silo's own data
-often lack some. A tree ``<group>/train/<class>/*``, such as one of hospitals, is read as groups, with each group's
-``test/`` or ``val/`` where it has one; other folders of folders, such as ``<hospital>/<class>/*``, are refused unless
-``class_names`` says that the upper ones are the classes. A server that only tests needs ``test/`` or ``val/`` alone,
-its own or each group's. Tiny-ImageNet's ``train/<class>/images/*`` and ``val/val_annotations.txt`` are read too.
+often lack some. Trees ``<group>/train/<class>/*``, with each group's ``test/`` or ``val/`` where it has one, and
+``<group>/<class>/*`` are read as groups, such as hospitals; :meth:`ImageFolder.groups` has the rule. A server that only
+tests needs only ``test/`` or ``val/``, its own or each group's. Tiny-ImageNet's ``train/<class>/images/*`` and
+``val/val_annotations.txt`` are read too.
 """
 
 import hashlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -20,14 +21,27 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.files import fits, readable
+from fl_labelskew_plugins.data.files import fits, gathered, readable, refuse
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.pictures import OnBadSample, decode, faults, opened, settle
 from fl_labelskew_plugins.data.split import drawn, joined, picked, stratified
 from fl_labelskew_plugins.data.stats import moments
-from fl_labelskew_plugins.data.trees import Samples, folders_among, held_by, list_annotated, list_images, nested_class
-from fl_labelskew_plugins.machine.text import clean, few
+from fl_labelskew_plugins.data.trees import (
+    PARTS,
+    Samples,
+    class_folders,
+    folders_among,
+    held_by,
+    list_annotated,
+    list_images,
+    nested_class,
+    overlap,
+    train_folder,
+)
+from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.params import Params
+
+TREE = "<group>/train/<class>/<image> or <group>/<class>/<image>"
 
 
 class ImageParams(Params):
@@ -63,7 +77,8 @@ class ImageFolder(Dataset):
         groups: tuple[Annotated[str, Field(pattern=r"^[^./\x00][^/\x00]*$")], ...] | None = Field(
             None,
             min_length=1,
-            description="Folders of the groups that are read of a tree <group>/train/<class>/*; default: all.",
+            description="Folders of the groups that are read of a tree <group>/train/<class>/* or <group>/<class>/*; "
+            "default: all.",
         )
 
     @property
@@ -87,39 +102,54 @@ class ImageFolder(Dataset):
         return Path() if data_dir is None else data_dir
 
     def groups(self, root: Path, parts: Sequence[str] = ("train",)) -> list[Path]:
-        """The groups' folders, by name, each with one of ``parts`` in it; none where the tree has no groups.
+        """The groups' folders, by name; empty if the tree has no groups.
+
+        A group contains one of ``parts``, or, if no folder does, only folders of classes. In the second case the upper
+        folders could also be classes: ``groups`` or ``class_names`` decide; without them they are groups if every one
+        shares a class with another one.
 
         Raises:
-            LabelSkewError: some folders have such a part and others have not, or there is no group that is asked for.
+            LabelSkewError: some folders have such a part and others have not, or a group that is asked for is missing.
         """
         chosen, folders = self.params.groups, folders_among(root.iterdir())
         groups = [folder for folder in folders if any((folder / part).is_dir() for part in parts)]
-        names, tree = [folder.name for folder in groups], "<group>/train/<class>/<image>"
+        below: dict[Path, list[str]] = {}
+        if not groups and not any((root / part).is_dir() for part in PARTS):
+            below = {folder: names for folder in folders if (names := class_folders(folder))}
+        names = [folder.name for folder in groups or below]
         if chosen is not None:
             if absent := [name for name in chosen if name not in names]:
-                there = f"one of {few(names)}" if names else tree
-                raise mistake(f"data_args.groups: {clean(absent[0], 40)}", f"is no group in {root}", there)
-            return [folder for folder in groups if folder.name in chosen]
-        classes = {folder.name for folder in folders} <= set(self.params.class_names or ())
-        if not groups or classes or any((root / part).is_dir() for part in parts):
+                there = f"one of {few(names)}" if names else TREE
+                raise mistake(f"data_args.groups: {few(absent)}", f"not in {root}", there)
+            return [folder for folder in groups or below if folder.name in chosen]
+        classes = set(self.params.class_names or ())
+        if {folder.name for folder in folders} <= classes or any((root / part).is_dir() for part in parts):
             return []
-        if other := [folder.name for folder in folders if folder not in groups]:
-            lacks = f"{clean(other[0], 40)} has no {parts[0]}/, but {clean(names[0], 40)} has"
-            raise mistake(f"data set {self.name}: {root}", lacks, f"{tree} in every folder, or data_args.groups")
-        return groups
+        if groups and (other := [folder.name for folder in folders if folder not in groups]):
+            lacks = f"no {parts[0]}/ in {few(other)}, but in {clean(names[0], 40)}"
+            use = "<group>/train/<class>/<image> in every folder, or data_args.groups"
+            raise mistake(f"data set {self.name}: {root}", lacks, use)
+        return folders if below and len(below) == len(folders) and overlap(below.values(), classes) else groups
 
     def find(self, data_dir: Path) -> tuple[Samples, Samples | None]:
         """The images of the training part and of the test part, or None where that is to be split off.
 
         Both are those of all groups together, where there are groups.
         """
-        if groups := self.groups(data_dir):
-            train = [sample for group in groups for sample in self.listed(group / "train")]
-            return train, self.find_tests(groups)
-        if not (data_dir / "train").is_dir():
+        groups = self.groups(data_dir)
+        if not groups and not (data_dir / "train").is_dir():
             self._refuse_test_alone(data_dir)
             return self.listed(data_dir), None
-        return self.listed(data_dir / "train"), self.find_test(data_dir)
+        train: Samples = []
+        test: Samples = []
+        wrong: list[str] = []
+        for folder in groups or [data_dir]:
+            with gathered(wrong):
+                train += self.listed(train_folder(folder))
+            with gathered(wrong):
+                test += self.find_test(folder) or []
+        refuse(wrong)
+        return train, test or None
 
     def find_test(self, data_dir: Path) -> Samples | None:
         """The images of ``test/`` or ``val/``, or None where there is neither."""
@@ -146,10 +176,10 @@ class ImageFolder(Dataset):
             return samples
         deeper = few(sorted({path.relative_to(folder / nested).parts[0] for path, name in samples if name == nested}))
         raise LabelSkewError(
-            f"data set {self.name}: {folder / nested} has no image but the folders {deeper}; read like this, the "
-            f"classes would be {few(sorted({name for _, name in samples}))}. Use train/<class>/<image> and "
-            "test/<class>/<image>, <group>/train/<class>/<image> for groups such as hospitals, or list "
-            "data_args.class_names if these are the classes"
+            f"data set {self.name}: {folder / nested} has no image but the folders {deeper}, so "
+            f"{few(sorted({name for _, name in samples}))} may be classes or groups such as hospitals. For classes, "
+            "list them in data_args.class_names (labelskew new: --classes); for groups, list them in data_args.groups "
+            f"and use {TREE}"
         )
 
     @property
@@ -190,7 +220,9 @@ class ImageFolder(Dataset):
         else:
             rows = self.split(kept, train.y, seed=seed, where=str(root))
             train, test = (picked(train, r) for r in rows)
-        return self._data(train, test, names, groups, fingerprint)
+        data = self._data(train, test, names, groups, fingerprint)
+        layout = self.layout(groups, names, tests=test_samples is not None)
+        return replace(data, notes={"layout.txt": f"{layout}\n"}) if groups else data
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Decode the test part alone, or all groups' test parts; normalised by their own moments or by known ones.
@@ -218,6 +250,17 @@ class ImageFolder(Dataset):
         of_groups = [clean(folder.name, 40) for folder in groups]
         return Data(train, test, names, mean=mean, std=std, fingerprint=fingerprint, group_names=of_groups)
 
+    def layout(self, groups: Sequence[Path], classes: Sequence[str], *, tests: bool) -> str:
+        """How the folders were read, in words; ``tests``: whether there is a test part."""
+        of = f"{counted(len(groups), 'group')} ({few([folder.name for folder in groups])}), " if groups else ""
+        part = self.test_part(groups, tests=tests)
+        return f"{of}{counted(len(classes), 'class', 'classes')} ({few(classes)}); test part: {part}"
+
+    def test_part(self, groups: Sequence[Path], *, tests: bool) -> str:
+        """Where the test samples are from, in words."""
+        split = f"{100 * self.params.test_fraction:g} % of each {'group' if groups else 'class'}'s pictures"
+        return "test/ or val/" + (f", or {split} if it has neither" if groups else "") if tests else split
+
     def _split_groups(
         self, groups: Sequence[Path], train: Arrays, test: Arrays | None, *, seed: int
     ) -> tuple[Arrays, Arrays]:
@@ -227,9 +270,9 @@ class ImageFolder(Dataset):
             LabelSkewError: a group has no training sample, or no group has a test sample.
         """
         fraction, of_train = self.params.test_fraction, np.asarray(train.groups)
-        if empty := [folder for g, folder in enumerate(groups) if g not in np.unique(of_train)]:
+        if empty := [str(train_folder(folder)) for g, folder in enumerate(groups) if g not in np.unique(of_train)]:
             use = "sound ones, or list the other folders in data_args.groups"
-            raise mistake(f"data set {self.name}", f"{empty[0] / 'train'} has no sound image", use)
+            raise mistake(f"data set {self.name}", f"no sound image in {', '.join(empty)}", use)
         if test is None:
             where = f"data set {self.name}: {groups[0].parent}"
             rest, chosen = stratified(train.y, of_train, test_fraction=fraction, seed=seed, where=where)
@@ -271,15 +314,15 @@ class ImageFolder(Dataset):
         """
         given = self.params.class_names or self.known_classes
         names = sorted({name for _, name in samples}) if given is None else list(given)
-        unknown = [(path, name) for path, name in [*samples, *others] if name not in set(names)]
-        if unknown and given is not None:
-            of = "data_args.class_names; add it" if self.params.class_names else f"data set {self.name}; remove it"
-            raise LabelSkewError(f"{unknown[0][0]}: class {unknown[0][1]!r} is not one of the {len(names)} of {of}")
-        if unknown:
-            raise LabelSkewError(
-                f"{unknown[0][0]}: test class {unknown[0][1]!r} is not one of the {len(names)} classes in training; "
-                "add a folder of this name to training, or remove it from test"
-            )
+        known = set(names)
+        unknown = {name: path for path, name in reversed([*samples, *others]) if name not in known}
+        what, of = "class", f"of data set {self.name}; remove it"
+        if given is None:
+            what, of = "test class", "classes in training; add a folder to training, or remove it from test"
+        elif self.params.class_names:
+            of = "of data_args.class_names; add it"
+        pairs = sorted(unknown.items())
+        refuse([f"{path}: {what} {name!r} is not one of the {len(names)} {of}" for name, path in pairs])
         return names
 
     def decode_all(
@@ -342,11 +385,14 @@ class ImageFolder(Dataset):
         try:
             _, groups, train, test = self._parts(data_dir)
         except LabelSkewError as error:
-            return [("layout", "missing", str(error))]  # no row of a small copy, whose numbers would hide why
+            # no row of a small copy, whose numbers would hide why
+            return [("layout", "missing", "; ".join(str(error).splitlines()))]
         parts = {"images": train} if test is None else {"training images": train, "test images": test}
         facts = {what: str(sum(os.path.isfile(path) for path, _ in part)) for what, part in parts.items()}
         names = sorted({name for _, name in train})
         facts["classes"] = str(len(names))
+        if not self.source:
+            facts |= {"groups": str(len(groups) or "none"), "test part": self.test_part(groups, tests=test is not None)}
         if self.known_classes is None:
             facts["names"] = few(names)
         for folder in groups:

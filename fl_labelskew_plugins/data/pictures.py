@@ -12,6 +12,7 @@ import numpy as np
 from fl_labelskew_registry import LabelSkewError, MistakesError
 from numpy.typing import NDArray
 
+from fl_labelskew_plugins.data.files import shortened
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 OnBadSample = Literal["stop", "skip"]
-MOST = 20
-"""Broken samples that are told one by one; of more, their number."""
 
 
 def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, draft: int | None = None) -> Image:
@@ -101,7 +100,7 @@ def settle(bad: Sequence[str], on_bad_sample: OnBadSample) -> None:
     Raises:
         MistakesError: ``on_bad_sample`` is ``stop``, and there are some; all are told together.
     """
-    lines = list(bad) if len(bad) <= MOST else [*bad[:MOST], f"{len(bad) - MOST} more like these, {len(bad)} in all"]
+    lines = shortened(bad)
     if lines and on_bad_sample == "stop":
         raise MistakesError([*lines[:-1], f"{lines[-1]}; data_args.on_bad_sample: skip leaves them out"])
     for line in lines:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
@@ -19,7 +19,7 @@ from pydantic import Field
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.columns import PARQUET, TEXT, Feature, header, measured, no_numbers, ordered, rows, texts
-from fl_labelskew_plugins.data.files import only_file, size_text
+from fl_labelskew_plugins.data.files import gathered, only_file, refuse, size_text
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.split import picked, stratified
 from fl_labelskew_plugins.data.stats import moments
@@ -120,7 +120,7 @@ class Table(Dataset):
             named["categorical"] = list(options.categorical)
         for key, names in named.items():
             if absent := [name for name in names if name not in there]:
-                lacks = f"{path} has no column {clean(absent[0], 40)}"
+                lacks = f"{path} has no column {few(absent, 20)}"
                 raise mistake(f"data_args.{key}", lacks, f"one of {few(there, 20)}")
         if not features:
             raise mistake(path, f"has no column beside {few(special)}", "a column for each feature")
@@ -201,26 +201,36 @@ class Table(Dataset):
         """The features of the training part's columns.
 
         Raises:
-            LabelSkewError: one is no number, and nothing says what becomes of it.
+            LabelSkewError: :meth:`_categories` raises it for some columns.
         """
-        categorical, features = self.params.categorical, []
+        wrong: list[str] = []
+        features = []
         for name in frame.columns[1 if self.params.group is None else 2 :]:
-            where, categories = f"{path}: column {clean(name, 40)}", tuple[str, ...]()
-            if isinstance(categorical, dict) and name in categorical:
-                categories = tuple(categorical[name])
-                if unknown := [text for text in ordered(texts(frame[name])) if text not in categories]:
-                    raise mistake(
-                        where, f"{unknown[0]} is none of data_args.categorical", f"it there: {few(categories)}"
-                    )
-            elif measured(frame[name], where) is None:
-                if categorical != "one_hot":
-                    use = "data_args.categorical: one_hot, or data_args.features without it"
-                    raise mistake(where, f"holds {no_numbers(frame[name])}, which are no numbers", use)
-                categories = tuple(ordered(texts(frame[name])))
-            if len(categories) > MOST_CATEGORIES:
-                raise mistake(where, f"has {len(categories)} categories", "data_args.features without it")
-            features.append(Feature(name, categories))
+            with gathered(wrong):
+                features.append(Feature(name, self._categories(frame[name], f"{path}: column {clean(name, 40)}")))
+        refuse(wrong)
         return features
+
+    def _categories(self, column: pd.Series[Any], where: str) -> tuple[str, ...]:
+        """The categories of a feature; empty if it is a number.
+
+        Raises:
+            LabelSkewError: it is no number, or has another category, and nothing says what becomes of it.
+        """
+        categorical = self.params.categorical
+        categories: Sequence[str] = ()
+        if isinstance(categorical, dict) and column.name in categorical:
+            categories = categorical[str(column.name)]
+            if unknown := [text for text in ordered(texts(column)) if text not in categories]:
+                raise mistake(where, f"{few(unknown)}: not in data_args.categorical", f"one of {few(categories)}")
+        elif measured(column, where) is None:
+            if categorical != "one_hot":
+                use = "data_args.categorical: one_hot, or data_args.features without it"
+                raise mistake(where, f"holds {no_numbers(column)}, which are no numbers", use)
+            categories = ordered(texts(column))
+        if len(categories) > MOST_CATEGORIES:
+            raise mistake(where, f"has {len(categories)} categories", "data_args.features without it")
+        return tuple(categories)
 
     def _classes(
         self, frames: Sequence[pd.DataFrame], paths: Sequence[Path]
@@ -244,7 +254,7 @@ class Table(Dataset):
             of_rows = texts(frame[label])
             if unknown := [name for name in ordered(of_rows) if name not in names]:
                 use = "it in data_args.class_names" if given else "classes of the training part alone"
-                raise mistake(where, f"{unknown[0]} is none of {few(names)}", use)
+                raise mistake(where, f"{few(unknown)}: not among the classes {few(names)}", use)
             labels.append(_numbered(of_rows, names))
         return names, labels
 

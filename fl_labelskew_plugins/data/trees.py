@@ -1,14 +1,17 @@
 """What lies in a tree of pictures: folders, the images below them, and their classes."""
 
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError, mistake
 
+from fl_labelskew_plugins.data.files import MOST
 from fl_labelskew_plugins.machine.text import few
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+PARTS = ("train", "test", "val")
 Samples = list[tuple[Path, str]]
 
 
@@ -25,20 +28,50 @@ def folders_among(paths: Iterable[Path]) -> list[Path]:
     return sorted((path for path in paths if path.is_dir() and path.name[0] != "."), key=lambda path: path.name)
 
 
+def train_folder(folder: Path) -> Path:
+    """``train/`` if the folder has one, else the folder itself."""
+    return folder / "train" if (folder / "train").is_dir() else folder
+
+
+def class_folders(folder: Path) -> list[str]:
+    """The names of a folder's folders; empty if it has an image of its own, or a part such as ``train/``."""
+    names = [path.name for path in folders_among(folder.iterdir())]
+    images = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name[0] != ".")
+    return [] if {*PARTS} & {*names} or any(images) else names
+
+
+def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
+    """Whether folders with these folders ``below`` them are groups, and not classes.
+
+    Those below are classes if one is ``known``, or if there are several and every upper folder shares one with another.
+
+    >>> overlap([["a", "b"], ["b"]], ()), overlap([["a", "b"], ["c", "d"]], ()), overlap([["a"], ["b"]], ["a"])
+    (True, False, True)
+    """
+    holders = Counter(name for names in below for name in names)
+    shared = all(any(holders[name] > 1 for name in names) for names in below)
+    return not holders.keys().isdisjoint(known) or (len(holders) > 1 and shared)
+
+
 def list_images(folders: Iterable[Path], where: str) -> Samples:
     """All images below each class's folder, with its name for their class, sorted by it.
 
     Raises:
-        LabelSkewError: there is none, or a class has none; ``where`` is for messages.
+        LabelSkewError: there is none, or some classes have none; ``where`` is for messages.
     """
     samples: Samples = []
+    empty: list[str] = []
     for folder in folders_among(folders):
         images = images_in(folder)
-        if not images:
-            raise LabelSkewError(
-                f"{where}: {folder} has no images; add one of {', '.join(sorted(SUFFIXES))}, or remove the folder"
-            )
         samples += [(path, folder.name) for path in images]
+        if not images:
+            empty.append(folder.name)
+    if empty:
+        more = f", and {len(empty) - MOST} more" if len(empty) > MOST else ""
+        endings = ", ".join(sorted(SUFFIXES))
+        raise LabelSkewError(
+            f"{where}: no images in {few(empty[:MOST], MOST)}{more}; add some ({endings}), or remove the empty folders"
+        )
     if not samples:
         raise LabelSkewError(f"{where} has no class folders; use <class>/<image>")
     return samples

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from fl_labelskew_registry import Dataset
+
 from fl_labelskew_plugins.recipe import addresses, security
 from fl_labelskew_plugins.recipe.comm import LEAST_SUMMED, CommArgs
 from fl_labelskew_plugins.recipe.diagnostics import BESIDE_TRAINING, IN_TRAINING, OF_UPLOADS
-from fl_labelskew_plugins.recipe.mistakes import Conflict
+from fl_labelskew_plugins.recipe.mistakes import Conflict, show
 from fl_labelskew_plugins.recipe.model import Sections
 from fl_labelskew_plugins.recipe.sections import DataArgs, TrainArgs
 
@@ -107,15 +109,17 @@ def form_conflicts(recipe: Sections, params: Any) -> Iterator[Conflict]:
         yield Conflict("data_args.classes", f"{why} how many classes there are, such as 10", others)
 
 
-def moments_conflicts(recipe: Sections, *, measured: bool) -> Iterator[Conflict]:
-    """Where mean and std would be made of what each silo sends by itself; ``measured``: the data set knows none."""
-    data, own_data = recipe.data, bool(recipe.client_specific.data_silo_config)
+def moments_conflicts(recipe: Sections, dataset: Dataset) -> Iterator[Conflict]:
+    """Where mean and std would be made of what each silo sends by itself."""
+    mean, own_data = recipe.data.mean, bool(recipe.client_specific.data_silo_config)
     if not (recipe.common.across_silos and recipe.comm.secure_aggregation and own_data):
         return
-    for key, value in (("data_args.mean", data.mean), ("data_args.std", data.std)):
-        if value == "data" or (value is None and measured):
-            what = f"with {SECURE} no silo sends the sums over its samples that one normalisation is made of"
-            yield Conflict(key, f"{what}; use numbers, or imagenet", (SECURE, "data_args.dataset"))
+    if mean == "data" or (mean is None and dataset.measured):
+        what = f"with {SECURE} silos do not send the sums that a common mean and std are computed from"
+        numbers = "numbers for each channel or feature, or one for all, such as mean: [0.5] and std: [0.25]"
+        use = f"write mean: imagenet (pictures in colour), or {numbers}" if dataset.picture_keys else f"write {numbers}"
+        value = "missing" if mean is None else show(mean)
+        yield Conflict("data_args.mean", f"{value}: {what}; {use}", (SECURE, "data_args.dataset"))
 
 
 def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:

@@ -114,11 +114,11 @@ def check(path: Path, overrides: Sequence[str] = ()) -> str:
     if not _silos_own(_content(text)):
         parse(text, source=path, overrides=overrides)
         return "ok"
-    homes = [(beside, rank) for beside in sorted(path.parent.glob("*.y*ml")) if (rank := _rank(path, beside))]
-    for base in [load(beside, overrides) for beside, _ in homes]:
+    named = homes(path)
+    for base in [load(beside, overrides) for beside, _ in named]:
         _Check(path).silo(text, base)
-    if homes:
-        return "ok, " + " and ".join(f"silo {rank} of {shown(beside.name)}" for beside, rank in homes)
+    if named:
+        return "ok, " + " and ".join(f"silo {rank} of {shown(beside.name)}" for beside, rank in named)
     alone = _Check(path)
     alone.changes(text)
     alone.end()
@@ -146,6 +146,11 @@ def _content(text: str) -> Any:
         return yaml.read(text)[0]
     except yaml.YamlError:
         return None
+
+
+def homes(path: Path) -> list[tuple[Path, int]]:
+    """The recipes beside a silo's own file that name it, and which silo's it is, from 1."""
+    return [(beside, rank) for beside in sorted(path.parent.glob("*.y*ml")) if (rank := _rank(path, beside))]
 
 
 def _rank(path: Path, beside: Path) -> int:
@@ -177,7 +182,7 @@ class _Check(Mistakes):
         self._conflicts(sections, made.get("method"), made.get("optimizer"))
         if (dataset := made.get("dataset")) is not None:
             self.say_conflicts(form_conflicts(sections, dataset.params))
-            self.say_conflicts(moments_conflicts(sections, measured=dataset.measured))
+            self.say_conflicts(moments_conflicts(sections, dataset))
         self.end()
         train = sections.train
         try:

@@ -6,6 +6,7 @@ objects. ``1e-5`` is a number, as everywhere but in YAML 1.1.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Hashable
 from pathlib import Path
@@ -91,6 +92,30 @@ def text_of(path: Path) -> str:
 def write(value: Any) -> str:
     """YAML text of plain values, one line for a mapping of scalars where it fits."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
+
+
+def put(text: str, section: str, key: str, value: str) -> str:
+    """The text with another value of one key; everything else, comments too, stays as it is.
+
+    >>> put("data_args: {dataset: npz}  # mine", "data_args", "file", "a.npz")
+    'data_args: {file: "a.npz", dataset: npz}  # mine'
+
+    Raises:
+        YamlError: the text has no such section.
+    """
+    read(text)
+    root = yaml.compose(text, Loader=_Loader)
+    sections = root.value if isinstance(root, yaml.MappingNode) else []
+    node = next((node for name, node in sections if name.value == section), None)
+    if not isinstance(node, yaml.MappingNode) or not node.value:
+        raise YamlError(f"has no {section}")
+    written = json.dumps(value, ensure_ascii=False)
+    for name, old in node.value:
+        if name.value == key:
+            return f"{text[: name.end_mark.index]}: {written}{text[old.end_mark.index :]}"
+    start = node.value[0][0].start_mark.index
+    end = ", " if node.flow_style else "\n" + " " * node.start_mark.column
+    return f"{text[:start]}{key}: {written}{end}{text[start:]}"
 
 
 def _place(error: yaml.MarkedYAMLError) -> str:

@@ -159,10 +159,14 @@ def of_classes(names: Sequence[str], counts: Tensor | None, samples: int) -> str
 
     ``counts``: ``(K, C)`` training samples by client and class, where they are known; ``samples``: 0 where not.
     """
-    held = len(names) if counts is None or not len(counts) else int((counts.sum(0) > 0).sum())
-    classes = f"{held} of {len(names)} classes" if held < len(names) else counted(held, "class", "classes")
+    held = list(names)
+    if counts is not None and len(counts):
+        held = [name for name, some in zip(names, counts.sum(0).tolist(), strict=True) if some]
+    classes = (
+        counted(len(held), "class", "classes") if len(held) == len(names) else f"{len(held)} of {len(names)} classes"
+    )
     known = f"{counted(samples, 'training sample')} of " if samples else ""
-    return known + classes + ("" if numbered(names) else f" ({few(names)})")
+    return known + classes + ("" if numbered(names) else f" ({few(held)})")
 
 
 def numbered(names: Sequence[str]) -> bool:

@@ -12,8 +12,9 @@ from PIL import Image
 
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.image_folder import ImageFolder
+from fl_labelskew_plugins.data.image_folder import TREE, ImageFolder
 from fl_labelskew_plugins.data.pictures import decode
+from fl_labelskew_plugins.data.trees import list_images
 
 
 def image(path, colour=(200, 100, 50), size=(40, 30)):
@@ -185,17 +186,71 @@ def hospitals(root, *below):
                 image(root.joinpath(*below) / place / name / f"{i}.png")
 
 
-@pytest.mark.parametrize("below", [(), ("train",)])
-def test_a_folder_of_hospitals_is_not_read_as_classes(tmp_path, below):
-    hospitals(tmp_path, *below)
+def test_hospitals_with_folders_of_classes_are_groups(tmp_path):
+    hospitals(tmp_path)
+    data = load(tmp_path)
+    assert (data.group_names, data.class_names) == (["coast", "north", "south"], ["benign", "malign"])
+    assert (len(data.train.y), len(data.test.y)) == (24, 6)
+    layout = "3 groups (coast, north, south), 2 classes (benign, malign); test part: 20 % of each group's pictures"
+    assert data.notes == {"layout.txt": f"{layout}\n"}
+    rows = {what: there for what, there, _ in ImageFolder().survey(tmp_path)}
+    assert (rows["groups"], rows["test part"]) == ("3", "20 % of each group's pictures")
+    np.testing.assert_array_equal(data.test.x[data.test.groups == 1], load(tmp_path / "north").test.x)
+    assert load_test(tmp_path).fingerprint == data.fingerprint
+    assert load(tmp_path, class_names=("malign", "other", "benign")).group_names == ["coast", "north", "south"]
+    (tmp_path / "notes").mkdir()
+    assert "no images in notes" in message(lambda: load(tmp_path))
+    assert load(tmp_path, groups=("north", "south")).group_names == ["north", "south"]
+    (tmp_path / "notes").rmdir()
+    named = load(tmp_path, class_names=("south", "north", "coast"), test_fraction=0.5)
+    assert (named.class_names, named.group_names) == (["south", "north", "coast"], [])
+
+
+@pytest.mark.parametrize("folders", [("cat/x", "dog/y"), ("cat/x", "dog/x"), ("cat/x", "dog/x", "dog/y", "cow/z")])
+def test_folders_that_may_be_classes_or_groups_are_refused(tmp_path, folders):
+    for folder in folders:
+        for i in range(2):
+            image(tmp_path / folder / f"{i}.png")
     line = message(lambda: load(tmp_path))
-    assert f"{tmp_path.joinpath(*below, 'coast')} has no image but the folders benign, malign; read like this, " in line
-    assert "the classes would be coast, north, south. Use train/<class>/<image> and test/<class>/<image>" in line
-    result = checked(tmp_path)
-    assert result.exit_code == 1
-    assert "has no image but the folders benign, malign" in " ".join(result.stdout.split())
-    data = load(tmp_path, class_names=("south", "north", "coast"), test_fraction=0.5)  # who says so has it
-    assert data.class_names == ["south", "north", "coast"]
+    assert f"{tmp_path / 'cat'} has no image but the folders x, so " in line
+    assert " may be classes or groups such as hospitals. For classes, list them in data_args.class_names" in line
+    upper, lower = ({folder.split("/")[level] for folder in folders} for level in (0, 1))
+    assert load(tmp_path, groups=tuple(upper), test_fraction=0.5).class_names == sorted(lower)
+    assert load(tmp_path, class_names=tuple(lower), test_fraction=0.5).group_names == sorted(upper)
+    assert load(tmp_path, class_names=tuple(upper), test_fraction=0.5).class_names == [*upper]
+
+
+def test_hospitals_within_train_are_refused(tmp_path):
+    hospitals(tmp_path, "train")
+    assert f"{tmp_path / 'train' / 'coast'} has no image but the folders benign, malign, " in message(
+        lambda: load(tmp_path)
+    )
+
+
+def test_mistakes_of_all_folders_are_raised_together(tmp_path):
+    for name in ("north/train/a", "north/test/b", "north/test/c", "south/train/a"):
+        image(tmp_path / name / "0.png")
+    for name in ("north/train/x", "north/train/y", "north/test/x", "south/train/z"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(MistakesError) as error:
+        load(tmp_path)
+    found = [
+        line.removeprefix(f"data set image_folder: {tmp_path}/").partition(";")[0] for line in error.value.mistakes
+    ]
+    assert found == ["north/train: no images in x, y", "north/test: no images in x", "south/train: no images in z"]
+    for path in [*tmp_path.glob("*/*/[xyz]")]:
+        path.rmdir()
+    with pytest.raises(MistakesError) as error:
+        load(tmp_path)
+    assert [line.partition(": ")[2].partition(" is ")[0] for line in error.value.mistakes] == [
+        "test class 'b'",
+        "test class 'c'",
+    ]
+    for i in range(25):
+        (tmp_path / f"{i:02}").mkdir()
+    assert f"no images in {', '.join(f'{i:02}' for i in range(20))}, and 5 more; add some" in message(
+        lambda: list_images(tmp_path.glob("[0-9]*"), "x")
+    )
 
 
 @pytest.mark.parametrize("part", ["test", "val"])
@@ -228,7 +283,7 @@ def test_unfit_folders(tmp_path):
     text = message(lambda: load(tmp_path))
     assert "0.png: test class 'b' is not one of the 1 classes in training" in text
     (tmp_path / "train" / "c").mkdir()
-    assert "train/c has no images" in message(lambda: load(tmp_path))
+    assert "train: no images in c; add some" in message(lambda: load(tmp_path))
 
 
 @pytest.mark.parametrize("part", ["test", "val"])
@@ -338,7 +393,7 @@ def test_broken_pictures_of_groups(tmp_path, capsys):
     assert "group north 3 training, 1 test; a" in " ".join(result.stdout.split())
     line = message(lambda: load(tmp_path, on_bad_sample="skip"))
     assert line.endswith(
-        f"{tmp_path / 'south' / 'train'} has no sound image; use sound ones, or list the other folders in "
+        f"no sound image in {tmp_path / 'south' / 'train'}; use sound ones, or list the other folders in "
         "data_args.groups"
     )
     assert len(load(tmp_path, groups=("north",)).train.y) == 3
@@ -350,14 +405,14 @@ def test_unfit_trees_of_groups(tmp_path):
     tree(tmp_path, **{"docs\x1b[31m": {"x": {"a": 1}}})
     line = message(lambda: load(tmp_path))
     assert line.endswith(
-        f"{tmp_path}: docs?[31m has no train/, but north has; use <group>/train/<class>/<image> in every folder, or "
+        f"{tmp_path}: no train/ in docs?[31m, but in north; use <group>/train/<class>/<image> in every folder, or "
         "data_args.groups"
     )
     assert len(load(tmp_path, groups=("north", "south")).group_names) == 2
     line = message(lambda: load(tmp_path, groups=("north", "nord")))
-    assert line == f"data_args.groups: nord: is no group in {tmp_path}; use one of north, south"
+    assert line == f"data_args.groups: nord: not in {tmp_path}; use one of north, south"
     line = message(lambda: load(tmp_path / "north", groups=("south",)))
-    assert line.endswith(f"is no group in {tmp_path / 'north'}; use <group>/train/<class>/<image>")
+    assert line.endswith(f"not in {tmp_path / 'north'}; use {TREE}")
     tree(tmp_path / "more", **{"odd\x1b": {"train": {"a": 3}}})
     assert load(tmp_path / "more").group_names == ["odd?"]
 

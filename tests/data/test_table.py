@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner
+from fl_labelskew_registry import MistakesError
 
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.data import columns
@@ -136,7 +137,14 @@ def test_one_hot(tmp_path, capsys):
     assert both.train.x.shape[1] == 3
     assert set(np.flatnonzero(both.train.x.sum(0))) == {0, 1}
     line = message(lambda: load(tmp_path, file="b.csv", categorical={"sex": ["m", "f"]}))
-    assert line.endswith("column sex: x? is none of data_args.categorical; use it there: m, f")
+    assert line.endswith("column sex: x?: not in data_args.categorical; use one of m, f")
+    write(tmp_path / "c.csv", hospital=None, sex=["m", "f"] * 20, place=["x", "y"] * 20)
+    with pytest.raises(MistakesError) as error:  # of all columns together
+        load(tmp_path, file="c.csv", categorical={"sex": ["m", "d"]})
+    assert [line.partition(": column ")[2].partition(";")[0] for line in error.value.mistakes] == [
+        "sex: f: not in data_args.categorical",
+        "place: holds x, y, which are no numbers",
+    ]
     write(tmp_path / "a.csv", hospital=None, sex=[1, 2] * 20)
     assert load(tmp_path, file="a.csv", categorical={"sex": ["1", "2"]}).train.x.shape[1] == 4
 
@@ -192,7 +200,7 @@ def test_a_missing_class_is_no_mean(tmp_path):
         ({"label": ["benign"] * 40}, {}, "column label: has the one class benign; use data_args.class_names of all"),
         ({"label": np.arange(40) / 2}, {}, "column label: holds 0.5, which is no class; use names or whole numbers"),
         ({"label": list(range(1001)), "rows": 1001}, {}, "has 1001 different values; use a column of classes"),
-        ({}, {"class_names": ("benign",)}, "malign is none of benign; use it in data_args.class_names"),
+        ({}, {"class_names": ("benign",)}, "malign: not among the classes benign; use it in data_args.class_names"),
         ({"id": [f"p{i}" for i in range(1001)], "rows": 1001}, {"categorical": "one_hot"}, "has 1001 categories; use"),
         ({"label": [f"c{i}" for i in range(40)]}, {}, "leaves no test sample; use more samples of a class"),
         ({"rows": 0}, {}, "has no row; use a file with one for each sample"),

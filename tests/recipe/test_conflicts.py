@@ -125,9 +125,13 @@ def test_how_many_have_to_be_there_to_the_end(threshold, line):
 def test_sums_of_each_silos_samples_are_not_told():
     own = "client_specific_args.data_silo_config=[a.yaml,b.yaml,c.yaml,d.yaml]"
     overrides = [*FOUR, own, "data_args.dataset=npz", "data_args.data_cache_dir=x.npz"]
-    why = f"with {SUMS} no silo sends the sums over its samples that one normalisation is made of; use numbers"
+    why = f"with {SUMS} silos do not send the sums that a common mean and std are computed from; write"
+    numbers = "numbers for each channel or feature, or one for all, such as mean: [0.5] and std: [0.25]"
     text = cross_silo(secure_aggregation=True)
-    assert lines_of(text, *overrides) == [f"r.yaml: data_args.{key}: {why}, or imagenet" for key in ("mean", "std")]
+    assert lines_of(text, *overrides) == [f"r.yaml: data_args.mean: missing: {why} {numbers}"]
+    pictures = [*overrides[:-2], "data_args.dataset=image_folder", "data_args.mean=data"]
+    line = f"--set data_args.mean: 'data': {why} mean: imagenet (pictures in colour), or {numbers}"
+    assert lines_of(text, *pictures) == [line]
     parse.parse(text, source="r.yaml", overrides=[*overrides, "data_args.mean=[0.5]", "data_args.std=[0.5]"])
 
 

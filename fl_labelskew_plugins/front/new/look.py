@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ import numpy as np
 from fl_labelskew_registry import Data, LabelSkewError, MistakesError, catalog, mistake
 
 from fl_labelskew_plugins.data.columns import PARQUET, TEXT
-from fl_labelskew_plugins.data.files import readable
+from fl_labelskew_plugins.data.files import readable, refuse
+from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.machine.text import clean, few
 
 KINDS = "a folder of pictures, an .npz file, or a CSV or Parquet table"
@@ -29,42 +31,103 @@ GROUPS = ("group", "hospital", "site", "centre", "center", "client", "silo")
 MOST_CLASSES = 10_000
 COUNTS = r"(.*[_ ])?id|index|unnamed: 0"
 """Names of columns that count rows."""
+CATEGORY = (0.5, 0.5)
+"""Mean and standard deviation that a category, 0 or 1, is normalised by where the data are elsewhere."""
 MOST_VALUES = 20
 """Different texts in a column of categories; one with more names its rows, or holds free text."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """Somebody's own data.
+    """Somebody's own data, or the form of data that are elsewhere.
 
     Args:
         dataset: name of the data set that reads them.
-        path: the file or folder as it was given, in full.
-        args: the data set's own ``data_args``, and ``data_cache_dir``.
+        path: the file or folder as it was given, in full; None: the data are elsewhere.
+        args: the data set's own ``data_args``, and ``data_cache_dir`` of data that are here.
         shape: of a sample as the network gets it.
         classes: names of all ``C`` classes.
-        groups: their names, in the order of their numbers; of each, the folder of ``<group>/train/<class>/*``.
-        samples: in the training part, or in all where that is split off.
-        notes: what was left out or chosen, a sentence each.
+        groups: their names, in the order of their numbers; of pictures, the folder of each in ``path``.
+        samples: in the training part, or in all where that is split off; 0 where that is not known.
+        notes: how the data were read, a sentence each.
+        moments: mean and standard deviation of each channel or feature, where they are known.
     """
 
     dataset: str
-    path: Path
+    path: Path | None
     args: dict[str, Any]
     shape: tuple[int, ...]
     classes: list[str]
     groups: list[str]
     samples: int
     notes: tuple[str, ...] = ()
+    moments: Moments | None = None
 
 
-def look(path: Path, label: str | None = None, group: str | None = None) -> Look:
+def described(classes: Sequence[str], size: int, columns: str | None, label: str | None) -> Look:
+    """The form of data that are elsewhere: pictures, or a table if there are ``columns``.
+
+    Args:
+        classes: names of all classes.
+        size: pixels of a picture's side.
+        columns: a table's features, such as ``age,bmi=10..60,sex=f/m``: numbers, numbers of a range, categories.
+        label: a table's column of classes.
+
+    Raises:
+        MistakesError: with every mistake in ``columns``.
+    """
+    if columns is None:
+        if label is not None:
+            raise mistake("--label", "is for tables", "--columns with the table's features, or no --label")
+        return Look("image_folder", None, {"image_size": size, "channels": 3}, (3, size, size), [*classes], [], 0)
+    categories: dict[str, list[str]] = {}
+    means, wrong = dict[str, list[tuple[float, float]]](), []
+    for text in columns.split(","):
+        name, _, form = (part.strip() for part in text.partition("="))
+        low, dots, high = form.partition("..")
+        try:
+            if not name or name in means:
+                raise ValueError
+            if dots:
+                means[name] = [_of_range(float(low), float(high))]
+            elif form:
+                categories[name] = [value.strip() for value in form.split("/")]
+                means[name] = [CATEGORY] * len(categories[name])
+                if len({*categories[name]} - {""}) < max(len(categories[name]), 2):
+                    raise ValueError
+            else:
+                means[name] = []
+        except ValueError:
+            use = "different names, such as age, age=0..100 for a range, or sex=f/m for categories"
+            wrong.append(str(mistake(f"--columns: {clean(text, 40)}", "not a column", use)))
+    without = [name for name, pairs in means.items() if not pairs]
+    if len(without) + len(categories) < len(means):
+        wrong += [
+            f"--columns: {clean(name, 40)}: has no range, and others have; add it to all, or none" for name in without
+        ]
+    refuse(wrong)
+    args: dict[str, Any] = {"label": label or LABELS[0], "features": [*means]}
+    if categories:
+        args["categorical"] = categories
+    mean, std = zip(*(pair for pairs in means.values() for pair in pairs or [(0.0, 1.0)]), strict=True)
+    return Look("table", None, args, (len(mean),), [*classes], [], 0, moments=None if without else (mean, std))
+
+
+def _of_range(low: float, high: float) -> tuple[float, float]:
+    """Mean and standard deviation that a range is normalised by, to -2 .. 2."""
+    if not -math.inf < low < high < math.inf:
+        raise ValueError
+    return (low + high) / 2, (high - low) / 4
+
+
+def look(path: Path, label: str | None = None, group: str | None = None, classes: Sequence[str] = ()) -> Look:
     """What a file or folder holds.
 
     Args:
         path: a folder of pictures, an ``.npz`` file, a CSV or Parquet table, or a folder that holds one of the two.
         label: a table's column of classes; by default the one with a name that says so.
         group: a table's column of groups; likewise, or none.
+        classes: names of all classes, of pictures or a table; by default those that are there.
 
     Raises:
         LabelSkewError: it is none of these, cannot be read, or more has to be said.
@@ -75,13 +138,15 @@ def look(path: Path, label: str | None = None, group: str | None = None) -> Look
     with readable(clean(path)):
         file = path if path.is_file() else _only_file(path)
     if file is not None and file.suffix.lower() in TABLES:
-        seen = _table(file, label, group)
+        seen = _table(file, label, group, classes)
     elif label is not None or group is not None:
         raise mistake(
             "--label" if label is not None else "--group", "is for tables, and these data are none", "neither"
         )
     else:
-        seen = _pictures(path) if file is None else _archive(file)
+        if file is not None and classes:
+            raise mistake("--classes", "is for pictures and tables; an archive's classes are numbers", "no --classes")
+        seen = _pictures(path, classes) if file is None else _archive(file)
     if len(seen.classes) < 2:
         raise mistake(clean(path), f"holds one class alone ({few(seen.classes)})", "data of two classes or more")
     return seen
@@ -103,22 +168,27 @@ def _only_file(folder: Path) -> Path | None:
     return files[0]
 
 
-def _pictures(path: Path) -> Look:
-    """``train/<class>/*``, ``<class>/*`` or ``<group>/train/<class>/*``; of a few files the headers are read."""
+def _pictures(path: Path, classes: Sequence[str]) -> Look:
+    """Folders of classes, or of groups; of a few files the headers are read."""
     from fl_labelskew_plugins.data.image_folder import ImageFolder
 
-    dataset = ImageFolder(ImageFolder.Params())
+    dataset = ImageFolder(ImageFolder.Params(class_names=tuple(classes) or None))
     with readable(clean(path)):
-        groups = [folder.name for folder in dataset.groups(path)]
+        groups = dataset.groups(path)
         train, test = dataset.find(path)
-    classes = dataset.names(train, test or [])
-    size, channels = _sampled(path, [file for file, _ in train])
-    args = {"data_cache_dir": str(path), "image_size": size, "channels": channels}
-    return Look("image_folder", path, args, (channels, size, size), classes, groups, len(train))
+    names = dataset.names(train, test or [])
+    side, channels = sampled(path, [file for file, _ in train])
+    size = max((s for s in SIDES if s <= side), default=SIDES[0])
+    args: dict[str, Any] = {"data_cache_dir": str(path), "image_size": size, "channels": channels}
+    if classes:
+        args["class_names"] = names
+    notes = (f"pictures: {dataset.layout(groups, names, tests=test is not None)}",)
+    of_groups = [folder.name for folder in groups]
+    return Look("image_folder", path, args, (channels, size, size), names, of_groups, len(train), notes)
 
 
-def _sampled(path: Path, files: Sequence[Path]) -> tuple[int, int]:
-    """Pixels of a side, and channels, that fit some of these pictures."""
+def sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
+    """The median of the shorter sides of some pictures, in pixels, and the channels that fit them."""
     from PIL import Image
 
     sides, modes = [], set()
@@ -131,8 +201,7 @@ def _sampled(path: Path, files: Sequence[Path]) -> tuple[int, int]:
             continue  # a run tells of it
     if not sides:
         raise mistake(clean(path), "has no picture that opens among those looked at", "sound ones")
-    side = float(np.median(sides))
-    return max((s for s in SIDES if s <= side), default=SIDES[0]), 1 if modes <= GREY else 3
+    return float(np.median(sides)), 1 if modes <= GREY else 3
 
 
 def _archive(path: Path) -> Look:
@@ -151,9 +220,12 @@ def _archive(path: Path) -> Look:
     if labels and all(y.dtype.kind in "iu" and y.min() >= 0 and y.max() < MOST_CLASSES for y in labels):
         args["classes"] = int(max(y.max() for y in labels)) + 1  # a gap in the labels is a class without samples
     data = _loaded("npz", args)
-    return Look(
-        "npz", path, args, data.train.x.shape[1:], data.class_names, _groups(data), len(data.train.y), (*notes,)
-    )
+    return _of("npz", path, args, data, notes)
+
+
+def _of(name: str, path: Path, args: dict[str, Any], data: Data, notes: Sequence[str]) -> Look:
+    shape, moments = data.train.x.shape[1:], (data.mean, data.std)
+    return Look(name, path, args, shape, data.class_names, _groups(data), len(data.train.y), (*notes,), moments)
 
 
 def _loaded(name: str, args: dict[str, Any]) -> Data:
@@ -180,7 +252,7 @@ def _groups(data: Data) -> list[str]:
     return [str(data.group_names[g]) if g < len(data.group_names) else str(g) for g in numbers]
 
 
-def _table(path: Path, label: str | None, group: str | None) -> Look:
+def _table(path: Path, label: str | None, group: str | None, classes: Sequence[str]) -> Look:
     """A table, read as a run reads it, but for columns that name or count its rows."""
     catalog.load("datasets", "table")
     from fl_labelskew_plugins.data.columns import header, measured, ordered, rows, texts
@@ -194,6 +266,8 @@ def _table(path: Path, label: str | None, group: str | None) -> Look:
     args: dict[str, Any] = {"data_cache_dir": str(path), "label": label}
     if group is not None:
         args["group"] = group
+    if classes:
+        args["class_names"] = list(classes)
     rest = [column for column in columns if column not in (label, group)]
     categories = {
         column: ordered(texts(frame[column]))
@@ -215,8 +289,7 @@ def _table(path: Path, label: str | None, group: str | None) -> Look:
         what = "the rows are left out" if args["missing"] == "drop" else "the mean of the rest stands there"
         notes.append(f"missing: {few(gaps)} lack values; {what}")
     data = _loaded("table", args)
-    shape = data.train.x.shape[1:]
-    return Look("table", path, args, shape, data.class_names, _groups(data), len(data.train.y), (*notes,))
+    return _of("table", path, args, data, notes)
 
 
 def _column(path: Path, columns: Sequence[str], wanted: str | None, names: Sequence[str], option: str) -> str | None:

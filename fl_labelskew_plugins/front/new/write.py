@@ -19,10 +19,13 @@ from fl_labelskew_plugins.data.fakes import whole
 from fl_labelskew_plugins.front.new.look import Look
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import shipped, yaml
+from fl_labelskew_plugins.recipe.comm import LEAST_SUMMED
 
 Section = tuple[str, str, dict[str, Any]]
 """A comment, a section's name and its keys."""
 MOST_SILOS = 100
+GREY = ([0.449], [0.226])
+"""Mean and standard deviation of grey pictures: the means of ImageNet's over the channels."""
 ALL_JOIN = 20
 """Clients up to which all of them join every round."""
 LARGE = 5000
@@ -58,16 +61,17 @@ def simulation(seen: Look, out: Path) -> list[str]:
     return ["labelskew survey simulation.yaml", "labelskew run simulation.yaml --run-dir runs/first"]
 
 
-def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
+def federation(seen: Look, out: Path, silos: int | None, *, secure: bool = False) -> list[str]:
     """Write a federation's recipe, and a file for each silo; returns the commands to type first, in ``out``.
 
     Args:
         seen: the data; each of its groups is a silo. Of an archive or a table each silo gets its rows as a file.
         out: a new or empty folder.
         silos: how many there are where the data have no groups; each is given all of the data, to begin with.
+        secure: the server sees only sums of what silos send.
 
     Raises:
-        LabelSkewError: ``out`` is not new or empty, or cannot be written, or ``silos`` does not fit the data.
+        LabelSkewError: ``out`` is not new or empty, cannot be written, or the data do not fit ``silos`` or ``secure``.
     """
     names, where = seen.groups if len(seen.groups) > 1 else [], clean(seen.path)
     if names and silos not in (None, len(names)):
@@ -79,16 +83,29 @@ def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
         raise mistake(
             where, f"has {len(stems)} groups, a silo each", f"{MOST_SILOS} at most, or labelskew new simulation"
         )
+    if secure and len(stems) < LEAST_SUMMED:
+        what = f"{counted(len(stems), 'silo')}, and a sum of fewer than {LEAST_SUMMED} hides nobody"
+        raise mistake("--secure", what, f"{LEAST_SUMMED} silos or more, or no --secure")
     of_all = {key: value for key, value in seen.args.items() if key not in ("data_cache_dir", "group")}
     of_all |= {"class_names": seen.classes} if seen.dataset != "npz" else {"classes": len(seen.classes)}
     of_all = {"dataset": seen.dataset, **of_all}
+    form = {
+        **of_all,
+        "input_shape": [*seen.shape],
+        **(_normalisation(seen) if secure or (seen.moments and not seen.path) else {}),
+    }
+    if secure and "mean" not in form:
+        raise mistake("--secure", "the columns of numbers need a range to be normalised by", "--columns age=0..100")
+    comm = {"backend": "GRPC", "server_address": "localhost:8890", "certs": "certs", "min_clients": 2}
+    comm |= {"secure_aggregation": True, "min_clients": LEAST_SUMMED} if secure else {}
     recipe: list[Section] = [
         ("", "common_args", {"training_type": "cross_silo", "random_seed": 0}),
         (
             "The server has no data: this says what the silos' are like, and is the same in their files. "
-            + _about_data(seen),
+            + _about_data(seen)
+            + (" mean, std: with secure aggregation silos do not send sums to compute them from." if secure else ""),
             "data_args",
-            {**of_all, "input_shape": [*seen.shape]},
+            form,
         ),
         (
             "server_test_data: true, with a data_cache_dir above that holds a test part, also tests the model at the "
@@ -99,9 +116,10 @@ def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
         *_training(seen, len(stems), "federation.yaml"),
         (
             "server_address: where silos find the server, and certs the folder of each machine's certificates beside "
-            "this file; both are explained in README.md. min_clients: a round needs the answers of so many silos.",
+            "this file; both are explained in README.md. min_clients: a round needs the answers of so many silos."
+            + (" secure_aggregation: the server sees only sums of what silos send." if secure else ""),
             "comm_args",
-            {"backend": "GRPC", "server_address": "localhost:8890", "certs": "certs", "min_clients": 2},
+            comm,
         ),
         ("Silo 1, 2 ... by its own file.", "client_specific_args", {"data_silo_config": [f"{s}.yaml" for s in stems]}),
         ("", "device_args", {"using_gpu": False}),
@@ -120,15 +138,28 @@ def federation(seen: Look, out: Path, silos: int | None) -> list[str]:
             ]
             sections: list[Section] = [
                 (
-                    "data_cache_dir: where this silo's data lie, on its own machine.",
+                    "data_cache_dir: where this silo's data are, on its own machine. To check and write it: "
+                    f"labelskew silo data {stem}.yaml PATH",
                     "data_args",
-                    of_all | {"data_cache_dir": place},
+                    of_all | ({"data_cache_dir": place} if place else {}),
                 ),
                 ("send_measures: tell the server losses and accuracy.", "comm_args", {"send_measures": True}),
             ]
             _write_page(part / f"{stem}.yaml", head, sections)
-        _finish(part, seen, "federation", ["runs/", "certs/", "data/"], about=about, stems=stems, shared=not names)
-    return [f"labelskew certs new --silos {len(stems)}", "labelskew run federation.yaml --run-dir runs/first"]
+        facts = {"about": about, "stems": stems, "shared": not names, "secure": secure, "here": seen.path is not None}
+        _finish(part, seen, "federation", ["runs/", "certs/", "data/"], **facts)
+    first = [f"labelskew silo data {stem}.yaml PATH" for stem in stems[:1] if seen.path is None]
+    return [*first, f"labelskew certs new --silos {len(stems)}", "labelskew run federation.yaml --run-dir runs/first"]
+
+
+def _normalisation(seen: Look) -> dict[str, Any]:
+    """Mean and standard deviation for which no silo has to send sums; empty if nobody knows any."""
+    if seen.dataset == "image_folder":
+        return {"mean": "imagenet"} if seen.shape[0] == 3 else dict(zip(("mean", "std"), GREY, strict=True))
+    if seen.moments is None:
+        return {}
+    mean, std = ([float(f"{x:.4g}") for x in numbers] for numbers in seen.moments)
+    return {"mean": mean, "std": std}
 
 
 def file_names(names: Sequence[str]) -> list[str]:
@@ -149,13 +180,14 @@ def file_names(names: Sequence[str]) -> list[str]:
 
 def _begun(seen: Look, out: Path) -> AbstractContextManager[Path]:
     """The folder, all of it or nothing; among pictures it would be taken for a class or a group."""
-    if seen.dataset == "image_folder" and out.resolve().is_relative_to(seen.path.resolve()):
+    if seen.dataset == "image_folder" and seen.path is not None and out.resolve().is_relative_to(seen.path.resolve()):
         raise mistake(clean(out), "lies within the data", "a folder outside of them")
     return whole(out)
 
 
 def _about(seen: Look) -> str:
-    parts = [counted(seen.samples, "training sample"), counted(len(seen.classes), "class", "classes")]
+    parts = [counted(seen.samples, "training sample")] if seen.samples else []
+    parts += [counted(len(seen.classes), "class", "classes")]
     parts += [counted(len(seen.groups), "group")] if len(seen.groups) > 1 else []
     return f"{seen.dataset}, {', '.join(parts)}"
 
@@ -192,8 +224,8 @@ def _training(seen: Look, clients: int, recipe: str) -> Iterator[Section]:
 
 def _places(seen: Look, stems: Sequence[str], part: Path, out: Path) -> Iterator[str]:
     """Where each silo's data lie; rows of an archive or a table are written to ``part``, which becomes ``out``."""
-    if len(seen.groups) < 2:
-        yield from [seen.args["data_cache_dir"]] * len(stems)
+    if seen.path is None or len(seen.groups) < 2:
+        yield from [seen.args.get("data_cache_dir", "")] * len(stems)
     elif seen.dataset == "image_folder":
         yield from [str(seen.path / group) for group in seen.groups]
     else:
@@ -268,7 +300,9 @@ def _finish(part: Path, seen: Look, kind: str, ignored: Sequence[str], **facts: 
     readme = Template(
         markup, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
-    facts |= {"data": shlex.quote(clean(seen.args["data_cache_dir"], 4096)), "predicts": seen.dataset != "table"}
+    example = "/data/table.csv" if seen.dataset == "table" else "/data/pictures"
+    place = clean(seen.args.get("data_cache_dir", example), 4096)
+    facts |= {"data": shlex.quote(place), "example": example, "predicts": seen.dataset != "table"}
     (part / "README.md").write_text(readme.render(facts), encoding="utf-8")
     (part / ".gitignore").write_text("".join(f"{line}\n" for line in ignored), encoding="utf-8")
     (part / shipped.SCHEMA).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")

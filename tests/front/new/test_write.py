@@ -1,5 +1,6 @@
 """The folders that are written for somebody's own data: they hold no mistake, and train as they are."""
 
+import csv
 import itertools
 import json
 import re
@@ -12,6 +13,7 @@ import yaml
 from commands import call, errors, parsed
 from fl_labelskew_registry import LabelSkewError
 from mistakes import message
+from PIL import Image
 
 from fl_labelskew_plugins.front.new import write
 from fl_labelskew_plugins.front.new.look import Look, look
@@ -39,6 +41,7 @@ def recipes_of(folder):
 def test_pictures_of_classes_are_dealt_out(own, here):
     said = call("new", "simulation", "mine", "--data", own / "flat").output.splitlines()
     assert said == [
+        "pictures: 3 classes (benign, malign, unclear); test part: 20 % of each class's pictures",
         "written to mine: .gitignore, README.md, recipe.schema.json, simulation.yaml",
         "next (README.md has the rest):",
         "  cd mine",
@@ -111,10 +114,182 @@ def test_without_groups_the_number_of_silos_is_asked_for(own, here):
     ]
     call("new", "federation", "mine", "--data", own / "flat", "--silos", "2")
     assert recipes_of(here / "mine").keys() == {"federation", "silo-1", "silo-2"}
-    assert "All silos' files name the same data" in (here / "mine" / "README.md").read_text()
+    assert "all silos' files name the same data" in (here / "mine" / "README.md").read_text()
     assert errors("new", "federation", "other", "--data", own / "tree", "--silos", "2") == [
         f"--silos 2: {own / 'tree'} has 3 groups, a silo each; use no --silos"
     ]
+
+
+def test_data_of_one_place_may_lack_classes(own, here):
+    result = call("new", "federation", "one", "--data", own / "flat", "--silos", "2")
+    assert result.stderr == (
+        f"warning: {own / 'flat'}: has no groups; if it is one silo's data, others may have more classes: --classes "
+        "names them all\n"
+    )
+    classes = ["unclear", "rare", "malign", "benign"]
+    result = call("new", "federation", "mine", "--data", own / "flat", "--silos", "2", "--classes", ",".join(classes))
+    assert not result.stderr
+    assert {tuple(file["data_args"]["class_names"]) for file in recipes_of(here / "mine").values()} == {tuple(classes)}
+    assert "class 'unclear' is not one of the 2 of data_args.class_names" in " ".join(
+        errors("new", "simulation", "x", "--data", own / "flat", "--classes", "benign,malign")
+    )
+
+
+def test_hospitals_with_folders_of_classes_are_silos(own, here):
+    for path in (own / "flat").rglob("*.png"):
+        copy = here / "data" / {"S": "south", "n": "north", "s": "south"}[path.name[0]] / path.parent.name / path.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    said = call("new", "federation", "mine", "--data", "data").output
+    assert said.startswith(
+        "pictures: 2 groups (north, south), 3 classes (benign, malign, unclear); test part: 20 % of "
+    )
+    assert recipes_of(here / "mine")["north"]["data_args"]["data_cache_dir"] == str(here / "data" / "north")
+
+
+PLANNED = ("new", "federation", "mine", "--silos", "3", "--classes", "benign,malign,unclear")
+
+
+def test_a_federation_without_data_names_its_form(here):
+    call(*PLANNED, "--image-size", "32")
+    files = recipes_of(here / "mine")
+    of_all = {
+        "dataset": "image_folder",
+        "image_size": 32,
+        "channels": 3,
+        "class_names": ["benign", "malign", "unclear"],
+    }
+    assert files.pop("federation")["data_args"] == {**of_all, "input_shape": [3, 32, 32]}
+    assert [file["data_args"] for file in files.values()] == [of_all] * 3
+    assert "silo-1.yaml /data/pictures" in (here / "mine" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            PLANNED[:5],
+            "labelskew new federation: without --data, silos and classes are not known; "
+            "use --silos 3 --classes a,b with --image-size or --columns, or --data",
+        ),
+        ((*PLANNED, "--label", "x"), "--label: is for tables; use --columns with the table's features, or no --label"),
+        ((*PLANNED[:-1], "a,a"), "--classes a,a: expected two or more different names; use --classes benign,malign"),
+        ((*PLANNED, "--data", "."), None),
+        (
+            (*PLANNED, "--columns", "age,bmi=10..50"),
+            "--columns: age: has no range, and others have; add it to all, or none",
+        ),
+        (
+            (*PLANNED, "--columns", "age", "--secure"),
+            "--secure: the columns of numbers need a range to be normalised by; use --columns age=0..100",
+        ),
+        (
+            ("new", "federation", "mine", "--silos", "2", "--classes", "a,b", "--secure"),
+            "--secure: 2 silos, and a sum of fewer than 3 hides nobody; use 3 silos or more, or no --secure",
+        ),
+    ],
+)
+def test_what_does_not_describe_a_federation_is_one_line(here, options, line):
+    if line is None:
+        options = (*options, "--columns", "age")
+        line = "--columns: describes data that are not here, and --data names some; use one of the two"
+    assert errors(*options) == [line]
+
+
+def test_all_mistakes_in_columns_are_told(here):
+    lines = errors(*PLANNED, "--columns", "age,age,sex=f,bmi=9..1,,a=b/b")
+    assert [line.split(": ")[1] for line in lines] == ["age", "sex=f", "bmi=9..1", "", "a=b/b"]
+
+
+@pytest.mark.parametrize("kind", ["tree", "table.csv", "grouped.npz"])
+def test_a_secure_recipe_has_numbers_to_normalise_by(own, here, kind):
+    call("new", "federation", "mine", "--data", own / kind, "--secure")
+    federation = recipes_of(here / "mine")["federation"]
+    assert (federation["comm_args"]["secure_aggregation"], federation["comm_args"]["min_clients"]) == (True, 3)
+    args = federation["data_args"]
+    if kind == "tree":
+        assert (args["mean"], "std" in args) == ("imagenet", False)
+    else:
+        assert len(args["mean"]) == len(args["std"]) == args["input_shape"][0]
+    if kind == "table.csv":
+        assert args["mean"][:2] == [pytest.approx(50, abs=3), pytest.approx(0.5, abs=0.1)]
+
+
+def hospital(folder, name, classes, rows=24, size=20):
+    """Pictures and a table of one hospital."""
+    with (folder / f"{name}.csv").open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["sex", "age", "outcome"])
+        for i in range(rows):
+            number = i % len(classes)
+            file_of = folder / name / classes[number] / f"{i}.png"
+            file_of.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (size, size), (80 * number, 10, 20)).save(file_of)
+            lines.writerow(["fm"[i % 2], 30 + 20 * number + i % 5, classes[number]])
+    return folder / name
+
+
+def test_a_silos_data_are_checked_and_written_into_its_file(here):
+    call(*PLANNED, "--image-size", "32")
+    file, place = here / "mine" / "silo-2.yaml", hospital(here, "north", ["benign", "unclear"])
+    before = file.read_text()
+    result = call("silo", "data", file, "north")
+    assert result.stdout.splitlines() == [
+        "class    training  test",
+        "benign   10        2",
+        "malign   0         0",
+        "unclear  10        2",
+        "all      20        4",
+        "no training samples of malign: a silo may lack classes",
+        f"{file}: data_args.data_cache_dir is {place}",
+    ]
+    assert result.stderr == f"warning: {place}: its pictures have 20 pixels a side and are enlarged to 32\n"
+    written = file.read_text()
+    assert written == before.replace("data_args:\n", f'data_args:\n  data_cache_dir: "{place}"\n')
+    call("silo", "data", file, place)
+    assert file.read_text() == written
+    call("validate", file)
+    hospital(here, "east", ["benign", "other", "odd"])
+    lines = errors("silo", "data", file, "east")
+    assert [line.partition(": class ")[2].partition(" is not one of the 3 ")[0] for line in lines] == [
+        "'odd'",
+        "'other'",
+    ]
+    assert errors("silo", "data", file, "none") == [
+        f"{here / 'none'}: does not exist; use the file or folder of this silo's data"
+    ]
+    federation = here / "mine" / "federation.yaml"
+    assert "federation.yaml: is not a silo's own file; use a file that client_specific" in " ".join(
+        errors("silo", "data", federation, place)
+    )
+    file.write_text(before.replace("image_size: 32", "image_size: 16"))
+    assert errors("silo", "data", file, place) == [
+        "data_args.input_shape: [3, 32, 32] in the recipe and [3, 16, 16] in the data; use input_shape: [3, 16, 16]"
+    ]
+    assert "data_cache_dir: " not in file.read_text().replace("# data_cache_dir: ", "")
+
+
+def test_a_secure_federation_without_data_trains_once_silos_have_named_theirs(here, forker):
+    call(*PLANNED, "--columns", "age=0..100,sex=f/m", "--label", "outcome", "--secure")
+    folder = here / "mine"
+    args = yaml.safe_load((folder / "federation.yaml").read_text())["data_args"]
+    assert (args["mean"], args["std"], args["input_shape"]) == ([50, 0.5, 0.5], [25, 0.5, 0.5], [3])
+    for rank, classes in enumerate((["benign", "malign"], ["malign", "unclear"], ["benign", "unclear"]), 1):
+        place = hospital(here, f"hospital{rank}", classes).with_suffix(".csv")
+        assert "all      20        4\n" in call("silo", "data", folder / f"silo-{rank}.yaml", place).stdout
+    text = place.read_text()
+    place.write_text(text.replace("f,", "x,").replace("m,", "y,"))
+    assert errors("silo", "data", folder / "silo-3.yaml", place) == [
+        f"{place}: column sex: x, y: not in data_args.categorical; use one of f, m"
+    ]
+    place.write_text(text)
+    certs = forker.start(["certs", "new", "--silos", "3"], here / "certs.log", cwd=folder)
+    assert certs.wait() == 0, certs.text
+    more = ["--host", "none", "--run-dir", "runs/first", "--set", "train_args.comm_round=2"]
+    run = forker.start(["run", "federation.yaml", *more], here / "log", cwd=folder)
+    assert run.wait(240) == 0, run.text
+    lines = [json.loads(line) for line in (folder / "runs" / "first" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["clients"] for line in lines] == [[0, 1, 2]] * 2
 
 
 def test_nothing_is_written_over_and_of_what_fails_nothing_is_left(own, here, monkeypatch):
@@ -162,10 +337,14 @@ def test_a_federation_of_very_many_groups_is_refused(here):
     assert (train["client_num_in_total"], train["client_num_per_round"]) == (101, 10)
 
 
-@pytest.mark.parametrize("typed", [("simulation",), ("federation", "--silos", "2")], ids=" ".join)
+@pytest.mark.parametrize(
+    "typed",
+    [("simulation", "--data"), ("federation", "--silos", "2", "--data"), (*PLANNED[1:2], *PLANNED[3:], "--secure")],
+    ids=" ".join,
+)
 def test_the_readme_s_commands_are_commands(own, here, typed):
     kind, *more = typed
-    call("new", kind, "mine", "--data", own / "flat", *more)
+    call("new", kind, "mine", *more, *([own / "flat"] if "--data" in typed else []))
     readme = (here / "mine" / "README.md").read_text()
     blocks = itertools.chain(*(block.splitlines() for block in re.findall(r"```sh\n(.*?)```", readme, re.DOTALL)))
     commands = [words for line in blocks if (words := shlex.split(line, comments=True))]
@@ -187,9 +366,8 @@ def test_a_simulation_trains_as_it_is(own, here, kind):
         assert json.loads((here / "run" / "metrics.jsonl").read_text().splitlines()[0])["clients"] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("kind", ["tree", "table.csv"])
-def test_a_federation_trains_as_it_is(own, here, kind, forker):
-    call("new", "federation", "mine", "--data", own / kind)
+def test_a_federation_trains_as_it_is(own, here, forker):
+    call("new", "federation", "mine", "--data", own / "tree")
     folder = here / "mine"
     readme = (folder / "README.md").read_text()
     assert "\nlabelskew certs new --silos 3 " in readme

@@ -1,0 +1,55 @@
+"""A silo's own data: checked against the federation's recipe, and named in the silo's own file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fl_labelskew_registry import LabelSkewError, mistake
+
+from fl_labelskew_plugins.data.image_folder import ImageFolder
+from fl_labelskew_plugins.front.new.look import sampled
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.recipe import parse, yaml
+from fl_labelskew_plugins.runtimes.silo import facts
+from fl_labelskew_plugins.runtimes.silo.census import server_classes
+
+
+def bind(file: Path, place: Path) -> facts.SiloData:
+    """Write the path of a silo's data into its own file, if they fit the recipe beside it.
+
+    Args:
+        file: a silo's own file, which a recipe in its folder names in ``data_silo_config``.
+        place: the file or folder, as an absolute path, that becomes ``data_args.data_cache_dir``.
+
+    Raises:
+        LabelSkewError: there is no such recipe, or the data cannot be read or do not fit it; the file stays as it is.
+    """
+    where, text = clean(file, 4096), parse.read_text(file)
+    homes = parse.homes(file)
+    if not homes:
+        use = "a file that client_specific_args.data_silo_config of a recipe in its folder names"
+        raise mistake(where, "is not a silo's own file", use)
+    beside, rank = homes[0]
+    base = parse.load(beside)
+    recipe = parse.silo(base, rank)
+    if not os.path.exists(place):
+        raise mistake(clean(place, 4096), "does not exist", "the file or folder of this silo's data")
+    try:
+        changed = yaml.put(text, "data_args", "data_cache_dir", str(place))
+    except yaml.YamlError as error:
+        raise mistake(where, str(error), "the recipe's data_args in it") from None
+    form = {"data_cache_dir": str(place), "input_shape": base.data.input_shape, "classes": base.data.classes}
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=form)})
+    silo = facts.load(recipe, rank - 1)
+    if apart := facts.differing(silo.data.class_names, server_classes(base, None), f"in {clean(beside.name)}"):
+        raise LabelSkewError(f"{where}: {apart}")
+    if isinstance(recipe.dataset, ImageFolder):
+        size, (pictures, _) = silo.facts.input_shape[-1], recipe.dataset.find(place)
+        side, _ = sampled(place, [path for path, _ in pictures])
+        if side < size:
+            log.warn(f"{clean(place, 4096)}: its pictures have {side:g} pixels a side and are enlarged to {size}")
+    write_text(file, changed)
+    return silo
