@@ -105,15 +105,15 @@ def check(path: Path, overrides: Sequence[str] = ()) -> str:
     """Check a file as what it is: a recipe, or a silo's own file, together with each recipe beside it that names it.
 
     Returns:
-        ``ok``, and what it was checked as where it is no recipe.
+        ``ok``, and what it was checked as if it is no recipe, or which accuracy its server will see of summed silos.
 
     Raises:
         RecipeError: with every mistake of the file, or of the recipe that names it.
     """
     text = read_text(path)
     if not _silos_own(_content(text)):
-        parse(text, source=path, overrides=overrides)
-        return "ok"
+        recipe = parse(text, source=path, overrides=overrides)
+        return f"ok; {privacy.reported_accuracy(recipe)}" if recipe.sums_alone else "ok"
     homes = [(beside, rank) for beside in sorted(path.parent.glob("*.y*ml")) if (rank := _rank(path, beside))]
     for base in [load(beside, overrides) for beside, _ in homes]:
         _Check(path).silo(text, base)

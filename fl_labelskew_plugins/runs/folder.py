@@ -359,6 +359,8 @@ def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
         }
     if by_client := [line for line in lines if "client_accuracy" in line]:
         result |= {key: value for key, value in by_client[-1].items() if key.startswith("client_")}
+    pooled = ("client_accuracy_pooled", "client_test_samples")
+    result |= {key: line[key] for line in lines[-1:] for key in pooled if key in line}  # the last round is tested
     result |= {key: sum(line.get(key, 0) for line in lines) for key in ("bytes_up", "bytes_down")}
     if late := sorted({client for line in lines for client in line.get("opening_left_out", ())}):
         result["opening_left_out"] = late
