@@ -19,21 +19,9 @@ if TYPE_CHECKING:
 
 Hear = Callable[[dict[str, Any]], None]
 """Told of a round's line of metrics."""
-COLUMNS = (
-    "round",
-    "accuracy",
-    "own",
-    "pooled",
-    "clients",
-    "loss",
-    "total",
-    "seconds",
-    "left",
-    "left_out",
-    "opening_left_out",
-)
+COLUMNS = ("round", "accuracy", "own", "clients", "loss", "total", "seconds", "left", "left_out", "opening_left_out")
 """Of a round's line; ``total`` is all of the loss, for where its terms do not fit."""
-NARROW = ("left", "loss", "seconds", "clients", "own", "total", "opening_left_out", "left_out", "pooled", "accuracy")
+NARROW = ("left", "loss", "seconds", "clients", "own", "total", "opening_left_out", "left_out", "accuracy")
 """What a terminal too narrow for all columns does without, first things first: the bar says, too, what is left."""
 DUMB = ("dumb", "unknown")
 """Terminals, as TERM names them, that can only print."""
@@ -283,8 +271,8 @@ def in_cells(line: dict[str, Any]) -> dict[str, str]:
     if "client_accuracy_worst" in line:
         mean, worst = (f"{100 * line[f'client_accuracy_{part}']:5.2f} %" for part in ("mean", "worst"))
         words["clients"] = f"each client's tests {mean}, worst {worst} ({line['client_accuracy_worst_client']})"
-    if "client_accuracy_pooled" in line:
-        words["pooled"] = f"all clients' tests {100 * line['client_accuracy_pooled']:5.2f} %"
+    elif "client_accuracy_pooled" in line:
+        words["clients"] = f"all clients' tests {100 * line['client_accuracy_pooled']:5.2f} %"
     if line["loss_terms"]:
         terms = [f"{name} {_number(value)}" for name, value in line["loss_terms"].items()]
         more = f" + {len(terms) - TERMS} more" if len(terms) > TERMS else ""

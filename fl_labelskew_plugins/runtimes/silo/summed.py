@@ -198,7 +198,7 @@ class SummedServer(SiloServer):
 
     def _known(self) -> list[int]:
         """Whose samples are in the sum that this run began with; none before."""
-        return self._content().get("clients", [])
+        return list(self._content().get("clients", []))
 
     def _content(self) -> dict[str, Any]:
         """The file of the opening sum; empty before it."""
@@ -289,7 +289,12 @@ class SummedSilo(SiloClient):
         """What this silo has for a round's sum, and the digest of what it was asked."""
         assert self.session is not None
         if round == OPENING:
-            self._account.ask(self._run, OPENING, str(self.session.reported_tests(self.client)))
+            tests = str(self.session.reported_tests(self.client))
+            if self._account.asked(self._run, OPENING) not in ("", tests):  # of which the difference would be known
+                raise SecureError(
+                    "opening exchange: this silo's test samples or send_measures changed; begin a new run"
+                )
+            self._account.ask(self._run, OPENING, tests)
             return arrived(self._opening(self.session)[VECTOR]), ""
         if round < OPENING:
             return None if self._tested is None or self._tested[0] != round else self._tested[1:]
