@@ -38,7 +38,7 @@ from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
 from fl_labelskew_plugins.runtimes.silo.secure.answering import Part
 from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, listed, test_of
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, listed, number_of_test
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
@@ -181,7 +181,7 @@ class SummedServer(SiloServer):
             if missing:
                 raise SecureError(f"{members.where}: {listed([client + 1 for client in missing])} missing")
             about = common_question(self.rounds.server.federation, round, joined(model=weights))
-            _, vector = self._sums.total(self.record.run, test_of(round), everybody, made.right.size, about)
+            _, vector = self._sums.total(self.record.run, number_of_test(round), everybody, made.right.size, about)
         except SecureError as error:
             self.warn(f"{error}; no accuracy of this round, for its sum is over all silos of the opening only")
             return {}
@@ -316,7 +316,7 @@ class SummedSilo(SiloClient):
     def _reported(self, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
         """Nothing: right answers are kept for a sum, if they are of the samples that were summed in the opening."""
         assert self.session is not None
-        made, round = self.session.sums, test_of(message.round)
+        made, round = self.session.sums, number_of_test(message.round)
         right, samples = answer.get("accuracy", (0, 0))
         self._tested = None
         if made is not None and str(samples) == self._account.asked(self._run, OPENING):

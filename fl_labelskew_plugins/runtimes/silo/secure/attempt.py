@@ -34,7 +34,7 @@ class Attempt:
 
     Args:
         run: the run's name.
-        round: from 0, or :data:`OPENING`, or :func:`test_of` a round.
+        round: from 0, or :data:`OPENING`, or :func:`number_of_test` a round.
         number: which attempt at it this is, from 0.
         bits: of the ring; sums are modulo ``2 ** bits``.
         length: numbers in a vector.
@@ -100,13 +100,13 @@ class Attempt:
         return values.astype(np.uint16 if self.bits == 16 else np.uint32, copy=False)
 
 
-def test_of(round: int) -> int:
+def number_of_test(round: int) -> int:
     """Stand for the round's number in the sum of right answers of the model after it."""
     return OPENING - 1 - round
 
 
 def tested_round(round: int) -> int:
-    """Round that a sum belongs to, the inverse of :func:`test_of`; as it is for other sums."""
+    """Round that a sum belongs to, the inverse of :func:`number_of_test`; as it is for other sums."""
     return round if round >= OPENING else OPENING - 1 - round
 
 

@@ -7,7 +7,7 @@ import pytest
 from masked_rounds import Play, attempt, naive, vectors
 
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, test_of
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, number_of_test
 
 
 @pytest.mark.parametrize("bits", [16, 17, 24, 32])
@@ -117,7 +117,7 @@ def test_the_key_of_a_lost_silo_opens_its_masks_of_one_attempt_alone(hospitals):
 
 def test_right_answers_are_summed_over_all_silos_of_the_opening_only(hospitals):
     wards = hospitals(4)
-    opening, test = attempt(round=OPENING), attempt(round=test_of(0))
+    opening, test = attempt(round=OPENING), attempt(round=number_of_test(0))
     values = vectors(range(1, 5), opening)
     Play(wards, opening, values).total()
     for lost in (2, 3, 4):  # at these steps
