@@ -113,7 +113,12 @@ def check(path: Path, overrides: Sequence[str] = ()) -> str:
     text = read_text(path)
     if not _silos_own(_content(text)):
         recipe = parse(text, source=path, overrides=overrides)
-        return f"ok; {privacy.reported_accuracy(recipe)}" if recipe.sums_alone else "ok"
+        said = ["ok", *([privacy.reported_accuracy(recipe)] if recipe.sums_alone else [])]
+        try:
+            compatibility.check_extras(recipe)
+        except LabelSkewError as error:
+            said.append(f"to run here: {error}")
+        return "; ".join(said)
     homes = [(beside, rank) for beside in sorted(path.parent.glob("*.y*ml")) if (rank := _rank(path, beside))]
     for base in [load(beside, overrides) for beside, _ in homes]:
         _Check(path).silo(text, base)
