@@ -15,7 +15,9 @@ from fl_labelskew_plugins.data import columns
 from fl_labelskew_plugins.data.table import Table
 
 load, load_test = (functools.partial(read, Table) for read in (datasets.load, datasets.load_test))
-message = functools.partial(mistakes.message, says=("; use ", "; to install it: ", "; name ", "; set ", "cannot be read"))
+message = functools.partial(
+    mistakes.message, says=("; use ", "; to install it: ", "; name ", "; set ", "cannot be read")
+)
 KINDS, PLACES = ["malign", "benign"], ["north", "south", "north", "coast", "north"]
 
 
