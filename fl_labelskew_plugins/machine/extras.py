@@ -47,9 +47,9 @@ def install(extra: str) -> str:
     """
     from packaging.requirements import Requirement
 
-    found: dict[str, Requirement] = {}
+    bounds: dict[str, Requirement] = {}
     for requirement in map(Requirement, metadata.requires(PACKAGE) or ()):
         marker = requirement.marker
         if marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
-            found.setdefault(requirement.name, requirement).specifier &= requirement.specifier
-    return " ".join(["pip install", *(shlex.quote(f"{name}{r.specifier}") for name, r in sorted(found.items()))])
+            bounds.setdefault(requirement.name, requirement).specifier &= requirement.specifier
+    return " ".join(["pip install", *(shlex.quote(f"{name}{r.specifier}") for name, r in sorted(bounds.items()))])

@@ -290,7 +290,10 @@ class SummedSilo(SiloClient):
         assert self.session is not None
         if round == OPENING:
             tests = str(self.session.reported_tests(self.client))
-            if self._account.asked(self._run, OPENING) not in ("", tests):  # of which the difference would be known
+            if self._account.question_of(self._run, OPENING) not in (
+                "",
+                tests,
+            ):  # of which the difference would be known
                 raise SecureError(
                     "opening exchange: this silo's test samples or send_measures changed; begin a new run"
                 )
@@ -319,7 +322,7 @@ class SummedSilo(SiloClient):
         made, round = self.session.sums, number_of_test(message.round)
         right, samples = answer.get("accuracy", (0, 0))
         self._tested = None
-        if made is not None and str(samples) == self._account.asked(self._run, OPENING):
+        if made is not None and str(samples) == self._account.question_of(self._run, OPENING):
             question = common_question(self.session.federation, message.round, message.tensors)
             with contextlib.suppress(SecureError):  # it was another model before in this round
                 self._account.ask(self._run, round, question)

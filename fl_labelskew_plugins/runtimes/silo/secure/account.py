@@ -57,7 +57,7 @@ class Account:
         opened.runs.setdefault(attempt.run, {})[attempt.round] = there
         self._write(opened, f"{attempt.where}: ", "opens")
 
-    def asked(self, run: str, round: int) -> str:
+    def question_of(self, run: str, round: int) -> str:
         """What this silo was asked in a round; empty if nothing."""
         return self._read().questions.get(run, {}).get(round, "")
 
