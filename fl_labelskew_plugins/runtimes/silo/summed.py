@@ -290,13 +290,10 @@ class SummedSilo(SiloClient):
         assert self.session is not None
         if round == OPENING:
             tests = str(self.session.reported_tests(self.client))
-            if self._account.question_of(self._run, OPENING) not in (
-                "",
-                tests,
-            ):  # of which the difference would be known
-                raise SecureError(
-                    "opening exchange: this silo's test samples or send_measures changed; begin a new run"
-                )
+            before = self._account.question_of(self._run, OPENING)
+            if before not in ("", tests):  # the difference of two sums would be this silo's
+                what = "this silo's test samples or send_measures have changed; begin a new run"
+                raise SecureError(f"secure aggregation, opening exchange: {what}")
             self._account.ask(self._run, OPENING, tests)
             return arrived(self._opening(self.session)[VECTOR]), ""
         if round < OPENING:
