@@ -8,7 +8,6 @@ checked before room is made for it, and never unpickled.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import weakref
@@ -71,8 +70,6 @@ def predicate(error: WireError) -> str:
 
 def package() -> Any:
     """The grpc package, imported when first needed."""
-    # Its core writes a line of its own for every stranger that connects; GRPC_VERBOSITY=info shows them again.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     return extras.load("grpc", "grpc", what="comm_args.backend: GRPC")
 
 
