@@ -13,6 +13,8 @@ import yaml
 from commands import parsed
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins.machine.extras import install
+
 SERVICES = Path(__file__).parents[1] / "examples" / "services"
 UNITS = sorted(SERVICES.glob("*.service"))
 COMPOSE = yaml.safe_load((SERVICES / "compose.yaml").read_text(encoding="utf-8"))
@@ -126,6 +128,9 @@ def test_the_image():
     last = dict(steps)
     assert (last["ENTRYPOINT"], last["USER"], last["WORKDIR"]) == ('["labelskew"]', "10001", "/etc/labelskew")
     assert re.search(r"python:([\d.]+)-", last["FROM"])[1] in ("3.10", "3.11")
+    (names,) = re.findall(r"/wheels/fl_labelskew_plugins-\*\.whl\)\[([a-z,]+)\]", text)
+    packages = set(re.findall(r"'([a-z-]+)", " ".join(map(install, names.split(",")))))
+    assert packages == {"cryptography", "dp-accounting", "grpcio", "pycryptodome"}  # secure aggregation, and a budget
 
 
 def test_comments_say_commands_that_are_ours():

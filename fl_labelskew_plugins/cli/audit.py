@@ -46,7 +46,7 @@ def show(folder: Path, rank: int | None, event: str | None) -> None:
 
 
 def _more(content: dict[str, object]) -> str:
-    names = ("why", "who", "run", "attempt", "silos", "lost", "log", "since")
+    names = ("why", "who", "run", "of", "attempt", "silos", "lost", "log", "since")
     return "; ".join(
         clean(content[key]) if key == "why" else f"{key} {clean(content[key])}" for key in names if key in content
     )

@@ -16,6 +16,7 @@ from fl_labelskew_registry import MistakesError, mistake
 from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.cli.options import FILE, PATH
+from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.files import replacing, write_text
 from fl_labelskew_plugins.machine.text import clean, counted
 
@@ -122,11 +123,7 @@ def check_save(path: Path) -> None:
     if path.suffix.lower() not in SUFFIXES:
         raise mistake(f"--save {clean(path)}", "no such kind of table", f"a name that ends in {' or '.join(SUFFIXES)}")
     if path.suffix.lower() == ".parquet":
-        try:
-            import pyarrow  # noqa: F401
-        except ImportError:
-            install = "pip install 'fl-labelskew-plugins[parquet]', or --save FILE.csv"
-            raise mistake(f"--save {clean(path)}", "needs pyarrow, which is not installed", install) from None
+        extras.load("parquet", "pyarrow", what=f"--save {clean(path)}:", otherwise=", or use --save FILE.csv")
 
 
 def check_plot(path: Path | None, size: str | None, diagnostic: str | None) -> None:

@@ -22,6 +22,7 @@ from fl_labelskew_registry import LabelSkewError, mistake
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins.data.files import fits, one_line
+from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.log import warn
 from fl_labelskew_plugins.machine.text import clean, few
 
@@ -112,12 +113,8 @@ def _signs(path: Path) -> tuple[str, str]:
 
 
 def _parquet(path: Path) -> Any:
-    try:
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        install = "pip install 'fl-labelskew-plugins[parquet]'"
-        raise mistake(path, "Parquet needs pyarrow, which is not installed", f"{install}, or a CSV file") from None
-    return ParquetFile(path)
+    parquet = extras.load("parquet", "pyarrow.parquet", what=f"{path}: Parquet", otherwise=", or use a CSV file")
+    return parquet.ParquetFile(path)
 
 
 def texts(column: pd.Series[Any]) -> NDArray[np.object_]:

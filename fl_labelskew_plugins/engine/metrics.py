@@ -44,6 +44,11 @@ def measures(matrix: Tensor, observed: Tensor | None = None) -> dict[str, object
     return result
 
 
+def pooled(right: int, samples: int) -> dict[str, object]:
+    """Accuracy over the test samples of all clients together, and their number; nothing without samples."""
+    return {"client_accuracy_pooled": right / samples, "client_test_samples": samples} if samples else {}
+
+
 def over_clients(key: str, values: Sequence[float | None], names: Sequence[str]) -> dict[str, object]:
     """A measure of each client, in order, with mean, std and the worst over those that have one, and who that is.
 

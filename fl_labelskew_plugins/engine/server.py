@@ -90,13 +90,13 @@ class Server:
         if clients:
             self._open(clients, addition.total(len(clients)))
 
-    def open_sum(self, vector: Vector, clients: list[int]) -> int:
-        """As :meth:`open`, from the sum of these clients' vectors; returns their training samples."""
+    def open_sum(self, vector: Vector, clients: list[int]) -> tuple[int, int]:
+        """As :meth:`open`, from the sum of these clients' vectors; returns their training and their test samples."""
         assert self.sums is not None
-        samples, total = self.sums.read_opening(vector, len(clients))
+        samples, tests, total = self.sums.read_opening(vector, len(clients))
         if self.method.uses("opening"):
             self._open(clients, total)
-        return samples
+        return samples, tests
 
     def _open(self, clients: list[int], total: Total) -> None:
         self.opened, self.shared = clients, {**self.shared, **self.method.open(total)}

@@ -91,7 +91,10 @@ class Sums:
         room = 0.0 if self.noise is None else self.noise.head_room
         self.round = Ring(entries, bits, clients, head_room=room)
         opening = self.method.opening_shapes(federation) if self.method.uses("opening") else {}
-        self.opening = Ring({"samples": Wide((), SUMMED), **_sent(opening)}, bits, federation.num_clients)
+        tests = {} if self.noise else {"tests": Wide((), SUMMED)}
+        self.opening = Ring({"samples": Wide((), SUMMED), **tests, **_sent(opening)}, bits, federation.num_clients)
+        self.right = Ring({"right": Wide((), SUMMED)}, bits, federation.num_clients)
+        """Of the clients' right answers on their own test splits."""
 
     @property
     def method(self) -> Method:
@@ -196,11 +199,19 @@ class Sums:
         vector &= self.round.mask
         return vector
 
-    def opened(self, client: int, tensors: Mapping[str, Tensor]) -> Vector:
-        """What a client adds before round 0: its samples, and the method's opening."""
+    def opened(self, client: int, tensors: Mapping[str, Tensor], tests: int) -> Vector:
+        """What a client adds before round 0: its training and test samples, and the method's opening.
+
+        ``tests``: samples of its own test split of which it reports the right answers; not added where there is noise.
+        """
         samples = self.trainer.counts(client).sum()
-        added = {"samples": samples, **_as_sent(tensors, self.opening)}
+        added = {"samples": samples, "tests": torch.tensor(tests), **_as_sent(tensors, self.opening)}
         return self.opening.encode(added, share=1, where=f"opening of {self.trainer.name(client)}", words={})
+
+    def tested(self, client: int, right: int) -> Vector:
+        """What a client adds after a test of the global model: its right answers."""
+        added = {"right": torch.tensor(right)}
+        return self.right.encode(added, share=1, where=f"test of {self.trainer.name(client)}", words={})
 
     def sealed(self, client: int, round: int, start: Weights, result: LocalResult) -> LocalResult:
         """A result of which nothing leaves the client but its vector, and its private state where that travels."""
@@ -217,10 +228,15 @@ class Sums:
         if len(upload) != 1 or value is None or value.shape != (ring.size,) or value.dtype != _type(ring):
             raise RunError(f"{where} is no vector of {ring.size} whole numbers of {ring.bits} bits")
 
-    def read_opening(self, vector: Vector, clients: int) -> tuple[int, Total]:
-        """Samples of so many clients, and the sum of what the method opens with, from the sum of their vectors."""
+    def read_opening(self, vector: Vector, clients: int) -> tuple[int, int, Total]:
+        """Training and test samples of so many clients, and the sum of what the method opens with, from their sum."""
         sums = self.opening.decode(vector)
-        return round(float(sums["samples"])), Total(_those_sent(sums), clients)
+        tests = 0 if self.noise else round(float(sums["tests"]))
+        return round(float(sums["samples"])), tests, Total(_those_sent(sums), clients)
+
+    def read_tested(self, vector: Vector) -> int:
+        """Right answers of all clients, from the sum of their vectors."""
+        return round(float(self.right.decode(vector)["right"]))
 
     def read(self, vector: Vector, old: Weights, clients: int, round: int) -> Read:
         """What a round's sum over so many clients says; ``old``: the state dict that the round started from.

@@ -164,10 +164,13 @@ def go_on(folder: RunFolder, objects: Mapping[str, Any], *, quiet: bool = False,
 
 @restored()
 def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_run: bool = False) -> Survey | None:
+    compatibility.check_extras(recipe)
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, call, folder, show)
     try:
         if dry_run:
             show.note(describe(warned(runtime.preview())))
+            for name in compatibility.missing_trackers(recipe):
+                log.warn(f"tracking_args.trackers: {name} is not installed, and a run goes on without it")
             show.note("dry run: nothing was trained or written")
         elif call.resume and folder.is_whole():
             show.note(f"{folder.path}: all {recipe.train.comm_round} rounds are done already")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from fl_labelskew_plugins.machine.text import counted, few, ranged
-from fl_labelskew_plugins.recipe import compatibility
+from fl_labelskew_plugins.recipe import compatibility, privacy
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 from fl_labelskew_plugins.runs.progress import clock
 from fl_labelskew_plugins.runs.record import Record
@@ -17,7 +17,7 @@ WHOSE = {"own": "", "corrected": " (the host's, corrected)", "host": " (the host
 
 
 def describe(session: Session) -> str:
-    """What is about to run, in three lines, or four where the optimiser overrules the method."""
+    """What is about to run, in three lines; one more if silos are summed, and if the optimiser overrules the method."""
     recipe, federation = session.recipe, session.federation
     sizes = [n for n in session.sizes if n]
     held = f"{counted(len(sizes), 'client')} of {ranged(sizes, 'sample')}" if sizes else "clients yet to come"
@@ -38,6 +38,7 @@ def describe(session: Session) -> str:
             f"data: {recipe.data.dataset}, {of_classes(session.class_names, counts, sum(sizes))}, {held}",
             f"network: {recipe.model.model}, {numbers} parameters, {size:.2f} MB a message, {federation.num_features} "
             f"features",
+            *([privacy.reported_accuracy(recipe)] if recipe.sums_alone else []),
             *compatibility.overruled(recipe, session.trainer.model),
         ]
     )
@@ -70,6 +71,10 @@ def table(record: Record) -> str:
             shares = [f"{names[k]} {share}" if names else share for k, share in enumerate(map(_percent, result[key]))]
             rows.append((f"{label}, each client's tests", (", " if names else " ").join(shares)))
     own_models = record.session.own_models
+    if "client_accuracy_pooled" in result:
+        samples = counted(result["client_test_samples"], "sample")
+        text = f"{100 * result['client_accuracy_pooled']:.2f} % of {samples} together"
+        rows.append(("global model, all clients' tests", text))
     for key, label in (("client_accuracy", "global model"), ("client_personalised_accuracy", own_models)):
         if f"{key}_mean" in result:
             mean, std, worst = (f"{100 * result[f'{key}_{part}']:.2f}" for part in ("mean", "std", "worst"))

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from fl_labelskew_registry import Method, Optimizer, mistake
 from torch import nn
 
+from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.recipe import host_faults
 from fl_labelskew_plugins.recipe.diagnostics import OF_UPLOADS
 from fl_labelskew_plugins.recipe.mistakes import Conflict
@@ -20,8 +21,32 @@ Source = Literal["own", "corrected", "host"]
 CORRECTABLE = ("FedAvg", "FedProx", "FedOpt", "FedNova")
 """Optimisers whose code in the host is right once its faults are corrected from outside."""
 
+OPEN_MPI = "apt-get install openmpi-bin libopenmpi-dev"
+"""Installs Open MPI."""
+
 HOST = (*CORRECTABLE, "FedDyn", "Mime", "SCAFFOLD")
 """Optimisers that the host has under ``backend: sp``."""
+
+
+def check_extras(recipe: Recipe) -> None:
+    """Raise LabelSkewError unless the packages of extras without which a recipe cannot start are installed."""
+    comm = recipe.comm
+    if comm.over_mpi:
+        extras.load("mpi", "mpi4py", what="comm_args.backend: MPI", otherwise=f"; it also needs Open MPI: {OPEN_MPI}")
+    if recipe.common.across_silos:
+        extras.load("grpc", "grpc", what="comm_args.backend: GRPC")
+        if comm.certs is not None:
+            extras.load("grpc", "cryptography", what="comm_args.certs")
+        if comm.secure_aggregation:
+            extras.load("grpc", "Crypto", what="comm_args.secure_aggregation")
+    if recipe.privacy.budget is not None:
+        extras.load("privacy", "dp_accounting", what="privacy_args.budget")
+
+
+def missing_trackers(recipe: Recipe) -> list[str]:
+    """Trackers of a recipe whose packages are not installed."""
+    named = {name for item in recipe.tracking.trackers for name in item}
+    return [name for name in ("mlflow", "tensorboard", "wandb") if name in named and find_spec(name) is None]
 
 
 def sends_more(optimizer: Optimizer) -> bool:

@@ -105,15 +105,20 @@ def check(path: Path, overrides: Sequence[str] = ()) -> str:
     """Check a file as what it is: a recipe, or a silo's own file, together with each recipe beside it that names it.
 
     Returns:
-        ``ok``, and what it was checked as where it is no recipe.
+        ``ok``, and what it was checked as if it is no recipe, or which accuracy its server will see of summed silos.
 
     Raises:
         RecipeError: with every mistake of the file, or of the recipe that names it.
     """
     text = read_text(path)
     if not _silos_own(_content(text)):
-        parse(text, source=path, overrides=overrides)
-        return "ok"
+        recipe = parse(text, source=path, overrides=overrides)
+        said = ["ok", *([privacy.reported_accuracy(recipe)] if recipe.sums_alone else [])]
+        try:
+            compatibility.check_extras(recipe)
+        except LabelSkewError as error:
+            said.append(f"to run here: {error}")
+        return "; ".join(said)
     named = homes(path)
     for base in [load(beside, overrides) for beside, _ in named]:
         _Check(path).silo(text, base)

@@ -90,6 +90,15 @@ def least_summed(recipe: Recipe) -> int:
     return recipe.comm.secure_threshold or min(clients, to_the_end(clients))
 
 
+def reported_accuracy(recipe: Recipe) -> str:
+    """Which of the silos' accuracies a server that sees sums only gets, and where the others are; a log line."""
+    if not recipe.validation.per_client:
+        return "silos' accuracy: not tested; use validation_args.per_client: true"
+    pooled = "pooled over those with send_measures"
+    at_server = pooled if recipe.privacy.noise_multiplier is None else "none at the server, as sums have noise"
+    return f"silos' accuracy: {at_server}; each in its own folder"
+
+
 def count_noise(recipe: Recipe) -> tuple[float, Any]:
     """Scale of the noise on class counts that a silo's method has, 0 without, and its kind."""
     for method in methods(recipe):

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from fl_labelskew_registry import LabelSkewError, RunError
 from pydantic import BaseModel
 
+from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.text import utc
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.privacy import BUDGET, Noise, least_summed, leaving
@@ -318,10 +319,4 @@ def installed() -> bool:
 
 def require(what: str) -> Any:
     """dp-accounting; raises LabelSkewError where it is not installed."""
-    try:
-        dp = importlib.import_module("dp_accounting")
-        importlib.import_module("dp_accounting.rdp")
-    except ImportError:
-        install = "pip install 'fl-labelskew-plugins[privacy]'"
-        raise LabelSkewError(f"{what}: needs dp-accounting, which is not installed; to install it: {install}") from None
-    return dp
+    return extras.load("privacy", "dp_accounting", "dp_accounting.rdp", what=f"{what}:")

@@ -273,6 +273,8 @@ def in_cells(line: dict[str, Any]) -> dict[str, str]:
         name = line["client_accuracy_worst_client"]
         shown = f"all {mean.strip()}" if worst == mean else f"{mean}, worst {worst} ({name})"
         words["clients"] = f"each client's tests {shown}"
+    elif "client_accuracy_pooled" in line:
+        words["clients"] = f"all clients' tests {100 * line['client_accuracy_pooled']:5.2f} %"
     if line["loss_terms"]:
         terms = [f"{name} {_number(value)}" for name, value in line["loss_terms"].items()]
         more = f" + {len(terms) - TERMS} more" if len(terms) > TERMS else ""

@@ -37,8 +37,8 @@ class Rounds:
 
     Args:
         predict: logits and labels of the global test set under given weights; default: this process computes them.
-        tested: each client's measures of the given weights on its own test split, empty where it has none, where
-            clients test themselves; default: by the predictions on the global test set.
+        tested: measures of the given weights on the clients' own test splits, for a line of metrics, where clients test
+            themselves; default: by the predictions on the global test set.
         summed: has these clients train in a round; who is in the sum of their vectors, and the sum. Default: each
             client's upload comes by itself.
         hooks: the host's, where one of its switches is on.
@@ -50,7 +50,7 @@ class Rounds:
         record: Record,
         *,
         predict: Callable[[Weights], tuple[Tensor, Tensor]] | None = None,
-        tested: Callable[[Weights], Measured] | None = None,
+        tested: Callable[[Weights], Mapping[str, object]] | None = None,
         hooks: Hooks | None = None,
         summed: Callable[[int, Sequence[int]], tuple[list[int], Vector]] | None = None,
         server: Callable[..., Server] = Server,
@@ -137,7 +137,7 @@ class Rounds:
             if len(session.trainer.test.y):
                 line |= self.evaluate(None if counts is None else counts.sum(0) > 0)
             if self._per_client and self._tested is not None:
-                line |= self._of_clients(self._tested(self.server.weights))
+                line |= self._tested(self.server.weights)
             line["personalised_accuracy"] = tally.personalised_accuracy()
             if self._per_client and tally.personalised:
                 accuracies = [tally.personalised.get(client) for client in range(session.federation.num_clients)]
@@ -153,7 +153,10 @@ class Rounds:
         known = None if observed is None else observed.cpu()
         line = {**metrics.measures(matrix, known), "loss": float(cross_entropy(logits, labels))}
         if self._per_client and self._tested is None:
-            line |= self._of_clients(self.per_client(predicted, labels))
+            rows = self.per_client(predicted, labels)
+            line |= self.of_clients(rows)
+            if self.session.sums is not None and self.session.sums.noise is None:  # as across silos
+                line |= metrics.pooled(*(sum(row.get(key, 0) for row in rows) for key in ("right", "samples")))
         return line
 
     def per_client(self, predicted: Tensor, labels: Tensor) -> Measured:
@@ -167,10 +170,14 @@ class Rounds:
             split = splits.get(client)
             usable = split is not None and len(split)
             matrix = metrics.confusion(predicted[split], labels[split], classes).cpu() if usable else None
-            rows.append({} if matrix is None else {**metrics.measures(matrix), "samples": int(matrix.sum())})
+            if matrix is None:
+                rows.append({})
+                continue
+            rows.append({**metrics.measures(matrix), "right": int(matrix.diag().sum()), "samples": int(matrix.sum())})
         return rows
 
-    def _of_clients(self, rows: Measured) -> dict[str, object]:
+    def of_clients(self, rows: Measured) -> dict[str, object]:
+        """What a line of metrics has of each client's measures."""
         accuracy, balanced = ([row.get(name) for row in rows] for name in ("accuracy", "balanced_accuracy"))
         self.record.test_samples = [row.get("samples") for row in rows]
         line = metrics.over_clients("client_accuracy", accuracy, self.session.client_names)

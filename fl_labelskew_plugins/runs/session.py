@@ -108,8 +108,14 @@ class Session:
         shapes = self.method.opening_shapes(self.federation)
         check_extra(tensors, shapes, where=f"opening of {self.trainer.name(client)}")
         if self.sums is not None:
-            tensors = {VECTOR: travelling(self.sums.opened(client, tensors), self.sums.opening)}
+            vector = self.sums.opened(client, tensors, self.reported_tests(client))
+            tensors = {VECTOR: travelling(vector, self.sums.opening)}
         return Contribution(client, tensors)
+
+    def reported_tests(self, client: int) -> int:
+        """Test samples of a client that reports its accuracy on them, else 0."""
+        reports = self.recipe.comm.send_measures and self.recipe.validation.per_client
+        return len(self.trainer.test_indices[client]) if reports else 0
 
     @cached_property
     def sums(self) -> Sums | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fl_labelskew_registry import LabelSkewError, TrackedRun, Tracker
+from fl_labelskew_registry import TrackedRun, Tracker
 
 from fl_labelskew_plugins import params
+from fl_labelskew_plugins.machine import extras
 
 
 class TensorBoard(Tracker):
@@ -21,10 +22,9 @@ class TensorBoard(Tracker):
 
         Where there are none, the rounds that are complete come first.
         """
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise LabelSkewError("needs tensorboard; pip install 'fl-labelskew-plugins[tensorboard]'") from None
+        extras.load("tensorboard", "tensorboard", what="it")
+        from torch.utils.tensorboard import SummaryWriter
+
         folder = run.folder / "tensorboard"
         known = folder.exists()
         self._writer = SummaryWriter(str(folder), purge_step=len(run.earlier) + 1 if known else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import json
 import logging
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fl_labelskew_registry import RunError, mistake
+from fl_labelskew_registry import RunError
 from torch import Tensor
 
+from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.files import replacing
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import failure
@@ -96,12 +96,7 @@ def samples(about: About, number: int) -> Tensor:
 
 
 def _require(where: str) -> None:
-    for module in ("onnx", "onnxscript", "onnxruntime"):
-        try:
-            importlib.import_module(module)
-        except ImportError:
-            install = "pip install 'fl-labelskew-plugins[onnx]', or --format pt2"
-            raise mistake(where, f"ONNX needs {module}, which is not installed", install) from None
+    extras.load("onnx", "onnx", "onnxscript", "onnxruntime", what=f"{where}: ONNX", otherwise=", or use --format pt2")
 
 
 def _write_onnx(program: Any, example: Tensor, batch: dict[str, Any], file: Path, texts: dict[str, str]) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
+from fl_labelskew_registry import LabelSkewError, MistakesError
 
+from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.files import replacing
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.trained import inputs
@@ -79,11 +80,8 @@ def writer(out: Path, head: Sequence[str]) -> AbstractContextManager[Write]:
     if out.suffix.lower() not in formats:
         raise LabelSkewError(f"--out {clean(out, 4096)}: unknown format; allowed: a name with {', '.join(formats)}")
     if out.suffix.lower() == ".parquet":
-        try:
-            import pyarrow.parquet  # noqa: F401  # before anything is predicted
-        except ImportError:
-            install = "pip install 'fl-labelskew-plugins[parquet]', or --out FILE.csv"
-            raise mistake(f"--out {clean(out, 4096)}", "needs pyarrow, which is not installed", install) from None
+        what = f"--out {clean(out, 4096)}:"  # before anything is predicted
+        extras.load("parquet", "pyarrow.parquet", what=what, otherwise=", or use --out FILE.csv")
     return formats[out.suffix.lower()](out, head)
 
 

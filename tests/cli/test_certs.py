@@ -157,6 +157,6 @@ def test_wrong_options_are_said(call, words):
 def test_without_cryptography_the_extra_is_named(call, monkeypatch, args):
     monkeypatch.setitem(sys.modules, "cryptography", None)
     assert call(*args, code=2).stderr == (
-        "error: certificates need cryptography, which is not installed; to install it: pip install "
-        "'fl-labelskew-plugins[grpc]'\n"
+        "error: a certificate needs cryptography, which is not installed; to install it: pip install "
+        "'cryptography>=42' 'grpcio>=1.60' 'pycryptodome>=3.20'\n"
     )

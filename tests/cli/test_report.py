@@ -15,6 +15,8 @@ import pytest
 from commands import call, errors
 from run_folders import folder, resolved
 
+from fl_labelskew_plugins.machine.extras import install
+
 ACCURACIES = {
     ("fedavg", "pcdd"): (0.50, 0.52), ("fedlc", "pcdd"): (0.60, 0.62), ("map", "pcdd"): (0.55, 0.59),
     ("fedavg", "iid"): (0.90, 0.94), ("fedlc", "iid"): (0.90, 0.92),
@@ -89,7 +91,7 @@ def test_mistakes_are_lines(runs, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert errors("report", runs, "--save", tmp_path / "a.parquet") == [
         f"--save {tmp_path / 'a.parquet'}: needs pyarrow, which is not installed; "
-        "use pip install 'fl-labelskew-plugins[parquet]', or --save FILE.csv"
+        f"to install it: {install('parquet')}, or use --save FILE.csv"
     ]
 
 

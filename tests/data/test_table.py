@@ -16,7 +16,9 @@ from fl_labelskew_plugins.data import columns
 from fl_labelskew_plugins.data.table import Table
 
 load, load_test = (functools.partial(read, Table) for read in (datasets.load, datasets.load_test))
-message = functools.partial(mistakes.message, says=("; use ", "; name ", "; set ", "cannot be read"))
+message = functools.partial(
+    mistakes.message, says=("; use ", "; to install it: ", "; name ", "; set ", "cannot be read")
+)
 KINDS, PLACES = ["malign", "benign"], ["north", "south", "north", "coast", "north"]
 
 
@@ -250,7 +252,7 @@ def test_parquet_of_anybody(tmp_path, monkeypatch):
     assert "t.parquet: is not a sound table (" in message(lambda: load(tmp_path))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     line = message(lambda: load(tmp_path))
-    assert "needs pyarrow, which is not installed; use pip install 'fl-labelskew-plugins[parquet]', or a CSV" in line
+    assert "needs pyarrow, which is not installed; to install it: pip install 'pyarrow" in line
 
 
 def test_which_file(tmp_path):

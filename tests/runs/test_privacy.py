@@ -169,7 +169,7 @@ def test_without_dp_accounting_answers_are_kept_and_a_budget_is_refused(tmp_path
     line = "privacy_args.budget: needs dp-accounting, which is not installed; to install it: pip install "
     with pytest.raises(LabelSkewError) as error:
         ledger(tmp_path, 2.0)
-    assert str(error.value) == f"{line}'fl-labelskew-plugins[privacy]'"
+    assert str(error.value) == f"{line}'dp-accounting>=0.6'"
 
 
 def test_a_recipe_without_noise_has_no_ledger(tmp_path):

@@ -114,7 +114,8 @@ def test_a_missing_package_says_how_to_get_it(arrays, tmp_path, monkeypatch):
     trained = load(arrays[1].folder / "model.safetensors")
     line = message(lambda: export.export(trained, tmp_path / "x.onnx", "onnx"))
     assert line.endswith(
-        "ONNX needs onnxscript, which is not installed; use pip install 'fl-labelskew-plugins[onnx]', or --format pt2"
+        "ONNX needs onnxscript, which is not installed; to install it: pip install 'onnx>=1.15' 'onnxruntime>=1.17' "
+        "'onnxscript>=0.3', or use --format pt2"
     )
 
 

@@ -9,7 +9,6 @@ case). Ranks of other machines speak through mpirun, which also notices when suc
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import selectors
@@ -30,7 +29,7 @@ from fl_labelskew_plugins.machine.place import DOOR, RANKS, mpi_rank
 from fl_labelskew_plugins.machine.signals import handled
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.machine.typed import GO_ON
-from fl_labelskew_plugins.runtimes.mpi.rank import INSTALL
+from fl_labelskew_plugins.recipe.compatibility import OPEN_MPI
 
 ABORT_STEP = 2
 """Seconds that mpirun leaves between noticing a dead rank, ending the others, and killing them."""
@@ -57,7 +56,7 @@ def check() -> str:
     """The path of ``mpirun``.
 
     Raises:
-        LabelSkewError: it, or mpi4py, is not installed, or Slurm has started several processes as if each were alone.
+        LabelSkewError: it is not installed, or Slurm has started several processes as if each were alone.
     """
     # each of them would start an mpirun of its own, and all into one folder
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
@@ -67,12 +66,13 @@ def check() -> str:
             "--mpi=pmix, or a single task that starts the others itself"
         )
     mpirun = shutil.which("mpirun")
-    missing = "mpirun on PATH" if mpirun is None else "" if importlib.util.find_spec("mpi4py") else "mpi4py"
-    if mpirun is None or missing:
-        raise LabelSkewError(f"comm_args.backend: MPI needs {missing}, which is missing; to install it: {INSTALL}")
+    if mpirun is None:
+        raise LabelSkewError(
+            f"comm_args.backend: MPI needs mpirun on PATH, which is missing; to install it: {OPEN_MPI}"
+        )
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
     if "Open MPI" not in version:
-        raise LabelSkewError(f"comm_args.backend: MPI needs Open MPI, and {mpirun} is not; to install it: {INSTALL}")
+        raise LabelSkewError(f"comm_args.backend: MPI needs Open MPI, and {mpirun} is not; to install it: {OPEN_MPI}")
     return mpirun
 
 

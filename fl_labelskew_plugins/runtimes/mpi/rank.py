@@ -17,10 +17,9 @@ from typing import Any, NoReturn
 
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.place import DOOR, RANKS, launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import end_with_parent
-
-INSTALL = "apt-get install openmpi-bin libopenmpi-dev; pip install 'fl-labelskew-plugins[mpi]'"
 
 GRACE = 6.0
 """Seconds that a worker waits for the server to find, and tell, the mistake that the worker has found."""
@@ -111,7 +110,9 @@ def world() -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise LabelSkewError(f"comm_args.backend: MPI needs mpi4py: {reason}; to install it: {INSTALL}") from None
+        raise LabelSkewError(
+            f"comm_args.backend: MPI needs mpi4py: {reason}; to install it: {extras.install('mpi')}"
+        ) from None
     place = mpi_rank()
     size = MPI.COMM_WORLD.Get_size()
     if place is not None and size != place[1]:

@@ -83,7 +83,8 @@ class MPI(Runtime):
 
     def preview(self) -> Session:
         """The whole simulation in this process."""
-        if mpi_rank() is None:  # else building it checks this rank's own GPU
+        if mpi_rank() is None:  # else mpirun is there, and building it checks this rank's own GPU
+            launch.check()
             devices.gpu_slots(self.recipe, devices.workers(self.recipe, devices.gpus(self.recipe)))
         return build(self.recipe)
 

@@ -273,10 +273,14 @@ class SiloClient(Manager):
             matrix = metrics.confusion(logits.argmax(1), labels, session.federation.num_classes).cpu()
             measures = {**metrics.measures(matrix), "loss": float(cross_entropy(logits, labels))}
             self.run_folder.tested(round, measures)
-            if self.recipe.comm.send_measures and not self.recipe.sums_alone and self._may_tell(round, message):
+            if self.recipe.comm.send_measures and self._may_tell(round, message):
                 right = [int(matrix.diag().sum()), int(matrix.sum())]
                 answer = {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
-        self.send(Kind.TESTED, SERVER, round=round, meta=answer)
+        self.send(Kind.TESTED, SERVER, round=round, meta=self._reported(message, answer))
+
+    def _reported(self, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
+        """What leaves this silo of its answer to a test."""
+        return answer
 
     def _may_tell(self, round: int, message: Message) -> bool:
         """Whether the policy allows another test to be told; it is then counted."""
@@ -329,7 +333,11 @@ class SiloClient(Manager):
                 said = model_file.about(self.session, round=last + 1, client=self.client, client_name=name)
                 model_file.save(personalised, self.run_folder.path / "personalised.safetensors", said)
             method, samples = self.recipe.method_name, self.data.facts.samples
-            self.run_folder.finish(self.session, run=self._run, silo=self.rank, method=method, samples=samples)
+            about = {"run": self._run, "silo": self.rank, "method": method, "samples": samples}
+            accuracy = self.run_folder.finish(self.session, **about).get("final_accuracy")
+            if accuracy is not None:
+                tests = counted(len(self.data.test), "test sample")
+                self.show.note(f"accuracy of the last tested model on this silo's own {tests}: {100 * accuracy:.2f} %")
             self.show.note(f"the run is over; results: {self.run_folder.path}")
         self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, mistake
+
+from fl_labelskew_plugins.machine import extras
 
 ALL = "all"
 """Stands for the server's and every silo's certificate."""
@@ -42,13 +42,9 @@ class Files:
     warnings: tuple[str, ...] = ()
 
 
-def require(module: str = "cryptography", needed: str = "certificates need cryptography") -> Any:
-    """Import what federations across silos alone need; raises LabelSkewError where it is not installed."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        install = "pip install 'fl-labelskew-plugins[grpc]'"
-        raise LabelSkewError(f"{needed}, which is not installed; to install it: {install}") from None
+def require() -> None:
+    """Raise LabelSkewError unless what certificates are made of is installed."""
+    extras.load("grpc", "cryptography", what="a certificate")
 
 
 def silo_name(rank: int) -> str:

@@ -38,8 +38,8 @@ class OwnFolder(RunFolder):
         self.truncate(round)
         self.append(self.metrics, {**line, **measures})
 
-    def finish(self, session: Session, **facts: Any) -> None:
-        """Write ``summary.json``, with these facts before all else, and ``curves.png``."""
+    def finish(self, session: Session, **facts: Any) -> dict[str, Any]:
+        """Write ``summary.json``, with these facts before all else, and ``curves.png``; returns the summary."""
         lines, file, recipe = read_lines(self.metrics), self.path / "curves.png", session.recipe
         result = summary(lines, recipe.validation.last_rounds)
         result["rounds"] = sum("loss_terms" in line for line in lines)  # that this silo trained in
@@ -47,3 +47,4 @@ class OwnFolder(RunFolder):
         with plots.forgiving(file):
             plots.curves(lines, file, title=title, own_models=session.own_models, tests="own test part")
         self.write_json("summary.json", facts | result)
+        return result

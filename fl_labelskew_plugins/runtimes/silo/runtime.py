@@ -15,6 +15,7 @@ from fl_labelskew_registry import LabelSkewError, RunError
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe import parse as recipes
+from fl_labelskew_plugins.recipe.compatibility import check_extras
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runs.checkpoint import Checkpoint
@@ -70,6 +71,7 @@ class CrossSilo(Runtime):
         first: list[str] = []
         for rank in ranks:
             recipe = recipes.silo(self.recipe, rank)
+            check_extras(recipe)
             silo = facts.load(recipe, rank - 1)
             first = first or silo.data.class_names
             if apart := facts.differing(silo.data.class_names, list(first), f"in silo {ranks[0]}'s data"):
@@ -215,7 +217,9 @@ class CrossSilo(Runtime):
         """What the server and the silos of this machine need to open their keys, asked for once."""
         folders = {"server": self.recipe.comm.certs}
         for rank in range(1, silos + 1):
-            folders[names.silo_name(rank)] = recipes.silo(self.recipe, rank, survey=self.call.survey).comm.certs
+            silo = recipes.silo(self.recipe, rank, survey=self.call.survey)
+            check_extras(silo)
+            folders[names.silo_name(rank)] = silo.comm.certs
         for name, folder in folders.items():
             if folder is not None and keys.encrypted(names.content(Path(folder) / f"{name}.key")):
                 self._files(Path(folder), name)
@@ -245,8 +249,6 @@ class CrossSilo(Runtime):
 
 def _summing() -> Any:
     """The two sides of a run in which the server sees sums alone."""
-    names.require()
-    names.require("Crypto", "secure aggregation needs pycryptodome")
     from fl_labelskew_plugins.runtimes.silo import summed
 
     return summed

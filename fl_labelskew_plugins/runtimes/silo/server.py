@@ -40,7 +40,7 @@ from fl_labelskew_plugins.runtimes.silo.flood import Flood
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.members import Members
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
-from fl_labelskew_plugins.tensors import State, joined, num_bytes
+from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes
 
 SLACK = 2**20
 """Bytes of a message beside its tensors' own, at most."""
@@ -140,7 +140,7 @@ class SiloServer(Manager):
         self.transport.audit.note("run", run=record.run)
         self._tests = ClientTests(self.members, self.send, self.num_silos)
         hooks = self.host.hooks(session.trainer.model)
-        rounds = Rounds(record, hooks=hooks, tested=self._tests.of, summed=self.total)
+        rounds = Rounds(record, hooks=hooks, tested=self.tested, summed=self.total)
         self._opening, self._uploads = self._exchanges(rounds)
         self.rounds = rounds
         if self.members.excluded:
@@ -171,6 +171,11 @@ class SiloServer(Manager):
         """What these silos send, see :meth:`.Uploads.of`."""
         yield from self._uploads.of(round, clients)
         self.transport.audit.sync()
+
+    def tested(self, weights: Weights) -> dict[str, object]:
+        """What silos report of these weights on their own test parts, for a line of metrics."""
+        assert self.rounds is not None
+        return self.rounds.of_clients(self._tests.of(weights))
 
     def _finish(self, final: State) -> None:
         self._final = final

@@ -8,7 +8,6 @@ checked before room is made for it, and never unpickled.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import weakref
@@ -18,6 +17,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
 
+from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
@@ -70,9 +70,7 @@ def predicate(error: WireError) -> str:
 
 def package() -> Any:
     """The grpc package, imported when first needed."""
-    # Its core writes a line of its own for every stranger that connects; GRPC_VERBOSITY=info shows them again.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    return names.require("grpc", "cross-silo runs need grpcio")
+    return extras.load("grpc", "grpc", what="comm_args.backend: GRPC")
 
 
 def checked(address: str, tls: names.Files | None) -> tuple[str, int]:

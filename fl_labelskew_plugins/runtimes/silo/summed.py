@@ -6,6 +6,7 @@ by :mod:`.secure`, and repeated with new masks where too many are lost meanwhile
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ import numpy as np
 from fl_labelskew_registry import Federation, RunError
 from torch import Tensor
 
+from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, arrived, travelling
@@ -36,14 +38,14 @@ from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
 from fl_labelskew_plugins.runtimes.silo.secure.answering import Part
 from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, listed, number_of_test
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
 from fl_labelskew_plugins.tensors import Weights, joined
 
 OPENED = "opened.json"
-"""In the server's folder: the sum of all silos' samples, and whose they are."""
+"""In the server's folder: the sums of all silos' training and test samples, and whose they are."""
 
 
 class SummedOpening(Opening):
@@ -52,7 +54,7 @@ class SummedOpening(Opening):
     A later one, with a silo more, would differ from it by what that silo has.
     """
 
-    def __init__(self, *args: Any, sums: Sums, run: str, share: Callable[[int, list[int]], None]) -> None:
+    def __init__(self, *args: Any, sums: Sums, run: str, share: Callable[[int, int, list[int]], None]) -> None:
         super().__init__(*args)
         self._sums, self._run, self._tell = sums, run, share
         self.wanted = False
@@ -75,7 +77,7 @@ class SummedOpening(Opening):
                     return sorted(here & known if known else here)
 
         self.known, vector = self._sums.repeated(self._run, OPENING, there, made.opening.size)
-        self._tell(server.open_sum(vector.astype(np.uint32, copy=False), self.known), self.known)
+        self._tell(*server.open_sum(vector.astype(np.uint32, copy=False), self.known), self.known)
 
     def catch_up(self) -> None:
         """Nothing: it is made once."""
@@ -162,25 +164,55 @@ class SummedServer(SiloServer):
         self.transport.audit.sync()
         return total
 
+    def tested(self, weights: Weights) -> dict[str, object]:
+        """Accuracy over all silos' own test parts together; nothing where not all of the opening are in the sum.
+
+        Of two sums over sets that differ in one silo, the difference would be about that silo's right answers.
+        """
+        members, made = self.members, self.record.session.sums
+        assert made is not None
+        assert self.rounds is not None
+        self._tests.of(weights)
+        tests, everybody, round = self._content().get("test_samples", 0), self._known(), members.round
+        missing = set(everybody) - (members.present - members.away - members.excluded)
+        if not tests:
+            return {}
+        try:
+            if missing:
+                raise SecureError(f"{members.where}: {listed([client + 1 for client in missing])} missing")
+            about = common_question(self.rounds.server.federation, round, joined(model=weights))
+            _, vector = self._sums.total(self.record.run, number_of_test(round), everybody, made.right.size, about)
+        except SecureError as error:
+            self.warn(f"{error}; no accuracy of this round, for its sum is over all silos of the opening only")
+            return {}
+        return metrics.pooled(made.read_tested(vector.astype(np.uint32, copy=False)), tests)
+
     def _exchanges(self, rounds: Rounds) -> tuple[Opening, Uploads]:
         run = self.record.run
         opening = SummedOpening(rounds, self.members, self.census, sums=self._sums, run=run, share=self._share)
         opening.known = self._known()
         if opening.known:
-            self._tell(rounds, json.loads(self._opened.read_text(encoding="utf-8"))["samples"])
+            self._tell(rounds, self._content()["samples"])
         self._summed = SummedUploads(rounds, self.members, self.sizes, self.send, sums=self._sums, run=run)
         return opening, self._summed
 
     def _known(self) -> list[int]:
         """Whose samples are in the sum that this run began with; none before."""
-        return json.loads(self._opened.read_text(encoding="utf-8"))["clients"] if self._opened.exists() else []
+        return list(self._content().get("clients", []))
 
-    def _share(self, samples: int, clients: list[int]) -> None:
-        """The opening sum is made: keep it, and tell everybody how many samples there are."""
+    def _content(self) -> dict[str, Any]:
+        """The file of the opening sum; empty before it."""
+        return json.loads(self._opened.read_text(encoding="utf-8")) if self._opened.exists() else {}
+
+    def _share(self, samples: int, tests: int, clients: list[int]) -> None:
+        """The opening sum is made: keep it, and tell everybody how many training samples there are."""
         assert self.rounds is not None
-        self.folder.write_json(OPENED, {"samples": samples, "clients": clients})
+        self.folder.write_json(OPENED, {"samples": samples, "test_samples": tests, "clients": clients})
         self._tell(self.rounds, samples)
-        self.say(f"{counted(samples, 'training sample')} of {listed([client + 1 for client in clients])} together")
+        made, summed = self.record.session.sums, counted(samples, "training sample")
+        if self.recipe.validation.per_client and made is not None and made.noise is None:
+            summed += f" and {counted(tests, 'test sample')}"  # 0 if no silo has send_measures
+        self.say(f"{summed} of {listed([client + 1 for client in clients])} together")
         for client in sorted(self.members.present):
             self._welcome(client)
 
@@ -219,6 +251,7 @@ class SummedSilo(SiloClient):
         if self.recipe.privacy.noise_multiplier is not None:  # for so many silos' noise its part is enough
             least = max(least, least_summed(self.recipe))
         self._account, self._question = Account(self.folder), ""
+        self._tested: tuple[int, Vector, str] | None = None
         self._part = Part(
             self.rank,
             *_identity(self.transport),
@@ -256,7 +289,15 @@ class SummedSilo(SiloClient):
         """What this silo has for a round's sum, and the digest of what it was asked."""
         assert self.session is not None
         if round == OPENING:
+            tests = str(self.session.reported_tests(self.client))
+            before = self._account.question_of(self._run, OPENING)
+            if before not in ("", tests):  # the difference of two sums would be this silo's
+                what = "this silo's test samples or send_measures have changed; begin a new run"
+                raise SecureError(f"secure aggregation, opening exchange: {what}")
+            self._account.ask(self._run, OPENING, tests)
             return arrived(self._opening(self.session)[VECTOR]), ""
+        if round < OPENING:
+            return None if self._tested is None or self._tested[0] != round else self._tested[1:]
         if self._upload is None or self._upload[0] != round:
             return None
         return arrived(self._upload[1].upload[VECTOR]), self._question
@@ -271,6 +312,19 @@ class SummedSilo(SiloClient):
                 self.transport.audit.note("sum", run=self._run, round=message.round, why=str(error))
                 raise
         super()._train(message)
+
+    def _reported(self, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
+        """Nothing: right answers are kept for a sum, if they are of the samples that were summed in the opening."""
+        assert self.session is not None
+        made, round = self.session.sums, number_of_test(message.round)
+        right, samples = answer.get("accuracy", (0, 0))
+        self._tested = None
+        if made is not None and str(samples) == self._account.question_of(self._run, OPENING):
+            question = common_question(self.session.federation, message.round, message.tensors)
+            with contextlib.suppress(SecureError):  # it was another model before in this round
+                self._account.ask(self._run, round, question)
+                self._tested = round, made.tested(self.client, right), question
+        return {}
 
     def _leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
         assert self.session is not None

@@ -402,6 +402,6 @@ def test_without_mpirun_it_is_a_line_and_nothing_is_begun(tmp_path, monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert call("run", tmp_path / "recipe.yaml", "--run-dir", tmp_path / "run", code=2).stderr == (
         "error: comm_args.backend: MPI needs mpirun on PATH, which is missing; to install it: "
-        "apt-get install openmpi-bin libopenmpi-dev; pip install 'fl-labelskew-plugins[mpi]'\n"
+        "apt-get install openmpi-bin libopenmpi-dev\n"
     )
     assert not (tmp_path / "run").exists()

@@ -829,5 +829,6 @@ def test_grpcs_reasons_are_said_in_words(said, line):
 def test_without_grpcio_the_extra_is_named(monkeypatch, make):
     monkeypatch.setitem(sys.modules, "grpc", None)
     assert message_of(lambda: make("127.0.0.1:0")) == (
-        "cross-silo runs need grpcio, which is not installed; to install it: pip install 'fl-labelskew-plugins[grpc]'"
+        "comm_args.backend: GRPC needs grpcio, which is not installed; to install it: pip install "
+        "'cryptography>=42' 'grpcio>=1.60' 'pycryptodome>=3.20'"
     )

@@ -1,7 +1,8 @@
 """A silo's account of the sums that it has helped to open: of one round, one set of silos, also after a restart.
 
 Of two sums over sets that differ in one silo, the difference is what that one has sent; of two sums over one set, of
-which one silo was asked something else, that of its two answers. So of one round it takes one question, too.
+which one silo was asked something else, that of its two answers. So of one round it takes one question, too. Numbers of
+right answers change little from round to round, so all sums of them are over the silos of the opening.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fl_labelskew_registry import LabelSkewError
 from pydantic import BaseModel
 
 from fl_labelskew_plugins.machine.files import replacing
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SecureError, SitsOutError, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SecureError, SitsOutError, listed
 
 NAME = "secure.json"
 
@@ -38,8 +39,9 @@ class Account:
         self._read()
 
     def check(self, attempt: Attempt, there: list[int]) -> None:
-        """Raise SitsOutError where this round's sum was opened with other silos."""
-        before = self._read().runs.get(attempt.run, {}).get(attempt.round)
+        """Raise SitsOutError if this round's sum, or of a test the run's opening, was opened with other silos."""
+        opened = self._read().runs.get(attempt.run, {})
+        before = opened.get(OPENING, []) if attempt.round < OPENING else opened.get(attempt.round)
         if before is not None and before != there:
             what = f"this silo has opened its sum of {listed(before)}, and is now asked for that of {listed(there)}"
             raise SitsOutError(f"{attempt.where}: {what}; the two would differ by single uploads ({self.file})")
@@ -54,6 +56,10 @@ class Account:
         opened = self._read()
         opened.runs.setdefault(attempt.run, {})[attempt.round] = there
         self._write(opened, f"{attempt.where}: ", "opens")
+
+    def question_of(self, run: str, round: int) -> str:
+        """What this silo was asked in a round; empty if nothing."""
+        return self._read().questions.get(run, {}).get(round, "")
 
     def ask(self, run: str, round: int, question: str) -> None:
         """Write down what this silo is asked in a round, before it is worked out.

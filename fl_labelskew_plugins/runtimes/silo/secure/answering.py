@@ -13,7 +13,7 @@ from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SecureError, SitsOutError, Vector
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SecureError, SitsOutError, Vector, about
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
@@ -67,8 +67,7 @@ class Part:
             try:
                 tensors = self._tensors(run, message)
             except SecureError as error:
-                facts = {"run": run, "round": round if round != OPENING else None, "attempt": number}
-                self._audit.note("sum", **facts, why=str(error))
+                self._audit.note("sum", **about(run, round, number), why=str(error))
                 if not isinstance(error, SitsOutError):
                     raise
                 self._round = None
@@ -115,6 +114,5 @@ class Part:
                 raise attempt.error(f"the server does not say who is in the sum, but {clean(there)}")
             return wire.tensors({self._rank: part.agree(there)})
         revealed = part.reveal(wire.texts(tensors, attempt))
-        facts = {"run": run, "round": round if round != OPENING else None, "attempt": number}
-        self._audit.note("revealed", **facts, silos=part.there, lost=part.lost)
+        self._audit.note("revealed", **about(run, round, number), silos=part.there, lost=part.lost)
         return wire.tensors(revealed)

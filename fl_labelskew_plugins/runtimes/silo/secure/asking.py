@@ -14,7 +14,15 @@ from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
 from fl_labelskew_plugins.runtimes.silo.secure import wire
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, OPENING, Attempt, SecureError, Vector, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
+    LEAST,
+    OPENING,
+    Attempt,
+    SecureError,
+    Vector,
+    about,
+    listed,
+)
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
@@ -96,7 +104,7 @@ class Sums:
         number = self._numbers[round] = self._numbers.get(round, -1) + 1
         self._attempt = attempt = Attempt(run, round, number, self._bits, length, self._at_least, question)
         self._limits[Kind.MASKED] = streams.LIMIT + 4 * length
-        facts = {"run": run, "round": round if round != OPENING else None, "attempt": number}
+        facts = about(run, round, number)
         try:
             there, lost, total = self._steps(ServerRound(attempt, self._authority), clients)
         except SecureError as error:
@@ -118,6 +126,8 @@ class Sums:
         here = self._step(
             Kind.KEYS, clients, lambda rank: ({}, {}), lambda rank, got: server.advertised(rank, alone(rank, got))
         )
+        if attempt.round < OPENING and (missing := set(clients).difference(here)):
+            raise attempt.error(f"{listed([client + 1 for client in missing])} sent no keys")
         roster = wire.tensors(server.roster())
         here = self._step(
             Kind.SHARES,

@@ -34,7 +34,7 @@ class Attempt:
 
     Args:
         run: the run's name.
-        round: from 0, or :data:`OPENING`.
+        round: from 0, or :data:`OPENING`, or :func:`number_of_test` a round.
         number: which attempt at it this is, from 0.
         bits: of the ring; sums are modulo ``2 ** bits``.
         length: numbers in a vector.
@@ -53,7 +53,9 @@ class Attempt:
     @property
     def where(self) -> str:
         """For messages."""
-        return f"secure aggregation, {f'round {self.round + 1}' if self.round != OPENING else 'opening exchange'}"
+        round = f"round {tested_round(self.round) + 1}"
+        text = "opening exchange" if self.round == OPENING else f"test after {round}" if self.round < OPENING else round
+        return f"secure aggregation, {text}"
 
     def about(self, step: str, *more: object) -> bytes:
         """What keys are derived for, and what is signed: this attempt, a step of it and no other."""
@@ -70,6 +72,8 @@ class Attempt:
         """
         if silos < LEAST:
             raise self.error(f"{silos} silos are there, and a sum of fewer than {LEAST} hides nobody")
+        if self.round < OPENING:
+            return silos
         if self.at_least is None or self.round == OPENING:  # which is of all silos, not of those of a round
             return to_the_end(silos)
         if not silos < 2 * self.at_least <= 2 * silos or self.at_least < LEAST:
@@ -94,6 +98,22 @@ class Attempt:
         if self.length and int(values.max()) >> self.bits:
             raise self.error(f"{whose} has values of more than {self.bits} bits")
         return values.astype(np.uint16 if self.bits == 16 else np.uint32, copy=False)
+
+
+def number_of_test(round: int) -> int:
+    """Stand for the round's number in the sum of right answers of the model after it."""
+    return OPENING - 1 - round
+
+
+def tested_round(round: int) -> int:
+    """Round that a sum belongs to, the inverse of :func:`number_of_test`; as it is for other sums."""
+    return round if round >= OPENING else OPENING - 1 - round
+
+
+def about(run: str, round: int, number: int) -> dict[str, Any]:
+    """What the audit log says of the attempt ``number`` at a sum."""
+    known = tested_round(round) if round != OPENING else None
+    return {"run": run, "round": known, "attempt": number, "of": "test" if round < OPENING else None}
 
 
 def listed(ranks: Collection[int]) -> str:

@@ -10,6 +10,10 @@ import torch
 from cheating import ROUND
 from scenes import finished, left_out, same
 
+from fl_labelskew_plugins.recipe import parse as recipes
+from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runtimes.silo import facts
+
 METHODS = {
     "fedmr": ["method_args.method=fedmr"],
     "fedshift": ["method_args.method=fedshift"],
@@ -114,7 +118,65 @@ def test_a_silo_that_comes_after_the_opening_sum(secure):
     finished(server, *silos)
 
 
+PER_CLIENT = [*FOUR, "validation_args.per_client=true", "train_args.client_num_per_round=3"]
+POOLED, SAMPLES = "client_accuracy_pooled", "client_test_samples"
+
+
+def own_tests(federation, rank):
+    """Of a silo's own files: accuracy by round; and its number of test samples."""
+    (file,) = (federation.folder / f"silo-{rank}").glob("*/metrics.jsonl")
+    lines = map(json.loads, file.read_text().splitlines())
+    data = facts.load(recipes.load(federation.recipe, federation.overrides), rank - 1).data
+    return {line["round"]: line["accuracy"] for line in lines if "accuracy" in line}, len(data.test.y)
+
+
+def test_accuracy_in_the_sum_is_that_of_the_silos_own_files(secure, sp_run):
+    federation = secure(*PER_CLIENT, "comm_args.send_measures=true")
+    server, silos = federation.server(), federation.silos(1, 2, 3, 4)
+    finished(server, *silos)
+    accuracies, sizes = zip(*(own_tests(federation, rank) for rank in (1, 2, 3, 4)), strict=True)
+    lines = federation.lines()
+    for line in lines:
+        right = sum(round(own[line["round"]] * size) for own, size in zip(accuracies, sizes, strict=True))
+        assert (line[POOLED], line[SAMPLES]) == (right / sum(sizes), sum(sizes))
+        assert "client_accuracy" not in line
+    one_process = map(json.loads, (sp_run(*PER_CLIENT) / "metrics.jsonl").read_text().splitlines())
+    assert [line[POOLED] for line in lines] == [line[POOLED] for line in one_process]
+    assert json.loads((federation.run_dir / "summary.json").read_text())[POOLED] == lines[-1][POOLED]
+    assert f"{100 * lines[-1][POOLED]:.2f} % of {sum(sizes)} samples together" in server.text
+    for silo, own, size in zip(silos, accuracies, sizes, strict=True):
+        assert f"on this silo's own {size} test samples: {100 * own[2]:.2f} %" in silo.text
+    tests = [(line["round"], line["silos"]) for line in audited(federation.run_dir, "sum") if "of" in line]
+    assert tests == [(round, [1, 2, 3, 4]) for round in range(3)]  # of all, also of those that did not train
+    answers = {line["bytes"] for line in audited(federation.run_dir, "received") if line["kind"] == "TESTED"}
+    assert len(answers) == 1  # they say nothing
+
+
+def test_a_round_without_all_silos_of_the_opening_has_no_accuracy(secure):
+    """Silos that report nothing have no sample in it; a lost one would be the difference of two sums."""
+    federation = secure(*PER_CLIENT, "train_args.client_num_per_round=4", "comm_args.reconnect_s=1")
+    reports = ("--set", "comm_args.send_measures=true")
+    server, silos = federation.server(), [federation.silo(1, *reports), *federation.silos(2, 3)]
+    victim = federation.silo(4, *reports, cheat="dies_at_mask")
+    finished(server, *silos)
+    victim.wait()
+    (own, size), (_, lost) = own_tests(federation, 1), own_tests(federation, 4)
+    first, *others = federation.lines()
+    assert first[SAMPLES] == size + lost
+    assert first[POOLED] * first[SAMPLES] > round(own[0] * size)
+    assert not any(POOLED in line for line in others)
+    assert "round 2: silo 4 missing; no accuracy of this round" in server.text
+    assert POOLED not in (federation.run_dir / "summary.json").read_text()
+
+
 NOISE = ["method_args.method=fedavg", "privacy_args.noise_multiplier=0.5", "privacy_args.clip=1"]
+
+
+def test_with_noise_no_right_answers_are_summed(sp_run):
+    run = sp_run(*PER_CLIENT, *NOISE)
+    assert POOLED not in (run / "metrics.jsonl").read_text()
+    opening = session.build(recipes.load(run / "recipe.yaml")).sums.opening
+    assert "tests" not in opening.entries
 
 
 def test_a_silo_whose_budget_is_spent_takes_part_no_more(secure):

@@ -7,7 +7,7 @@ import pytest
 from masked_rounds import Play, attempt, naive, vectors
 
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, number_of_test
 
 
 @pytest.mark.parametrize("bits", [16, 17, 24, 32])
@@ -113,3 +113,17 @@ def test_the_key_of_a_lost_silo_opens_its_masks_of_one_attempt_alone(hospitals):
     second = Play(wards, attempt(1), vectors(range(1, 5), attempt(1))).upto(5)
     for about in (attempt(0), attempt(1)):
         assert masks.public(masks.key_pair(secret, about)) != second.sent[0, 4][32:64]
+
+
+def test_right_answers_are_summed_over_all_silos_of_the_opening_only(hospitals):
+    wards = hospitals(4)
+    opening, test = attempt(round=OPENING), attempt(round=number_of_test(0))
+    values = vectors(range(1, 5), opening)
+    Play(wards, opening, values).total()
+    for lost in (2, 3, 4):  # at these steps
+        play = Play(wards, test, values, lost={4: lost})
+        with pytest.raises(SecureError, match=r"test after round 1: 3 silos .* it needs 4 at least"):
+            play.total()
+    with pytest.raises(SecureError, match="its sum of silos 1, 2, 3, 4, and is now asked for that of silos 1, 2, 3;"):
+        Play(wards[:3], test, values).upto(4)  # a server that leaves one out from the beginning
+    assert Play(wards, test, values).total() == naive(values.values(), test)

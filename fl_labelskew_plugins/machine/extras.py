@@ -1,0 +1,58 @@
+"""Extras: packages that only some runs need, and the command that installs them."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shlex
+from importlib import metadata
+from typing import Any
+
+from fl_labelskew_registry import LabelSkewError
+
+PACKAGE = "fl-labelskew-plugins"
+DISTRIBUTIONS = {"grpc": "grpcio", "Crypto": "pycryptodome", "dp_accounting": "dp-accounting"}
+"""Distributions whose module has another name."""
+
+
+def load(extra: str, *modules: str, what: str, otherwise: str = "") -> Any:
+    """Import modules of an extra.
+
+    Args:
+        extra: its name in this package's metadata.
+        modules: what to import.
+        what: begins the error message: what needs them.
+        otherwise: ends it: what to do in place of the installation.
+
+    Returns:
+        The first module.
+
+    Raises:
+        LabelSkewError: one of them cannot be imported.
+    """
+    # gRPC's core writes a line of its own for every stranger that connects; GRPC_VERBOSITY=info shows them again.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # which it reads when it is imported
+    for module in modules:
+        name = module.partition(".")[0]
+        try:
+            importlib.import_module(module)
+        except ImportError:
+            missing = f"{what} needs {DISTRIBUTIONS.get(name, name)}, which is not installed"
+            raise LabelSkewError(f"{missing}; to install it: {install(extra)}{otherwise}") from None
+    return importlib.import_module(modules[0])
+
+
+def install(extra: str) -> str:
+    """Return the command that installs an extra's requirements, which need no package index that has this package.
+
+    >>> install("mpi")
+    "pip install 'mpi4py>=3.1'"
+    """
+    from packaging.requirements import Requirement
+
+    bounds: dict[str, Requirement] = {}
+    for requirement in map(Requirement, metadata.requires(PACKAGE) or ()):
+        marker = requirement.marker
+        if marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
+            bounds.setdefault(requirement.name, requirement).specifier &= requirement.specifier
+    return " ".join(["pip install", *(shlex.quote(f"{name}{r.specifier}") for name, r in sorted(bounds.items()))])
