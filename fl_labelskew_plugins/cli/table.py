@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
-import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
+
+from fl_labelskew_plugins.machine.text import room, shortened, wrapped
 
 Rows = Sequence[Sequence[str]]
 Marks = Sequence[Sequence[int]]
@@ -17,24 +19,94 @@ Marks = Sequence[Sequence[int]]
 STYLES: dict[int, dict[str, bool]] = {1: {"bold": True}, 2: {"underline": True}}
 
 
-def plain(head: Sequence[str], rows: Rows, marks: Marks = (), *, wrap: bool = True) -> str:
-    """Columns under a head; the last one wraps at the terminal's width. Of ``marks`` 1 is bold, 2 is underlined."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head) - 1)]
-    left = sum(widths) + 2 * len(widths)
-    room = max(shutil.get_terminal_size((120, 24)).columns - left, 24)
+ENOUGH = 24
+"""Letters to which a cell may wrap, and a word of the last column be shortened."""
+NAME = 20
+"""Letters to which a word of the first column may be shortened."""
+
+
+def plain(head: Sequence[str], rows: Rows, marks: Marks = (), *, wrap: bool = True, least: Sequence[str] = ()) -> str:
+    """Columns under a head, as wide as :func:`.machine.text.room` says; in a pipe or a file, one line per row.
+
+    Cells that do not fit wrap at spaces. If that is not enough, columns are dropped, which a line below names. If that
+    is not enough either, the columns continue in further tables below, after the first column. A word that does not
+    fit loses its middle, in the last and the first column.
+
+    Args:
+        head: names of the columns.
+        rows: the cells.
+        marks: of each cell; 1 is bold, 2 is underlined.
+        wrap: whether cells may wrap.
+        least: columns that may be dropped, the least important one first.
+    """
+    styles = [[0] * len(head), *(marks or [[0] * len(head)] * len(rows))]
+    first, *others = zip(head, *rows, strict=True)
+    columns = [Column(cells, wrap, room() - NAME - 2) for cells in others]
+    taken = sum(column.least + 2 for column in columns if column.name not in least)
+    if columns and (excess := NAME + taken - room()) > 0:
+        columns[-1] = Column(others[-1], wrap, max(ENOUGH, columns[-1].least - excess))
+        taken = sum(column.least + 2 for column in columns if column.name not in least)
+    columns.insert(0, Column(first, wrap, max(NAME, room() - taken)))
+    stay = fitting(columns, least)
+    blocks = [stay[:1]]
+    for i in stay[1:]:
+        if len(blocks[-1]) > 1 and _width([columns[j].least for j in (*blocks[-1], i)]) > room():
+            blocks.append(stay[:1])
+        blocks[-1].append(i)
+    texts = [_block([columns[i] for i in block], [[marks[i] for i in block] for marks in styles]) for block in blocks]
+    dropped = dict.fromkeys(column.name for i, column in enumerate(columns) if i not in stay)
+    note = wrapped(f"columns not shown: {', '.join(dropped)} (a wider terminal or a pipe has them)")
+    return "\n\n".join(texts) + (f"\n{note}" if dropped else "")
+
+
+class Column:
+    """The cells of a column, the head's first, and the least width to which they may wrap; ``most``: of a word."""
+
+    def __init__(self, cells: Sequence[str], wrap: bool, most: int) -> None:
+        self.name = cells[0].strip()
+        self.cells = [re.sub(r"\S+", lambda word: shortened(word[0], most), cell) for cell in cells]
+        self.full = max(map(len, self.cells))
+        words = (max([min(len(cell), ENOUGH), *map(len, cell.split())]) for cell in self.cells[1:])
+        self.least = max([*map(len, self.cells[0].split()), *words], default=0) if wrap else self.full
+
+    def lines(self, width: int) -> Iterator[list[str]]:
+        """Each cell in lines of this width."""
+        for cell in self.cells:
+            fits = len(cell) <= width
+            lines = [cell] if fits else textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
+            yield [line.ljust(width) for line in lines]
+
+
+def fitting(columns: Sequence[Column], order: Sequence[str]) -> list[int]:
+    """Which columns have room in a line: of those of ``order`` the last ones first, and all others."""
+    stay = [i for i, column in enumerate(columns) if column.name not in order]
+    for i in sorted(set(range(len(columns))) - {*stay}, key=lambda i: -order.index(columns[i].name)):
+        if _width([columns[j].least for j in (*stay, i)]) <= room():
+            stay.append(i)
+    return sorted(stay)
+
+
+def _width(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * len(widths) - 2
+
+
+def _block(columns: Sequence[Column], styles: Marks) -> str:
+    """The columns next to each other, cut down to the greatest width that all of them may have."""
+    cap = max(column.full for column in columns)
+    while _width(widths := [max(column.least, min(column.full, cap)) for column in columns]) > room() and cap:
+        cap -= 1
     lines = []
-    for row, styles in zip((head, *rows), ([0] * len(head), *(marks or [[0] * len(head)] * len(rows))), strict=True):
-        first, *more = (textwrap.wrap(row[-1], room) if wrap else [row[-1]]) or [""]
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        styled = [_styled(cell, style) for cell, style in zip([*cells, first], styles, strict=True)]
-        lines.append("  ".join(styled).rstrip())
-        lines += [" " * left + line for line in more]
+    rows = zip(*(column.lines(width) for column, width in zip(columns, widths, strict=True)), strict=True)
+    for cells, marks in zip(rows, styles, strict=True):
+        for parts in itertools.zip_longest(*cells):
+            padded = [part or " " * width for part, width in zip(parts, widths, strict=True)]
+            lines.append("  ".join(map(_styled, padded, marks)).rstrip())
     return "\n".join(lines)
 
 
 def _styled(cell: str, mark: int) -> str:
     text = cell.strip()  # no line below the space around it
-    return cell.replace(text, click.style(text, **STYLES[mark])) if mark else cell
+    return cell.replace(text, click.style(text, **STYLES[mark])) if mark and text else cell
 
 
 CELL = re.compile(r"([-+]?\d+(?:\.\d+)?)(?: ± ([\d.]+))?( .*)?")
@@ -57,16 +129,6 @@ def _aligned(name: str, cells: Sequence[str]) -> list[str]:
         lines.append(f"{part[0]:>{number}}{spread}{part[2]:<{rest}}")
     width = max(map(len, (name, *lines)))
     return [line.rjust(width) for line in (name, *lines)]
-
-
-def fitting(head: Sequence[str], rows: Rows, order: Sequence[str], room: int) -> list[int]:
-    """Which columns have room in a line of :func:`plain`: of those of ``order`` the last ones first, and all others."""
-    widths = [max(len(row[i]) for row in (head, *rows)) + 2 for i in range(len(head))]
-    stay = [i for i, name in enumerate(head) if name not in order]
-    for name in reversed(order):
-        if name in head and sum(widths[i] for i in (*stay, head.index(name))) - 2 <= room:
-            stay.append(head.index(name))
-    return sorted(stay)
 
 
 MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\|*_<`["})
