@@ -73,7 +73,7 @@ def _show_several(folder: Path, names: list[str], *, as_json: bool) -> None:
         return
     rows = [_run_row(name, known) for name, known in zip(names, runs, strict=True)]
     states = [row[1] for row in rows]
-    head = ["run", "state", "rounds", "accuracy", "process, or why it ended"]
+    head = ["run", "state", "rounds", "accuracy", "process or reason"]
     if not any(row[-1] for row in rows):
         head, rows = head[:-1], [row[:-1] for row in rows]
     click.echo(table.plain(head, rows))

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import re
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -19,10 +20,10 @@ Marks = Sequence[Sequence[int]]
 STYLES: dict[int, dict[str, bool]] = {1: {"bold": True}, 2: {"underline": True}}
 
 
-ENOUGH = 24
-"""Letters to which a cell may wrap, and a word of the last column be shortened."""
+ENOUGH = (24, 12)
+"""Letters to which cells may wrap; to the second number if there is no room otherwise."""
 NAME = 20
-"""Letters to which a word of the first column may be shortened."""
+"""Letters to which words of the first and last column may be shortened."""
 
 
 def plain(head: Sequence[str], rows: Rows, marks: Marks = (), *, wrap: bool = True, least: Sequence[str] = ()) -> str:
@@ -40,13 +41,18 @@ def plain(head: Sequence[str], rows: Rows, marks: Marks = (), *, wrap: bool = Tr
         least: columns that may be dropped, the least important one first.
     """
     styles = [[0] * len(head), *(marks or [[0] * len(head)] * len(rows))]
-    first, *others = zip(head, *rows, strict=True)
-    columns = [Column(cells, wrap, room() - NAME - 2) for cells in others]
-    taken = sum(column.least + 2 for column in columns if column.name not in least)
-    if columns and (excess := NAME + taken - room()) > 0:
-        columns[-1] = Column(others[-1], wrap, max(ENOUGH, columns[-1].least - excess))
-        taken = sum(column.least + 2 for column in columns if column.name not in least)
-    columns.insert(0, Column(first, wrap, max(NAME, room() - taken)))
+    cells = list(zip(head, *rows, strict=True))
+    for enough in ENOUGH:
+        columns = [Column(column, enough if wrap else room()) for column in cells]
+        excess = _width([column.least for column in columns if column.name not in least]) - room()
+        if excess <= 0:
+            break
+    short = columns[:]
+    for i in (-1, 0):
+        if excess > 0:
+            short[i] = Column(cells[i], enough, max(NAME, columns[i].least - excess))
+            excess -= columns[i].least - short[i].least
+    columns = short if excess <= 0 else [Column(cells[0], enough, room() // 2), *columns[1:]]
     stay = fitting(columns, least)
     blocks = [stay[:1]]
     for i in stay[1:]:
@@ -60,14 +66,15 @@ def plain(head: Sequence[str], rows: Rows, marks: Marks = (), *, wrap: bool = Tr
 
 
 class Column:
-    """The cells of a column, the head's first, and the least width to which they may wrap; ``most``: of a word."""
+    """The cells of a column, the head's first, and the least width to which they may wrap."""
 
-    def __init__(self, cells: Sequence[str], wrap: bool, most: int) -> None:
+    def __init__(self, cells: Sequence[str], enough: int, most: int = sys.maxsize) -> None:
+        """Cells may wrap to ``enough`` letters; words of more than ``most`` are shortened."""
         self.name = cells[0].strip()
         self.cells = [re.sub(r"\S+", lambda word: shortened(word[0], most), cell) for cell in cells]
+        words = (max([min(len(cell), enough), *map(len, cell.split())]) for cell in self.cells[1:])
         self.full = max(map(len, self.cells))
-        words = (max([min(len(cell), ENOUGH), *map(len, cell.split())]) for cell in self.cells[1:])
-        self.least = max([*map(len, self.cells[0].split()), *words], default=0) if wrap else self.full
+        self.least = max([*map(len, self.cells[0].split()), *words], default=0)
 
     def lines(self, width: int) -> Iterator[list[str]]:
         """Each cell in lines of this width."""

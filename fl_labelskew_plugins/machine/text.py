@@ -86,7 +86,9 @@ def room() -> int:
 def wrapped(text: str, indent: str = "") -> str:
     """A sentence in lines that fit the terminal, at most 120 letters; one line in a pipe or a file."""
     width = room() if room() == sys.maxsize else min(room(), 120)
-    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    text = text.replace(" %", "\xa0%")  # which textwrap takes for a letter
+    text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return text.replace("\xa0%", " %")
 
 
 def shortened(name: str, most: int) -> str:
