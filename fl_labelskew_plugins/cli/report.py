@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,7 +60,8 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
     if form == "markdown":
         return table.markdown(head, cells, styles, words)
     head, cells = table.aligned(head, cells, words)
-    return table.plain(head, cells, styles, wrap=False, least=() if columns or pivot else LEAST)
+    limit = 0 if sys.stdout.isatty() else sys.maxsize  # whatever COLUMNS says, for whoever reads a pipe
+    return table.plain(head, cells, styles, wrap=False, least=() if columns or pivot else LEAST, limit=limit)
 
 
 def confusions(rows: DataFrame) -> list[str]:

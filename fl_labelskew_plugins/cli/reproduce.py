@@ -138,7 +138,8 @@ def reproduce_command(
                 write_text(out / "table.csv", table.comma_separated(reproduce.HEAD, rows) + "\n")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {to_go_on(sys.argv[1:])}") from None
-    click.echo(table.plain(reproduce.HEAD, rows, least=LEAST))
+    plain = partial(table.plain, least=LEAST)
+    click.echo((plain if sys.stdout.isatty() else table.markdown)(reproduce.HEAD, rows))
     say(f"written to {out / 'table.md'} and {out / 'table.csv'}")
     if failed:
         raise RunError("; ".join(failed))

@@ -26,8 +26,16 @@ NAME = 20
 """Letters to which words of the first and last column may be shortened."""
 
 
-def plain(head: Sequence[str], rows: Rows, marks: Marks = (), *, wrap: bool = True, least: Sequence[str] = ()) -> str:
-    """Columns under a head, as wide as :func:`.machine.text.room` says; in a pipe or a file, one line per row.
+def plain(
+    head: Sequence[str],
+    rows: Rows,
+    marks: Marks = (),
+    *,
+    wrap: bool = True,
+    least: Sequence[str] = (),
+    limit: int = 0,
+) -> str:
+    """Columns under a head, in lines that fit the terminal; in a pipe or a file, one line per row.
 
     Cells that do not fit wrap at spaces. If that is not enough, columns are dropped, which a line below names. If that
     is not enough either, the columns continue in further tables below, after the first column. A word that does not
@@ -39,12 +47,14 @@ def plain(head: Sequence[str], rows: Rows, marks: Marks = (), *, wrap: bool = Tr
         marks: of each cell; 1 is bold, 2 is underlined.
         wrap: whether cells may wrap.
         least: columns that may be dropped, the least important one first.
+        limit: letters of a line, in place of :func:`.machine.text.room`.
     """
+    limit = limit or room()
     styles = [[0] * len(head), *(marks or [[0] * len(head)] * len(rows))]
     cells = list(zip(head, *rows, strict=True))
     for enough in ENOUGH:
-        columns = [Column(column, enough if wrap else room()) for column in cells]
-        excess = _width([column.least for column in columns if column.name not in least]) - room()
+        columns = [Column(column, enough if wrap else limit) for column in cells]
+        excess = _width([column.least for column in columns if column.name not in least]) - limit
         if excess <= 0:
             break
     short = columns[:]
@@ -52,14 +62,16 @@ def plain(head: Sequence[str], rows: Rows, marks: Marks = (), *, wrap: bool = Tr
         if excess > 0:
             short[i] = Column(cells[i], enough, max(NAME, columns[i].least - excess))
             excess -= columns[i].least - short[i].least
-    columns = short if excess <= 0 else [Column(cells[0], enough, room() // 2), *columns[1:]]
-    stay = fitting(columns, least)
+    columns = short if excess <= 0 else [Column(cells[0], enough, limit // 2), *columns[1:]]
+    stay = fitting(columns, least, limit)
     blocks = [stay[:1]]
     for i in stay[1:]:
-        if len(blocks[-1]) > 1 and _width([columns[j].least for j in (*blocks[-1], i)]) > room():
+        if len(blocks[-1]) > 1 and _width([columns[j].least for j in (*blocks[-1], i)]) > limit:
             blocks.append(stay[:1])
         blocks[-1].append(i)
-    texts = [_block([columns[i] for i in block], [[marks[i] for i in block] for marks in styles]) for block in blocks]
+    texts = [
+        _block([columns[i] for i in block], [[marks[i] for i in block] for marks in styles], limit) for block in blocks
+    ]
     dropped = dict.fromkeys(column.name for i, column in enumerate(columns) if i not in stay)
     note = wrapped(f"columns not shown: {', '.join(dropped)} (a wider terminal or a pipe has them)")
     return "\n\n".join(texts) + (f"\n{note}" if dropped else "")
@@ -84,11 +96,11 @@ class Column:
             yield [line.ljust(width) for line in lines]
 
 
-def fitting(columns: Sequence[Column], order: Sequence[str]) -> list[int]:
+def fitting(columns: Sequence[Column], order: Sequence[str], limit: int) -> list[int]:
     """Which columns have room in a line: of those of ``order`` the last ones first, and all others."""
     stay = [i for i, column in enumerate(columns) if column.name not in order]
     for i in sorted(set(range(len(columns))) - {*stay}, key=lambda i: -order.index(columns[i].name)):
-        if _width([columns[j].least for j in (*stay, i)]) <= room():
+        if _width([columns[j].least for j in (*stay, i)]) <= limit:
             stay.append(i)
     return sorted(stay)
 
@@ -97,10 +109,10 @@ def _width(widths: Sequence[int]) -> int:
     return sum(widths) + 2 * len(widths) - 2
 
 
-def _block(columns: Sequence[Column], styles: Marks) -> str:
+def _block(columns: Sequence[Column], styles: Marks, limit: int) -> str:
     """The columns next to each other, cut down to the greatest width that all of them may have."""
     cap = max(column.full for column in columns)
-    while _width(widths := [max(column.least, min(column.full, cap)) for column in columns]) > room() and cap:
+    while _width(widths := [max(column.least, min(column.full, cap)) for column in columns]) > limit and cap:
         cap -= 1
     lines = []
     rows = zip(*(column.lines(width) for column, width in zip(columns, widths, strict=True)), strict=True)
