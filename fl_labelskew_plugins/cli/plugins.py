@@ -11,10 +11,11 @@ import click
 from fl_labelskew_registry import Kind, catalog
 from fl_labelskew_registry.catalog import CONTRACTS
 
-from fl_labelskew_plugins.cli import completion, formulas, measured, table
+from fl_labelskew_plugins.cli import completion, formulas, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, room, wrapped
+from fl_labelskew_plugins.runs import measured
 
 OURS = "fl-labelskew-plugins"
 """Distribution whose plugins are shown without it."""
