@@ -30,14 +30,14 @@ WIDEST = 20
 HEADS = {
     "held": "classes held",
     "effective": "effective",
-    "imbalance": "largest to smallest",
+    "imbalance": "imbalance",
     "hellinger": "Hellinger",
     "chance": "by chance",
     "jensen_shannon": "Jensen-Shannon",
 }
 
 
-LEAST = ("Jensen-Shannon", "largest to smallest", "effective")
+LEAST = ("Jensen-Shannon", "imbalance", "effective")
 """Measures that a narrow terminal goes without, the least important one first."""
 
 
@@ -149,7 +149,7 @@ def _suggested(survey: Survey) -> str:
     texts = table.plain([head[i] for i in used], [[row[i] for i in used] for row in rows])
     use = "labelskew survey RECIPE --compare FILE writes a sweep that runs them"
     if survey.noise:
-        use = "silos have no sweep: run each method with `--set method_args.method=NAME`, then `labelskew report`"
+        use = "a sweep is a simulation; across silos run each method with --set, then labelskew report"
     return "\n".join([wrapped(explained(survey.skew, survey.evidence)), texts, wrapped(use)])
 
 

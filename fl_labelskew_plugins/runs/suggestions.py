@@ -80,7 +80,7 @@ COMPARED = (
     Suggestion(
         "fedlc",
         {"method_args": {"method": "fedlc"}},
-        reason="sends nothing but weights; 65.91, FedAvg 48.07 in FedLC's table 1 (CIFAR-10, Dirichlet 0.1)",
+        reason="tau 1; sends nothing but weights; 65.91, FedAvg 48.07 in FedLC's table 1 (CIFAR-10, Dirichlet 0.1)",
     ),
     Suggestion(
         "fedshift",
@@ -127,14 +127,14 @@ def suggestions(situation: Situation | None) -> Sequence[Suggestion]:
 def explained(skew: Skew, situation: Situation | None) -> str:
     """What the suggestions rest on, in a sentence or two."""
     clients, missing = int((skew.samples > 0).sum()), 100 * skew.missing_pairs
-    here = f"{clients} clients, {missing:.3g} % missing pairs, sizes up to 1 : {skew.size_ratio:.2g}"
+    here = f"{clients} clients, {missing:.3g} % missing pairs, sizes up to 1:{skew.size_ratio:.2g}"
     if situation is not None:
         return (
-            f"These data ({here}) are similar to {situation.name} ({situation.about}, sizes up to 1 : "
+            f"These data ({here}) are similar to {situation.name} ({situation.about}, sizes up to 1:"
             f"{situation.sizes:.2g}), where methods were measured on Fashion-MNIST: 10 rounds, 3 seeds "
             "(docs/results.md). Accuracy in %, ranked; other data may rank them otherwise."
         )
-    why = "there is hardly any label skew" if skew.beyond_chance <= ALIKE else "no evidence for this situation"
+    why = "There is hardly any label skew" if skew.beyond_chance <= ALIKE else "No evidence for this situation"
     return f"{why} ({here}); compare these three:"
 
 
