@@ -22,7 +22,7 @@ STYLES: dict[int, dict[str, bool]] = {1: {"bold": True}, 2: {"underline": True}}
 
 ENOUGH = (24, 12)
 """Letters to which cells may wrap; to the second number if there is no room otherwise."""
-NAME = 20
+NAME = 24
 """Letters to which words of the first and last column may be shortened."""
 
 
@@ -62,7 +62,8 @@ def plain(
         if excess > 0:
             short[i] = Column(cells[i], enough, max(NAME, columns[i].least - excess))
             excess -= columns[i].least - short[i].least
-    columns = short if excess <= 0 else [Column(cells[0], enough, limit // 2), *columns[1:]]
+    widest = max((column.least + 2 for column in columns[1:]), default=0)
+    columns = short if excess <= 0 else [Column(cells[0], enough, max(NAME, limit - widest)), *columns[1:]]
     stay = fitting(columns, least, limit)
     blocks = [stay[:1]]
     for i in stay[1:]:
