@@ -60,8 +60,10 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
     if form == "markdown":
         return table.markdown(head, cells, styles, words)
     head, cells = table.aligned(head, cells, words)
+    # without a global test, the clients' differences matter more than ranks
+    least = sorted(LEAST, key=("worst client", "spread").__contains__) if "test" in texts.columns else LEAST
     limit = 0 if sys.stdout.isatty() else sys.maxsize  # whatever COLUMNS says, for whoever reads a pipe
-    return table.plain(head, cells, styles, wrap=False, least=() if columns or pivot else LEAST, limit=limit)
+    return table.plain(head, cells, styles, wrap=False, least=() if columns or pivot else least, limit=limit)
 
 
 def confusions(rows: DataFrame) -> list[str]:
@@ -132,12 +134,15 @@ def check_plot(path: Path | None, size: str | None, diagnostic: str | None) -> N
 def draw(rows: DataFrame, path: Path, size: str | None, diagnostic: str | None) -> None:
     """Draw the rows' accuracies, or a diagnostic."""
     from fl_labelskew_plugins.plots import compare
+    from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
     from fl_labelskew_plugins.studies import diagnosed, report
 
     width = SIZES[size] if size else None
     with writing(path):
         if diagnostic is None:
-            compare(report.curves(rows), path, methods=report.methods(rows), width=width)
+            of_clients = rows["test"].nunique() == 1 and rows["test"][0] != NAMED[GLOBAL].name
+            tested = rows["test"][0] if of_clients else ""  # of several, names of settings say it
+            compare(report.curves(rows), path, methods=report.methods(rows), width=width, tested=tested)
         else:
             diagnosed.plot(rows, diagnostic, path, width=width)
 
