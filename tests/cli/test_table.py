@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.machine.text import shortened
+from fl_labelskew_plugins.machine.text import shortened, wrapped
 
 HEAD = ["method", "accuracy", "difference", "rounds"]
 ROWS = [
@@ -84,6 +84,14 @@ def test_no_word_is_broken_and_long_names_lose_their_middle(monkeypatch):
     assert [first, *" ".join(lines[1:-1]).split()] == text.split()
     assert lines[-1].split() == ["b", "x"]
     assert max(map(len, [head, *lines])) <= 60
+
+
+def test_a_sentence_wraps_with_an_indent_and_keeps_per_cent_signs(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "34")
+    assert wrapped("  clients  mean 72.70 %, worst 64.37 %: coast", " " * 11).splitlines() == [
+        "  clients  mean 72.70 %, worst",
+        "           64.37 %: coast",
+    ]
 
 
 def test_in_a_pipe_rows_are_whole_lines(monkeypatch):
