@@ -12,6 +12,9 @@ from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import RUN
 from fl_labelskew_plugins.machine.text import clean
 
+LEAST = ("sha256", "times", "bytes", "peer")
+"""Columns that a narrow terminal goes without, the least important one first."""
+
 
 @click.group("audit")
 def audit_group() -> None:
@@ -42,14 +45,13 @@ def show(folder: Path, rank: int | None, event: str | None) -> None:
     used = [key for key in keys if any(key in content for content in shown)]
     cells = {"sha256": 12}
     rows = [[*(clean(content.get(key, ""))[: cells.get(key)] for key in used), _more(content)] for content in shown]
-    click.echo(table.plain([*used, "more"], rows) if rows else "no such line")
+    click.echo(table.plain([*used, "more"], rows, least=LEAST) if rows else "no such line")
 
 
 def _more(content: dict[str, object]) -> str:
     names = ("why", "who", "run", "of", "attempt", "silos", "lost", "log", "since")
-    return "; ".join(
-        clean(content[key]) if key == "why" else f"{key} {clean(content[key])}" for key in names if key in content
-    )
+    words = {"why": "{}", "log": "log {:.12}"}
+    return "; ".join(words.get(key, key + " {}").format(clean(content[key])) for key in names if key in content)
 
 
 @audit_group.command("verify")

@@ -96,7 +96,7 @@ def tell(
         if unknown:
             click.echo(status.totals(states()))
     kinds = cost.kinds(planned, failed)
-    click.echo(table.plain(cost.HEAD, [kind.row() for kind in kinds]))
+    click.echo(table.plain(cost.HEAD, [kind.row() for kind in kinds], least=("disk", "memory", "runs")))
     for line in cost.totals(planned, kinds, out=out, jobs=jobs, free=free):
         click.echo(line)
     for line in cost.warnings(kinds, out=out, jobs=jobs[0], free=free):

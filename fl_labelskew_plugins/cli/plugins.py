@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
-import shutil
 import sys
-import textwrap
 from typing import Any, get_args
 
 import click
 from fl_labelskew_registry import Kind, catalog
 from fl_labelskew_registry.catalog import CONTRACTS
 
-from fl_labelskew_plugins.cli import completion, formulas, measured, table
+from fl_labelskew_plugins.cli import completion, formulas, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, room, wrapped
+from fl_labelskew_plugins.runs import measured
 
 OURS = "fl-labelskew-plugins"
 """Distribution whose plugins are shown without it."""
@@ -56,26 +55,21 @@ def _source(module: str) -> str:
 
 def details(kind: Kind, name: str) -> str:
     """One plugin: its docstring, parameters, deviations from its paper and, of a method, measured accuracies."""
-    width = min(shutil.get_terminal_size((120, 24)).columns, 120)
     plugin = catalog.load(kind, name)
     first, *_ = (plugin.__doc__ or "").strip().split("\n")
     heads = [f"{name}: {first}".replace("``", "")]
     for fact in ("paper", "runtimes", "aggregation", "default_dir", "source"):
         if value := getattr(plugin, fact, None):
             heads.append(f"{fact}: {', '.join(value) if isinstance(value, tuple) else value}")
-    lines = [line for head in heads for line in _wrapped(head, width)] + formulas.shown(plugin.__doc__, width)
+    lines = [wrapped(head, "  ") for head in heads] + formulas.shown(plugin.__doc__, min(room(), 120))
     rows = [[key, default, f"{meaning} [{allowed}]"] for key, default, allowed, meaning in parameters(plugin.Params)]
     lines += ["", table.plain(["parameter", "default", "meaning [allowed]"], rows) if rows else "no parameters"]
     if deviations := _deviations(plugin):
         lines += ["", "Deviations of the defaults from the paper:"]
-        lines += [line for deviation in deviations for line in _wrapped(f"- {deviation}", width)]
+        lines += [wrapped(f"- {deviation}", "  ") for deviation in deviations]
     if kind == "methods":
-        lines += _accuracies(name, width)
+        lines += _accuracies(name)
     return "\n".join(clean(line, 4096) for line in "\n".join(lines).split("\n"))
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _deviations(plugin: Any) -> list[str]:
@@ -91,21 +85,21 @@ def _deviations(plugin: Any) -> list[str]:
         return [f"not available: {mistakes.failure(error)}"]
 
 
-def _accuracies(name: str, width: int) -> list[str]:
+def _accuracies(name: str) -> list[str]:
     """The measured accuracies of a method, of several seeds; those on own splits if there is room for their columns."""
     lines = []
     for _, setting, head, rows in measured.of_method(name):
         if head[0] != "method":
             continue
         table_ = [[cell.replace("`", "") for cell in row] for row in (head, *rows)]
-        if sum(max(map(len, column)) + 2 for column in zip(*table_, strict=True)) - 2 > width:
+        if sum(max(map(len, column)) + 2 for column in zip(*table_, strict=True)) - 2 > room():
             kept = [i for i, column in enumerate(head) if "own splits" not in column]
             table_ = [[row[i] for i in kept] for row in table_]
         lines += ["", f"Our accuracy in %: {setting}"]
         lines.append(table.plain(*table.aligned(table_[0], table_[1:], 2), wrap=False))
     legend = "P10C2: 10 clients of 2 classes each; own splits: each client's model on its own test split. "
     legend += "Commands and more numbers: docs/results.md"
-    return [*lines, "", *textwrap.wrap(legend, width)] if lines else []
+    return [*lines, "", wrapped(legend)] if lines else []
 
 
 def parameters(model: Any) -> list[list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from fl_labelskew_registry import LabelSkewError, mistake
 from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import PATH, SET
-from fl_labelskew_plugins.machine.text import clean, counted, ranged
+from fl_labelskew_plugins.machine.text import clean, counted, ranged, wrapped
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.recipe.model import Recipe
@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 MOST = 20
 """Clients of a simulation that are listed: those that have revealed most."""
-LEVELS = """\
-silo: had a silo held any other samples, as many; proven for what is clipped and has noise
-claim: had it held another sample in place of one; proven for class counts, for weights a claim of FedRS's appendix B,
-that a sample moves an update by 2L/m at most, or of who wrote dp_args.sensitivity"""
+LEVELS = (
+    "silo: had a silo held any other samples, as many; proven for what is clipped and has noise",
+    "claim: had it held another sample in place of one; proven for class counts, for weights a claim of FedRS's "
+    "appendix B, that a sample moves an update by 2L/m at most, or of who wrote dp_args.sensitivity",
+)
 
 
 @click.command("privacy")
@@ -46,7 +47,7 @@ def privacy_command(place: Path, overrides: tuple[str, ...], samples: int | None
     carries; --set and --samples go with a RECIPE alone. docs/privacy.md explains epsilon and its two levels.
     """
     if not (place.is_dir() or place.suffix == ".jsonl"):
-        click.echo("\n\n".join(_beforehand(place, overrides, samples)))
+        _show(_beforehand(place, overrides, samples))
         return
     if given := [option for option, value in (("--set", overrides), ("--samples", samples)) if value]:
         raise mistake(" and ".join(given), "with a ledger, which has been written", "a recipe, or the ledger alone")
@@ -60,7 +61,11 @@ def privacy_command(place: Path, overrides: tuple[str, ...], samples: int | None
         raise mistake(str(place), f"no ledger ({NAME}) in it" if place.is_dir() else "there is no such file", use)
     ledger = Ledger(file)
     simulated = any(entry.client is not None for entry in ledger.entries)
-    click.echo("\n\n".join([*(_clients(ledger) if simulated else _answers(ledger)), LEVELS]))
+    _show(_clients(ledger) if simulated else _answers(ledger))
+
+
+def _show(parts: Iterable[str]) -> None:
+    click.echo("\n\n".join([*parts, "\n".join(map(wrapped, LEVELS))]))
 
 
 def _answers(ledger: Ledger) -> Iterator[str]:
@@ -120,7 +125,7 @@ def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> 
     train, budget = recipe.train, recipe.privacy.budget
     joining = f"{train.clients_per_round} of {counted(train.client_num_in_total, 'client')}"
     head = f"{clean(recipe.name)}: {recipe.method_name}, {counted(train.comm_round, 'round')} of {joining}"
-    yield f"{head}, of {ranged(sizes, 'training sample')}"
+    yield wrapped(f"{head}, of {ranged(sizes, 'training sample')}")
     most, least = max(sizes), min(sizes)
     opening, upload = leaving(recipe, most, least)
     rows = [
@@ -142,8 +147,7 @@ def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> 
         rows.append([level, *cells])
     columns = ["epsilon", *(f"after {counted(number, 'answer')}" for number in answers)]
     yield f"Of one client, at delta {delta:g}:\n" + table.plain(columns, rows)
-    yield _carries(recipe, sizes) if budget is not None else "privacy_args.budget: none, so nothing ends"
-    yield LEVELS
+    yield wrapped(_carries(recipe, sizes)) if budget is not None else "privacy_args.budget: none, so nothing ends"
 
 
 def _carries(recipe: Recipe, sizes: list[int]) -> str:

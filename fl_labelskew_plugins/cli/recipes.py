@@ -16,8 +16,11 @@ from fl_labelskew_registry import LabelSkewError, catalog, mistake
 from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded, writing
 from fl_labelskew_plugins.cli.options import PATH
+from fl_labelskew_plugins.machine.text import wrapped
 from fl_labelskew_plugins.recipe import shipped
 
+LEAST = ("rounds", "clients", "network", "needs", "method", "data")
+"""Columns that a narrow terminal goes without, the least important one first."""
 DEST = click.argument("dest", required=False, default=".", type=PATH)
 
 
@@ -97,10 +100,11 @@ def ls(paper: str | None) -> None:
     papers = shipped.papers()
     head = ["name", "method", "data", "network", "clients", "rounds"]
     if paper is None:
-        click.echo(table.plain(head, [row(name, recipe) for name, recipe in shipped.contents().items()]))
+        rows = [row(name, recipe) for name, recipe in shipped.contents().items()]
+        click.echo(table.plain(head, rows, least=LEAST))
         counts = Counter(name.partition("/")[0] for name in shipped.names())
         more = ", ".join(f"{name} ({counts[name]})" for name in papers)
-        click.echo(f"and the papers' experiments, with --paper: {more}")
+        click.echo(wrapped(f"and the papers' experiments, with --paper: {more}"))
         return
     if paper.lower() not in papers:
         from fl_labelskew_plugins.recipe import mistakes
@@ -116,9 +120,9 @@ def ls(paper: str | None) -> None:
         rows.append([*row(name, recipe), state, "; ".join(map(number, recipe.get("expected", ())))])
         if source:
             sources[data["dataset"]] = source
-    click.echo(table.plain([*head, "needs", "expected"], rows))
+    click.echo(table.plain([*head, "needs", "expected"], rows, least=LEAST))
     for dataset, source in sources.items():
-        click.echo(f"missing: {dataset}: {source}")
+        click.echo(wrapped(f"missing: {dataset}: {source}", "  "))
 
 
 @recipes_group.command("show")

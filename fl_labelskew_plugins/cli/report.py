@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -45,8 +44,8 @@ LEAST = (
 """Columns that a narrow terminal goes without, the least important first."""
 
 
-def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: bool = False, room: int = 0) -> str:
-    """The table in one of :data:`FORMATS`; for a terminal of ``room`` letters, with what has room there."""
+def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: bool = False) -> str:
+    """The table in one of :data:`FORMATS`; a plain one has the columns that the terminal has room for."""
     from fl_labelskew_plugins.studies import printed
 
     texts, marks = printed.texts(rows, columns, split=form == "csv"), printed.marks(rows, columns)
@@ -62,17 +61,10 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
     if form == "markdown":
         return table.markdown(head, cells, styles, words)
     head, cells = table.aligned(head, cells, words)
-    if not room:
-        return table.plain(head, cells, wrap=False)
-    names = texts.columns.tolist()
     # without a global test, the clients' differences matter more than ranks
-    least = sorted(LEAST, key=("worst client", "spread").__contains__) if "test" in names else LEAST
-    stay = range(len(head)) if columns or pivot else table.fitting(names, cells, least, room)
-    head, *lines = [[row[i] for i in stay] for row in (head, *cells, *styles)]
-    text = table.plain(head, lines[: len(cells)], lines[len(cells) :], wrap=False)
-    left_out = ", ".join(name for i, name in enumerate(names) if i not in stay)
-    note = f"left out for want of room: {left_out}; a wider terminal, or a pipe, has them"
-    return "\n".join([text, *textwrap.wrap(note, room)]) if left_out else text
+    least = sorted(LEAST, key=("worst client", "spread").__contains__) if "test" in texts.columns else LEAST
+    limit = 0 if sys.stdout.isatty() else sys.maxsize  # whatever COLUMNS says, for whoever reads a pipe
+    return table.plain(head, cells, styles, wrap=False, least=() if columns or pivot else least, limit=limit)
 
 
 def confusions(rows: DataFrame) -> list[str]:
@@ -111,11 +103,6 @@ def confusions(rows: DataFrame) -> list[str]:
             "\n".join([*textwrap.wrap(f"{label}, {setting}: {title}", 80), table.plain(head, cells, wrap=False)])
         )
     return texts
-
-
-def room() -> int:
-    """Letters of a line on the terminal; 0 where the table goes elsewhere."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
 def check_save(path: Path) -> None:
@@ -262,7 +249,7 @@ def report_command(
         rows = report.only(every, only)
         if pivot and not rows["whole"].any():
             raise mistake("--pivot", "no run has all its rounds yet", "the table without it")
-        click.echo(shown(rows, form, columns, pivot=pivot, room=room()))
+        click.echo(shown(rows, form, columns, pivot=pivot))
         if confusion:
             click.echo("".join(f"\n{text}\n" for text in confusions(rows)), nl=False)
         for note in report.notes(every, read):

@@ -22,6 +22,9 @@ from fl_labelskew_plugins.machine.typed import to_go_on
 if TYPE_CHECKING:
     from fl_labelskew_plugins.studies.reproduce import Experiment
 
+LEAST = ("measure", "seconds", "std", "paper", "tolerance", "seeds", "difference", "changed", "rounds", "expected")
+"""Columns that a narrow terminal goes without, the least important one first."""
+
 
 def named(recipes: tuple[str, ...]) -> dict[str, Path]:
     """Name to path: of a file its stem, of another recipe its own name, of a table of one's own without folders.
@@ -135,7 +138,8 @@ def reproduce_command(
                 write_text(out / "table.csv", table.comma_separated(reproduce.HEAD, rows) + "\n")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {to_go_on(sys.argv[1:])}") from None
-    click.echo(table.markdown(reproduce.HEAD, rows))
+    plain = partial(table.plain, least=LEAST)
+    click.echo((plain if sys.stdout.isatty() else table.markdown)(reproduce.HEAD, rows))
     say(f"written to {out / 'table.md'} and {out / 'table.csv'}")
     if failed:
         raise RunError("; ".join(failed))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 
 HEAD = ("silo", "name", "state", "since", "last upload", "bytes in", "bytes out", "address")
+LEAST = ("bytes out", "bytes in", "address", "since", "last upload")
+"""Columns that a narrow terminal goes without, the least important one first."""
 
 
 @click.command("status")
@@ -50,7 +51,7 @@ def status_command(folder: Path, *, as_json: bool) -> None:
     for line in lines:
         click.echo(clean(line, 1000))
     if rows:
-        click.echo(table.plain(HEAD, rows))
+        click.echo(table.plain(HEAD, rows, least=LEAST))
 
 
 def _runs(folder: Path) -> list[str]:
@@ -73,12 +74,10 @@ def _show_several(folder: Path, names: list[str], *, as_json: bool) -> None:
         return
     rows = [_run_row(name, known) for name, known in zip(names, runs, strict=True)]
     states = [row[1] for row in rows]
-    head = ["run", "state", "rounds", "accuracy", "process, or why it ended"]
+    head = ["run", "state", "rounds", "accuracy", "process or reason"]
     if not any(row[-1] for row in rows):
         head, rows = head[:-1], [row[:-1] for row in rows]
-    taken = 2 + sum(max(len(row[i]) for row in (head, *rows)) + 2 for i in range(1, 4)) + 24 * (len(head) == 5)
-    room = max(20, shutil.get_terminal_size((120, 24)).columns - taken)
-    click.echo(table.plain(head, [[_shortened(row[0], room), *row[1:]] for row in rows]))
+    click.echo(table.plain(head, rows))
     click.echo(status.totals(states))
 
 
@@ -95,11 +94,6 @@ def _run_row(name: str, known: dict[str, Any]) -> list[str]:
     except (ArithmeticError, TypeError, ValueError):
         return [name, status.UNREADABLE, "", "", "metrics.jsonl was changed or damaged"]
     return [name, state, rounds, percent, clean(known.get("held_by") or known.get("why") or "", 1000)]
-
-
-def _shortened(name: str, room: int) -> str:
-    """A name without its middle, if it is too long: its end tells seeds apart."""
-    return name if len(name) <= room else f"{name[: room - room // 2 - 3]}...{name[-(room // 2) :]}"
 
 
 def _lines(known: dict[str, Any]) -> list[str]:

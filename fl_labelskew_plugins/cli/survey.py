@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shlex
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, writing
-from fl_labelskew_plugins.cli.options import PATH, RECIPE, SET
-from fl_labelskew_plugins.machine.text import clean, counted, few
+from fl_labelskew_plugins.cli.options import FILE, PATH, RECIPE, SET
+from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.text import clean, counted, few, wrapped
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.runs.survey import Survey
@@ -26,16 +30,15 @@ WIDEST = 20
 HEADS = {
     "held": "classes held",
     "effective": "effective",
-    "imbalance": "largest/smallest",
+    "imbalance": "imbalance",
     "hellinger": "Hellinger",
     "chance": "by chance",
     "jensen_shannon": "Jensen-Shannon",
 }
-FOLLOWS = (
-    "What follows, as far as papers and our own numbers carry; the order is no ranking. Measured: accuracy in % on "
-    "Fashion-MNIST with 10 clients (docs/results.md); P10C2: two classes each, 80 % of the pairs missing; Dirichlet "
-    "0.1: 32 to 39 % missing."
-)
+
+
+LEAST = ("Jensen-Shannon", "imbalance", "effective")
+"""Measures that a narrow terminal goes without, the least important one first."""
 
 
 @click.command("survey")
@@ -48,25 +51,47 @@ FOLLOWS = (
     help="Folder for RECIPE-survey.csv, .json and the heat map .png.  [default: here; none with --json]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON, in place of the tables.")
+@click.option(
+    "--compare", type=FILE, metavar="FILE", help="Write a sweep that runs the suggested methods to FILE, a new file."
+)
 @guarded
-def survey_command(recipe: Path, overrides: tuple[str, ...], out: Path | None, as_json: bool) -> None:
-    """Show who would hold what under RECIPE's partition, how skewed that is, and what follows, without training.
+def survey_command(
+    recipe: Path, overrides: tuple[str, ...], out: Path | None, as_json: bool, compare: Path | None
+) -> None:
+    """Show who would hold what under RECIPE's partition, how skewed that is, and which methods to try; trains nothing.
 
     Silos with data of their own are surveyed by "labelskew run RECIPE --survey"; docs/survey.md explains the numbers.
     """
     from fl_labelskew_plugins.recipe.parse import load
     from fl_labelskew_plugins.runs.survey import of_partition
 
+    if compare is not None and os.path.lexists(compare):
+        raise mistake(f"--compare {compare}", "exists already", "another file")
     checked = load(recipe, overrides)
     survey = of_partition(checked)
     click.echo(json.dumps(survey.content(), indent=1) if as_json else text(survey))
-    if out is None and as_json:
-        return
-    place = out or Path()
-    with writing(place):
-        survey.write(place, f"{checked.name}-survey")
-    if not as_json:
-        click.echo(f"written: {place / checked.name}-survey.csv, .json and .png")
+    if out is not None or not as_json:
+        place = out or Path()
+        with writing(place):
+            survey.write(place, f"{checked.name}-survey")
+        if not as_json:
+            click.echo(f"written: {place / checked.name}-survey.csv, .json and .png")
+    if compare is not None:
+        _write_comparison(compare, recipe, overrides, survey)
+        if not as_json:
+            click.echo(f"written: {compare}; next: labelskew sweep {shlex.quote(str(compare))}")
+
+
+def _write_comparison(file: Path, recipe: Path, overrides: Sequence[str], survey: Survey) -> None:
+    """Write the sweep of the suggested methods, with these changes of the recipe."""
+    from fl_labelskew_plugins.recipe import shipped, yaml
+    from fl_labelskew_plugins.runs.suggestions import comparison
+
+    changes = {key: yaml.read(value)[0] for key, _, value in (override.partition("=") for override in overrides)}
+    base = str(recipe) if str(recipe) in shipped.names() else os.path.relpath(recipe, file.parent)
+    content = yaml.write(comparison(base, changes, survey.suggestions))
+    with writing(file):
+        write_text(file, f"# labelskew sweep {file.name}\n{content}")
 
 
 def text(survey: Survey) -> str:
@@ -94,7 +119,7 @@ def _parts(survey: Survey) -> Iterator[str]:
     yield f"{title} of {classes}{which}"
     if len(survey.class_names) <= WIDEST:
         yield table.plain(*holdings(survey, listed))
-    yield table.plain(["client", *HEADS.values(), "missing"], [_row(survey, k) for k in listed])
+    yield table.plain(["client", *HEADS.values(), "missing"], [_row(survey, k) for k in listed], least=LEAST)
     worst = clean(survey.clients[measured.worst], 40)
     worst = f"client {worst}" if worst.isdecimal() else worst
     head = ["in all", "least", "median", "most", "mean", "mean by samples"]
@@ -106,19 +131,26 @@ def _parts(survey: Survey) -> Iterator[str]:
     yield table.plain(head, rows)
     furthest = f"{worst}, at {_number(measured.hellinger[measured.worst])} (Hellinger)"
     notes = [f"{100 * measured.missing_pairs:.3g} % of the (client, class) pairs have no sample"]
-    yield _wrapped(*notes, f"furthest from the federation's class shares: {furthest}", *survey.notes)
-    follows = [_wrapped(FOLLOWS)]
-    for suggestion in survey.suggestions:
-        words = {"found": suggestion.finding, "paper": suggestion.paper, "measured": suggestion.measured}
-        words |= {"recipe": suggestion.line}
-        first, *others = [["", f"{name}:", what] for name, what in words.items() if what]
-        follows.append(f"{suggestion.name}\n{table.plain(first, others)}")
-    yield "\n".join(follows)
+    yield "\n".join(map(wrapped, [*notes, f"furthest from the federation's class shares: {furthest}", *survey.notes]))
+    yield _suggested(survey)
 
 
-def _wrapped(*sentences: str) -> str:
-    """Sentences, each from the start of a line on."""
-    return "\n".join(table.plain([sentence], []) for sentence in sentences)
+def _suggested(survey: Survey) -> str:
+    from fl_labelskew_plugins.recipe import yaml
+    from fl_labelskew_plugins.runs.suggestions import explained
+
+    rows = []
+    for one in survey.suggestions:
+        difference = "" if one.difference is None else f"{one.difference:+.2f}" if one.difference else "-"
+        lines = " and ".join(yaml.write({key: dict(keys)}).rstrip() for key, keys in one.settings.items())
+        rows.append([one.name, one.accuracy, difference, one.reason, lines])
+    head = ["method", "accuracy", "difference", "reason", "for the recipe"]
+    used = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    texts = table.plain([head[i] for i in used], [[row[i] for i in used] for row in rows])
+    use = "labelskew survey RECIPE --compare FILE writes a sweep that runs them"
+    if survey.noise:
+        use = "a sweep is a simulation; across silos run each method with --set, then labelskew report"
+    return "\n".join([wrapped(explained(survey.skew, survey.evidence)), texts, wrapped(use)])
 
 
 def _row(survey: Survey, client: int) -> list[str]:

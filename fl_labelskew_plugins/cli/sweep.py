@@ -17,7 +17,7 @@ from fl_labelskew_registry import LabelSkewError, RunError, mistake
 from fl_labelskew_plugins.cli import cost
 from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun
 from fl_labelskew_plugins.cli.options import FILE, FOLDER, HOST, PATH, QUIET, overrides
-from fl_labelskew_plugins.cli.report import room, shown
+from fl_labelskew_plugins.cli.report import shown
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.machine.typed import to_go_on
@@ -209,7 +209,7 @@ def _tell(planned: Sequence[Planned], failed: Sequence[str], say: cost.Say) -> N
     runs, missing = report.read_all([run.folder.path for run in planned if run.folder.summary.exists()])
     if runs:  # a run without any test is in no table
         last = planned[0].recipe.validation.last_rounds
-        click.echo(shown(report.rows(report.grouped(runs), last), "table", room=room()))
+        click.echo(shown(report.rows(report.grouped(runs), last), "table"))
         folder = planned[0].folder.path.parent
         say(f"more of it: {shlex.join(['labelskew', 'report', str(folder), '--html', str(folder / 'report.html')])}")
     for line in missing:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
-import shutil
+import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
+
+from fl_labelskew_plugins.machine.text import room, shortened, wrapped
 
 Rows = Sequence[Sequence[str]]
 Marks = Sequence[Sequence[int]]
@@ -17,24 +20,113 @@ Marks = Sequence[Sequence[int]]
 STYLES: dict[int, dict[str, bool]] = {1: {"bold": True}, 2: {"underline": True}}
 
 
-def plain(head: Sequence[str], rows: Rows, marks: Marks = (), *, wrap: bool = True) -> str:
-    """Columns under a head; the last one wraps at the terminal's width. Of ``marks`` 1 is bold, 2 is underlined."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head) - 1)]
-    left = sum(widths) + 2 * len(widths)
-    room = max(shutil.get_terminal_size((120, 24)).columns - left, 24)
+ENOUGH = (24, 12)
+"""Letters to which cells may wrap; to the second number if there is no room otherwise."""
+NAME = 24
+"""Letters to which words of the first and last column may be shortened."""
+
+
+def plain(
+    head: Sequence[str],
+    rows: Rows,
+    marks: Marks = (),
+    *,
+    wrap: bool = True,
+    least: Sequence[str] = (),
+    limit: int = 0,
+) -> str:
+    """Columns under a head, in lines that fit the terminal; in a pipe or a file, one line per row.
+
+    Cells that do not fit wrap at spaces. If that is not enough, columns are dropped, which a line below names. If that
+    is not enough either, the columns continue in further tables below, after the first column. A word that does not
+    fit loses its middle, in the last and the first column.
+
+    Args:
+        head: names of the columns.
+        rows: the cells.
+        marks: of each cell; 1 is bold, 2 is underlined.
+        wrap: whether cells may wrap.
+        least: columns that may be dropped, the least important one first.
+        limit: letters of a line, in place of :func:`.machine.text.room`.
+    """
+    limit = limit or room()
+    styles = [[0] * len(head), *(marks or [[0] * len(head)] * len(rows))]
+    cells = list(zip(head, *rows, strict=True))
+    for enough in ENOUGH:
+        columns = [Column(column, enough if wrap else limit) for column in cells]
+        excess = _width([column.least for column in columns if column.name not in least]) - limit
+        if excess <= 0:
+            break
+    short = columns[:]
+    for i in (-1, 0):
+        if excess > 0:
+            short[i] = Column(cells[i], enough, max(NAME, columns[i].least - excess))
+            excess -= columns[i].least - short[i].least
+    widest = max((column.least + 2 for column in columns[1:]), default=0)
+    columns = short if excess <= 0 else [Column(cells[0], enough, max(NAME, limit - widest)), *columns[1:]]
+    stay = fitting(columns, least, limit)
+    blocks = [stay[:1]]
+    for i in stay[1:]:
+        if len(blocks[-1]) > 1 and _width([columns[j].least for j in (*blocks[-1], i)]) > limit:
+            blocks.append(stay[:1])
+        blocks[-1].append(i)
+    texts = [
+        _block([columns[i] for i in block], [[marks[i] for i in block] for marks in styles], limit) for block in blocks
+    ]
+    dropped = dict.fromkeys(column.name for i, column in enumerate(columns) if i not in stay)
+    note = wrapped(f"columns not shown: {', '.join(dropped)} (a wider terminal or a pipe has them)")
+    return "\n\n".join(texts) + (f"\n{note}" if dropped else "")
+
+
+class Column:
+    """The cells of a column, the head's first, and the least width to which they may wrap."""
+
+    def __init__(self, cells: Sequence[str], enough: int, most: int = sys.maxsize) -> None:
+        """Cells may wrap to ``enough`` letters; words of more than ``most`` are shortened."""
+        self.name = cells[0].strip()
+        self.cells = [re.sub(r"\S+", lambda word: shortened(word[0], most), cell) for cell in cells]
+        words = (max([min(len(cell), enough), *map(len, cell.split())]) for cell in self.cells[1:])
+        self.full = max(map(len, self.cells))
+        self.least = max([*map(len, self.cells[0].split()), *words], default=0)
+
+    def lines(self, width: int) -> Iterator[list[str]]:
+        """Each cell in lines of this width."""
+        for cell in self.cells:
+            fits = len(cell) <= width
+            lines = [cell] if fits else textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
+            yield [line.ljust(width) for line in lines]
+
+
+def fitting(columns: Sequence[Column], order: Sequence[str], limit: int) -> list[int]:
+    """Which columns have room in a line: of those of ``order`` the last ones first, and all others."""
+    stay = [i for i, column in enumerate(columns) if column.name not in order]
+    for i in sorted(set(range(len(columns))) - {*stay}, key=lambda i: -order.index(columns[i].name)):
+        if _width([columns[j].least for j in (*stay, i)]) <= limit:
+            stay.append(i)
+    return sorted(stay)
+
+
+def _width(widths: Sequence[int]) -> int:
+    return sum(widths) + 2 * len(widths) - 2
+
+
+def _block(columns: Sequence[Column], styles: Marks, limit: int) -> str:
+    """The columns next to each other, cut down to the greatest width that all of them may have."""
+    cap = max(column.full for column in columns)
+    while _width(widths := [max(column.least, min(column.full, cap)) for column in columns]) > limit and cap:
+        cap -= 1
     lines = []
-    for row, styles in zip((head, *rows), ([0] * len(head), *(marks or [[0] * len(head)] * len(rows))), strict=True):
-        first, *more = (textwrap.wrap(row[-1], room) if wrap else [row[-1]]) or [""]
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        styled = [_styled(cell, style) for cell, style in zip([*cells, first], styles, strict=True)]
-        lines.append("  ".join(styled).rstrip())
-        lines += [" " * left + line for line in more]
+    rows = zip(*(column.lines(width) for column, width in zip(columns, widths, strict=True)), strict=True)
+    for cells, marks in zip(rows, styles, strict=True):
+        for parts in itertools.zip_longest(*cells):
+            padded = [part or " " * width for part, width in zip(parts, widths, strict=True)]
+            lines.append("  ".join(map(_styled, padded, marks)).rstrip())
     return "\n".join(lines)
 
 
 def _styled(cell: str, mark: int) -> str:
     text = cell.strip()  # no line below the space around it
-    return cell.replace(text, click.style(text, **STYLES[mark])) if mark else cell
+    return cell.replace(text, click.style(text, **STYLES[mark])) if mark and text else cell
 
 
 CELL = re.compile(r"([-+]?\d+(?:\.\d+)?)(?: ± ([\d.]+))?( .*)?")
@@ -57,16 +149,6 @@ def _aligned(name: str, cells: Sequence[str]) -> list[str]:
         lines.append(f"{part[0]:>{number}}{spread}{part[2]:<{rest}}")
     width = max(map(len, (name, *lines)))
     return [line.rjust(width) for line in (name, *lines)]
-
-
-def fitting(head: Sequence[str], rows: Rows, order: Sequence[str], room: int) -> list[int]:
-    """Which columns have room in a line of :func:`plain`: of those of ``order`` the last ones first, and all others."""
-    widths = [max(len(row[i]) for row in (head, *rows)) + 2 for i in range(len(head))]
-    stay = [i for i, name in enumerate(head) if name not in order]
-    for name in reversed(order):
-        if name in head and sum(widths[i] for i in (*stay, head.index(name))) - 2 <= room:
-            stay.append(head.index(name))
-    return sorted(stay)
 
 
 MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\|*_<`["})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from fl_labelskew_plugins.machine.text import counted, few, ranged
+from fl_labelskew_plugins.machine.text import counted, few, ranged, wrapped
 from fl_labelskew_plugins.recipe import compatibility, privacy
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 from fl_labelskew_plugins.runs.progress import clock
@@ -87,7 +87,7 @@ def table(record: Record) -> str:
     rows.append(("sent up / down", f"{result['bytes_up'] / 1e6:.1f} / {result['bytes_down'] / 1e6:.1f} MB"))
     rows.append(("time", clock(result["seconds"])))
     width = max(len(label) for label, _ in rows)
-    return "\n".join(f"  {label:<{width}}  {value}" for label, value in rows)
+    return "\n".join(wrapped(f"  {label:<{width}}  {value}", " " * (width + 4)) for label, value in rows)
 
 
 def _short_names(session: Session) -> dict[int, str]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
@@ -73,3 +76,25 @@ def without_values(text: str) -> str:
     'round 1: the change of fc.bias is out of range; use a larger clip'
     """
     return re.sub(r" reaches \S+, and at most \S+ fits", " is out of range", text)
+
+
+def room() -> int:
+    """Letters of a line: ``COLUMNS``, or as many as the terminal has; no limit in a pipe or a file."""
+    return shutil.get_terminal_size((sys.maxsize, 24)).columns
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """A sentence in lines that fit the terminal, at most 120 letters; one line in a pipe or a file."""
+    width = room() if room() == sys.maxsize else min(room(), 120)
+    text = text.replace(" %", "\xa0%")  # which textwrap takes for a letter
+    text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return text.replace("\xa0%", " %")
+
+
+def shortened(name: str, most: int) -> str:
+    """A name without its middle if it is too long: the end often tells names apart.
+
+    >>> shortened("p10c2-fedlc-seed0", 12), shortened("seed0", 12)
+    ('p10...-seed0', 'seed0')
+    """
+    return name if len(name) <= most else f"{name[: most - most // 2 - 3]}...{name[-(most // 2) :]}"

@@ -19,7 +19,7 @@ from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import finite
 from fl_labelskew_plugins.runs.session import divided
-from fl_labelskew_plugins.runs.suggestions import Facts, Suggestion, suggestions
+from fl_labelskew_plugins.runs.suggestions import Situation, Suggestion, evidence, suggestions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,15 +50,15 @@ class Survey:
         """Its measures."""
         return skew(self.counts)
 
-    @cached_property
-    def facts(self) -> Facts:
-        """What rules look at."""
-        return Facts.of(self.counts, self.skew)
+    @property
+    def evidence(self) -> Situation | None:
+        """The measured situation that these data are similar to."""
+        return evidence(self.skew)
 
     @property
-    def suggestions(self) -> list[Suggestion]:
-        """What follows."""
-        return suggestions(self.facts)
+    def suggestions(self) -> Sequence[Suggestion]:
+        """The methods to try."""
+        return suggestions(self.evidence)
 
     @property
     def notes(self) -> list[str]:
@@ -117,6 +117,7 @@ class Survey:
                 "clients": clients,
                 "silent": dict(self.silent),
                 "notes": self.notes,
+                "evidence": self.evidence and self.evidence.name,
                 "suggestions": [asdict(suggestion) for suggestion in self.suggestions],
             }
         )

@@ -18,6 +18,7 @@ from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.signals import interrupting
+from fl_labelskew_plugins.machine.text import room
 
 GRACE = 6.0
 """Seconds that a process has to end by itself once it has been told to; then it is killed."""
@@ -47,9 +48,10 @@ def together(parts: Sequence[Part], *, environment: Mapping[str, str]) -> None:
     try:
         with interrupting():
             for part in parts:
+                width = room() - len(f"{part.name} | ")  # its lines are shown here, after its name
                 process = subprocess.Popen(
                     part.command,
-                    env=env,
+                    env=env if room() == sys.maxsize else {**env, "COLUMNS": str(max(width, 20))},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,

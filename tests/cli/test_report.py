@@ -102,7 +102,7 @@ def test_a_terminal_gets_what_it_has_room_for(runs):
     command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "report", runs]
     environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
     subprocess.run(command, stdout=theirs, stderr=theirs, env=environment, check=True, timeout=100)
-    table, _, left_out = os.read(ours, 100_000).decode().partition("left out for want of room: ")
+    table, _, left_out = os.read(ours, 100_000).decode().partition("columns not shown: ")
     head, *rows = table.splitlines()
     assert "\x1b[1m61.00 ± 1.41\x1b[0m" in rows[3]
     assert "\x1b[4m57.00 ± 2.83\x1b[0m" in rows[4]
@@ -112,7 +112,7 @@ def test_a_terminal_gets_what_it_has_room_for(runs):
     assert max(map(len, left_out.splitlines())) <= 80
     words = " ".join(left_out.split())
     assert words.startswith("rounds, ")
-    assert words.endswith("s/round, peak MB; a wider terminal, or a pipe, has them")
+    assert words.endswith("s/round, peak MB (a wider terminal or a pipe has them)")
 
 
 def test_a_pivot_is_of_whole_runs_alone(tmp_path):

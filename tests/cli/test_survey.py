@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from commands import call, errors
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.cli.survey import text
 from fl_labelskew_plugins.runs.survey import Survey
+from fl_labelskew_plugins.studies.sweep.plan import plan
 
 QUICK = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 SIX = ["--set", "train_args.client_num_in_total=6", "--set", "train_args.client_num_per_round=6"]
@@ -25,7 +27,7 @@ def test_it_shows_tables_and_writes_files(tmp_path):
     assert measures.splitlines()[0].split()[:3] == ["client", "classes", "held"]
     assert overall.startswith("in all")
     assert "80 % of the (client, class) pairs have no sample" in notes
-    assert "  recipe:    method_args: {method: fedlc, tau: 5.0}" in follows.splitlines()
+    assert re.search(r"(?m)^fedlc-tau5 +65.24 ± 4.04 +\+11.71 +method_args: {method: fedlc, tau: 5.0}$", follows)
     assert follows.splitlines()[-1] == f"written: {tmp_path}/quickstart-survey.csv, .json and .png"
     written = list(csv.reader((tmp_path / "quickstart-survey.csv").open()))
     assert [row[1:11] for row in written[1:]] == [row[1:11] for row in rows]
@@ -41,6 +43,33 @@ def test_as_json_it_is_the_file_and_writes_none_unasked(tmp_path, monkeypatch):
     frame = fl.survey(QUICK)
     assert frame["samples"].tolist() == [client["samples"] for client in printed["clients"]]
     assert frame["jensen_shannon"].tolist() == [client["jensen_shannon"] for client in printed["clients"]]
+
+
+def test_compare_writes_a_sweep_of_the_suggested_methods(tmp_path):
+    file = tmp_path / "compare.yaml"
+    assert call("survey", QUICK, "--out", tmp_path, "--compare", file, *SIX).output.endswith(
+        f"written: {file}; next: labelskew sweep {file}\n"
+    )
+    runs = plan(file, [], tmp_path / "runs")
+    assert len(runs) == 5 * 3
+    assert {run.recipe.train.client_num_in_total for run in runs} == {6}
+    assert runs[0].name == "fedlc-tau5+momentum-seed0"
+    assert (runs[0].recipe.method_name, runs[0].recipe.train.federated_optimizer) == ("fedlc", "FedOpt")
+    before = file.read_bytes()
+    assert errors("survey", QUICK, "--compare", file) == [f"--compare {file}: exists already; use another file"]
+    assert file.read_bytes() == before
+    three = ["--set", "train_args.client_num_in_total=3", "--set", "train_args.client_num_per_round=3"]
+    three += ["--set", "partition_args.classes_per_client=8"]
+    call("survey", "quickstart", "--json", "--compare", tmp_path / "three.yaml", *three)
+    names = [run.name for run in plan(tmp_path / "three.yaml", [], tmp_path / "runs")]
+    assert names[::3] == ["fedavg-seed0", "fedlc-seed0", "fedshift-seed0"]
+
+
+def test_a_survey_fits_80_columns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = call("survey", QUICK, COLUMNS="80").output.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "columns not shown: Jensen-Shannon (a wider terminal or a pipe has them)" in lines
 
 
 def test_mistakes_are_lines(tmp_path):

@@ -4,10 +4,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
 from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.machine.text import shortened, wrapped
 
 HEAD = ["method", "accuracy", "difference", "rounds"]
 ROWS = [
@@ -53,13 +55,50 @@ def test_on_a_terminal_the_best_is_bold_and_the_second_underlined():
     assert third == "moon     \x1b[4m9.10\x1b[0m"
 
 
-@pytest.mark.parametrize(("room", "stay"), [(80, [0, 1, 2, 3]), (60, [0, 1, 2]), (30, [0, 1]), (5, [0, 1])])
-def test_columns_go_until_a_line_fits(room, stay):
+@pytest.mark.parametrize(("room", "stay"), [(80, [0, 1, 2, 3]), (60, [0, 1, 2]), (45, [0, 1, 3]), (30, [0, 1])])
+def test_columns_are_dropped_until_a_line_fits(room, stay, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(room))
     head, rows = table.aligned(HEAD, ROWS, 1)
-    assert table.fitting(HEAD, rows, ["not there", "rounds", "difference"], room) == stay
-    assert table.fitting(HEAD, rows, ["rounds", "difference"], 45) == [0, 1, 3]  # which is narrow enough
-    left = [[row[i] for i in stay] for row in (head, *rows)]
-    assert room < 30 or max(map(len, table.plain(left[0], left[1:]).splitlines())) <= room
+    text, *note = table.plain(head, rows, wrap=False, least=["not there", "rounds", "difference"]).split("\ncolumns")
+    assert text.split("\n")[0].split() == [HEAD[i] for i in stay]
+    assert all(name in note[0].split(" (")[0] for i, name in enumerate(HEAD) if i not in stay)
+    assert max(map(len, text.splitlines())) <= room
+
+
+def test_columns_that_may_not_be_dropped_continue_below(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    head = ["client", *(f"class-{number}" for number in range(9)), "all"]
+    blocks = table.plain(head, [["north", *"123456789", "45"]]).split("\n\n")
+    assert [block.split("\n")[1].split() for block in blocks] == [
+        ["north", "1", "2", "3"], ["north", "4", "5", "6"], ["north", "7", "8", "9", "45"],
+    ]  # fmt: skip
+    assert all(len(line) <= 40 for block in blocks for line in block.splitlines())
+
+
+def test_no_word_is_broken_and_long_names_lose_their_middle(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    path, text = "a-long-name" * 9 + ".png", "predicted--by the-model " * 3
+    head, *lines = table.plain(["file", "class found"], [[path, text], ["b", "x"]]).splitlines()
+    name, first = lines[0].split()[:2]
+    assert name == shortened(path, len(name))
+    assert [first, *" ".join(lines[1:-1]).split()] == text.split()
+    assert lines[-1].split() == ["b", "x"]
+    assert max(map(len, [head, *lines])) <= 60
+
+
+def test_a_sentence_wraps_with_an_indent_and_keeps_per_cent_signs(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "34")
+    assert wrapped("  clients  mean 72.70 %, worst 64.37 %: coast", " " * 11).splitlines() == [
+        "  clients  mean 72.70 %, worst",
+        "           64.37 %: coast",
+    ]
+
+
+def test_in_a_pipe_rows_are_whole_lines(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr(sys.__stdout__, "fileno", lambda: os.open(os.devnull, os.O_RDONLY), raising=False)
+    head, row = table.plain(["name", "what"], [["x" * 200, "word " * 100]], least=["what"]).splitlines()
+    assert (head.split(), row) == (["name", "what"], "x" * 200 + "  " + ("word " * 100).rstrip())
 
 
 def test_strangers_words_mean_nothing_in_markdown():

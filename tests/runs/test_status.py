@@ -140,7 +140,7 @@ def test_runs_of_a_sweep(folder, tmp_path):
     output = call("status", tmp_path, COLUMNS="80").output
     assert max(map(len, output.splitlines())) <= 80
     cells = [re.split("  +", line) for line in output.splitlines()]
-    assert cells[0] == ["run", "state", "rounds", "accuracy", "process, or why it ended"]
+    assert cells[0] == ["run", "state", "rounds", "accuracy", "process or reason"]
     assert cells[1] == ["later", "not begun"]
     assert cells[2][:4] == ["run", "running", "3/9", "50.00 %"]
     assert cells[2][4].startswith("process ")

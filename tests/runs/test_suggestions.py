@@ -1,61 +1,70 @@
-"""What follows from a survey: when, with lines that a recipe takes, and with no number that is not published."""
+"""Suggestions of a survey: which situation data are similar to, settings that a recipe takes, and published numbers."""
 
-import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from recipe_texts import GOOD, text_with
 
+from fl_labelskew_plugins.data.skew import skew
 from fl_labelskew_plugins.recipe import parse, yaml
-from fl_labelskew_plugins.runs.suggestions import RULES, Facts, suggestions
+from fl_labelskew_plugins.runs.suggestions import COMPARED, SITUATIONS, evidence, explained, suggestions
 
-RESULTS = " ".join((Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8").split())
-P10C2 = {"missing": 0.8, "beyond": 58.0, "sizes": 2.2, "rare": 0, "pairs": 20}
-DIRICHLET = {"missing": 0.35, "beyond": 50.0, "sizes": 17.0, "rare": 8, "pairs": 65}
-IID = {"missing": 0.0, "beyond": 1.0, "sizes": 1.0, "rare": 0, "pairs": 100}
+RESULTS = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+P10C2, DIRICHLET = SITUATIONS
 
 
-def names(**facts):
-    return [suggestion.name for suggestion in suggestions(Facts(**facts))]
+def counts(clients, held, sizes=1):
+    """Of 10 classes; each client holds some in turn, and the last one has ``sizes`` times the samples."""
+    made = np.zeros((clients, 10), np.int64)
+    for k in range(clients):
+        made[k, (np.arange(held) + k * held) % 10] = 100 * (sizes if k == clients - 1 else 1)
+    return made
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if rule.line], ids=lambda rule: rule.name)
-def test_a_line_is_one_that_a_recipe_takes(rule):
-    content, twice = yaml.read(rule.line)
-    assert not twice
-    ((section, keys),) = content.items()
-    base = {} if section == "method_args" else GOOD.get(section, {})  # a method's line takes the section's place
-    text = yaml.write({**yaml.read(text_with())[0], section: {**base, **keys}})
-    recipe = parse.parse(text)
-    assert {key: recipe.resolved()[section][key] for key in keys} == keys
+@pytest.mark.parametrize(
+    ("data", "situation"),
+    [
+        (counts(10, 2), P10C2),
+        (counts(20, 3, 6), P10C2),
+        (counts(21, 2), None),
+        (counts(4, 2), None),
+        (counts(10, 4), None),
+        (counts(10, 2, 8), None),
+        (counts(10, 6, 10), DIRICHLET),
+        (counts(3, 8), None),
+        (counts(10, 10), None),
+    ],
+)
+def test_evidence_is_of_similar_data(data, situation):
+    assert evidence(skew(data)) is situation
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
-def test_what_is_said_to_be_measured_stands_in_the_results(rule):
-    numbers = re.findall(r"\d+\.\d\d(?: ± \d+\.\d\d)?", rule.measured)
-    assert all(number in RESULTS for number in numbers), numbers
-    assert numbers or "nothing" in rule.measured
-    assert "FedAvg" in rule.paper + rule.measured or "nothing" in rule.measured
+@pytest.mark.parametrize("situation", [*SITUATIONS, None], ids=lambda one: one and one.name)
+def test_settings_are_those_of_a_recipe(situation):
+    for one in suggestions(situation):
+        content = yaml.read(text_with())[0]
+        for section, keys in one.settings.items():  # a method's settings replace the section
+            content[section] = keys if section == "method_args" else {**GOOD.get(section, {}), **keys}
+        resolved = parse.parse(yaml.write(content)).resolved()
+        assert all({key: resolved[name][key] for key in keys} == keys for name, keys in one.settings.items())
 
 
-def test_what_follows_depends_on_the_data():
-    assert names(**IID) == names(**IID | {"missing": 0.1, "rare": 2, "sizes": 20.0}) == ["fedavg"]
-    few_classes, dirichlet = names(**P10C2), names(**DIRICHLET)
-    assert "fedavg" not in few_classes + dirichlet
-    assert {"fedlc", "momentum on the server", "map"} <= {*few_classes} & {*dirichlet}
-    assert {"fedmr", "fedrs"} <= {*few_classes} - {*dirichlet}
-    assert "fedrs, map, fedphp: equal weights" in {*dirichlet} - {*few_classes}
-    assert "fedrs, min_count" in names(**P10C2 | {"rare": 3})
+@pytest.mark.parametrize("situation", SITUATIONS, ids=lambda one: one.name)
+def test_measured_methods_are_ranked_next_to_fedavg(situation):
+    ranked = suggestions(situation)
+    differences = [one.difference for one in ranked]
+    assert differences == sorted(differences, reverse=True)
+    assert ranked[-1].name == "fedavg"
+    assert differences[-1] == 0 < differences[-2]
+    assert all(f"| {one.accuracy} |" in RESULTS for one in ranked)
+    assert len({str(one.settings) for one in ranked}) == len(ranked)
 
 
-def test_skew_without_missing_classes_asks_for_nothing_against_missing_ones():
-    weak = names(**IID | {"beyond": 30.0})
-    assert "fedlc" in weak
-    assert not any("missing" in name or name.startswith(("fedrs", "fedmr", "map", "proxy")) for name in weak)
-
-
-def test_a_suggestion_says_what_it_rests_on():
-    by_name = {suggestion.name: suggestion for suggestion in suggestions(Facts(**DIRICHLET))}
-    assert by_name["map"].finding == "35 % of the (client, class) pairs have no sample"
-    assert "17 times the samples" in by_name["fedrs, map, fedphp: equal weights"].finding
-    assert by_name["fedlc"].finding == "clients are 50 times as far from the prior as by chance"
+def test_without_evidence_three_methods_are_compared():
+    hospitals = skew(np.array([[73, 82, 88, 0, 33, 78], [0, 0, 77, 60, 114, 120], [134, 118, 31, 138, 54, 0]]))
+    assert suggestions(evidence(hospitals)) is COMPARED
+    assert [one.name for one in COMPARED] == ["fedavg", "fedlc", "fedshift"]
+    text = explained(hospitals, None)
+    assert text.startswith("No evidence for this situation (3 clients, 22.2 % missing pairs, sizes up to 1:1.3)")
+    assert explained(skew(counts(10, 10)), None).startswith("There is hardly any label skew (10 clients, 0 % missing")

@@ -57,7 +57,8 @@ def test_all_of_it_is_json_even_where_a_client_is_empty():
     assert (second["missing"], second["hellinger"], second["effective"]) == ([0, 1], None, None)
     assert content["federation"]["prior"] == [0.75, 0.25]
     assert content["federation"]["missing_pairs"] == 0.5
-    assert content["suggestions"][0].keys() == {"name", "finding", "paper", "measured", "line"}
+    assert content["evidence"] is None
+    assert content["suggestions"][0].keys() == {"name", "settings", "accuracy", "difference", "reason"}
 
 
 def test_files_have_all_clients_and_a_picture(tmp_path):

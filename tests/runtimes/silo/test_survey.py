@@ -267,7 +267,7 @@ def test_one_command_surveys_all_silos_and_finds_what_the_partition_says(federat
     run = federation.folder / "here"
     argv = ["run", federation.recipe, "--survey", "--run-dir", run, "--set", f"comm_args.certs={certificates}"]
     argv += ["--host", "none"]  # which starts faster
-    process = federation.forker.start(argv, federation.folder / "here.log")
+    process = federation.forker.start(argv, federation.folder / "here.log", environment={"COLUMNS": "80"})
     finished(process)
     expected = of_partition(recipes.load(federation.recipe))
     content = json.loads((run / "survey.json").read_text())
@@ -283,7 +283,10 @@ def test_one_command_surveys_all_silos_and_finds_what_the_partition_says(federat
     assert kinds == {"HELLO", "SURVEY", "FINISH"}
     assert status.read(run)["state"] == status.FINISHED
     lines = process.text.splitlines()
-    assert "server | 60 % of the (client, class) pairs have no sample" in lines
+    place = lines.index("server | 60 % of the (client, class) pairs have no sample")
+    shown = [line for line in lines[place:] if line.startswith("server | ")]
+    assert max(map(len, shown)) <= 80
+    assert any(line.startswith("server | fedshift  ") for line in shown)
     assert lines.count("silo 2 | the survey is over; nothing was trained") == 1
 
 

@@ -45,3 +45,9 @@ def of_method(name: str) -> Iterator[ResultTable]:
         ]
         if any(name in method.split("+") for method in methods):
             yield ResultTable(title, setting, head, kept)
+
+
+def by_optimizer(column: str) -> dict[tuple[str, str], str]:
+    """Accuracies of the table that has every optimiser, by method and optimiser."""
+    _, _, head, rows = next(table for table in everything() if table.head[1] == "optimiser")
+    return {(row[0].replace("`", ""), row[1]): row[head.index(column)] for row in rows}
