@@ -77,7 +77,7 @@ def test_what_a_person_reads_and_the_files(pictures, arrays, tmp_path):
     data, run = pictures
     out = tmp_path / "out"
     told = call("evaluate", run.folder, data, "--client", "1", "--out", out).output
-    assert told.startswith("model of client 1 after round 4, 24 test samples of ")
+    assert told.startswith(f"model of client 1 after round 4\ntested on the test part of {data}: 24 samples\n\n")
     assert "\nclass   samples  recall  precision\ncircle  6 " in told
     assert told.endswith(f"written: {out}/confusion.png and {out}/evaluation.json\n")
     assert (out / "confusion.png").read_bytes().startswith(b"\x89PNG")

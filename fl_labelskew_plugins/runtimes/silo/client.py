@@ -18,7 +18,7 @@ from fl_labelskew_registry import Federation, Images, LabelSkewError, RunError
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins.data.fingerprint import add_array
+from fl_labelskew_plugins.data.fingerprint import add_array, fingerprint
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import Versions
@@ -329,7 +329,8 @@ class SiloClient(Manager):
                 said = model_file.about(self.session, round=last + 1, client=self.client, client_name=name)
                 model_file.save(personalised, self.run_folder.path / "personalised.safetensors", said)
             method, samples = self.recipe.method_name, self.data.facts.samples
-            self.run_folder.finish(self.session, run=self._run, silo=self.rank, method=method, samples=samples)
+            of = {"run": self._run, "silo": self.rank, "method": method, "samples": samples}
+            self.run_folder.finish(self.session, **of, data=fingerprint(self.data.data))
             self.show.note(f"the run is over; results: {self.run_folder.path}")
         self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()
