@@ -1,6 +1,7 @@
 """A user's own table: parts, groups, what is no number, what is missing, and every mistake in one line."""
 
 import functools
+import json
 import sys
 
 import datasets
@@ -50,7 +51,8 @@ def test_a_table_is_classes_features_and_groups(tmp_path, name):
     content = write(tmp_path / name)
     data = load(tmp_path, group="hospital")
     assert (data.class_names, data.group_names) == (["benign", "malign"], ["coast", "north", "south"])
-    assert data.notes == {"features.txt": "age\npressure\n"}
+    assert data.notes["features.txt"] == "age\npressure\n"
+    assert json.loads(data.notes["encoding.json"])["means"] == pytest.approx(data.mean)
     assert (data.train.x.dtype, data.train.x.shape[1]) == (np.float32, 2)
     seen = np.concatenate([data.train.x, data.test.x])
     np.testing.assert_allclose(np.sort(seen[:, 0]), np.sort(content.age), rtol=1e-6)
