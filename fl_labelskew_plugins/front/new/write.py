@@ -268,7 +268,7 @@ def _finish(part: Path, seen: Look, kind: str, ignored: Sequence[str], **facts: 
     readme = Template(
         markup, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True
     )
-    facts |= {"data": shlex.quote(clean(seen.args["data_cache_dir"], 4096)), "predicts": seen.dataset != "table"}
+    facts |= {"data": shlex.quote(clean(seen.args["data_cache_dir"], 4096))}
     (part / "README.md").write_text(readme.render(facts), encoding="utf-8")
     (part / ".gitignore").write_text("".join(f"{line}\n" for line in ignored), encoding="utf-8")
     (part / shipped.SCHEMA).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")
