@@ -88,8 +88,9 @@ class About(Params):
         if len(lengths) > 1 or not lengths <= {0, 1, self.input_shape[0]}:
             raise ValueError(f"mean and std are not of one length; allowed: {self.input_shape[0]} numbers, 1 or none")
         if self.table is not None:
-            numbers = [len(self.table.shown)]
-            if numbers != self.input_shape or len(self.table.means) not in (0, *numbers):
+            numbers, names = [len(self.table.shown)], {feature.name for feature in self.table.features}
+            sound = numbers == self.input_shape and len(self.table.means) in (0, *numbers)
+            if not sound or len(names) < len(self.table.features):
                 raise ValueError(f"table is not the encoding of samples of shape {self.input_shape}")
         return self
 

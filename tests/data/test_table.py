@@ -93,6 +93,13 @@ def test_features_in_their_order_and_a_test_file(tmp_path):
     assert "a.csv does not exist" in message(lambda: load(tmp_path, **options))
 
 
+def test_data_check_prints_no_column_of_expectations_without_any(tmp_path):
+    write(tmp_path / "t.csv")
+    told = CliRunner().invoke(main, ["data", "check", "table", str(tmp_path)]).output
+    assert told.splitlines()[0].split() == ["what", "found"]
+    assert " any" not in told
+
+
 @pytest.mark.parametrize(
     ("text", "x"),
     [

@@ -11,6 +11,7 @@ from pandas.testing import assert_frame_equal
 from sklearn.metrics import confusion_matrix, f1_score, precision_score, recall_score
 
 import fl_labelskew_plugins as fl
+from fl_labelskew_plugins.data.image_folder import ImageFolder
 from fl_labelskew_plugins.data.split import stratified
 from fl_labelskew_plugins.data.table import Table
 from fl_labelskew_plugins.data.trees import images_in
@@ -105,10 +106,10 @@ def test_mistakes_are_lines(pictures, arrays, tmp_path):
     assert line == f"{tmp_path}/out/x: cannot be written: Not a directory"
 
 
-def trained_on(folder, **data_args):
+def trained_on(folder, partition="iid", /, **data_args):
     recipe = {
         "data_args": data_args,
-        "partition_args": {"partition_method": "iid"},
+        "partition_args": {"partition_method": partition},
         "model_args": {"model": "logistic"},
         "train_args": {"client_num_in_total": 2, "comm_round": 1},
         "method_args": {"method": "fedavg"},
@@ -230,3 +231,17 @@ def test_arrays_of_the_training_are_found_again(tmp_path):
 def test_data_that_are_not_there_are_refused_where_none_are_needed(tmp_path):
     (line,) = errors("evaluate", trained_on(tmp_path / "run", dataset="digits").folder, tmp_path / "gone")
     assert line.startswith(f"{tmp_path}/gone: does not exist; use ")
+
+
+def test_a_group_of_the_training_is_tested_on_what_was_held_out(tmp_path):
+    ImageFolder().fake(tmp_path / "made", samples=48, seed=0)
+    for group in ("north", "south"):
+        shutil.copytree(tmp_path / "made" / "train", tmp_path / "tree" / group / "train")
+    shutil.copytree(tmp_path / "tree" / "north", tmp_path / "west")
+    run = trained_on(tmp_path / "run", "natural", dataset="image_folder", data_cache_dir=str(tmp_path / "tree"))
+    whole, north, west = (evaluated(run.folder, tmp_path / name) for name in ("tree", "tree/north", "west"))
+    assert (whole["part"], whole["accuracy"]) == ("test", pytest.approx(run.summary["final_accuracy"]))
+    (group,) = (row for row in whole["groups"] if row["group"] == "north")
+    assert (north["part"], north["samples"]) == ("test", group["samples"])
+    assert north["accuracy"] == pytest.approx(group["accuracy"])
+    assert (west["part"], west["samples"]) == ("all", north["total"])
