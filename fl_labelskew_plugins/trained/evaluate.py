@@ -136,6 +136,8 @@ def _data(
         part, note = _of_training(folder, data, run) if splits_off else ("test", None)
         if splits_off and part == "test":
             data = dataset.load(folder, download=False, seed=run.seed)
+            if "test_fraction" in settings:
+                note = "with another test_fraction, the model was trained on some of these samples"
     total = len(data.train.y) + len(data.test.y) if splits_off or part == "all" else None
     if part == "all":
         data = replace(data, test=joined(data.train, data.test))

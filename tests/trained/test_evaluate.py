@@ -142,6 +142,8 @@ def test_evaluate_tests_the_training_table_on_the_runs_own_test_rows(patients, t
     assert (result["part"], result["samples"], result["total"]) == ("test", 36, 120)
     assert result["note"] == "the model was trained on the other samples"
     assert evaluated(run.folder, tmp_path / "copy.csv", "--part", "all")["samples"] == 120
+    other = evaluated(run.folder, tmp_path / "copy.csv", "--set", "data_args.test_fraction=0.5")
+    assert (other["samples"], other["note"][:28]) == (60, "with another test_fraction, ")
 
 
 def test_a_further_table_is_encoded_as_in_training(patients, tmp_path):
