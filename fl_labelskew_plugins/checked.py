@@ -423,7 +423,9 @@ CHECKS: dict[type, dict[str, Callable[..., str]]] = {
     Partitioner: {},  # data.clients checks what it returns
     Dataset: {
         "load": _data,
+        "load_all": _data,
         "load_test": _data,
+        "splits_off": _bool,
         "survey": _rows,
         "broken": _sentences,
     },

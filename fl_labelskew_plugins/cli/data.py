@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import Any
 
 import click
 from fl_labelskew_registry import Dataset, MistakesError, RunError, catalog, mistake
 
 from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded
-from fl_labelskew_plugins.cli.options import PATH, overrides
+from fl_labelskew_plugins.cli.options import PATH, data_args, overrides
 from fl_labelskew_plugins.machine.text import counted
 
 SET = overrides("NAME's own data_args", "KEY=VALUE")
@@ -24,21 +23,10 @@ def chosen(name: str, overrides: tuple[str, ...]) -> Dataset:
     Raises:
         LabelSkewError: an unknown name, key or value.
     """
-    from fl_labelskew_plugins.recipe import mistakes, yaml
+    from fl_labelskew_plugins.recipe import mistakes
 
     plugin = catalog.load("datasets", name)
-    raw: dict[str, Any] = {}
-    wrong = []
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        key = key.strip().removeprefix("data_args.")
-        if not equals:
-            wrong.append(f"{override}: no value; use KEY=VALUE")
-            continue
-        try:
-            raw[key], _ = yaml.read(text)
-        except yaml.YamlError as error:
-            wrong.append(f"{key}: {mistakes.show(text)} is no YAML value: {error}")
+    raw, wrong = data_args(overrides)
     params, lines = mistakes.checked(plugin.Params, raw)
     if wrong or lines:
         raise MistakesError([f"--set {line}" for line in wrong + lines])
@@ -70,7 +58,9 @@ def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, .
     if folder is not None and not os.path.exists(folder):
         raise mistake(folder, "does not exist", f"the folder of data set {name}")
     rows = fakes.adjusted(dataset.survey(folder), place)
-    click.echo(table.plain(["what", "found", "expected"], rows))
+    cells = [(*row[:2], "" if row[2] == "any" else row[2]) for row in rows]
+    columns = 3 if any(row[2] for row in cells) else 2
+    click.echo(table.plain(["what", "found", "expected"][:columns], [row[:columns] for row in cells]))
     where = f"data set {name}" + (f" in {place}" if place else "")
     if bad := fakes.wrong(rows):
         source = f"; get it from {dataset.source}" if dataset.source else ""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, writing
-from fl_labelskew_plugins.cli.options import BEST, CLIENT, FOLDER, MODEL, PATH
+from fl_labelskew_plugins.cli.options import BEST, CLIENT, DATA_SET, FOLDER, MODEL, PATH, data_settings
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import counted
+
+if TYPE_CHECKING:
+    from fl_labelskew_plugins.trained.evaluate import Part
 
 SHOWN = 20
 """Classes of a confusion matrix that fits a screen."""
@@ -21,15 +24,29 @@ SHOWN = 20
 @click.command("evaluate")
 @MODEL
 @click.argument("data", metavar="DATA", type=PATH)
+@click.option(
+    "--part",
+    type=click.Choice(["all", "test"]),
+    help="Samples to test on.  [default: test if DATA has a test part or the run was trained on DATA, else all]",
+)
+@DATA_SET
 @click.option("--out", type=FOLDER, metavar="DIR", help="Also write confusion.png and evaluation.json there.")
 @click.option("--json", "as_json", is_flag=True, help="Print all measures as JSON; shares between 0 and 1.")
 @BEST
 @CLIENT
 @guarded
 def evaluate_command(
-    place: Path, data: Path, out: Path | None, *, as_json: bool, best: bool, client: str | None
+    place: Path,
+    data: Path,
+    part: Part | None,
+    overrides: tuple[str, ...],
+    out: Path | None,
+    *,
+    as_json: bool,
+    best: bool,
+    client: str | None,
 ) -> None:
-    """Test a trained model on the test part of DATA, which lies as the training's data did.
+    """Test a trained model on DATA, which lies as the training's data did.
 
     RUN is the folder of a run, or a model's .safetensors file; DATA is what data_args.data_cache_dir would be. Shown
     are accuracy, balanced accuracy and macro F1 in per cent, recall and precision of each class, the confusion matrix
@@ -38,7 +55,7 @@ def evaluate_command(
     from fl_labelskew_plugins.trained.evaluate import evaluate
     from fl_labelskew_plugins.trained.network import file_of, load
 
-    result = evaluate(load(file_of(place, best=best, client=client)), data)
+    result = evaluate(load(file_of(place, best=best, client=client)), data, part, data_settings(overrides))
     click.echo(json.dumps(result, indent=2) if as_json else "\n\n".join(_parts(result)))
     if out is not None:
         from fl_labelskew_plugins.plots import confusion
@@ -58,8 +75,15 @@ def _parts(result: dict[str, Any]) -> list[str]:
     measures = ("accuracy", "balanced_accuracy", "macro_f1")
     heads = ["accuracy", "balanced", "macro F1"]
     whose = "global model" if result["client"] is None else f"model of client {result['client']}"
-    first = f"{whose} after round {result['round']}, {counted(result['samples'], 'test sample')} of {result['data']}"
-    parts = [first + "\n" + table.plain(heads, [[_percent(result[key]) for key in measures]])]
+    number, total = result["samples"], result["total"]
+    if result["part"] == "all":
+        tested = f"all {counted(number, 'sample')} of {result['data']}"
+    else:
+        count = counted(number, "sample") if total is None else f"{number} of {counted(total, 'sample')}"
+        tested = f"the test part of {result['data']}: {count}"
+    lines = [f"{whose} after round {result['round']}", f"tested on {tested}"]
+    lines += [f"note: {result['note']}"] if result["note"] else []
+    parts = ["\n".join(lines) + "\n\n" + table.plain(heads, [[_percent(result[key]) for key in measures]])]
     rows = [
         [row["class"], str(row["samples"]), _percent(row["recall"]), _percent(row["precision"])]
         for row in result["classes"]

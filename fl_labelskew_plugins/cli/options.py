@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from fl_labelskew_registry import MistakesError
 
 from fl_labelskew_plugins.cli import completion
 from fl_labelskew_plugins.runtimes.silo import keys
@@ -34,7 +35,39 @@ def overrides(what: str = "Change a value", metavar: str = RECIPE_KEY) -> Callab
     return click.option("--set", "overrides", multiple=True, metavar=metavar, shell_complete=complete, help=help)
 
 
+def data_args(overrides: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
+    """A data set's parameters of ``KEY=VALUE`` or ``data_args.KEY=VALUE``, and a line for each mistake."""
+    from fl_labelskew_plugins.recipe import mistakes, yaml
+
+    raw: dict[str, Any] = {}
+    wrong = []
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        key = key.strip().removeprefix("data_args.")
+        if not equals:
+            wrong.append(f"{override}: no value; use KEY=VALUE")
+            continue
+        try:
+            raw[key], _ = yaml.read(text)
+        except yaml.YamlError as error:
+            wrong.append(f"{key}: {mistakes.show(text)} is no YAML value: {error}")
+    return raw, wrong
+
+
+def data_settings(overrides: tuple[str, ...]) -> dict[str, Any]:
+    """The values of :data:`DATA_SET`.
+
+    Raises:
+        MistakesError: some texts are not a key and its value.
+    """
+    settings, wrong = data_args(overrides)
+    if wrong:
+        raise MistakesError([f"--set data_args.{line}" for line in wrong])
+    return settings
+
+
 SET = overrides()
+DATA_SET = overrides("Change how the data are read", "data_args.KEY=VALUE")
 QUIET = click.option("--quiet", is_flag=True, help="Print the table, errors and warnings alone.")
 HOST = click.option(
     "--host",

@@ -1,8 +1,10 @@
-"""``labelskew predict``: what a trained model says of pictures and arrays."""
+"""``labelskew predict``: the classes that a trained model predicts for pictures, tables and arrays."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, writing
-from fl_labelskew_plugins.cli.options import BEST, CLIENT, FILE, MODEL, PATH
+from fl_labelskew_plugins.cli.options import BEST, CLIENT, DATA_SET, FILE, MODEL, PATH, data_settings
 from fl_labelskew_plugins.machine.text import counted
 
 
@@ -23,6 +25,7 @@ from fl_labelskew_plugins.machine.text import counted
 @click.option(
     "--batch-size", type=click.IntRange(1), default=64, show_default=True, metavar="N", help="Samples at a time."
 )
+@DATA_SET
 @BEST
 @CLIENT
 @guarded
@@ -32,15 +35,17 @@ def predict_command(
     out: Path | None,
     top: int,
     batch_size: int,
+    overrides: tuple[str, ...],
     *,
     best: bool,
     client: str | None,
 ) -> None:
-    """Have a trained model predict the class of every INPUT: pictures, folders of pictures, or .npz files with x.
+    """Predict the class of pictures, of rows of a CSV or Parquet table, or of samples in an .npz file.
 
-    RUN is the folder of a run, or a model's .safetensors file. There is a row for each picture and each sample of an
-    array, with its file, class and probability; without --out it is printed, as a table at a terminal and as CSV
-    elsewhere. Files that cannot be read are listed at the end, and the command then ends with 1.
+    RUN is the folder of a run, or a model's .safetensors file. INPUT is a picture, a folder of pictures, a table with
+    the columns of training (a column of classes may be missing), or an .npz file with x. There is a row for each
+    picture, row and sample, with its file, class and probability; without --out it is printed, as a table at a terminal
+    and as CSV elsewhere. Files that cannot be read are listed at the end, and the command then ends with 1.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -60,18 +65,27 @@ def predict_command(
         nullcontext(shown.extend) if out is None else predict.writer(out, head) as write,
         Progress(console=console, disable=not console.is_terminal, transient=True) as progress,
     ):
-        arrays = any(file.suffix.lower() == ".npz" for file in listed)
-        task = progress.add_task("predicting", total=None if arrays else len(listed))
-        for some in predict.rows(trained, files.batches(trained, listed, batch_size, unreadable), top):
+        task = progress.add_task("predicting", total=None if any(map(files.holds_many, listed)) else len(listed))
+        batches = files.batches(trained, listed, batch_size, unreadable, data_settings(overrides))
+        for some in predict.rows(trained, batches, top):
             write(some)
             done += len(some)
             progress.update(task, completed=done + len(unreadable))
     if out is None:
         cells = [[cell if isinstance(cell, str) else f"{cell:.4f}" for cell in row] for row in shown]
-        click.echo((table.plain if sys.stdout.isatty() else table.comma_separated)(head, cells))
+        click.echo(_shown(head, cells) if sys.stdout.isatty() else table.comma_separated(head, cells))
     else:
         click.echo(f"written: {out}, {counted(done, 'row')}")
     for line in unreadable:
         click.echo(line, err=True)
     if unreadable:
         raise RunError(f"{counted(len(unreadable), 'file')} of {len(listed)} could not be read")
+
+
+def _shown(head: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """The rows for a terminal, in narrow columns: files are named below the folder that they share."""
+    folder = os.path.dirname(os.path.commonprefix([row[0] for row in cells]))  # noqa: RUF071  # dirname cuts the rest
+    names = [os.path.relpath(row[0], folder) if folder else row[0] for row in cells]
+    rows = [[name, *row[1:]] for name, row in zip(names, cells, strict=True)]
+    printed = table.plain([name.replace("probability", "prob") for name in head], rows)
+    return f"files in {folder}\n\n{printed}" if folder else printed

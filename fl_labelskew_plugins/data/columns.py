@@ -12,19 +12,20 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from fl_labelskew_registry import LabelSkewError, mistake
 from numpy.typing import NDArray
+from pydantic import Field
 
 from fl_labelskew_plugins.data.files import fits, one_line
 from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.log import warn
 from fl_labelskew_plugins.machine.text import clean, few
+from fl_labelskew_plugins.params import Params
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -157,16 +158,16 @@ def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
     return np.asarray(values.to_numpy(dtype=np.float64, na_value=np.nan))
 
 
-@dataclass(frozen=True)
-class Feature:
+class Feature(Params):
     """A column of features, as the training file decides.
 
     Args:
+        name: of the column.
         categories: of one that is no number; empty: it is one.
     """
 
     name: str
-    categories: tuple[str, ...] = ()
+    categories: list[str] = Field([])
 
     @property
     def shown(self) -> list[str]:
@@ -196,6 +197,37 @@ class Feature:
                 f"{where}: {few(others)} {'is' if len(others) == 1 else 'are'} not in training; encoded as none of all"
             )
         return encoded
+
+
+class Encoding(Params):
+    """How the rows of a table become samples: those of training, and of further tables that the model is used on.
+
+    Args:
+        label: column of the classes.
+        group: column of the groups; None: no groups.
+        missing: effect of a missing value.
+        features: in the order of a sample.
+        means: of each number of a sample in training, in place of missing values; empty: not known.
+    """
+
+    label: str
+    group: str | None
+    missing: Literal["refuse", "drop", "mean"]
+    features: list[Feature]
+    means: list[float] = Field([])
+
+    @property
+    def shown(self) -> list[str]:
+        """The names of a sample's numbers."""
+        return [name for feature in self.features for name in feature.shown]
+
+    def encoded(self, frame: pd.DataFrame, where: str) -> NDArray[np.float32]:
+        """Samples ``(N, F)`` of rows, NaN for a missing value.
+
+        Raises:
+            LabelSkewError: a value is not a number, but all are in training.
+        """
+        return np.hstack([f.encoded(frame[f.name], where) for f in self.features]).astype(np.float32)
 
 
 def no_numbers(column: pd.Series[Any]) -> str:

@@ -165,6 +165,12 @@ class ImageFolder(Dataset):
         """The images of the groups' test parts, or None where no group has one."""
         return [sample for group in groups for sample in self.find_test(group) or ()] or None
 
+    def splits_off(self, data_dir: Path | None) -> bool:
+        """Whether there is neither ``test/`` nor ``val/``, nor those of a group."""
+        root = self.root(data_dir)
+        with readable(f"data set {self.name}: {root}"):
+            return self.find_test(root) is None and not self.find_tests(self.groups(root, ("train", "test", "val")))
+
     def listed(self, folder: Path) -> Samples:
         """The images of a folder of classes.
 
@@ -208,12 +214,21 @@ class ImageFolder(Dataset):
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Decode all images; of groups without a test part, it is split off as if each were alone."""
+        return self._read(data_dir, seed)
+
+    def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Decode all images; without a test part, all are in the training part."""
+        return self._read(data_dir, None)
+
+    def _read(self, data_dir: Path | None, seed: int | None) -> Data:
         root, groups, train_samples, test_samples = self._parts(data_dir)
         train_samples, test_samples = self.used(train_samples), test_samples and self.used(test_samples)
         names = self.names(train_samples, test_samples or [])
         parts = [train_samples] if test_samples is None else [train_samples, test_samples]
         ((kept, train), *others), fingerprint = self.decode_all(parts, names, root, groups)
-        if groups:
+        if seed is None:
+            test = others[0][1] if others else picked(train, np.zeros(0, np.int64))
+        elif groups:
             train, test = self._split_groups(groups, train, others[0][1] if others else None, seed=seed)
         elif others:
             test = others[0][1]

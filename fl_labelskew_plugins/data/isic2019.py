@@ -79,6 +79,10 @@ class ISIC2019(Dataset):
         """The test part alone; pictures of the training part need not be there."""
         return self._load(data_dir, seed, download=download, folds=("test",))
 
+    def splits_off(self, data_dir: Path | None) -> bool:
+        """Whether there is no split of FLamby's."""
+        return data_dir is None or self._split_file(data_dir) is None
+
     def picture(self, file: Path) -> NDArray[np.uint8]:
         """The centre of a picture, which is prepared first where its shorter side is not that of prepared ones."""
         return lesions.sample(file, self.params.crop)

@@ -165,13 +165,23 @@ class Npz(Dataset):
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read and check the arrays; ``seed`` chooses the test part where there is none."""
+        return self._read(data_dir, seed)
+
+    def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Read and check the arrays; without ``x_test``, all samples are in the training part."""
+        return self._read(data_dir, None)
+
+    def _read(self, data_dir: Path | None, seed: int | None) -> Data:
         path = self.path(data_dir)
         arrays, classes, groups = read_named(path)
         keys = ("_train", "_test") if "x_train" in arrays else ("",)
         read = parts = self.parts(path, arrays, keys)
         if len(parts) == 1:
             whole = parts[0]
-            rows = stratified(whole.y, test_fraction=self.params.test_fraction, seed=seed, where=str(path))
+            every = np.arange(len(whole.y))
+            rows = every, every[:0]
+            if seed is not None:
+                rows = stratified(whole.y, test_fraction=self.params.test_fraction, seed=seed, where=str(path))
             parts = [picked(whole, r) for r in rows]
         train, test = parts
         if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
@@ -193,6 +203,10 @@ class Npz(Dataset):
         mean, std = moments(test.x)
         names = self.class_names(path, test.y, classes)
         return Data(Arrays(test.x[:0], test.y[:0]), test, names, mean=mean, std=std, group_names=groups)
+
+    def splits_off(self, data_dir: Path | None) -> bool:
+        """Whether the archive has no ``x_test``."""
+        return "x_test" not in read_archive(self.path(data_dir))
 
     def class_names(self, path: Path, labels: NDArray[np.int64], named: list[str]) -> list[str]:
         """The names of ``C`` classes: those that the archive names, or the numbers of all labels ``(N,)``.

@@ -1,7 +1,10 @@
 """A seeded, stratified split, for data sets that come without a test part."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
-from fl_labelskew_registry import Arrays, mistake
+from fl_labelskew_registry import Arrays, Images, mistake
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
@@ -50,5 +53,10 @@ def picked(part: Arrays, rows: NDArray[np.int64]) -> Arrays:
 
 
 def joined(*parts: Arrays) -> Arrays:
-    """Parts with groups, one after the other."""
-    return Arrays(*(np.concatenate(columns) for columns in zip(*((p.x, p.y, p.groups) for p in parts), strict=True)))
+    """Parts, one after the other; with groups if all have them."""
+    y, groups = np.concatenate([part.y for part in parts]), [part.groups for part in parts if part.groups is not None]
+    if isinstance(first := parts[0].x, Images):
+        x: Any = replace(first, files=[file for part in parts for file in part.x.files])
+    else:
+        x = np.concatenate([part.x for part in parts])
+    return Arrays(x, y, np.concatenate(groups) if len(groups) == len(parts) else None)

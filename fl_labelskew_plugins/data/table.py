@@ -18,7 +18,18 @@ from pydantic import Field
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.columns import PARQUET, TEXT, Feature, header, measured, no_numbers, ordered, rows, texts
+from fl_labelskew_plugins.data.columns import (
+    PARQUET,
+    TEXT,
+    Encoding,
+    Feature,
+    header,
+    measured,
+    no_numbers,
+    ordered,
+    rows,
+    texts,
+)
 from fl_labelskew_plugins.data.files import gathered, only_file, refuse, size_text
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.split import picked, stratified
@@ -31,11 +42,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_CATEGORIES = 1000
+NOTE = "encoding.json"
+"""The note with the :class:`.Encoding`."""
 FAKE_CLASSES, FAKE_GROUPS, FAKE_FEATURES = ("benign", "malign", "unsure"), ("coast", "north", "south"), 8
 
 
 class Table(Dataset):
-    """A user's own table; samples are ``(F,)`` float32, normalised feature by feature."""
+    """A user's own table; samples are ``(F,)`` float32, normalised feature by feature.
+
+    ``encoding``: that of a trained model, whose further tables are read; by default the training file decides.
+    """
+
+    encoding: Encoding | None = None
 
     class Params(Params):
         """Parameters of table."""
@@ -97,6 +115,10 @@ class Table(Dataset):
         if self._test_alone(data_dir) is None:
             self.paths(data_dir)
 
+    def splits_off(self, data_dir: Path | None) -> bool:
+        """Whether there is no file of the test part."""
+        return self.params.test_file is None
+
     def _test_alone(self, data_dir: Path | None) -> Path | None:
         """The file of the test part, where there is none of the training part."""
         if self.params.test_file is not None:
@@ -113,7 +135,8 @@ class Table(Dataset):
             LabelSkewError: the file has no such columns, or one is to be two things.
         """
         options, there = self.params, header(path)
-        special = [options.label] if options.group is None else [options.label, options.group]
+        grouped = options.group is not None and (self.encoding is None or options.group in there)
+        special = [options.label, *([options.group] if grouped else [])]
         features = [name for name in there if name not in special] if options.features is None else options.features
         named = {"label": special[:1], "group": special[1:], "features": features}
         if isinstance(options.categorical, dict):
@@ -134,6 +157,11 @@ class Table(Dataset):
         """Read and check the rows; ``seed`` chooses the test part where there is none."""
         return self._read(self.paths(data_dir), seed)
 
+    def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """Read and check the rows; without a file of the test part, all of them are the test part."""
+        paths = self.paths(data_dir)
+        return self._read(paths, None if len(paths) == 1 else seed)
+
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """The test part; a file of it that is alone is normalised by its own moments."""
         path = self._test_alone(data_dir)
@@ -149,11 +177,11 @@ class Table(Dataset):
                 lacks = f"has no column {clean(absent[0], 40)}, as {paths[0].name} has"
                 raise mistake(path, lacks, "the same columns in both files")
         frames = [self._complete(rows(path, columns), path) for path in paths]
-        features = self._features(frames[0], paths[0])
+        encoding = self.encoding or self._encoding(frames[0], paths[0])
         names, labels = self._classes(frames, paths)
         groups, of_groups = self._groups(frames)
         parts = [
-            Arrays(np.hstack([f.encoded(frame[f.name], str(path)) for f in features]).astype(np.float32), y, group)
+            Arrays(encoding.encoded(frame, str(path)), y, group)
             for frame, path, y, group in zip(frames, paths, labels, of_groups, strict=True)
         ]
         fingerprint, train, test = digest(parts, names), parts[0], parts[-1]
@@ -161,23 +189,59 @@ class Table(Dataset):
             fraction = self.params.test_fraction
             drawn = stratified(train.y, train.groups, test_fraction=fraction, seed=seed, where=str(paths[0]))
             train, test = (picked(train, part) for part in drawn)
-        shown = [name for feature in features for name in feature.shown]
-        if self.params.missing == "mean":
-            _fill(train.x, [train.x, test.x], shown, paths[0])
+        if self.encoding is None:
+            encoding = encoding.model_copy(update={"means": _means(train.x, encoding.shown, paths[0])})
+        for part in (train, test):
+            _fill(part.x, encoding, paths[0])
         mean, std = moments(train.x)
         if seed is None:
             train = picked(train, np.zeros(0, np.int64))
-        notes = {"features.txt": "".join(f"{name}\n" for name in shown)}
+        notes = {"features.txt": "".join(f"{name}\n" for name in encoding.shown)}
+        notes[NOTE] = encoding.model_dump_json(indent=1) + "\n"
         return Data(train, test, names, mean, std, notes, fingerprint, groups)
 
-    def _complete(self, frame: pd.DataFrame, path: Path) -> pd.DataFrame:
+    def declared(self) -> Encoding | None:
+        """The encoding without means, if the parameters decide it without a file."""
+        options = self.params
+        if options.features is None or options.categorical == "one_hot":
+            return None
+        categories = {} if options.categorical == "refuse" else options.categorical
+        features = [Feature(name=name, categories=categories.get(name, [])) for name in options.features]
+        return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
+
+    def samples(self, table: Path | pd.DataFrame, where: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """The numbers ``(N,)`` of a table's rows, from 0, and their samples ``(N, F)`` for the model of ``encoding``.
+
+        Raises:
+            LabelSkewError: the table cannot be read, lacks a column, or has values that were not in training.
+        """
+        assert self.encoding is not None
+        names = [feature.name for feature in self.encoding.features]
+        there = header(table) if isinstance(table, Path) else list(table.columns)
+        if absent := [name for name in names if name not in there]:
+            raise mistake(where, f"has no column {few(absent)}", f"a table with the columns {few(names, 40)}")
+        self._note_unused(there, where)
+        frame = (rows(table, names) if isinstance(table, Path) else table[names]).reset_index(drop=True)
+        frame = self._complete(frame, where)
+        x = self.encoding.encoded(frame, where)
+        _fill(x, self.encoding, where)
+        return frame.index.to_numpy(), x
+
+    def _note_unused(self, there: Sequence[str], where: object) -> None:
+        """Name the columns of a further table that neither the model nor its measures use."""
+        assert self.encoding is not None
+        used = {self.params.label, self.params.group, *(feature.name for feature in self.encoding.features)}
+        if unused := [name for name in there if name not in used]:
+            warn(f"{where}: the model does not use {'column' if len(unused) == 1 else 'columns'} {few(unused)}")
+
+    def _complete(self, frame: pd.DataFrame, path: Path | str) -> pd.DataFrame:
         """The rows that have all values, or all that cannot be replaced by a mean.
 
         Raises:
             LabelSkewError: there are others, or there is no row.
         """
         options = self.params
-        needed = [name for name in (options.label, options.group) if name is not None]
+        needed = [name for name in (options.label, options.group) if name in frame]
         lacking = (frame[needed] if options.missing == "mean" else frame).isna()
         without = lacking.any(axis=1)
         if len(frame) and not without.any():
@@ -197,21 +261,22 @@ class Table(Dataset):
         what = f"has no value in {count} of {len(frame)}, first in row {row}{more}"
         raise mistake(f"{path}: column {clean(first, 40)}", what, use)
 
-    def _features(self, frame: pd.DataFrame, path: Path) -> list[Feature]:
-        """The features of the training part's columns.
+    def _encoding(self, frame: pd.DataFrame, path: Path) -> Encoding:
+        """The encoding of the training part's columns, without means.
 
         Raises:
             LabelSkewError: :meth:`_categories` raises it for some columns.
         """
         wrong: list[str] = []
-        features = []
-        for name in frame.columns[1 if self.params.group is None else 2 :]:
+        options, features = self.params, []
+        for name in frame.columns[1 if options.group is None else 2 :]:
             with gathered(wrong):
-                features.append(Feature(name, self._categories(frame[name], f"{path}: column {clean(name, 40)}")))
+                categories = self._categories(frame[name], f"{path}: column {clean(name, 40)}")
+                features.append(Feature(name=name, categories=categories))
         refuse(wrong)
-        return features
+        return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
 
-    def _categories(self, column: pd.Series[Any], where: str) -> tuple[str, ...]:
+    def _categories(self, column: pd.Series[Any], where: str) -> list[str]:
         """The categories of a feature; empty if it is a number.
 
         Raises:
@@ -230,7 +295,7 @@ class Table(Dataset):
             categories = ordered(texts(column))
         if len(categories) > MOST_CATEGORIES:
             raise mistake(where, f"has {len(categories)} categories", "data_args.features without it")
-        return tuple(categories)
+        return list(categories)
 
     def _classes(
         self, frames: Sequence[pd.DataFrame], paths: Sequence[Path]
@@ -254,13 +319,14 @@ class Table(Dataset):
             of_rows = texts(frame[label])
             if unknown := [name for name in ordered(of_rows) if name not in names]:
                 use = "it in data_args.class_names" if given else "classes of the training part alone"
+                use = use if self.encoding is None else "rows of the model's classes"
                 raise mistake(where, f"{few(unknown)}: not among the classes {few(names)}", use)
             labels.append(_numbered(of_rows, names))
         return names, labels
 
     def _groups(self, frames: Sequence[pd.DataFrame]) -> tuple[list[str], list[NDArray[np.int64] | None]]:
         """The names of all groups, and each file's groups ``(N,)``; none where no column says."""
-        if self.params.group is None:
+        if self.params.group not in frames[0]:
             return [], [None] * len(frames)
         columns = [texts(frame[self.params.group]) for frame in frames]
         names = ordered(np.concatenate(columns))
@@ -314,8 +380,8 @@ def _numbered(names: NDArray[np.object_], order: Sequence[str]) -> NDArray[np.in
     return np.array([number[name] for name in names], np.int64)
 
 
-def _fill(train: NDArray[np.float32], parts: Sequence[NDArray[np.float32]], names: Sequence[str], path: Path) -> None:
-    """Put the features' means ``(F,)`` of the training samples ``(N, F)`` where the parts have NaN.
+def _means(train: NDArray[np.float32], names: Sequence[str], path: Path) -> list[float]:
+    """The means ``(F,)`` of the training samples ``(N, F)`` without missing values.
 
     Raises:
         LabelSkewError: a feature has no value in training.
@@ -325,6 +391,17 @@ def _fill(train: NDArray[np.float32], parts: Sequence[NDArray[np.float32]], name
         use = "data_args.features without it"
         raise mistake(f"{path}: column {names[empty[0]]}", "has no value in the training part", use)
     means = np.where(known, train, 0).sum(axis=0, dtype=np.float64) / known.sum(axis=0)
-    for part in parts:
-        at = np.isnan(part)
-        part[at] = np.broadcast_to(means, part.shape)[at]
+    return list(map(float, means))
+
+
+def _fill(x: NDArray[np.float32], encoding: Encoding, path: Path | str) -> None:
+    """Put the means of training where samples ``(N, F)`` have NaN.
+
+    Raises:
+        LabelSkewError: they are not known.
+    """
+    at = np.isnan(x)
+    if at.any() and not encoding.means:
+        raise mistake(path, "has missing values, and the model's file has no means of training", "complete rows")
+    if at.any():
+        x[at] = np.broadcast_to(encoding.means, x.shape)[at]

@@ -249,7 +249,8 @@ class Run:
 
         Args:
             x: samples ``(N, ...)`` as an array or tensor, as the data set gives them (not normalised), or one of them;
-                or the path of a picture, a folder of pictures or an ``.npz`` file with ``x``, or a list of paths.
+                or the path of a picture, a folder of pictures, a CSV or Parquet table or an ``.npz`` file with ``x``,
+                or a list of paths. Of a model of a table also a DataFrame with the columns of training.
             top: how many classes there are in a row.
             best: the best round's model in place of the last one's.
             client: the own model of a client, by its name or its number from 0.
@@ -257,7 +258,7 @@ class Run:
 
         Returns:
             A row for each sample: ``class`` and ``probability`` between 0 and 1; with ``top`` also ``class_2``,
-            ``probability_2`` and so on. The index is the sample's number, or of paths its ``file``.
+            ``probability_2`` and so on. The index is the sample's number, the table's own, or of paths ``file``.
 
         Raises:
             LabelSkewError: there is no such model, or it does not take these samples; with a line for each file that

@@ -17,7 +17,7 @@ USE = """\
 In this folder:
 
 ```
-labelskew predict . PICTURES-OR-NPZ --out predictions.csv
+labelskew predict . INPUT --out predictions.csv
 labelskew evaluate . DATA
 labelskew export . --format onnx --out model.onnx
 ```

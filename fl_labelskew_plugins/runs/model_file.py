@@ -14,6 +14,8 @@ from fl_labelskew_registry.contracts import SHARED_MODULES
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from safetensors import SafetensorError, safe_open
 
+from fl_labelskew_plugins.data.columns import Encoding
+from fl_labelskew_plugins.data.table import NOTE, Table
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import mistakes
@@ -47,6 +49,7 @@ class About(Params):
         std: like ``mean``.
         dataset: registered name of the data set.
         picture: its parameters by which a picture becomes a sample; None where samples are not made of pictures.
+        table: how the rows of a table become samples; None where samples are not rows, or the writer did not know it.
         method: that it was trained with.
         recipe: digest of all that was run, see :func:`recipe_hash`.
         round: after which it was so, from 1.
@@ -65,6 +68,7 @@ class About(Params):
     std: list[Annotated[float, Field(gt=0)]] | None
     dataset: Name
     picture: dict[str, Any] | None = None
+    table: Encoding | None = None
     method: Name
     recipe: str = Field(pattern="^[0-9a-f]{64}$")
     round: Positive
@@ -83,6 +87,11 @@ class About(Params):
         lengths = {len(numbers or ()) for numbers in (self.mean, self.std)}
         if len(lengths) > 1 or not lengths <= {0, 1, self.input_shape[0]}:
             raise ValueError(f"mean and std are not of one length; allowed: {self.input_shape[0]} numbers, 1 or none")
+        if self.table is not None:
+            numbers, names = [len(self.table.shown)], {feature.name for feature in self.table.features}
+            sound = numbers == self.input_shape and len(self.table.means) in (0, *numbers)
+            if not sound or len(names) < len(self.table.features):
+                raise ValueError(f"table is not the encoding of samples of shape {self.input_shape}")
         return self
 
 
@@ -104,12 +113,28 @@ def about(session: Session, *, round: int, client: int | None = None, client_nam
         std=None if session.std is None else [float(value) for value in session.std],
         dataset=recipe.data.dataset,
         picture={key: reading[key] for key in recipe.dataset.picture_keys} or None,
+        table=_encoding(session),
         method=recipe.method_name,
         recipe=recipe_hash(recipe),
         round=round,
         client=client,
         client_name=client_name,
     )
+
+
+def _encoding(session: Session) -> Encoding | None:
+    """The encoding of a run's table; at the server of a run across silos, with the means of all silos."""
+    dataset, note = session.recipe.dataset, session.notes.get(NOTE)
+    if not isinstance(dataset, Table):
+        return None
+    encoding = dataset.declared() if note is None else Encoding.model_validate_json(note)
+    width = session.input_shape[0]
+    if encoding is None or len(encoding.shown) != width:
+        return None
+    if session.trainer.indices:
+        return encoding
+    means = list(session.mean or ())
+    return encoding.model_copy(update={"means": means if len(means) == width else []})
 
 
 def recipe_hash(recipe: Recipe) -> str:
@@ -128,7 +153,8 @@ def recipe_hash(recipe: Recipe) -> str:
 def save(weights: Weights, file: Path, said: About) -> None:
     """Write a model as a whole or not at all; without the method's shared modules, which its logits do not need."""
     network = {name: value for name, value in weights.items() if not name.startswith(f"{SHARED_MODULES}.")}
-    save_atomic(network, file, {KEY: said.model_dump_json()})
+    text = said.model_dump_json(exclude={"table"} if said.table is None else None)
+    save_atomic(network, file, {KEY: text})
 
 
 def read(file: Path) -> tuple[About, Weights]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,31 +17,44 @@ from fl_labelskew_registry import Data, Dataset, Images, LabelSkewError, catalog
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fl_labelskew_plugins.data.fingerprint import fingerprint
+from fl_labelskew_plugins.data.split import joined
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.machine.place import available_cores
-from fl_labelskew_plugins.machine.text import clean, counted, few
+from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import yaml
 from fl_labelskew_plugins.recipe.mistakes import keys_of
 from fl_labelskew_plugins.recipe.sections import DataArgs
 from fl_labelskew_plugins.runs.session import numbered
-from fl_labelskew_plugins.trained.inputs import fitted
-from fl_labelskew_plugins.trained.network import Trained, known, made
+from fl_labelskew_plugins.trained.inputs import fitted, reader
+from fl_labelskew_plugins.trained.network import Trained, known
 
 BATCH = 128
+Part = Literal["all", "test"]
 
 
-def evaluate(trained: Trained, folder: Path) -> dict[str, Any]:
-    """Measures of a model on the test part of the data in a folder, which is read as the recipe's data set is.
+def evaluate(
+    trained: Trained, folder: Path, part: Part | None = None, settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Measures of a model on the data in a folder, which is read as the recipe's data set is.
+
+    Args:
+        trained: the model.
+        folder: the folder or file of the data.
+        part: all samples, or the test part only. Default: the test part if the data have one or are those of the run's
+            training, else all samples.
+        settings: ``data_args`` in place of the recipe's.
 
     Returns:
-        What was evaluated; ``accuracy``, ``balanced_accuracy`` and ``macro_f1`` between 0 and 1, over classes that
+        What was evaluated (``part``; ``total``, all samples of the data, None if only the test part was read; ``note``,
+        a sentence or None); ``accuracy``, ``balanced_accuracy`` and ``macro_f1`` between 0 and 1, over classes that
         occur; ``classes`` and ``groups``, a mapping each; and ``confusion``, samples of each class (rows) by what they
         were predicted as. None stands for what cannot be had of no samples.
 
     Raises:
         LabelSkewError: the data cannot be read, or are not such as the model was trained on.
     """
-    data = _data(trained, folder)
+    data, read = _data(trained, folder, part, settings or {})
     predicted = torch.cat([logits.argmax(1) for logits in map(trained.logits, _batches(trained, data, folder))])
     labels, names = torch.from_numpy(data.test.y), trained.about.class_names
     matrix = metrics.confusion(predicted, labels, len(names))
@@ -49,6 +66,7 @@ def evaluate(trained: Trained, folder: Path) -> dict[str, Any]:
         "client": trained.about.client_name,
         "data": clean(folder, 4096),
         "samples": len(labels),
+        **read,
         **{key: whole[key] for key in ("accuracy", "balanced_accuracy", "macro_f1")},
         "classes": [
             {"class": name, "samples": n, "recall": hits / n if n else None, "precision": hits / said if said else None}
@@ -72,16 +90,59 @@ def _groups(data: Data, predicted: Tensor, labels: Tensor, classes: int) -> list
     return rows
 
 
-def _data(trained: Trained, folder: Path) -> Data:
-    """The data set in a folder, its test part alone; with the model's classes in the model's order."""
-    about, where = trained.about, clean(trained.file, 4096)
-    dataset, seed, recipe = _dataset(trained)
+class Run(NamedTuple):
+    """The run of a model, as far as its folder is at hand.
+
+    Args:
+        folder: with the recipe, or that of the model's file.
+        args: the recipe's ``data_args``.
+        seed: the recipe's.
+        across_silos: whether silos trained on data of their own.
+    """
+
+    folder: Path
+    args: Mapping[str, Any] = MappingProxyType({})
+    seed: int = 0
+    across_silos: bool = False
+
+    def trained_in(self, folder: Path) -> bool:
+        """Whether the run read its data from this folder or file."""
+        home = self.args.get("data_cache_dir")
+        return isinstance(home, str) and Path(home).resolve() == folder.resolve()
+
+    def read(self, name: str) -> dict[str, Any]:
+        """A file of JSON in the folder; empty if there is none."""
+        with suppress(OSError, ValueError):
+            content = json.loads((self.folder / name).read_text("utf-8"))
+            return content if isinstance(content, dict) else {}
+        return {}
+
+
+def _data(
+    trained: Trained, folder: Path, part: Part | None, settings: Mapping[str, Any]
+) -> tuple[Data, dict[str, Any]]:
+    """The data whose test part are the samples to test on, and which these are; classes have the model's numbers."""
+    about, where, run = trained.about, clean(trained.file, 4096), _run(trained.file)
+    dataset, note = _dataset(trained, run, folder, settings), None
     dataset.check_test(folder, download=False)
     if not folder.exists():  # which a data set that needs no files has not noticed
         raise mistake(clean(folder, 4096), "does not exist", "what data_args.data_cache_dir would be")
-    data = dataset.load_test(folder, download=False, seed=seed)
+    splits_off = dataset.splits_off(folder)
+    load = dataset.load if splits_off else dataset.load_test
+    if part == "all" or (part is None and splits_off):
+        load = dataset.load_all
+    data = load(folder, download=False, seed=run.seed)
+    if part is None:
+        part, note = _of_training(folder, data, run) if splits_off else ("test", None)
+        if splits_off and part == "test":
+            data = dataset.load(folder, download=False, seed=run.seed)
+            if "test_fraction" in settings:
+                note = "with another test_fraction, the model was trained on some of these samples"
+    total = len(data.train.y) + len(data.test.y) if splits_off or part == "all" else None
+    if part == "all":
+        data = replace(data, test=joined(data.train, data.test))
     if not len(data.test.y):
-        raise mistake(clean(folder, 4096), "has no test samples", "data with a test part")
+        raise mistake(clean(folder, 4096), "has no test samples", "data with a test part, or --part all")
     names = [clean(name) for name in data.class_names]
     if len(names) != len(about.class_names):
         here = counted(len(names), "class", "classes")
@@ -90,36 +151,54 @@ def _data(trained: Trained, folder: Path) -> Data:
         if name != trained_name and not numbered(names) and not numbered(about.class_names):
             what = f"class {number} is {name!r}, and in {where} it is {trained_name!r}"
             raise mistake(clean(folder, 4096), what, "data of the same classes")
-    kept = None if recipe is None else recipe.with_name("features.txt")
-    features = data.notes.get("features.txt")  # of a table; they have no names in the model
-    if kept and features and kept.is_file() and kept.read_text("utf-8", "replace") != features:
-        what = f"its features are {few(features.splitlines())}; they are not those of {clean(kept, 4096)}"
-        raise mistake(clean(folder, 4096), what, "a table with the same columns and categories, in the same order")
-    return data
+    return data, {"part": part, "total": total, "note": note}
 
 
-def _dataset(trained: Trained) -> tuple[Dataset, int, Path | None]:
-    """The data set that the model was trained on, as its recipe has it where that lies beside it; its seed; and it."""
-    about, where = trained.about, clean(trained.file, 4096)
-    kind = catalog.load("datasets", known("datasets", about.dataset, where))
-    recipes = [folder / "recipe.yaml" for folder in trained.file.absolute().parents[:2]]
+def _of_training(folder: Path, data: Data, run: Run) -> tuple[Part, str | None]:
+    """Which samples to test on if the data have no test part, and a note: those of training are left out."""
+    known, others = run.read("environment.json").get("data"), "the model was trained on the other samples"
+    here = fingerprint(data)
+    if known == here:
+        return "test", others
+    if run.read("summary.json").get("data") == here:
+        return "all", "the silo trained on most of these samples; its own test: metrics.jsonl"
+    if run.trained_in(folder):
+        return "test", "these data have changed since training, which may have used some samples"
+    if run.trained_in(folder.resolve().parent) and folder.name in run.read("partition.json").get("clients", ()):
+        return "test", others
+    if run.across_silos:
+        return "all", "for data that a silo trained on, use --part test (its held-out samples)"
+    return "all", None if known else "unknown whether the model was trained on some of these samples"
+
+
+def _run(file: Path) -> Run:
+    """The run of a model's file."""
+    recipes = [folder / "recipe.yaml" for folder in file.absolute().parents[:2]]
     recipe = next((file for file in recipes if file.is_file()), None)
-    params, seed, known_keys = dict(about.picture or {}), 0, keys_of(kind.Params)
-    if recipe is not None:
-        try:
-            sections, _ = yaml.read(yaml.text_of(recipe))
-            keys = dict(sections["data_args"])
-            seed = int(sections["common_args"]["random_seed"])
-        except (yaml.YamlError, KeyError, TypeError, ValueError) as error:
-            raise LabelSkewError(f"{clean(recipe, 4096)}: cannot be read ({clean(error)})") from None
-        params = {key: value for key, value in keys.items() if key in known_keys or key not in keys_of(DataArgs)}
+    if recipe is None:
+        return Run(file.parent)  # of a silo, or nobody's
+    try:
+        sections, _ = yaml.read(yaml.text_of(recipe))
+        keys, common = dict(sections["data_args"]), dict(sections["common_args"])
+        return Run(recipe.parent, keys, int(common["random_seed"]), common.get("training_type") == "cross_silo")
+    except (yaml.YamlError, KeyError, TypeError, ValueError) as error:
+        raise LabelSkewError(f"{clean(recipe, 4096)}: cannot be read ({clean(error)})") from None
+
+
+def _dataset(trained: Trained, run: Run, folder: Path, settings: Mapping[str, Any]) -> Dataset:
+    """The data set that the model was trained on, with the recipe's parameters if the run's folder is at hand."""
+    about, where = trained.about, clean(trained.file, 4096)
+    known_keys = keys_of(catalog.load("datasets", known("datasets", about.dataset, where)).Params)
+    params = {key: value for key, value in run.args.items() if key in known_keys or key not in keys_of(DataArgs)}
+    if folder.is_file() and not run.trained_in(folder):  # the file itself is meant, not others in its folder
+        params = {key: value for key, value in params.items() if key not in ("file", "test_file")}
     # data of one place alone often lack some classes
     if "class_names" in known_keys and params.get("class_names") is None and not numbered(about.class_names):
         params["class_names"] = about.class_names
     if "classes" in known_keys and params.get("classes") is None:
         params["classes"] = len(about.class_names)
-    dataset: Dataset = made(kind, params, f"{clean(recipe or trained.file, 4096)}: data_args.")
-    return dataset, seed, recipe
+    place = f"{clean(run.folder / 'recipe.yaml', 4096)}: data_args." if run.args else ""
+    return reader(trained, params, settings, place)
 
 
 def _batches(trained: Trained, data: Data, folder: Path) -> Iterator[NDArray[Any]]:

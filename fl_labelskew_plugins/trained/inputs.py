@@ -1,8 +1,8 @@
-"""What a model is to look at: picture files, folders of them, arrays; in batches, and as its training had them."""
+"""What a model is to look at: pictures, folders of them, arrays, tables; in batches, and as its training had them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from math import prod
@@ -13,7 +13,9 @@ import numpy as np
 from fl_labelskew_registry import Dataset, LabelSkewError, MistakesError, catalog, mistake
 from numpy.typing import NDArray
 
+from fl_labelskew_plugins.data.columns import PARQUET, TEXT
 from fl_labelskew_plugins.data.npz import read_archive
+from fl_labelskew_plugins.data.table import Table
 from fl_labelskew_plugins.data.trees import images_in
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.place import available_cores
@@ -44,49 +46,117 @@ def listed(places: Sequence[Path]) -> list[Path]:
         if place.is_dir():
             inside = images_in(place)
             files += inside
-            wrong += [] if inside else [f"{clean(place, 4096)}: has no pictures; name .npz files one by one"]
+            wrong += [] if inside else [f"{clean(place, 4096)}: has no pictures; name .npz files and tables one by one"]
         elif place.exists():
             files.append(place)
         else:
-            wrong.append(f"{clean(place, 4096)}: does not exist; give pictures, folders of them, or .npz files")
+            use = "give pictures, folders of them, .npz files or tables"
+            wrong.append(f"{clean(place, 4096)}: does not exist; {use}")
     if wrong:
         raise MistakesError(wrong)
     return files
 
 
-def batches(trained: Trained, files: Sequence[Path], size: int, unreadable: list[str]) -> Iterator[Batch]:
+def batches(
+    trained: Trained,
+    files: Sequence[Path],
+    size: int,
+    unreadable: list[str],
+    settings: Mapping[str, Any] | None = None,
+) -> Iterator[Batch]:
     """The samples of files, in their order, at most ``size`` at a time; of what cannot be read, a line each.
 
+    ``settings``: ``data_args`` in place of the training's.
+
     Raises:
-        LabelSkewError: the model does not take pictures, or none of this shape.
+        LabelSkewError: the model takes neither pictures nor tables, or no pictures of this shape.
     """
-    for archive, group in groupby(files, key=lambda file: file.suffix.lower() == ".npz"):
-        if not archive:
-            yield from _pictures(trained, list(group), size, unreadable)
+    for picture, group in groupby(files, key=lambda file: not holds_many(file)):
+        if picture:
+            yield from _pictures(trained, list(group), size, unreadable, settings or {})
             continue
         for file in group:
+            where = clean(file, 4096)
+            numbers = None
             try:
-                samples = _array(trained.about, file)
+                if file.suffix.lower() == ".npz":
+                    samples = _array(trained.about, file)
+                else:
+                    numbers, samples = table_of(trained, settings).samples(file, where)
             except LabelSkewError as error:
                 unreadable.append(str(error))
                 continue
-            yield from cut(samples, size, clean(file, 4096))
+            yield from cut(samples, size, where, numbers)
 
 
-def cut(samples: NDArray[Any], size: int, name: str) -> Iterator[Batch]:
-    """Samples in batches, each sample called ``name[number]``."""
+def holds_many(file: Path) -> bool:
+    """Whether a file holds any number of samples: an archive or a table."""
+    return file.suffix.lower() in (".npz", *TEXT, *PARQUET)
+
+
+def cut(samples: NDArray[Any], size: int, name: str, numbers: NDArray[np.int64] | None = None) -> Iterator[Batch]:
+    """Samples in batches, each sample called ``name[number]``; by default they count from 0."""
+    numbers = np.arange(len(samples)) if numbers is None else numbers
     for start in range(0, len(samples), size):
-        part = samples[start : start + size]
-        yield Batch([f"{name}[{start + i}]" for i in range(len(part))], part)
+        part = slice(start, start + size)
+        yield Batch([f"{name}[{number}]" for number in numbers[part]], samples[part])
 
 
-def _pictures(trained: Trained, files: Sequence[Path], size: int, unreadable: list[str]) -> Iterator[Batch]:
+def table_of(trained: Trained, settings: Mapping[str, Any] | None = None) -> Table:
+    """The data set that reads further tables for a model.
+
+    Raises:
+        LabelSkewError: the model was not trained on tables, or a setting is wrong.
+    """
+    about, where = trained.about, clean(trained.file, 4096)
+    if about.dataset != "table":
+        what = f"was trained on {about.dataset}, whose samples are not rows of a table"
+        raise mistake(where, what, "pictures" if about.picture else _archives(about))
+    dataset = reader(trained, {}, settings or {})
+    assert isinstance(dataset, Table)
+    return dataset
+
+
+def reader(trained: Trained, recipe: Mapping[str, Any], settings: Mapping[str, Any], place: str = "") -> Dataset:
+    """The data set that reads further samples for a model, as those of its training were read.
+
+    Args:
+        trained: the model.
+        recipe: ``data_args`` of its recipe, where it is known.
+        settings: ``data_args`` in place of these.
+        place: of the recipe, for messages.
+
+    Raises:
+        LabelSkewError: the data set is not installed, or does not have such parameters.
+    """
+    about, where = trained.about, clean(trained.file, 4096)
+    kind = catalog.load("datasets", known("datasets", about.dataset, where))
+    place = place or f"{where}: data set {about.dataset}: "
+    made(kind, settings, "--set data_args.")
+    if about.dataset != "table":
+        made_of: Dataset = made(kind, {**(about.picture or {}), **recipe, **settings}, place)
+        return made_of
+    if about.table is None:
+        what = "does not say how the rows of a table become samples"
+        use = "a model of this version whose recipe has data_args.features and categorical"
+        raise mistake(where, what, use)
+    if fixed := [key for key in ("features", "categorical") if key in settings]:
+        raise mistake(f"--set data_args.{fixed[0]}", "the model's training decided it", "a table with those columns")
+    of_model = {key: getattr(about.table, key) for key in ("label", "group", "missing")}
+    of_model |= {"features": [feature.name for feature in about.table.features], "class_names": about.class_names}
+    table: Table = made(Table, {**recipe, "categorical": "refuse", **of_model, **settings}, place)
+    table.encoding = about.table
+    return table
+
+
+def _pictures(
+    trained: Trained, files: Sequence[Path], size: int, unreadable: list[str], settings: Mapping[str, Any]
+) -> Iterator[Batch]:
     about, where = trained.about, clean(trained.file, 4096)
     if not about.picture:
         what = f"was trained on {about.dataset}, whose samples are not made of picture files"
-        raise mistake(where, what, f".npz files with x of shape (N, {', '.join(map(str, about.input_shape))})")
-    kind = catalog.load("datasets", known("datasets", about.dataset, where))
-    dataset: Dataset = made(kind, about.picture, f"{where}: data set {about.dataset}: ")
+        raise mistake(where, what, f"{'tables, or ' if about.table else ''}{_archives(about)}")
+    dataset = reader(trained, {}, settings)
 
     def read(file: Path) -> NDArray[Any] | str:
         try:
@@ -110,6 +180,11 @@ def _pictures(trained: Trained, files: Sequence[Path], size: int, unreadable: li
                 sound.append(sample)
             if sound:
                 yield batch._replace(samples=np.stack(sound))
+
+
+def _archives(about: About) -> str:
+    """The archives that a model takes."""
+    return f".npz files with x of shape (N, {', '.join(map(str, about.input_shape))})"
 
 
 def _array(about: About, file: Path) -> NDArray[Any]:

@@ -198,6 +198,12 @@ def file_of(place: Path, *, best: bool = False, client: str | None = None) -> Pa
         return file
     if best:
         raise mistake(where, f"has no {BEST}", "tracking_args.keep_best: true and a run whose server has a test part")
+    below = sorted(place.glob(f"*/{file.name}"))  # a silo's own folder has one for each run
+    if len(below) == 1:
+        return below[0]
+    if below:
+        what = f"has no {file.name}, but {len(below)} folders in it have one"
+        raise mistake(where, what, f"one of them, such as {clean(below[-1].parent, 4096)}")
     so_far = "; --best is the best one so far" if (place / BEST).is_file() else ""
     is_run = (place / "recipe.yaml").is_file()
     what = "is written after the last round" + so_far if is_run else "is in the folder of a run alone"

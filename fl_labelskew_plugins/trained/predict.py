@@ -50,7 +50,7 @@ def rows(trained: Trained, batches: Iterable[inputs.Batch], top: int) -> Iterato
 
 
 def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFrame:
-    """The rows of an array or tensor ``(N, ...)`` by number, or of paths by file.
+    """The rows of an array or tensor ``(N, ...)`` by number, of a table by its index, or of paths by file.
 
     Raises:
         LabelSkewError: as :func:`rows`, or the array does not fit; with a line for each file that cannot be read.
@@ -59,15 +59,22 @@ def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFram
 
     paths = [x] if isinstance(x, str | Path) else x if isinstance(x, list | tuple) else ()
     of_files, unreadable = bool(paths) and all(isinstance(path, str | Path) for path in paths), list[str]()
+    index = None
     if of_files:
         batches = inputs.batches(trained, inputs.listed([Path(path) for path in paths]), batch_size, unreadable)
+    elif isinstance(x, pd.DataFrame) and trained.about.dataset == "table":
+        numbers, samples = inputs.table_of(trained).samples(x, "x")
+        batches, index = inputs.cut(samples, batch_size, "x"), x.index[numbers]
     else:
         array = np.asarray(x.detach().cpu() if isinstance(x, torch.Tensor) else x)
         batches = inputs.cut(inputs.fitted(trained.about, array, "x"), batch_size, "x")
     made = pd.DataFrame([row for some in rows(trained, batches, top) for row in some], columns=columns(top))
     if unreadable:
         raise MistakesError(unreadable)
-    return made.set_index("file") if of_files else made.drop(columns="file")
+    if of_files:
+        return made.set_index("file")
+    made = made.drop(columns="file")
+    return made if index is None else made.set_index(index)
 
 
 def writer(out: Path, head: Sequence[str]) -> AbstractContextManager[Write]:

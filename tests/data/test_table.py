@@ -1,6 +1,7 @@
 """A user's own table: parts, groups, what is no number, what is missing, and every mistake in one line."""
 
 import functools
+import json
 import sys
 
 import datasets
@@ -53,7 +54,8 @@ def test_a_table_is_classes_features_and_groups(tmp_path, name):
     content = write(tmp_path / name)
     data = load(tmp_path, group="hospital")
     assert (data.class_names, data.group_names) == (["benign", "malign"], ["coast", "north", "south"])
-    assert data.notes == {"features.txt": "age\npressure\n"}
+    assert data.notes["features.txt"] == "age\npressure\n"
+    assert json.loads(data.notes["encoding.json"])["means"] == pytest.approx(data.mean)
     assert (data.train.x.dtype, data.train.x.shape[1]) == (np.float32, 2)
     seen = np.concatenate([data.train.x, data.test.x])
     np.testing.assert_allclose(np.sort(seen[:, 0]), np.sort(content.age), rtol=1e-6)
@@ -92,6 +94,13 @@ def test_features_in_their_order_and_a_test_file(tmp_path):
     np.testing.assert_allclose(alone.mean, second[["pressure", "age"]].mean(), rtol=1e-6)
     assert len(alone.train.y) == 0
     assert "a.csv does not exist" in message(lambda: load(tmp_path, **options))
+
+
+def test_data_check_prints_no_column_of_expectations_without_any(tmp_path):
+    write(tmp_path / "t.csv")
+    told = CliRunner().invoke(main, ["data", "check", "table", str(tmp_path)]).output
+    assert told.splitlines()[0].split() == ["what", "found"]
+    assert " any" not in told
 
 
 @pytest.mark.parametrize(

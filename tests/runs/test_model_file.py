@@ -33,6 +33,9 @@ SAID = {
 }
 
 
+TABLE = {"label": "kind", "group": None, "missing": "mean", "features": [{"name": "a"}, {"name": "a"}]}
+
+
 def written(file, text):
     save_file({"w": torch.ones(2)}, file, {model_file.KEY: text if isinstance(text, str) else json.dumps(text)})
     return file
@@ -82,6 +85,10 @@ def test_the_hash_is_of_what_decides_about_the_numbers():
         ({"dtype": "float64"}, "dtype: 'float64' is unknown; allowed: uint8, float32"),
         ({"recipe": "x"}, "recipe: 'x' has the wrong form"),
         ({"client": -1}, "client: -1 is out of range"),
+        ({"table": TABLE}, "table is not the encoding of samples of shape [1, 8, 8]"),
+        ({"table": TABLE, "input_shape": [2]}, "table is not the encoding of samples of shape [2]"),
+        ({"table": {**TABLE, "missing": "guess"}}, "says what cannot be: table"),
+        ({"table": TABLE | {"means": [0.0]}, "input_shape": [4]}, "table is not the encoding of samples of shape [4]"),
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path, change, says):

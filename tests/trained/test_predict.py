@@ -82,8 +82,8 @@ def test_mistakes_are_lines(pictures, arrays, tmp_path):
     data, run = pictures
     (tmp_path / "empty").mkdir()
     assert errors("predict", run.folder, tmp_path / "gone", tmp_path / "empty") == [
-        f"{tmp_path}/gone: does not exist; give pictures, folders of them, or .npz files",
-        f"{tmp_path}/empty: has no pictures; name .npz files one by one",
+        f"{tmp_path}/gone: does not exist; give pictures, folders of them, .npz files or tables",
+        f"{tmp_path}/empty: has no pictures; name .npz files and tables one by one",
     ]
     (line,) = errors("predict", run.folder, data, "--out", tmp_path / "x.xlsx")
     assert line.endswith("x.xlsx: unknown format; allowed: a name with .csv, .jsonl, .parquet")

@@ -302,7 +302,7 @@ def _finish(part: Path, seen: Look, kind: str, ignored: Sequence[str], **facts: 
     )
     example = "/data/table.csv" if seen.dataset == "table" else "/data/pictures"
     place = clean(seen.args.get("data_cache_dir", example), 4096)
-    facts |= {"data": shlex.quote(place), "example": example, "predicts": seen.dataset != "table"}
+    facts |= {"data": shlex.quote(place), "example": example}
     (part / "README.md").write_text(readme.render(facts), encoding="utf-8")
     (part / ".gitignore").write_text("".join(f"{line}\n" for line in ignored), encoding="utf-8")
     (part / shipped.SCHEMA).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")

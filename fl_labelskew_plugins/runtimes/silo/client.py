@@ -18,7 +18,7 @@ from fl_labelskew_registry import Federation, Images, LabelSkewError, RunError
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins.data.fingerprint import add_array
+from fl_labelskew_plugins.data.fingerprint import add_array, fingerprint
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import Versions
@@ -334,7 +334,9 @@ class SiloClient(Manager):
                 model_file.save(personalised, self.run_folder.path / "personalised.safetensors", said)
             method, samples = self.recipe.method_name, self.data.facts.samples
             about = {"run": self._run, "silo": self.rank, "method": method, "samples": samples}
-            accuracy = self.run_folder.finish(self.session, **about).get("final_accuracy")
+            accuracy = self.run_folder.finish(self.session, **about, data=fingerprint(self.data.data)).get(
+                "final_accuracy"
+            )
             if accuracy is not None:
                 tests = counted(len(self.data.test), "test sample")
                 self.show.note(f"accuracy of the last tested model on this silo's own {tests}: {100 * accuracy:.2f} %")

@@ -140,6 +140,18 @@ class Dataset(Plugin):
         """
         raise NotImplementedError
 
+    def splits_off(self, data_dir: Path | None) -> bool:
+        """Whether :meth:`load` splits the test part off, since the files in ``data_dir`` have no test part."""
+        return False
+
+    def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
+        """As :meth:`load`, but nothing is split off: where :meth:`splits_off` is true, one part has all samples.
+
+        Override it together with :meth:`splits_off`: a few samples, too few to split, may be all that a model is
+        tested on.
+        """
+        return self.load(data_dir, download=download, seed=seed)
+
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
         """As :meth:`check`, for :meth:`load_test`, where that needs fewer files."""
         self.check(data_dir, download=download)
