@@ -214,8 +214,8 @@ MISTAKES = {
     "no such folder": "--resume {tmp}/nowhere",
     "no recipe.yaml": "--resume {tmp}/empty",
     "is no checkpoint": "--resume {tmp}/broken",
-    "belongs to another recipe": "{tmp}/other.yaml --resume {run}",
-    "train_args.epochs": "--resume {run} --set train_args.epochs=3",
+    "differs from the run's in method_args.method": "{tmp}/other.yaml --resume {run}",
+    "only train_args.comm_round can change": "--resume {run} --set train_args.epochs=3",
     "use one of them": "{recipe} --resume {run} --run-dir {tmp}/x",
     "dataset-fashion-mnist": "{recipe} --set data_args.dataset=fashion_mnist --set data_args.data_cache_dir={tmp}/no",
     "classes_per_client": "{recipe} --set partition_args.classes_per_client=11",
@@ -223,6 +223,7 @@ MISTAKES = {
     "no GPU": "{recipe} --set device_args.using_gpu=true --set device_args.gpu_ids=[63]",
     "no recipe given": "",
     "use it with --resume": "{recipe} --from-round 3",
+    "depend on this number (method_args.method: map); use": "--resume {run} --set train_args.comm_round=9",
     "there are those of": "--resume {run} --from-round 9",
     "leave --dry-run away": "--resume {run} --from-round 8 --dry-run",
 }
