@@ -19,7 +19,7 @@ from fl_labelskew_plugins.front.tables import describe, table
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
 from fl_labelskew_plugins.machine.place import launched, mpi_rank
-from fl_labelskew_plugins.machine.signals import interrupting
+from fl_labelskew_plugins.machine.signals import interrupting, terminal_closed
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe import parse as recipes
@@ -251,7 +251,9 @@ def _train(runtime: Runtime, record: Record) -> None:
             runtime.run(session, record)
             if record.next_round == federation.rounds:
                 record.finish()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, OSError) as end:
+        if isinstance(end, OSError) and not terminal_closed():
+            raise
         raise KeyboardInterrupt(
             f"interrupted after {record.next_round} of {federation.rounds} rounds; {runtime.call.go_on(folder.path)}"
         ) from None
