@@ -125,10 +125,13 @@ def recipe_hash(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps([sections, objects], sort_keys=True).encode()).hexdigest()
 
 
-def save(weights: Weights, file: Path, said: About) -> None:
-    """Write a model as a whole or not at all; without the method's shared modules, which its logits do not need."""
+def save(weights: Weights, file: Path, said: About, *, private: bool = False) -> None:
+    """Write a model as a whole or not at all; without the method's shared modules, which its logits do not need.
+
+    ``private``: only the owner can read the file.
+    """
     network = {name: value for name, value in weights.items() if not name.startswith(f"{SHARED_MODULES}.")}
-    save_atomic(network, file, {KEY: said.model_dump_json()})
+    save_atomic(network, file, {KEY: said.model_dump_json()}, private=private)
 
 
 def read(file: Path) -> tuple[About, Weights]:

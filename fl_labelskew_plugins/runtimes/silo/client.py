@@ -327,7 +327,8 @@ class SiloClient(Manager):
             if personalised is not None:
                 name = f"silo {self.client + 1}"
                 said = model_file.about(self.session, round=last + 1, client=self.client, client_name=name)
-                model_file.save(personalised, self.run_folder.path / "personalised.safetensors", said)
+                file = self.run_folder.path / "personalised.safetensors"
+                model_file.save(personalised, file, said, private=True)
             method, samples = self.recipe.method_name, self.data.facts.samples
             self.run_folder.finish(self.session, run=self._run, silo=self.rank, method=method, samples=samples)
             self.show.note(f"the run is over; results: {self.run_folder.path}")
