@@ -103,7 +103,7 @@ def start(
     if place is not None and not recipe.comm.over_mpi:
         what = f"{recipe.comm.backend} is one process, and mpirun started {place[1]}"
         raise mistake("comm_args.backend", what, "MPI, or no mpirun")
-    recipe = _hosted(recipe, host, folder if resume else None)
+    recipe = compatibility.hosted(recipe, host, folder.host() if resume else None)
     by_hand = place is not None and not launched()  # mpirun then shows a terminal even where there is a file
     call = Call(
         path,
@@ -138,7 +138,7 @@ def train(
     """
     if not resume:
         folder.check_new()
-    recipe = _hosted(recipe, host, folder if resume else None)
+    recipe = compatibility.hosted(recipe, host, folder.host() if resume else None)
     show = progress(quiet)
     call = Call(None, tuple(overrides), resume, quiet, host=None if recipe.hosted else "none")
     if recipe.comm.in_process:
@@ -269,20 +269,6 @@ def _train(runtime: Runtime, record: Record) -> None:
     show.note(f"results: {folder.path}")
 
 
-def _hosted(recipe: Recipe, host: str | None, resumed: RunFolder | None) -> Recipe:
-    """The recipe, with or without FedML around it."""
-    if host not in (None, "fedml", "none"):
-        raise mistake(f"host {clean(host)}", "is unknown", "fedml or none")
-    installed, use = compatibility.host_installed(), "--host fedml"
-    if not installed:
-        use = "Python 3.10 or 3.11, where FedML installs"
-        if host == "fedml":
-            raise mistake("--host fedml", "FedML is not installed here", f"--host none, or {use}")
-    if host is None and resumed is not None:
-        host = resumed.host()
-    return recipe if installed and host != "none" else compatibility.without_host(recipe, use)
-
-
 def folder_of(recipe: Recipe, path: Path | None, what: str = "") -> RunFolder:
     """The folder of a new run; by default a new one under ``tracking_args.run_dir``, with ``what`` in its name."""
     if path is None:
@@ -306,7 +292,7 @@ def _check(
         "--run-dir is for a new run and --resume for an old one; use one of them": resume and run_dir,
         "no recipe given; give a YAML file, or --resume RUN_DIR": resume is None and path is None,
         f"{back}: goes back in an earlier run; use it with --resume RUN_DIR": from_round is not None and resume is None,
-        f"{back}: takes the run back for good; leave --dry-run away": from_round is not None and dry_run,
+        f"{back}: takes the run back for good; remove --dry-run": from_round is not None and dry_run,
         "--survey trains nothing; use it without --resume": survey and resume is not None,
         "--survey asks silos, which --dry-run does not; use one of them": survey and dry_run,
     }
@@ -393,7 +379,7 @@ def check_objects(
     names = {section: name for name, section in SECTIONS.items()}
     for section, plugin in objects.items():
         if section not in had:
-            raise LabelSkewError(f"{folder.path}: {names[section]} was no object in this run; leave it away")
+            raise LabelSkewError(f"{folder.path}: {names[section]} was not an object in this run; remove it")
         if had[section] != (now := described(plugin)):
             before = clean(had[section])
             raise LabelSkewError(f"{folder.path}: {names[section]} was another one in this run: {before}, not {now}")

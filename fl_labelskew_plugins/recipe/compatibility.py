@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from fl_labelskew_registry import Method, Optimizer, mistake
 from torch import nn
 
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import host_faults
 from fl_labelskew_plugins.recipe.diagnostics import OF_UPLOADS
 from fl_labelskew_plugins.recipe.mistakes import Conflict
@@ -103,6 +104,27 @@ def _reads_rounds(plugin: type) -> bool:
     for code in codes:  # grows by what is defined within
         codes += [inner for inner in code.co_consts if inspect.iscode(inner)]
     return any("rounds" in code.co_names for code in codes)
+
+
+def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recipe:
+    """The recipe, with or without FedML around it.
+
+    Args:
+        recipe: what to run.
+        host: ``fedml`` or ``none``, as asked for; default: ``before``, else FedML if it is installed.
+        before: what a run that is resumed began in.
+
+    Raises:
+        LabelSkewError: FedML is not installed, or only FedML has what the recipe asks for.
+    """
+    if host not in (None, "fedml", "none"):
+        raise mistake(f"host {clean(host)}", "is unknown", "fedml or none")
+    installed, use = host_installed(), "--host fedml"
+    if not installed:
+        use = "Python 3.10 or 3.11, where FedML installs"
+        if host == "fedml":
+            raise mistake("--host fedml", "FedML is not installed here", f"--host none, or {use}")
+    return recipe if installed and (host or before) != "none" else without_host(recipe, use)
 
 
 def without_host(recipe: Recipe, use: str) -> Recipe:

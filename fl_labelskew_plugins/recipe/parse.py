@@ -101,18 +101,21 @@ def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
     return _Check(path).silo(read_text(path), recipe, survey=survey)
 
 
-def check(path: Path, overrides: Sequence[str] = ()) -> str:
+def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> str:
     """Check a file as what it is: a recipe, or a silo's own file, together with each recipe beside it that names it.
+
+    ``host`` as in :func:`.compatibility.hosted`.
 
     Returns:
         ``ok``, and what it was checked as where it is no recipe.
 
     Raises:
         RecipeError: with every mistake of the file, or of the recipe that names it.
+        LabelSkewError: the recipe cannot run with this host.
     """
     text = read_text(path)
     if not _silos_own(_content(text)):
-        parse(text, source=path, overrides=overrides)
+        compatibility.hosted(parse(text, source=path, overrides=overrides), host)
         return "ok"
     homes = [(beside, rank) for beside in sorted(path.parent.glob("*.y*ml")) if (rank := _rank(path, beside))]
     for base in [load(beside, overrides) for beside, _ in homes]:

@@ -260,7 +260,7 @@ def test_objects_train_are_recorded_and_are_asked_for_again(objects, tmp_path):
     assert repr(fl.open(run.folder, **objects)) == repr(run)
     check_reading_without_objects(run, objects)
     plain = fl.run(RECIPE, tmp_path / "plain", quiet=True)
-    with pytest.raises(LabelSkewError, match="method was no object in this run; leave it away"):
+    with pytest.raises(LabelSkewError, match="method was not an object in this run; remove it"):
         fl.open(plain.folder, method=Louder())
 
 

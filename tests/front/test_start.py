@@ -268,7 +268,7 @@ MISTAKES = {
     "use it with --resume": "{recipe} --from-round 3",
     "depend on this number (method_args.method: map); use": "--resume {run} --set train_args.comm_round=9",
     "there are those of": "--resume {run} --from-round 9",
-    "leave --dry-run away": "--resume {run} --from-round 8 --dry-run",
+    "remove --dry-run": "--resume {run} --from-round 8 --dry-run",
 }
 
 
