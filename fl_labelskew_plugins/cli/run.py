@@ -28,7 +28,7 @@ EPILOG = (
     type=PATH,
     metavar="RUN_DIR",
     shell_complete=completion.runs,
-    help="Continue a run from its last checkpoint.",
+    help="Resume a run from its last checkpoint; with --set train_args.comm_round=N, until round N.",
 )
 @click.option(
     "--from-round", type=click.IntRange(min=1), metavar="N", help="With --resume, go back to the end of round N first."
