@@ -184,7 +184,7 @@ def test_nothing_but_one_line_when_it_is_interrupted_while_it_still_imports(writ
     os.killpg(process.pid, number)
     assert process.wait() == 130
     first, *rest = process.text.splitlines()
-    assert first.startswith("3 runs: 0 done")
+    assert first.startswith("3 runs: 0 finished")
     assert len(rest) == 1
     assert rest[0].startswith("interrupted: 0 of 3 runs finished; to go on: ")
     assert [file.name for file in out.iterdir()] == ["sweep.json"]
