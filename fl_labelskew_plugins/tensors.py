@@ -43,15 +43,22 @@ def rest(tensors: Mapping[str, T], name: str) -> dict[str, T]:
     return {key: tensor for key, tensor in tensors.items() if not key.startswith(f"{name}/")}
 
 
-def save_atomic(tensors: State, path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as safetensors so that a reader sees the old file or the whole new one, also after a power cut."""
+def save_atomic(tensors: State, path: Path, metadata: dict[str, str] | None = None, *, private: bool = True) -> None:
+    """Write tensors as safetensors so that a reader sees the old file or the whole new one, also after a power cut.
+
+    ``private``: only the owner can read the file; else the umask decides, as for other files.
+    """
     with replacing(path) as part:
+        part.unlink(missing_ok=True)
+        part.touch(0o600 if private else 0o666)
+        mode = part.stat().st_mode
         try:
             save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, part, metadata)
         except SafetensorError as error:  # what it says of a full disk, in the form of every other file's
             number = re.search(r"\(os error (\d+)\)", str(error))
             code = int(number[1]) if number else errno.EIO
             raise OSError(code, os.strerror(code) if number else str(error)) from error
+        part.chmod(mode)  # the writer may have put a file of its own there
         with part.open("rb+") as stream:
             os.fsync(stream.fileno())
 

@@ -11,6 +11,7 @@ from fl_labelskew_plugins.cli import completion
 from fl_labelskew_plugins.cli.exits import CONTEXT, guarded
 from fl_labelskew_plugins.cli.options import HOST, PASSPHRASE, PATH, SET
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.recipe import shipped
 
 EPILOG = (
     "Where stdout is no terminal, each line has time (UTC) and level; the environment variable FL_LABELSKEW_LOG says "
@@ -27,7 +28,7 @@ EPILOG = (
     type=PATH,
     metavar="RUN_DIR",
     shell_complete=completion.runs,
-    help="Continue a run from its last checkpoint.",
+    help="Resume a run from its last checkpoint; with --set train_args.comm_round=N, until round N.",
 )
 @click.option(
     "--from-round", type=click.IntRange(min=1), metavar="N", help="With --resume, go back to the end of round N first."
@@ -57,6 +58,8 @@ def run_command(
     log.begin()
     if not options["quiet"]:
         log.word("reading recipe ...")
+    if recipe is not None:
+        shipped.text(recipe)  # which raises an unknown name's error before anything large is imported
     from fl_labelskew_plugins.front.start import start
     from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
 

@@ -136,7 +136,7 @@ def sweep_command(
     except KeyboardInterrupt:
         done = sum(run.folder.summary.exists() for run in planned)
         go_on = to_go_on(sys.argv[1:])
-        raise KeyboardInterrupt(f"interrupted: {done} of {len(planned)} runs done; {go_on}") from None
+        raise KeyboardInterrupt(f"interrupted: {done} of {len(planned)} runs finished; {go_on}") from None
     _tell(planned, failed, say)
 
 
@@ -163,7 +163,7 @@ def _submit(
     out, states = planned[0].folder.path.parent.absolute(), plan.states_of(planned)
     open_ = [run for run in planned if states[run.name] != "done"]
     left = [run for run in open_ if not locks.held_by(run.folder.path)]
-    so_far = f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} done, {len(open_) - len(left)} being done"
+    so_far = f"{counted(len(planned), 'run')}: {len(planned) - len(open_)} finished, {len(open_) - len(left)} running"
     if not left:
         click.echo(f"{so_far}; nothing to submit", err=dry_run)
         return

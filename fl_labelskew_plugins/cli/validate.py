@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from fl_labelskew_registry import MistakesError
+from fl_labelskew_registry import LabelSkewError, MistakesError
 
 from fl_labelskew_plugins.cli.exits import guarded
-from fl_labelskew_plugins.cli.options import PATH, SET
+from fl_labelskew_plugins.cli.options import HOST, PATH, SET
 from fl_labelskew_plugins.machine.text import few
 
 if TYPE_CHECKING:
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 @click.command("validate")
 @click.argument("files", nargs=-1, required=True, type=PATH)
 @SET
+@HOST
 @guarded
-def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...]) -> None:
+def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...], host: str | None) -> None:
     """Check recipes, tables of them and silos' own files.
 
     All mistakes of all FILES are shown, and the exit code is 2 if there are any. A table is checked row by row. A
@@ -33,29 +34,30 @@ def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...]) -> Non
         try:
             text = parse.read_text(file)
             if tables.is_table(text):
-                click.echo(f"{file}: ok, {rows(tables.read(file), overrides)} recipes")
+                click.echo(f"{file}: ok, {rows(tables.read(file), overrides, host)} recipes")
             else:
-                click.echo(f"{file}: {parse.check(file, overrides)}")
-        except MistakesError as error:
-            wrong += error.mistakes
+                click.echo(f"{file}: {parse.check(file, overrides, host)}")
+        except LabelSkewError as error:
+            wrong += error.mistakes if isinstance(error, MistakesError) else [f"{file}: {error}"]
     if wrong:
         raise MistakesError(wrong)
 
 
-def rows(table: Table, overrides: tuple[str, ...]) -> int:
+def rows(table: Table, overrides: tuple[str, ...], host: str | None) -> int:
     """Check every recipe of a table; returns how many there are.
 
     Raises:
         MistakesError: with a line for each mistake, which names the rows that have it.
     """
-    from fl_labelskew_plugins.recipe import parse
+    from fl_labelskew_plugins.recipe import compatibility, parse
 
     wrong: dict[str, list[str]] = {}
     for name in table.cells:
         try:
-            parse.parse(table.text(name, name), source=name, overrides=overrides)
-        except MistakesError as error:
-            for line in error.mistakes:
+            recipe = parse.parse(table.text(name, name), source=name, overrides=overrides)
+            compatibility.hosted(recipe, host)
+        except LabelSkewError as error:
+            for line in error.mistakes if isinstance(error, MistakesError) else [str(error)]:
                 wrong.setdefault(line.removeprefix(f"{name}: "), []).append(name)
     if wrong:
         raise MistakesError([f"{table.path}: {few(names, 4)}: {line}" for line, names in wrong.items()])

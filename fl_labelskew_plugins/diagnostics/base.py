@@ -98,7 +98,7 @@ class Diagnostic:
     def keep(self, tensors: Mapping[str, Tensor]) -> None:
         """Keep tensors of the round, in the place of those of an earlier one."""
         self.tensors.parent.mkdir(exist_ok=True)
-        save_atomic(dict(tensors), self.tensors)
+        save_atomic(dict(tensors), self.tensors, private=False)
 
 
 class TrainingMeans(Diagnostic):

@@ -223,7 +223,8 @@ def _begin(_: int) -> None:
     whatever the reader does as soon as one of these is gone. Torch itself looks at the process that forked this one,
     which under a fork server is another one, and would stay.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     waits = hasattr(signal, "sigtimedwait")  # macOS has none: there it ends at once
     signal.pthread_sigmask(signal.SIG_BLOCK if waits else signal.SIG_UNBLOCK, {signal.SIGTERM})
     if waits:

@@ -34,6 +34,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.place import available_cores
+
 LARGE = 4e9
 """Multiply-adds of a batch's forward pass from which on a network gets :data:`THREADS` threads instead of one."""
 THREADS = 4
@@ -46,6 +49,16 @@ def chosen_by_user() -> int | None:
     """
     now = torch.get_num_threads()
     return now if "OMP_NUM_THREADS" in os.environ or now not in _defaults() else None
+
+
+def warn_if_too_many(processes: int, threads: int | None) -> None:
+    """Warn if this machine has fewer cores than so many processes have threads (default: as the user has set)."""
+    threads, cores = threads or chosen_by_user() or 1, available_cores()
+    if threads > 1 and processes * threads > cores:
+        log.warn(
+            f"{processes} processes with {threads} threads each share {cores} cores, which slows all of them down; use "
+            "device_args.threads: 1"
+        )
 
 
 def suitable(model: nn.Module, input_shape: Sequence[int], batch_size: int) -> int:

@@ -290,10 +290,11 @@ class Run:
         file = self.folder / "clients" / f"client{client:06d}.safetensors"
         return self._network(file, f"{name}: {reason}", f".personalised({client})")
 
-    def resume(self, *, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
-        """Go on with the run until its last round; the same numbers as if it had never stopped.
+    def resume(self, *, comm_round: int | None = None, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
+        """Resume the run until its last round, with identical results as if it had never stopped.
 
         Args:
+            comm_round: the new number of rounds in all, also of a run that is finished; default: as before.
             quiet: print nothing but warnings.
             callbacks: told of every round from here on.
 
@@ -302,7 +303,9 @@ class Run:
             RunError: the run broke off again.
             KeyboardInterrupt: after a checkpoint was saved.
         """
-        start.go_on(self._folder, self._objects, quiet=quiet, hear=_hear(callbacks, self.folder, self._objects))
+        rounds = [] if comm_round is None else [f"{start.ROUNDS}={comm_round}"]
+        hear = _hear(callbacks, self.folder, self._objects)
+        start.go_on(self._folder, self._objects, rounds, quiet=quiet, hear=hear)
         return Run(self.folder, self._objects)
 
     @property

@@ -19,19 +19,22 @@ from fl_labelskew_plugins.front.tables import describe, table
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
 from fl_labelskew_plugins.machine.place import launched, mpi_rank
-from fl_labelskew_plugins.machine.signals import interrupting
+from fl_labelskew_plugins.machine.signals import interrupting, terminal_closed
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.recipe.objects import SECTIONS, described
-from fl_labelskew_plugins.runs import privacy, status
+from fl_labelskew_plugins.runs import checkpoint, privacy, status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Hear, Pause, Progress, progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, made_up
 from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.base import Call, Runtime
+
+ROUNDS = "train_args.comm_round"
+"""The only setting of a run that can change later."""
 
 
 def start(
@@ -56,7 +59,7 @@ def start(
 
     Args:
         path: the recipe; may be left out with ``resume``.
-        overrides: ``section.key=value`` each.
+        overrides: ``section.key=value`` each; with ``resume``, :data:`ROUNDS` may be another number.
         run_dir: this run's own folder, new or empty; default: a new one under ``tracking_args.run_dir``.
         resume: folder of an earlier run to go on with, to the same numbers.
         from_round: with ``resume``: go back to the end of this round, from 1, first.
@@ -100,7 +103,7 @@ def start(
     if place is not None and not recipe.comm.over_mpi:
         what = f"{recipe.comm.backend} is one process, and mpirun started {place[1]}"
         raise mistake("comm_args.backend", what, "MPI, or no mpirun")
-    recipe = _hosted(recipe, host, folder if resume else None)
+    recipe = compatibility.hosted(recipe, host, folder.host() if resume else None)
     by_hand = place is not None and not launched()  # mpirun then shows a terminal even where there is a file
     call = Call(
         path,
@@ -126,17 +129,18 @@ def train(
     quiet: bool = False,
     hear: Hear | None = None,
     host: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> None:
     """Run a recipe that is at hand, with objects in place of names or not, in a new folder; raises as :func:`start`.
 
     ``resume``: go on in an earlier one's; ``quiet``: print nothing but warnings; ``hear``: told of every round;
-    ``host`` as :func:`start` has it.
+    ``host`` as :func:`start` has it; ``overrides``: those of the recipe that differ from the earlier run's.
     """
     if not resume:
         folder.check_new()
-    recipe = _hosted(recipe, host, folder if resume else None)
+    recipe = compatibility.hosted(recipe, host, folder.host() if resume else None)
     show = progress(quiet)
-    call = Call(None, (), resume, quiet, host=None if recipe.hosted else "none")
+    call = Call(None, tuple(overrides), resume, quiet, host=None if recipe.hosted else "none")
     if recipe.comm.in_process:
         show.hear = hear
         _go(recipe, call, folder, show)
@@ -156,10 +160,17 @@ def train(
             ) from None
 
 
-def go_on(folder: RunFolder, objects: Mapping[str, Any], *, quiet: bool = False, hear: Hear | None = None) -> None:
-    """Go on with a run until its last round, with the objects that it had; raises what :func:`train` does."""
-    recipe, folder = _resumed(None, (), folder.path, objects)
-    train(recipe, folder, resume=True, quiet=quiet, hear=hear)
+def go_on(
+    folder: RunFolder,
+    objects: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    quiet: bool = False,
+    hear: Hear | None = None,
+) -> None:
+    """Resume a run until its last round, with the objects that it had; raises what :func:`train` does."""
+    recipe, folder = _resumed(None, overrides, folder.path, objects)
+    train(recipe, folder, resume=True, quiet=quiet, hear=hear, overrides=overrides)
 
 
 @restored()
@@ -172,7 +183,7 @@ def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_ru
             for name in compatibility.missing_trackers(recipe):
                 log.warn(f"tracking_args.trackers: {name} is not installed, and a run goes on without it")
             show.note("dry run: nothing was trained or written")
-        elif call.resume and folder.is_whole():
+        elif call.resume and folder.is_whole(recipe.train.comm_round):
             show.note(f"{folder.path}: all {recipe.train.comm_round} rounds are done already")
         elif not runtime.delegated():
             if call.survey:
@@ -243,7 +254,9 @@ def _train(runtime: Runtime, record: Record) -> None:
             runtime.run(session, record)
             if record.next_round == federation.rounds:
                 record.finish()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, OSError) as end:
+        if isinstance(end, OSError) and not terminal_closed():
+            raise
         raise KeyboardInterrupt(
             f"interrupted after {record.next_round} of {federation.rounds} rounds; {runtime.call.go_on(folder.path)}"
         ) from None
@@ -257,20 +270,6 @@ def _train(runtime: Runtime, record: Record) -> None:
     folder.tell(state=status.FINISHED)
     show.note(table(record))
     show.note(f"results: {folder.path}")
-
-
-def _hosted(recipe: Recipe, host: str | None, resumed: RunFolder | None) -> Recipe:
-    """The recipe, with or without FedML around it."""
-    if host not in (None, "fedml", "none"):
-        raise mistake(f"host {clean(host)}", "is unknown", "fedml or none")
-    installed, use = compatibility.host_installed(), "--host fedml"
-    if not installed:
-        use = "Python 3.10 or 3.11, where FedML installs"
-        if host == "fedml":
-            raise mistake("--host fedml", "FedML is not installed here", f"--host none, or {use}")
-    if host is None and resumed is not None:
-        host = resumed.host()
-    return recipe if installed and host != "none" else compatibility.without_host(recipe, use)
 
 
 def folder_of(recipe: Recipe, path: Path | None, what: str = "") -> RunFolder:
@@ -296,7 +295,7 @@ def _check(
         "--run-dir is for a new run and --resume for an old one; use one of them": resume and run_dir,
         "no recipe given; give a YAML file, or --resume RUN_DIR": resume is None and path is None,
         f"{back}: goes back in an earlier run; use it with --resume RUN_DIR": from_round is not None and resume is None,
-        f"{back}: takes the run back for good; leave --dry-run away": from_round is not None and dry_run,
+        f"{back}: takes the run back for good; remove --dry-run": from_round is not None and dry_run,
         "--survey trains nothing; use it without --resume": survey and resume is not None,
         "--survey asks silos, which --dry-run does not; use one of them": survey and dry_run,
     }
@@ -335,12 +334,28 @@ def _resumed(
     folder.check_resumable()
     check_objects(folder, objects)
     kept = recipes.load(folder.recipe, objects=objects)
-    recipe = kept if path is None and not overrides else recipes.load(path or folder.recipe, overrides)
+    changed = path is not None or overrides
+    recipe = recipes.load(path or folder.recipe, overrides, objects=objects) if changed else kept
     differing = different(kept.resolved(), recipe.resolved())
-    if differing:
-        what = f"its checkpoint belongs to another recipe, which differs in {', '.join(differing)}"
-        raise mistake(f"--resume {resume}", what, "the same recipe, or no recipe at all")
+    if differing == [ROUNDS] and any(override.partition("=")[0].strip() == ROUNDS for override in overrides):
+        _check_rounds(recipe, folder, kept.train.comm_round)
+    elif differing:
+        what = f"the recipe differs from the run's in {', '.join(differing)}"
+        use = f"the recipe of the run; only {ROUNDS} can change, with --set {ROUNDS}=N"
+        raise mistake(f"--resume {resume}", what, use)
     return recipe.model_copy(update={"name": folder.path.resolve().name}), folder
+
+
+def _check_rounds(recipe: Recipe, folder: RunFolder, planned: int) -> None:
+    """Raise LabelSkewError unless a run of ``planned`` rounds can become one of as many as the recipe has."""
+    rounds, done = recipe.train.comm_round, checkpoint.round_of(folder.checkpoint) or 0
+    where = f"--set {ROUNDS}={rounds}"
+    if folder.is_whole(planned) and done < planned:
+        raise mistake(where, f"{folder.checkpoint}, from which the run would continue, is missing", "a new run")
+    if rounds <= done:
+        raise mistake(where, f"{folder.path} has {done} complete rounds", f"a number above {done}")
+    if reason := compatibility.uses_rounds(recipe):
+        raise mistake(where, f"earlier rounds depend on this number ({reason})", "a new run")
 
 
 def check_objects(
@@ -367,7 +382,7 @@ def check_objects(
     names = {section: name for name, section in SECTIONS.items()}
     for section, plugin in objects.items():
         if section not in had:
-            raise LabelSkewError(f"{folder.path}: {names[section]} was no object in this run; leave it away")
+            raise LabelSkewError(f"{folder.path}: {names[section]} was not an object in this run; remove it")
         if had[section] != (now := described(plugin)):
             before = clean(had[section])
             raise LabelSkewError(f"{folder.path}: {names[section]} was another one in this run: {before}, not {now}")

@@ -108,11 +108,9 @@ def _is_ours(argv: list[str]) -> bool:
 
 
 def _is_quick(argv: list[str]) -> bool:
-    """Whether :func:`cli` may have an answer: ``fedml run``, and then nothing, an option or a recipe."""
+    """Whether :func:`cli` may have an answer."""
     script, *words = _typed(argv)
-    return (script, words[:1]) == ("fedml", ["run"]) and all(
-        word.startswith("-") or is_recipe(word) for word in words[1:2]
-    )
+    return (script, words[:1]) == ("fedml", ["run"])
 
 
 def _typed(argv: list[str]) -> list[str]:
@@ -143,11 +141,12 @@ def cli() -> Any:
     del sys.modules[CLI]
     args = sys.argv[2:]
     try:
-        group = _group() if _our_command() else None
-        ours = group is not None and (args in ([], ["-h"], ["--help"]) or _command_for(group, args) is not None)
+        group = _group()
+        is_help = args in ([], ["-h"], ["--help"]) and _our_command() is not None
+        ours = is_help or _command_for(group, args) is not None
     except Exception:
         ours = False
-    if ours and group is not None:
+    if ours:
         return group.main(args, prog_name="fedml run")
     from importlib import import_module
 
@@ -206,7 +205,7 @@ def _command_for(group: click.Group, args: list[str]) -> click.Command | None:
         rest = iter(args)
         for arg in rest:
             if not arg.startswith("-"):
-                ours = arg not in group.commands and is_recipe(arg)
+                ours = arg not in group.commands and (is_recipe(arg) or _is_unknown(arg, group))
                 return _our_command(arg) if ours else None
             option, _, value = arg.partition("=")
             if option not in flags:
@@ -220,6 +219,13 @@ def _command_for(group: click.Group, args: list[str]) -> click.Command | None:
     except Exception:
         pass
     return None
+
+
+def _is_unknown(word: str, group: click.Group) -> bool:
+    """Whether a word is not nearly a command of the host: our command then suggests the nearest recipe."""
+    from difflib import get_close_matches
+
+    return not get_close_matches(word, group.commands)
 
 
 def _options(command: click.Command) -> dict[str, bool]:

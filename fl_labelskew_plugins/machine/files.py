@@ -35,6 +35,8 @@ def write_text(path: Path, text: str) -> None:
 
 def copied(path: Path, to: Path) -> None:
     """The same file under a second name, as a whole or not at all; without room of its own where links are known."""
+    if to.exists() and to.samefile(path):
+        return  # to rename one of two links of a file to the other does nothing, and would leave the part
     with replacing(to) as part:
         part.unlink(missing_ok=True)
         try:

@@ -8,15 +8,19 @@ exception that a signal raises in the middle of an import may come out as anothe
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
 from fl_labelskew_plugins.hook import end
 
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that end a run after a checkpoint: of a batch system, of Ctrl-C, and of a terminal that was closed."""
 IMPORTING = "<frozen importlib"
 """What the names of the import system's own files begin with."""
 
@@ -33,7 +37,27 @@ def end_or_interrupt(signum: int, frame: FrameType | None) -> None:
 
 def interrupt(signum: int, frame: FrameType | None) -> None:
     """A handler that raises KeyboardInterrupt: for where a checkpoint is to be saved, or others are to be ended."""
+    terminal_closed()
     raise KeyboardInterrupt
+
+
+def terminal_closed() -> bool:
+    """Whether stdout or stderr was a terminal that is closed; what is written there from now on is lost, not an error.
+
+    The terminal may close before SIGHUP arrives: a shell passes that on to its jobs.
+    """
+    closed = [number for number in (1, 2) if _is_closed_terminal(number)]
+    for number in closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+    return bool(closed)
+
+
+def _is_closed_terminal(descriptor: int) -> bool:
+    try:
+        termios.tcgetattr(descriptor)
+    except termios.error as error:
+        return bool(error.args[0] == errno.EIO)
+    return False
 
 
 @contextlib.contextmanager
@@ -48,19 +72,19 @@ def ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupting() -> Iterator[None]:
-    """A termination signal does what Ctrl-C does: a batch system that ends the job then leaves a checkpoint."""
-    with handled(signal.SIGTERM, signal.SIGINT, handler=interrupt):
+    """The signals :data:`ENDING` do what Ctrl-C does: a job or session that ends leaves a checkpoint."""
+    with handled(*ENDING, handler=interrupt):
         yield
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold an interruption or termination signal back until the block is done, so that no round ends half recorded."""
+    """Hold the signals :data:`ENDING` back until the block is done, so that no round ends half recorded."""
     held: list[int] = []
-    with handled(signal.SIGTERM, signal.SIGINT, handler=lambda signum, frame: held.append(signum)):
+    with handled(*ENDING, handler=lambda signum, frame: held.append(signum)):
         yield
     if held:
-        raise KeyboardInterrupt
+        interrupt(held[0], None)
 
 
 @contextlib.contextmanager
@@ -69,7 +93,8 @@ def handled(*numbers: int, handler: Callable[[int, FrameType | None], None]) -> 
     old = {}
     with contextlib.suppress(ValueError):  # not the main thread, which alone gets signals
         for number in numbers:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # such as SIGINT in a shell script's background
+            # such as SIGINT in a shell script's background, and SIGHUP after nohup
+            if signal.getsignal(number) is not signal.SIG_IGN:
                 old[number] = signal.signal(number, handler)
     try:
         yield

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -11,6 +13,7 @@ from fl_labelskew_registry import Method, Optimizer, mistake
 from torch import nn
 
 from fl_labelskew_plugins.machine import extras
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import host_faults
 from fl_labelskew_plugins.recipe.diagnostics import OF_UPLOADS
 from fl_labelskew_plugins.recipe.mistakes import Conflict
@@ -100,6 +103,53 @@ def host_switches(recipe: Recipe) -> list[str]:
         "dp_args.enable_dp": recipe.dp.enable_dp,
     }
     return [name for name, value in switches.items() if value]
+
+
+def uses_rounds(recipe: Recipe) -> str | None:
+    """What in a recipe makes a round depend on ``comm_round``, the number of all rounds; None if nothing does."""
+    if recipe.train.lr_schedule == "cosine":
+        return "train_args.lr_schedule: cosine"
+    if switches := host_switches(recipe):
+        return f"{switches[0]}: FedML's code may use it"
+    parts = {recipe.method_name: recipe.method, **getattr(recipe.method, "parts", {})}
+    plugins = {f"method_args.method: {name}": part for name, part in parts.items()}
+    plugins[f"train_args.federated_optimizer: {recipe.train.federated_optimizer}"] = recipe.optimizer
+    return next((name for name, plugin in plugins.items() if _reads_rounds(type(plugin))), None)
+
+
+def _reads_rounds(plugin: type) -> bool:
+    """Whether the code of a plugin's class, or of a function beside it, reads ``federation.rounds``."""
+    classes = [cls for cls in plugin.__mro__ if cls.__module__.partition(".")[0] != Method.__module__.partition(".")[0]]
+    modules = [vars(sys.modules[name]) for cls in classes if (name := cls.__module__) in sys.modules]
+    beside = [value for names in modules for value in names.values() if inspect.isfunction(value)]
+    functions = [
+        getattr(value, "__func__", getattr(value, "fget", value)) for cls in classes for value in vars(cls).values()
+    ]
+    codes = [code for function in [*functions, *beside] if (code := getattr(function, "__code__", None)) is not None]
+    for code in codes:  # grows by what is defined within
+        codes += [inner for inner in code.co_consts if inspect.iscode(inner)]
+    return any("rounds" in code.co_names for code in codes)
+
+
+def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recipe:
+    """The recipe, with or without FedML around it.
+
+    Args:
+        recipe: what to run.
+        host: ``fedml`` or ``none``, as asked for; default: ``before``, else FedML if it is installed.
+        before: what a run that is resumed began in.
+
+    Raises:
+        LabelSkewError: FedML is not installed, or only FedML has what the recipe asks for.
+    """
+    if host not in (None, "fedml", "none"):
+        raise mistake(f"host {clean(host)}", "is unknown", "fedml or none")
+    installed, use = host_installed(), "--host fedml"
+    if not installed:
+        use = "Python 3.10 or 3.11, where FedML installs"
+        if host == "fedml":
+            raise mistake("--host fedml", "FedML is not installed here", f"--host none, or {use}")
+    return recipe if installed and (host or before) != "none" else without_host(recipe, use)
 
 
 def without_host(recipe: Recipe, use: str) -> Recipe:

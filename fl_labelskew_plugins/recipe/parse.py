@@ -101,18 +101,22 @@ def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
     return _Check(path).silo(read_text(path), recipe, survey=survey)
 
 
-def check(path: Path, overrides: Sequence[str] = ()) -> str:
+def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> str:
     """Check a file as what it is: a recipe, or a silo's own file, together with each recipe beside it that names it.
+
+    ``host`` as in :func:`.compatibility.hosted`.
 
     Returns:
         ``ok``, and what it was checked as if it is no recipe, or which accuracy its server will see of summed silos.
 
     Raises:
         RecipeError: with every mistake of the file, or of the recipe that names it.
+        LabelSkewError: the recipe cannot run with this host.
     """
     text = read_text(path)
     if not _silos_own(_content(text)):
         recipe = parse(text, source=path, overrides=overrides)
+        compatibility.hosted(recipe, host)
         said = ["ok", *([privacy.reported_accuracy(recipe)] if recipe.sums_alone else [])]
         try:
             compatibility.check_extras(recipe)

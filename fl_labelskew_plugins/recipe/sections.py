@@ -351,8 +351,8 @@ HOSTS_TRACKING = {
     "wandb_name": _WANDB.format("name"),
     "run_name": _WANDB.format("name"),
     "wandb_group_id": _WANDB.format("group"),
-    "wandb_only_server": "is FedML's own; leave it away, the server's process alone has trackers",
-    "enable_tracking": "is of FedML's own cloud, which has no part in a run; leave it away",
-    "log_file_dir": "is of FedML's own cloud, which has no part in a run; leave it away, run_dir is where results are",
+    "wandb_only_server": "is FedML's own; remove this key: only the server's process has trackers",
+    "enable_tracking": "is a setting of FedML's platform; remove this key",
+    "log_file_dir": "is a setting of FedML's platform; remove this key: results are in run_dir",
 }
 """The host's keys of ``tracking_args``, and what to write instead."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import copied, read_lines, write_text
+from fl_labelskew_plugins.recipe import yaml
 from fl_labelskew_plugins.runs import audit, checkpoint, status
 from fl_labelskew_plugins.runs.checkpoint import CPU, Checkpoint
 from fl_labelskew_plugins.runs.measure import best_test, main_measure, main_tests
@@ -31,6 +33,8 @@ RESULTS = (
     *("confusion.csv", "confusion.png"),
 )
 """What a run leaves behind at its end alone."""
+UNTESTED = ("round", "clients", "loss_terms", "left_out", "opening_left_out", "bytes_up", "bytes_down")
+"""What a line of metrics has without a test of the global model."""
 LEFT_BEHIND = ("fedml.yaml", status.NAME, "revoked.crl", "silos")
 """What a server leaves in its folder that no silo came to, and silos of its machine beside it; also an audit log."""
 BEFORE = {"fedml.yaml", status.NAME, "environment.json", "partition.json", "partition.png"}
@@ -119,9 +123,14 @@ class RunFolder:
             if not locks.belongs(file.name):
                 file.unlink(missing_ok=True)
 
-    def is_whole(self) -> bool:
-        """Whether all that a run leaves behind at its end is there, and none of its pictures is missing."""
-        results = [self.path / name for name in ("summary.json", "model.safetensors", "curves.png")]
+    def is_whole(self, rounds: int) -> bool:
+        """Whether all results of a run of so many rounds are there, and none of its pictures is missing."""
+        try:
+            if json.loads(self.summary.read_text(encoding="utf-8"))["rounds"] != rounds:
+                return False
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        results = [self.path / name for name in ("model.safetensors", "curves.png")]
         drawn = [*self.path.glob("partition.json"), *self.path.glob("confusion.csv"), *self.diagnostics.glob("*.jsonl")]
         drawn += self.diagnostics.glob("*.safetensors")
         return all(file.exists() for file in (*results, *(file.with_suffix(".png") for file in drawn)))
@@ -176,6 +185,38 @@ class RunFolder:
         self.still_held()
         with file.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(finite(value), allow_nan=False) + "\n")
+
+    def change_rounds(self, rounds: int, *, tested: bool, observed: bool) -> None:
+        """Make this the folder of a run of ``rounds`` rounds; results of an earlier end are put aside.
+
+        Args:
+            rounds: more than are complete.
+            tested: whether such a run tests the global model in the round that was the last one.
+            observed: whether its diagnostics look at that round.
+        """
+        text = self.recipe.read_text(encoding="utf-8")
+        content, _ = yaml.read(text)
+        last = content["train_args"]["comm_round"] - 1
+        if rounds == last + 1:
+            return
+        aside = self.path / f"after-{last + 1}-rounds"
+        for file in (self.path / name for name in RESULTS):
+            if file.exists():
+                aside.mkdir(exist_ok=True)
+                shutil.rmtree(aside / file.name, ignore_errors=True)  # of an attempt that was killed
+                file.rename(aside / file.name)
+        for file in (self.metrics, *sorted(self.diagnostics.glob("*.jsonl"))):
+            lines = read_lines(file)
+            if file != self.metrics and not observed:
+                lines = [line for line in lines if line["round"] != last]
+            elif file == self.metrics and not tested:
+                lines = [
+                    {key: line[key] for key in line if key in UNTESTED} if line["round"] == last else line
+                    for line in lines
+                ]
+            self._write_lines(file, lines)
+        content["train_args"]["comm_round"] = rounds
+        self.write_text("recipe.yaml", text.partition("\n")[0] + "\n" + yaml.write(content))
 
     def truncate(self, rounds: int) -> None:
         """Drop the lines of rounds from ``rounds`` on, and a line that a kill cut in half."""
@@ -250,12 +291,16 @@ class RunFolder:
             self.best.unlink(missing_ok=True)
         return -1.0 if line is None else float(line[main_measure(lines).key])
 
+    def bests(self) -> list[Path]:
+        """Models that were the best ones after rounds that a checkpoint is of."""
+        return sorted(self._bests.glob("round*.safetensors"))
+
     def _best_of(self, round: int) -> Path:
         return self._bests / f"round{round:06d}.safetensors"
 
     def _forget_bests(self, ends: Sequence[int]) -> None:
         """Remove models that were the best at none of these numbers of complete rounds."""
-        files = set(self._bests.glob("round*.safetensors"))
+        files = set(self.bests())
         lines = read_lines(self.metrics) if files else []
         for end in ends:
             if (line := best_test([line for line in lines if line["round"] < end])) is not None:

@@ -150,11 +150,14 @@ def recipe_hash(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps([sections, objects], sort_keys=True).encode()).hexdigest()
 
 
-def save(weights: Weights, file: Path, said: About) -> None:
-    """Write a model as a whole or not at all; without the method's shared modules, which its logits do not need."""
+def save(weights: Weights, file: Path, said: About, *, private: bool = False) -> None:
+    """Write a model as a whole or not at all; without the method's shared modules, which its logits do not need.
+
+    ``private``: only the owner can read the file.
+    """
     network = {name: value for name, value in weights.items() if not name.startswith(f"{SHARED_MODULES}.")}
     text = said.model_dump_json(exclude={"table"} if said.table is None else None)
-    save_atomic(network, file, {KEY: text})
+    save_atomic(network, file, {KEY: text}, private=private)
 
 
 def read(file: Path) -> tuple[About, Weights]:

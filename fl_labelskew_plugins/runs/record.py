@@ -243,6 +243,7 @@ class Record:
         if resume:
             self._compare(now)
             folder.truncate(self.next_round)
+            self._change_rounds()
             return
         folder.write_json("environment.json", now)
         recipe = session.recipe
@@ -252,6 +253,16 @@ class Record:
             folder.write_text("partition.json", session.clients.record())
             self._draw_partition()
         folder.write_text("recipe.yaml", recipe.dump())  # last: a folder with a recipe is one that can be resumed
+
+    def _change_rounds(self) -> None:
+        """Make the folder one of as many rounds as the recipe has, which may be others than when the run began."""
+        recipe, last = self.session.recipe, self.next_round - 1
+        observed = last % recipe.tracking.diagnostics_every == 0
+        self.folder.change_rounds(recipe.train.comm_round, tested=self.tests(last), observed=observed)
+        now = model_file.recipe_hash(recipe)
+        for file in self.folder.bests():
+            if (said := model_file.said(file)) is not None and said.recipe != now:
+                model_file.save(model_file.read(file)[1], file, said.model_copy(update={"recipe": now}))
 
     def _draw_partition(self) -> None:
         session, file = self.session, self.folder.path / "partition.png"

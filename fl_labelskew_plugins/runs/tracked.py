@@ -16,6 +16,7 @@ from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, TrackedRun, Tracker, catalog
 
+from fl_labelskew_plugins.machine.signals import ENDING
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import failure
 
@@ -25,7 +26,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a tracker prints is no answer
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # nor is it lost with its process
-    for number in (signal.SIGINT, signal.SIGTERM):  # a batch system's, which are for the run
+    for number in ENDING:  # which are for the run
         signal.signal(number, signal.SIG_IGN)
     orders = map(json.loads, sys.stdin)
     name, params = next(orders)

@@ -96,3 +96,9 @@ def test_restored_brings_back_generators_and_threads_after_an_error():
         draw_and_raise()
     assert (random.random(), np.random.rand(), float(torch.rand(1))) == expected
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(("threads_each", "warned"), [(1, False), (2, True)])
+def test_more_threads_than_cores_are_warned_of(threads_each, warned, capsys):
+    threads.warn_if_too_many(threads.available_cores(), threads_each)
+    assert capsys.readouterr().err.startswith("warning: ") == warned

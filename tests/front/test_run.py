@@ -260,7 +260,7 @@ def test_objects_train_are_recorded_and_are_asked_for_again(objects, tmp_path):
     assert repr(fl.open(run.folder, **objects)) == repr(run)
     check_reading_without_objects(run, objects)
     plain = fl.run(RECIPE, tmp_path / "plain", quiet=True)
-    with pytest.raises(LabelSkewError, match="method was no object in this run; leave it away"):
+    with pytest.raises(LabelSkewError, match="method was not an object in this run; remove it"):
         fl.open(plain.folder, method=Louder())
 
 
@@ -292,6 +292,48 @@ def test_other_processes_give_the_same_numbers(finished, tmp_path):
     recipe = fl.load(RECIPE, {"comm_args.backend": "MPI", "comm_args.workers": 1})
     run = fl.run(recipe, tmp_path / "mpi", quiet=True, host="none")  # which starts faster
     assert (run.folder / "model.safetensors").read_bytes() == (finished.folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("backend", "every"),
+    [
+        ("sp", 1),
+        ("sp", 2),
+        pytest.param("MPI", 1, marks=pytest.mark.slow),
+        pytest.param("GRPC", 1, marks=pytest.mark.slow),
+    ],
+)
+def test_resume_with_more_rounds_equals_a_longer_run(backend, every, tmp_path):
+    recipe = DIGITS | {"validation_args": {"frequency_of_the_test": every}, "comm_args": {"backend": backend}}
+    recipe |= (
+        {"tracking_args": {"diagnostics": ["class_accuracy"], "diagnostics_every": every}} if backend == "sp" else {}
+    )
+    across = {"common_args": {"training_type": "cross_silo"}} if backend == "GRPC" else {}
+    long, short = (fl.load(recipe | across, {"train_args.comm_round": rounds}) for rounds in (5, 4))
+    long = fl.run(long, tmp_path / "long", quiet=True, host="none")
+    run = fl.run(short, tmp_path / "short", quiet=True, host="none").resume(comm_round=5, quiet=True)
+    names = ["metrics.jsonl", "model.safetensors", "best.safetensors", "recipe.yaml", "MODEL_CARD.md", "confusion.csv"]
+    names += ["diagnostics/class_accuracy.jsonl"] if backend == "sp" else []
+    assert [name for name in names if (run.folder / name).read_bytes() != (long.folder / name).read_bytes()] == []
+    assert run.summary | {"seconds": 0} == long.summary | {"seconds": 0}
+    assert json.loads((run.folder / "after-4-rounds" / "summary.json").read_text())["rounds"] == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rounds", "line"),
+    [
+        ({}, 1, "has 2 complete rounds; use a number above 2"),
+        ({"train_args.lr_schedule": "cosine"}, 3, "depend on this number (train_args.lr_schedule: cosine)"),
+        ({"method_args.method": "fedphp"}, 3, "depend on this number (method_args.method: fedphp)"),
+        ({"method_args.method": ["fedproc", "fedrs"]}, 3, "depend on this number (method_args.method: fedproc)"),
+    ],
+)
+def test_resume_refuses_rounds_that_would_change_results(overrides, rounds, line, tmp_path):
+    run = fl.run(fl.load(DIGITS, {"train_args.comm_round": 2} | overrides), tmp_path / "run", quiet=True, host="none")
+    before = {file: file.read_bytes() for file in run.folder.rglob("*") if file.is_file()}
+    with pytest.raises(LabelSkewError, match=f"--set train_args.comm_round={rounds}: .*{re.escape(line)}"):
+        run.resume(comm_round=rounds, quiet=True)
+    assert {file: file.read_bytes() for file in run.folder.rglob("*") if file.is_file()} == before
 
 
 def test_a_loop_of_ones_own_gives_the_same_run(finished, tmp_path):

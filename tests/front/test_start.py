@@ -1,7 +1,9 @@
 """Whole runs in real processes: the same numbers twice, after a kill, and after Ctrl-C; mistakes in one line."""
 
 import json
+import os
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -12,7 +14,9 @@ import pytest
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
+import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.recipe import yaml
 
 RECIPE = """\
 common_args: {{random_seed: 3}}
@@ -174,6 +178,45 @@ def test_an_interruption_leaves_a_checkpoint_and_a_line(start, finish, undisturb
     assert_same(undisturbed[0], tmp_path / "run")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["sp", "MPI", "GRPC"])
+def test_a_closed_terminal_leaves_a_checkpoint(backend, tmp_path):
+    kind = {"training_type": "cross_silo"} if backend == "GRPC" else {}
+    text = RECIPE.format(method="fedavg", rounds=15).replace("client_num_per_round: 4, ", "")
+    recipe = yaml.read(text.replace("client_num_in_total: 6", "client_num_in_total: 2"))[0]
+    recipe |= {"comm_args": {"backend": backend}, "partition_args": {"partition_method": "iid"}}
+    recipe["common_args"] |= kind
+    recipe["tracking_args"]["checkpoint_every"] = 100
+    (tmp_path / "recipe.yaml").write_text(yaml.write(recipe))
+    command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", "recipe.yaml", "--host", "none"]
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [*command, "--run-dir", "run"],
+        cwd=tmp_path,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    file = tmp_path / "run" / "metrics.jsonl"
+    while not (file.exists() and len(file.read_text().splitlines()) >= 2):
+        if select.select([ours], [], [], 0.01)[0]:
+            os.read(ours, 2**16)
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(60) == 130
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "stopped"
+    run = fl.open(tmp_path / "run")
+    assert (run.folder / "checkpoint" / "latest.safetensors").exists()
+    assert 2 <= len(run.metrics) < 15
+    alone = {"comm_args.backend": "sp", "common_args.training_type": "simulation"}
+    whole = fl.run(fl.load(tmp_path / "recipe.yaml", alone), tmp_path / "whole", quiet=True, host="none")
+    run.resume(quiet=True)
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (run.folder, whole.folder))
+    assert all(ours[name].equal(theirs[name]) for name in theirs)
+
+
 def test_a_run_that_is_under_way_is_resumed_by_nobody_else(start, finish, tmp_path):
     process = start(tmp_path, write(tmp_path, rounds=9999), "--run-dir", "run")
     wait_for_rounds(tmp_path / "run", 2, process)
@@ -214,8 +257,8 @@ MISTAKES = {
     "no such folder": "--resume {tmp}/nowhere",
     "no recipe.yaml": "--resume {tmp}/empty",
     "is no checkpoint": "--resume {tmp}/broken",
-    "belongs to another recipe": "{tmp}/other.yaml --resume {run}",
-    "train_args.epochs": "--resume {run} --set train_args.epochs=3",
+    "differs from the run's in method_args.method": "{tmp}/other.yaml --resume {run}",
+    "only train_args.comm_round can change": "--resume {run} --set train_args.epochs=3",
     "use one of them": "{recipe} --resume {run} --run-dir {tmp}/x",
     "dataset-fashion-mnist": "{recipe} --set data_args.dataset=fashion_mnist --set data_args.data_cache_dir={tmp}/no",
     "classes_per_client": "{recipe} --set partition_args.classes_per_client=11",
@@ -223,8 +266,9 @@ MISTAKES = {
     "no GPU": "{recipe} --set device_args.using_gpu=true --set device_args.gpu_ids=[63]",
     "no recipe given": "",
     "use it with --resume": "{recipe} --from-round 3",
+    "depend on this number (method_args.method: map); use": "--resume {run} --set train_args.comm_round=9",
     "there are those of": "--resume {run} --from-round 9",
-    "leave --dry-run away": "--resume {run} --from-round 8 --dry-run",
+    "remove --dry-run": "--resume {run} --from-round 8 --dry-run",
 }
 
 

@@ -69,6 +69,7 @@ def call(line, command=None):
         ("run --dry-run r.yaml", "ours r.yaml [] None True"),
         ("run paper/row --dry-run", "ours paper/row [] None True"),
         ("run quickstart", "ours quickstart [] None False"),
+        ("run quickstrat", "ours quickstrat [] None False"),  # which suggests the nearest recipe
         ("run --resume runs/x", "ours None [] runs/x False"),
         ("run --resume=runs/x", "ours None [] runs/x False"),
         ("run --resume runs/x --set a=1", "ours None ['a=1'] runs/x False"),
@@ -86,7 +87,7 @@ def test_who_gets_the_call(ours, line, output):
         assert result.output == output + "\n"
 
 
-TYPOS = ["run lst", "run somewhere/", "run --verson dev list", "run -x", "run -k", "run -v dev"]
+TYPOS = ["run lst", "run lsit", "run --verson dev list", "run -x", "run -k", "run -v dev"]
 
 
 @pytest.mark.parametrize("line", TYPOS)
@@ -230,8 +231,8 @@ def test_only_our_calls_leave_the_host_s_import_warnings_out_and_end_in_a_line(a
         ("fedml run --help", True),
         ("fedml run --set a.b=c r.yaml", True),
         ("/x/bin/fedml run quickstart --dry-run", True),
-        ("fedml run list", False),
-        ("fedml run lst", False),
+        ("fedml run quickstrat", True),
+        ("fedml run list", True),
         ("fedml launch r.yaml", False),
         ("fedml -h run r.yaml", False),
         ("labelskew run r.yaml", False),

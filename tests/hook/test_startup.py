@@ -91,8 +91,9 @@ def test_help_and_recipes_do_without_the_host(venv):
         assert " ".join(quick[1].removeprefix(stock).split()) == EPILOG
     assert answers(host=False)[0] == answers(host=True, **off)[0]  # no word at all
     assert answers("no/such.yaml", host=False) == (0, "ours no/such.yaml None\n", "")
+    assert answers("quickstrat", host=False) == (0, "ours quickstrat None\n", "")
     assert answers("--resume", "runs/x", host=False) == (0, "ours None runs/x\n", "")
-    for words in (["list", "--help"], ["-v", "dev", "list", "--help"], ["--bogus"], ["r"]):
+    for words in (["list", "--help"], ["-v", "dev", "list", "--help"], ["--bogus"], ["lst"]):
         assert answers(*words, host=True) == answers(*words, host=True, **off)
 
 

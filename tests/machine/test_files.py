@@ -8,7 +8,7 @@ import resource
 import pytest
 import torch
 
-from fl_labelskew_plugins.machine.files import replacing, write_text
+from fl_labelskew_plugins.machine.files import copied, replacing, write_text
 from fl_labelskew_plugins.plots import figure, save
 from fl_labelskew_plugins.tensors import save_atomic
 
@@ -25,6 +25,23 @@ def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path):
         raise KeyboardInterrupt
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_copied_over_a_link_of_the_same_file_leaves_no_part(tmp_path):
+    for _ in range(2):
+        (tmp_path / "a").write_text("x")
+        copied(tmp_path / "a", tmp_path / "b")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("private", "mode"), [(True, 0o600), (False, 0o640)])
+def test_save_atomic_keeps_private_tensors_private_and_else_follows_the_umask(private, mode, tmp_path):
+    before = os.umask(0o027)
+    try:
+        save_atomic({"x": torch.zeros(2)}, tmp_path / "a", private=private)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == mode
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from fl_labelskew_plugins.machine import signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", signals.ENDING)
 def test_a_signal_ends_a_block_at_once_or_when_it_is_done(number):
     done = []
 
@@ -32,13 +32,14 @@ def test_a_signal_ends_a_block_at_once_or_when_it_is_done(number):
     assert done == ["recorded"]
 
 
-def test_a_signal_that_is_ignored_stays_so():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a shell script's background
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])  # in a script's background, and after nohup
+def test_a_signal_that_is_ignored_stays_so(number):
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         with signals.interrupting(), signals.uninterrupted():
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
 
 
 def test_a_signal_comes_once_the_other_end_is_closed_and_not_before():

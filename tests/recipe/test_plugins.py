@@ -62,7 +62,7 @@ def test_a_mistake_is_one_line_and_shows_no_secret(item, line):
         ("wandb_key", "use the environment variable WANDB_API_KEY, "),
         ("wandb_project", "use trackers: [{wandb: {project: ...}}]"),
         ("run_name", "use trackers: [{wandb: {name: ...}}]"),
-        ("log_file_dir", "leave it away"),
+        ("log_file_dir", "remove this key"),
     ],
 )
 def test_the_hosts_own_keys_name_what_to_use(key, use):

@@ -26,7 +26,7 @@ from pathlib import Path
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins.machine.place import DOOR, RANKS, mpi_rank
-from fl_labelskew_plugins.machine.signals import handled
+from fl_labelskew_plugins.machine.signals import ENDING, handled, terminal_closed
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.machine.typed import GO_ON
 from fl_labelskew_plugins.recipe.compatibility import OPEN_MPI
@@ -127,7 +127,7 @@ def launch(
     with tempfile.TemporaryDirectory(prefix="labelskew-", dir=_short_folder()) as folder:
         door = f"{folder}/door"
         job = Job(_mpirun(mpirun, processes, command, hostfile), _environment(door) | environment)
-        with job, handled(signal.SIGINT, signal.SIGTERM, handler=lambda signum, frame: job.interrupt()):
+        with job, handled(*ENDING, handler=lambda signum, frame: job.interrupt()):
             job.watch()
     job.verdict(run_dir, environment.get(GO_ON, ""))
 
@@ -211,6 +211,7 @@ class Job:
 
     def interrupt(self) -> None:
         """Have everything end within ten seconds; called by a signal."""
+        terminal_closed()
         self.interrupted = True
         self._end()
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.engine.local import TEST_BATCH, LocalResult
+from fl_labelskew_plugins.engine.threads import warn_if_too_many
 from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.runs.host import Host
@@ -47,6 +48,7 @@ class MPI(Runtime):
             gpus, hostfile = devices.gpus(self.recipe, warn=True), self.recipe.comm.hostfile
             if hostfile is None:
                 workers = devices.workers(self.recipe, gpus)
+                warn_if_too_many(workers, self.recipe.device.threads)
                 devices.gpu_slots(self.recipe, workers)  # what is wrong with the GPUs is said before anything starts
             else:
                 workers = self._on_nodes(launch.slots(hostfile))

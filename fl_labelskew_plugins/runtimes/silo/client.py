@@ -331,7 +331,8 @@ class SiloClient(Manager):
             if personalised is not None:
                 name = f"silo {self.client + 1}"
                 said = model_file.about(self.session, round=last + 1, client=self.client, client_name=name)
-                model_file.save(personalised, self.run_folder.path / "personalised.safetensors", said)
+                file = self.run_folder.path / "personalised.safetensors"
+                model_file.save(personalised, file, said, private=True)
             method, samples = self.recipe.method_name, self.data.facts.samples
             about = {"run": self._run, "silo": self.rank, "method": method, "samples": samples}
             accuracy = self.run_folder.finish(self.session, **about, data=fingerprint(self.data.data)).get(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
+from fl_labelskew_plugins.engine.threads import warn_if_too_many
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe import parse as recipes
@@ -228,6 +229,7 @@ class CrossSilo(Runtime):
     def _all_here(self) -> None:
         """The server and every silo, each in a process of its own."""
         count = self.recipe.train.client_num_in_total
+        warn_if_too_many(count, self.recipe.device.threads)
         passphrase = self._passphrase_of_all(count)
         address = self.call.server or f"127.0.0.1:{free_port()}"
         self.show.note(

@@ -85,7 +85,7 @@ def run_all(
     bound = SHARE * free_memory() if memory is None else memory * 1e9
     begun = sum(state == "begun" for state in states.values())
     say(
-        f"{counted(len(planned), 'run')}: {len(planned) - len(left)} done, {begun} to go on with; at most {slots} "
+        f"{counted(len(planned), 'run')}: {len(planned) - len(left)} finished, {begun} to resume; at most {slots} "
         f"at a time, in {bound / 1e9:.1f} GB"
     )
     return Crew(planned, left, slots, bound, say, host, pause).work() if left else []
@@ -111,7 +111,7 @@ def run_here(run: Planned, say: Say, host: str | None = None) -> None:
     except locks.HeldError as error:
         say(f"{what}  is left to {error.holder}, which is at it")
     else:
-        say(f"{what}  {_result(run)}  {clock(time.monotonic() - begun)}" if new else f"{what}  done before")
+        say(f"{what}  {_result(run)}  {clock(time.monotonic() - begun)}" if new else f"{what}  finished before")
 
 
 def default_jobs(planned: Sequence[Planned]) -> int:
@@ -207,7 +207,7 @@ class Crew:
             run = self.waiting[0]
             if run.folder.summary.exists():
                 self.left -= 1
-                self.say(f"{self._number()}  {run.name}  done by another process")
+                self.say(f"{self._number()}  {run.name}  finished by another process")
             elif holder := locks.held_by(run.folder.path):
                 elsewhere[run.name] = holder
                 self.waiting.append(run)
@@ -306,7 +306,7 @@ def _visible(gpu: int) -> str:
 def _result(run: Planned) -> str:
     """The last round's measures of a run that is done."""
     lines = read_lines(run.folder.metrics)
-    return in_words(lines[-1] | {"loss_terms": {}}) if lines else "done"
+    return in_words(lines[-1] | {"loss_terms": {}}) if lines else "finished"
 
 
 def _tidy(file: Path) -> None:

@@ -171,7 +171,7 @@ def _run(words: Sequence[str], planned: Sequence[plan.Planned], *, quiet: bool) 
         code = process.wait()
     except KeyboardInterrupt:
         done = sum(run.folder.summary.exists() for run in planned)
-        raise KeyboardInterrupt(f"interrupted: {done} of {counted(len(planned), 'run')} done") from None
+        raise KeyboardInterrupt(f"interrupted: {done} of {counted(len(planned), 'run')} finished") from None
     finally:
         end([process], crew.GRACE + 10)
     if code == LabelSkewError.exit_code:

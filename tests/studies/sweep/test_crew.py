@@ -103,7 +103,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
 
     threading.Thread(target=interrupt).start()
     stopped = call(*command, code=130)
-    assert re.search(r"interrupted: 0 of 3 runs done; to go on: labelskew", stopped.stderr)
+    assert re.search(r"interrupted: 0 of 3 runs finished; to go on: labelskew", stopped.stderr)
     assert "Traceback" not in stopped.output
     begun = out / names[0]
     checkpoint = begun / "checkpoint" / "latest.safetensors"
@@ -114,7 +114,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
     checkpoint.write_bytes(b"junk")
     partly = call(*command, code=1)
     lines = partly.stdout.splitlines()
-    assert lines[0].startswith("3 runs: 0 done, ")
+    assert lines[0].startswith("3 runs: 0 finished, ")
     assert {line.split()[1] for line in lines[1:4]} == set(names)
     assert lines[3].startswith("3/3  ")
     failed = re.search(rf"^failed: {names[0]}: (.*)$", partly.stderr, re.MULTILINE)[1]
@@ -124,7 +124,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
 
     checkpoint.write_bytes(good)
     lines = call(*command).stdout.splitlines()
-    assert lines[0].startswith("3 runs: 2 done, 1 to go on with")
+    assert lines[0].startswith("3 runs: 2 finished, 1 to resume")
     assert lines[1].startswith(f"3/3  {names[0]}  accuracy ")
     assert lines[2].split()[:3] == ["method", "data", "partition"]
     assert [line.split()[0] for line in lines[3:5]] == ["fedavg", "fedlc"]
@@ -133,7 +133,7 @@ def test_a_sweep_is_interrupted_fails_in_part_and_is_done_at_last(write, tmp_pat
 
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
     again = call(*command).stdout.splitlines()
-    assert again[0].startswith("3 runs: 3 done, 0 to go on with")
+    assert again[0].startswith("3 runs: 3 finished, 0 to resume")
     assert again[1:] == lines[2:]
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     other = call("sweep", file, "--out", out, "--set", "train_args.comm_round=3", code=2)
@@ -184,9 +184,9 @@ def test_nothing_but_one_line_when_it_is_interrupted_while_it_still_imports(writ
     os.killpg(process.pid, number)
     assert process.wait() == 130
     first, *rest = process.text.splitlines()
-    assert first.startswith("3 runs: 0 done")
+    assert first.startswith("3 runs: 0 finished")
     assert len(rest) == 1
-    assert rest[0].startswith("interrupted: 0 of 3 runs done; to go on: ")
+    assert rest[0].startswith("interrupted: 0 of 3 runs finished; to go on: ")
     assert [file.name for file in out.iterdir()] == ["sweep.json"]
     while processes_of(process.pid):  # what imported has gone, too
         assert time.monotonic() < until
@@ -237,7 +237,7 @@ def test_a_folder_that_was_begun_and_holds_no_recipe_is_begun_anew(write, tmp_pa
     planned.folder.create()
     planned.folder.write_json("environment.json", {"run": "broken off"})
     (planned.folder.path / "partition.png.part").write_bytes(b"half")
-    assert call("sweep", file, "--out", out).stdout.startswith("1 run: 0 done, 0 to go on with")
+    assert call("sweep", file, "--out", out).stdout.startswith("1 run: 0 finished, 0 to resume")
     assert planned.folder.run_id() != "broken off"
     assert not list(planned.folder.path.glob("*.part"))
     assert (rounds(planned.folder.path), plan.states_of([planned])) == (2, {"one": "done"})

@@ -105,7 +105,7 @@ def test_sweep_runs_resumes_and_reports_what_failed(tmp_path, monkeypatch, capsy
     assert table["common_args.random_seed"].tolist() == [0, 1, 2]
     assert not [name for name in table if name.startswith("device_args")]
     told = capsys.readouterr().out
-    assert "3 runs: 0 done, 0 to go on with; at most 2 at a time" in told
+    assert "3 runs: 0 finished, 0 to resume; at most 2 at a time" in told
     assert "failed: seed2: run directory" in told
 
     monkeypatch.setattr(subprocess, "Popen", None)  # nothing is left to run, so no process is needed
@@ -125,6 +125,6 @@ def test_sweep_is_interrupted_with_a_checkpoint(tmp_path):
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGINT)
     _, told = process.communicate(timeout=60)
-    assert told.endswith("KeyboardInterrupt: interrupted: 0 of 3 runs done\n")
+    assert told.endswith("KeyboardInterrupt: interrupted: 0 of 3 runs finished\n")
     assert fl.open(tmp_path / "out" / "seed0").metrics.index.max() < 3999
     assert (tmp_path / "out" / "seed0" / "checkpoint" / "latest.safetensors").exists()

@@ -68,7 +68,7 @@ def test_a_task_for_each_run_that_nobody_has_done_or_is_doing(dry, write, tmp_pa
     with locks.alone(first.folder.path):
         assert options(dry("--set-sbatch", "array=%4"))["array"] == "2%4"
         finish(third)
-        assert dry() == "3 runs: 2 done, 1 being done; nothing to submit\n"
+        assert dry() == "3 runs: 2 finished, 1 running; nothing to submit\n"
 
 
 def test_what_a_run_needs_and_what_its_user_wants(dry):
@@ -130,7 +130,7 @@ def test_a_node_dies_and_a_time_limit_comes_near_and_all_runs_are_done_once(writ
     comment = r"""it's 50 % "x" # $HOME `id` \n"""
     wanted = [f"comment={comment}", "cpus-per-task=2"]  # one to a node
     first, *_ = call(*command, *words_of(wanted), **slurm.environment).stdout.splitlines()
-    assert first == "2 runs: 0 done, 0 being done; job 1 has 2 tasks"
+    assert first == "2 runs: 0 finished, 0 running; job 1 has 2 tasks"
     assert slurm.call("squeue", "--noheader", "--format=%k").stdout.splitlines()[0] == comment
 
     runs = plan.plan(write(), only=["seed0"], out=out)
@@ -140,7 +140,7 @@ def test_a_node_dies_and_a_time_limit_comes_near_and_all_runs_are_done_once(writ
     node, began = slurm.call("squeue", "--noheader", "--format=%N", "--job=1_1").stdout.strip(), runs[1].folder.run_id()
     slurm.kill(node)
     slurm.until(lambda: not slurm.call("squeue", "--noheader").stdout, 120)
-    assert call(*command, **slurm.environment).output == "2 runs: 2 done, 0 being done; nothing to submit\n"
+    assert call(*command, **slurm.environment).output == "2 runs: 2 finished, 0 running; nothing to submit\n"
     assert runs[1].folder.run_id() == began  # gone on with, not begun anew
     for number, run in enumerate(runs):
         assert [line["round"] for line in read_lines(run.folder.metrics)] == [*range(rounds)]
@@ -148,5 +148,5 @@ def test_a_node_dies_and_a_time_limit_comes_near_and_all_runs_are_done_once(writ
         assert " Restarts=1 " in told
         assert f" BatchHost={node} " not in told
         log = (out / "_logs" / f"slurm-1_{number}.txt").read_text()
-        assert log.count("interrupted: 0 of 1 runs done; to go on: ") == (number == 0)
+        assert log.count("interrupted: 0 of 1 runs finished; to go on: ") == (number == 0)
         assert log.count(f"task {number}  {run.name}  accuracy ") == 1
