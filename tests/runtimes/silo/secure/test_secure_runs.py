@@ -98,12 +98,14 @@ def test_too_few_are_left_until_the_killed_one_is_back(secure, sp_weights, step,
 
 
 def test_a_server_killed_and_resumed(secure, sp_weights):
-    federation = secure("train_args.comm_round=6", "train_args.epochs=20")
+    rounds = ["train_args.comm_round=6", "train_args.epochs=20"]
+    federation = secure(*rounds, "validation_args.per_client=true", "comm_args.send_measures=true")
     server, silos = federation.server(), federation.silos()
     server.says("round 2/6")
     server.kill()
     finished(federation.server(resume=True), *silos)
-    same(federation.weights(), sp_weights(SECURE, "train_args.comm_round=6", "train_args.epochs=20"))
+    same(federation.weights(), sp_weights(SECURE, *rounds))
+    assert all(POOLED in line for line in federation.lines())
     (opened,) = (line for line in audited(federation.run_dir, "sum") if "round" not in line)
     assert opened["silos"] == [1, 2, 3]  # once in a run
 
