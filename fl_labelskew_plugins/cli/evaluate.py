@@ -10,7 +10,7 @@ import click
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, writing
-from fl_labelskew_plugins.cli.options import BEST, CLIENT, FOLDER, MODEL, PATH
+from fl_labelskew_plugins.cli.options import BEST, CLIENT, FOLDER, MODEL, NETWORK, PATH
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import counted
 
@@ -25,9 +25,10 @@ SHOWN = 20
 @click.option("--json", "as_json", is_flag=True, help="Print all measures as JSON; shares between 0 and 1.")
 @BEST
 @CLIENT
+@NETWORK
 @guarded
 def evaluate_command(
-    place: Path, data: Path, out: Path | None, *, as_json: bool, best: bool, client: str | None
+    place: Path, data: Path, out: Path | None, *, as_json: bool, best: bool, client: str | None, network: str | None
 ) -> None:
     """Test a trained model on the test part of DATA, which lies as the training's data did.
 
@@ -38,7 +39,7 @@ def evaluate_command(
     from fl_labelskew_plugins.trained.evaluate import evaluate
     from fl_labelskew_plugins.trained.network import file_of, load
 
-    result = evaluate(load(file_of(place, best=best, client=client)), data)
+    result = evaluate(load(file_of(place, best=best, client=client), code=network), data)
     click.echo(json.dumps(result, indent=2) if as_json else "\n\n".join(_parts(result)))
     if out is not None:
         from fl_labelskew_plugins.plots import confusion

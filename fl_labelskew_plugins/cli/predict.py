@@ -11,7 +11,7 @@ from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, writing
-from fl_labelskew_plugins.cli.options import BEST, CLIENT, FILE, MODEL, PATH
+from fl_labelskew_plugins.cli.options import BEST, CLIENT, FILE, MODEL, NETWORK, PATH
 from fl_labelskew_plugins.machine.text import counted
 
 
@@ -25,6 +25,7 @@ from fl_labelskew_plugins.machine.text import counted
 )
 @BEST
 @CLIENT
+@NETWORK
 @guarded
 def predict_command(
     place: Path,
@@ -35,6 +36,7 @@ def predict_command(
     *,
     best: bool,
     client: str | None,
+    network: str | None,
 ) -> None:
     """Have a trained model predict the class of every INPUT: pictures, folders of pictures, or .npz files with x.
 
@@ -49,7 +51,7 @@ def predict_command(
     from fl_labelskew_plugins.trained import predict
     from fl_labelskew_plugins.trained.network import file_of, load
 
-    trained = load(file_of(place, best=best, client=client))
+    trained = load(file_of(place, best=best, client=client), code=network)
     listed = files.listed(inputs)
     head, done = predict.columns(top), 0
     shown: list[predict.Row] = []

@@ -35,7 +35,7 @@ def describe(session: Session) -> str:
         [
             f"{recipe.name}: {recipe.method_name} with {optimizer}{WHOSE[source]}, {recipe.comm.backend}",
             f"data: {recipe.data.dataset}, {of_classes(session.class_names, counts, sum(sizes))}, {held}",
-            f"network: {recipe.model.model}, {numbers} parameters, {size:.2f} MB a message, {federation.num_features} "
+            f"network: {recipe.network_name}, {numbers} parameters, {size:.2f} MB a message, {federation.num_features} "
             f"features",
             *compatibility.overruled(recipe, session.trainer.model),
         ]
