@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
-from fl_labelskew_plugins.machine.text import counted, few, ranged
+from fl_labelskew_plugins.data.stats import IMAGENET
+from fl_labelskew_plugins.machine.text import clean, counted, few, ranged
 from fl_labelskew_plugins.recipe import compatibility
+from fl_labelskew_plugins.recipe.network_file import files
 from fl_labelskew_plugins.runs.progress import clock
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, of_classes
@@ -16,7 +18,7 @@ WHOSE = {"own": "", "corrected": " (the host's, corrected)", "host": " (the host
 
 
 def describe(session: Session) -> str:
-    """What is about to run, in three lines, or four where the optimiser overrules the method."""
+    """What is about to run, in three lines, or more: first weights, and an optimiser that overrules the method."""
     recipe, federation = session.recipe, session.federation
     sizes = [n for n in session.sizes if n]
     held = f"{counted(len(sizes), 'client')} of {ranged(sizes, 'sample')}" if sizes else "clients yet to come"
@@ -37,9 +39,19 @@ def describe(session: Session) -> str:
             f"data: {recipe.data.dataset}, {of_classes(session.class_names, counts, sum(sizes))}, {held}",
             f"network: {recipe.network_name}, {numbers} parameters, {size:.2f} MB a message, {federation.num_features} "
             f"features",
+            *_first_weights(session),
             *compatibility.overruled(recipe, session.trainer.model),
         ]
     )
+
+
+def _first_weights(session: Session) -> list[str]:
+    """A line for weights from a file."""
+    if (made_of := files(session.recipe).get("weights")) is None:
+        return []
+    normalised = (session.mean, session.std) == IMAGENET
+    hint = "" if normalised else "; ImageNet's weights expect data_args.mean: imagenet"
+    return [f"first weights: {clean(made_of['file'], 4096)}; the classifier begins at random{hint}"]
 
 
 def table(record: Record) -> str:

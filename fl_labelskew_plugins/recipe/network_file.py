@@ -71,7 +71,9 @@ class Function:
         """The function itself; the file's code runs here, of a path exactly the content that was checked."""
         if self.module:
             module = importlib.import_module(self.module)
-        elif (name := f"labelskew_network_{self.sha256}") in sys.modules:
+        elif (
+            name := f"labelskew_network_{hashlib.sha256(bytes(self.file) + self.content).hexdigest()}"
+        ) in sys.modules:
             module = sys.modules[name]
         else:
             spec = importlib.util.spec_from_loader(name, _Loader(self), origin=str(self.file))
@@ -130,7 +132,7 @@ class FunctionNetwork(Network):
             raise LabelSkewError(f"model_args.model: {self.function}: {clean(failure(error), 300)}{place}") from error
         if not isinstance(module, nn.Module):
             what = f"{self.function} returned {type(module).__name__}"
-            raise mistake("model_args.model", what, "return with a torch.nn.Module")
+            raise mistake("model_args.model", what, "a function that returns a torch.nn.Module")
         return ModuleNetwork(module).build(input_shape, num_classes)
 
 
