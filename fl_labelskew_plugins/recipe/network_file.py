@@ -170,8 +170,8 @@ def _file_of(module: str) -> Path:
     path, spec = None, None
     for count in range(1, module.count(".") + 2):
         name = ".".join(module.split(".")[:count])
-        found = (finder.find_spec(name, path, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
-        spec = next((one for one in found if one is not None), None)
+        specs = (finder.find_spec(name, path, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next((spec for spec in specs if spec is not None), None)
         path = None if spec is None else spec.submodule_search_locations
         if spec is None or (path is None and name != module):
             raise mistake(clean(module), f"there is no module {clean(name)} here", FORM)
