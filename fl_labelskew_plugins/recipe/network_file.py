@@ -68,14 +68,13 @@ class Function:
         return FunctionNetwork(self, params)
 
     def loaded(self) -> Callable[..., Any]:
-        """The function itself; the file's code runs here, of a path exactly the content that was checked."""
-        if self.module:
-            module = importlib.import_module(self.module)
-        elif (
-            name := f"labelskew_network_{hashlib.sha256(bytes(self.file) + self.content).hexdigest()}"
-        ) in sys.modules:
-            module = sys.modules[name]
-        else:
+        """The function itself; exactly the content that was checked runs here, even if a module changed since."""
+        parent = self.module.rpartition(".")[0]
+        digest = hashlib.sha256(bytes(self.file) + self.content).hexdigest()
+        name = f"{parent}.labelskew_network_{digest}".lstrip(".")  # relative imports count from the parent
+        if parent:
+            importlib.import_module(parent)
+        if (module := sys.modules.get(name)) is None:
             spec = importlib.util.spec_from_loader(name, _Loader(self), origin=str(self.file))
             assert spec is not None
             spec.has_location = True  # code may look at its __file__

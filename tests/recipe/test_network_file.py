@@ -145,7 +145,13 @@ def test_a_function_of_a_package_is_found_without_importing_it(folder, monkeypat
     (folder / "house_of_nets" / "nets.py").write_text(
         "from .base import Net\n\n\ndef make(shape, classes):\n    return Net(shape[0], classes)\n"
     )
+    with pytest.raises(LabelSkewError, match=r"house_of_nets.nets:make returned NoneType"):
+        made.build((4,), 3)  # what was checked runs, which has no network yet
+    made = network("house_of_nets.nets:make")
     assert made.build((4,), 3).classifier.out_features == 3
+    (folder / "house_of_nets" / "nets.py").write_text("def make(shape, classes):\n    return 1\n")
+    with pytest.raises(LabelSkewError, match="returned int"):  # as in a notebook, where the module was imported before
+        network("house_of_nets.nets:make").build((4,), 3)
 
 
 class Stop:
@@ -175,7 +181,7 @@ def test_a_run_goes_on_with_the_same_file_alone_and_its_model_is_that_of_the_fun
 
 def test_a_models_file_chooses_no_code(folder, monkeypatch):
     run = fl.run(DIGITS | {"model_args": {"model": "net.py:make_network"}}, "run", quiet=True, host="none")
-    for name in [name for name in sys.modules if name.startswith("labelskew_network_")]:
+    for name in [name for name in sys.modules if "labelskew_network_" in name]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setenv("NETWORK_RAN", str(folder / "ran"))
     with pytest.raises(
