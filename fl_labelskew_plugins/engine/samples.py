@@ -62,10 +62,9 @@ class Samples:
         generator = torch.Generator().manual_seed(seed or 0)
         for index in batches:
             stored = self._stored(index)
-            yield (
-                index,
-                self._normalise(stored if seed is None or self._augment is None else self._augment(stored, generator)),
-            )
+            if seed is not None and self._augment is not None:
+                stored = self._augment(stored, generator)
+            yield index, self._normalise(stored)
 
 
 class Normalise:
