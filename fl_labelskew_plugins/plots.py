@@ -92,6 +92,7 @@ def curves(
         ("accuracy", f"global model, {tests}"),
         ("client_accuracy_mean", "global model, mean of clients' own test splits"),
         ("client_accuracy_worst", "global model, worst of them"),
+        ("client_accuracy_pooled", "global model, clients' own test splits together"),
         ("personalised_accuracy", f"{own_models}, own test splits"),
     ):
         points = [(line["round"] + 1, 100 * line[key]) for line in lines if line.get(key) is not None]
@@ -99,7 +100,7 @@ def curves(
             left.plot(*zip(*points, strict=True), marker="." if len(points) < 40 else None, label=label)
     left.set(xlabel="round", ylabel="accuracy in %", title=title, ylim=PERCENT)
     if left.lines:
-        left.legend(loc="lower right")
+        left.legend()
     tested = [line for line in lines if line.get("loss") is not None]
     if tested:
         right.plot([t["round"] + 1 for t in tested], [t["loss"] for t in tested], label="test cross-entropy")
@@ -163,8 +164,9 @@ def compare(
     *,
     methods: Mapping[str, str] | None = None,
     width: float | None = None,
+    tested: str = "",
 ) -> None:
-    """Global accuracy over the rounds: a line for the mean over the seeds, a band of one sample std around it.
+    """Accuracy over the rounds: a line for the mean over the seeds, a band of one sample std around it.
 
     A chart for each setting, on shared axes, and one legend; a PNG, PDF or SVG file, by the suffix.
 
@@ -173,6 +175,7 @@ def compare(
         path: the file.
         methods: of each label, which :func:`looks` goes by; default: the labels themselves.
         width: of a paper's column, in inches, for a picture of just that with letters of 7 and 8 points.
+        tested: the samples that it is measured on, for the axis; default: it says nothing.
     """
     percent = {
         setting: {
@@ -181,7 +184,8 @@ def compare(
         }
         for setting, groups in settings.items()
     }
-    charts({"accuracy in %": percent}, path, methods=methods, width=width, limits=(0, 100))
+    measure = f"accuracy in % ({tested})" if tested else "accuracy in %"
+    charts({measure: percent}, path, methods=methods, width=width, limits=(0, 100))
 
 
 def charts(

@@ -64,7 +64,9 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
     if not room:
         return table.plain(head, cells, wrap=False)
     names = texts.columns.tolist()
-    stay = range(len(head)) if columns or pivot else table.fitting(names, cells, LEAST, room)
+    # without a global test, the clients' differences matter more than ranks
+    least = sorted(LEAST, key=("worst client", "spread").__contains__) if "test" in names else LEAST
+    stay = range(len(head)) if columns or pivot else table.fitting(names, cells, least, room)
     head, *lines = [[row[i] for i in stay] for row in (head, *cells, *styles)]
     text = table.plain(head, lines[: len(cells)], lines[len(cells) :], wrap=False)
     left_out = ", ".join(name for i, name in enumerate(names) if i not in stay)
@@ -145,12 +147,15 @@ def check_plot(path: Path | None, size: str | None, diagnostic: str | None) -> N
 def draw(rows: DataFrame, path: Path, size: str | None, diagnostic: str | None) -> None:
     """Draw the rows' accuracies, or a diagnostic."""
     from fl_labelskew_plugins.plots import compare
+    from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
     from fl_labelskew_plugins.studies import diagnosed, report
 
     width = SIZES[size] if size else None
     with writing(path):
         if diagnostic is None:
-            compare(report.curves(rows), path, methods=report.methods(rows), width=width)
+            of_clients = rows["test"].nunique() == 1 and rows["test"][0] != NAMED[GLOBAL].name
+            tested = rows["test"][0] if of_clients else ""  # of several, names of settings say it
+            compare(report.curves(rows), path, methods=report.methods(rows), width=width, tested=tested)
         else:
             diagnosed.plot(rows, diagnostic, path, width=width)
 

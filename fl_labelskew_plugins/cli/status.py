@@ -16,6 +16,7 @@ from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.options import PATH
 from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 
 HEAD = ("silo", "name", "state", "since", "last upload", "bytes in", "bytes out", "address")
 
@@ -89,6 +90,8 @@ def _run_row(name: str, known: dict[str, Any]) -> list[str]:
         rounds = f"{known.get('rounds_done', 0)}/{known.get('rounds') or '?'}" if "rounds_done" in known else ""
         accuracy = known.get("accuracy")
         percent = "" if accuracy is None else f"{100 * accuracy:.2f} %"
+        if percent and known["measure"] != GLOBAL:
+            percent += f" ({NAMED[known['measure']].name})"
     except (ArithmeticError, TypeError, ValueError):
         return [name, status.UNREADABLE, "", "", "metrics.jsonl was changed or damaged"]
     return [name, state, rounds, percent, clean(known.get("held_by") or known.get("why") or "", 1000)]
@@ -105,6 +108,8 @@ def _lines(known: dict[str, Any]) -> list[str]:
     lines.append(f"rounds done: {known['rounds_done']}" + (f" of {known['rounds']}" if known["rounds"] else ""))
     if known["accuracy"] is not None:
         lines[-1] += f"; accuracy {100 * known['accuracy']:.2f} % after round {known['accuracy_round']}"
+        if known["measure"] != GLOBAL:
+            lines.append(f"tested on: {NAMED[known['measure']].samples}")
     if waiting := known["waiting_for"]:
         lines.append(f"waiting for silos {', '.join(map(str, waiting['silos']))} ({waiting['what']})")
     lines += [f"{label}: {known[key]}" for label, key in (("why", "why"), ("to go on", "go_on")) if known[key]]

@@ -19,6 +19,7 @@ from fl_labelskew_plugins.recipe import parse, yaml
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.objects import plugins
 from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.measure import main_measure, main_tests
 from fl_labelskew_plugins.runs.progress import Hear
 from fl_labelskew_plugins.runs.session import loaded
 
@@ -188,9 +189,13 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy of the global model in the last test, between 0 and 1; None before the first one."""
-        tested = [line["accuracy"] for line in read_lines(self._folder.metrics) if "accuracy" in line]
-        return tested[-1] if tested else None
+        """Main accuracy of the global model in the last test, between 0 and 1; None before the first one.
+
+        It is that on the global test set or, if there is none, on the clients' test splits (``summary["measure"]``).
+        """
+        lines = read_lines(self._folder.metrics)
+        tests = main_tests(lines)
+        return tests[-1][main_measure(lines).key] if tests else None
 
     @property
     def metrics(self) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from fl_labelskew_plugins.data.stats import IMAGENET
 from fl_labelskew_plugins.machine.text import clean, counted, few, ranged
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.network_file import files
+from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 from fl_labelskew_plugins.runs.progress import clock
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, of_classes
@@ -59,14 +60,16 @@ def table(record: Record) -> str:
     result = json.loads(record.folder.summary.read_text())
     rows = []
     if "final_accuracy" in result:
+        measure = NAMED[result.get("measure", GLOBAL)]
+        if measure.key != GLOBAL:
+            rows.append(("tested on", measure.samples))
         tests = counted(result["last_tests"], "test").removeprefix("1 ")
         mean = f"{100 * result['last_mean']:.2f} % (std {100 * result['last_std']:.2f})"
-        rows = [
-            ("accuracy, last round", f"{100 * result['final_accuracy']:.2f} %"),
-            (f"accuracy, last {tests}", mean),
-            ("balanced accuracy, same tests", f"{100 * result['balanced_last_mean']:.2f} %"),
-            ("best accuracy", f"{100 * result['best_accuracy']:.2f} % in round {result['rounds_to_best']}"),
-        ]
+        rows.append(("accuracy, last round", f"{100 * result['final_accuracy']:.2f} %"))
+        rows.append((f"accuracy, last {tests}", mean))
+        if "balanced_last_mean" in result:
+            rows.append(("balanced accuracy, same tests", f"{100 * result['balanced_last_mean']:.2f} %"))
+        rows.append(("best accuracy", f"{100 * result['best_accuracy']:.2f} % in round {result['rounds_to_best']}"))
     for key, label in (
         ("personalised_last_mean", f"{record.session.own_models}, own test splits"),
         ("private_models_accuracy", "inherited private models"),
@@ -75,14 +78,15 @@ def table(record: Record) -> str:
             rows.append((label, f"{100 * result[key]:.2f} %"))
     for key, label in (("client_accuracy", "accuracy"), ("client_balanced_accuracy", "balanced accuracy")):
         if key in result:
-            names = record.session.trainer.names
+            names = _short_names(record.session)
             shares = [f"{names[k]} {share}" if names else share for k, share in enumerate(map(_percent, result[key]))]
             rows.append((f"{label}, each client's tests", (", " if names else " ").join(shares)))
     own_models = record.session.own_models
     for key, label in (("client_accuracy", "global model"), ("client_personalised_accuracy", own_models)):
         if f"{key}_mean" in result:
             mean, std, worst = (f"{100 * result[f'{key}_{part}']:.2f}" for part in ("mean", "std", "worst"))
-            text = f"mean {mean} % (std {std}), worst {worst} %: {result[f'{key}_worst_client']}"
+            name = result[f"{key}_worst_client"]
+            text = f"all {mean} %" if worst == mean else f"mean {mean} % (std {std}), worst {worst} %: {name}"
             rows.append((f"{label}, over the clients", text))
     if "opening_left_out" in result:
         silos = " ".join(str(client + 1) for client in result["opening_left_out"])
@@ -91,6 +95,13 @@ def table(record: Record) -> str:
     rows.append(("time", clock(result["seconds"])))
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"  {label:<{width}}  {value}" for label, value in rows)
+
+
+def _short_names(session: Session) -> dict[int, str]:
+    """Names of clients by their number, of silos without their rank if they have another; empty: only numbers."""
+    if session.clients is not None:
+        return dict(session.trainer.names)
+    return {k: name.partition(", ")[2] or name for k, name in enumerate(session.client_names)}
 
 
 def _percent(share: float | None) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fl_labelskew_plugins.machine.text import clean, counted, ranged
 from fl_labelskew_plugins.recipe import compatibility
+from fl_labelskew_plugins.runs.measure import NAMED
 from fl_labelskew_plugins.runs.session import Session, made_up
 
 USE = """\
@@ -22,6 +23,8 @@ labelskew export . --format onnx --out model.onnx
 ```
 
 From Python: `fl.open(".").predict(x)`, after `import fl_labelskew_plugins as fl`."""
+MOST_NAMES, MOST_CLIENTS = 100, 50
+"""Class names and clients that a card lists."""
 WITH_BEST = " With `--best` a command takes `best.safetensors` in place of `model.safetensors`."
 
 
@@ -63,7 +66,7 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
         f"A network, {what}, trained by federated learning (fl-labelskew-plugins).",
         "\n".join(files),
         "## Data",
-        *_data(session),
+        *_data(session, result),
         "## Training",
         _table(("what", "which"), how),
         *(["\n".join(f"- {code(line)}" for line in deviations)] if deviations else []),
@@ -91,14 +94,19 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows))
 
 
-def _data(session: Session) -> list[str]:
+def _data(session: Session, result: Mapping[str, Any]) -> list[str]:
     """Samples by class; across silos, where nobody may know that, how many there are in all."""
     names, test = session.class_names, session.trainer.test.y
     tested = test.bincount(minlength=len(names)).tolist()
     whose = [n for n in session.sizes if n]
     number = "Training samples" if session.recipe.sums_alone else counted(sum(whose), "training sample")
     training = f"{number} of {counted(len(whose), 'client')}"
-    lines = [f"{training}, {counted(len(test), 'test sample')}, {counted(len(names), 'class', 'classes')}."]
+    tests = counted(len(test), "test sample")
+    if not len(test):
+        known = sum(row["test_samples"] or 0 for row in result.get("clients", ()))
+        known = result.get("client_test_samples", known)
+        tests = f"{counted(known, 'test sample')} at the clients" if known else "no known test samples"
+    lines = [f"{training}, {tests}, {counted(len(names), 'class', 'classes')}."]
     rows = [[code(name), str(n)] for name, n in zip(names, tested, strict=True)]
     head = ["class", "test samples"]
     if (clients := session.clients) is not None:
@@ -106,7 +114,8 @@ def _data(session: Session) -> list[str]:
         totals, holders = clients.counts.sum(0).tolist(), (clients.counts > 0).sum(0).tolist()
         rows = [[row[0], str(n), str(k), row[1]] for row, n, k in zip(rows, totals, holders, strict=True)]
     elif not len(test):
-        return [*lines, "The samples are the silos'; their classes are not counted here."]
+        lines.append("The samples are the silos'; their classes are not counted here. The classes:")
+        return [*lines, ", ".join(map(code, names[:MOST_NAMES])) + ", ..." * (len(names) > MOST_NAMES)]
     else:
         lines.append("The training samples are the silos'; their classes are not counted here.")
     return [*lines, _table(head, rows)]
@@ -119,9 +128,10 @@ def _numbers(session: Session, lines: Sequence[Mapping[str, Any]], result: Mappi
             ("accuracy after the last round", _percent(result["final_accuracy"])),
             (f"the same, mean and std of the last {counted(result['last_tests'], 'test')}",
              f"{_percent(result['last_mean'])}, {_percent(result['last_std'])}"),
-            ("balanced accuracy, mean of the same tests", _percent(result["balanced_last_mean"])),
             (f"best accuracy, after round {result['rounds_to_best']}", _percent(result["best_accuracy"])),
         ]  # fmt: skip
+        if "balanced_last_mean" in result:
+            rows.append(("balanced accuracy, mean of the same tests", _percent(result["balanced_last_mean"])))
     if "client_accuracy_mean" in result:
         mean, worst = _percent(result["client_accuracy_mean"]), _percent(result["client_accuracy_worst"])
         rows.append(("accuracy on clients' own test parts after the last round, mean and worst", f"{mean}, {worst}"))
@@ -132,6 +142,17 @@ def _numbers(session: Session, lines: Sequence[Mapping[str, Any]], result: Mappi
         label = "inherited private models, as they were kept, likewise"
         rows.append((label, _percent(result["private_models_accuracy"])))
     parts = [_table(("measure", "value"), rows)] if rows else ["The global model was not tested here."]
+    if "final_accuracy" in result:
+        parts.insert(0, f"Accuracy is that on {NAMED[result['measure']].samples}.")
+    if clients := result.get("clients", [])[:MOST_CLIENTS]:
+        head = ("client", "training samples", "test samples", "accuracy after the last round")
+        table = [
+            (code(row["name"]), *(str(row[key] or "-") for key in ("training_samples", "test_samples")),
+             _percent(row["accuracy"])) for row in clients
+        ]  # fmt: skip
+        parts.append(_table(head, table))
+        if len(result["clients"]) > len(clients):
+            parts.append(f"These are {len(clients)} of {len(result['clients'])} clients; `summary.json` has all.")
     tests = [line["recall"] for line in lines if "recall" in line]
     if tests:
         recalls = [(code(name), _percent(r)) for name, r in zip(session.class_names, tests[-1], strict=True)]
@@ -157,9 +178,10 @@ def _limits(session: Session, result: Mapping[str, Any], *, best: bool) -> list[
         if nobody:
             limits.append(f"No client holds {', '.join(nobody[:20])}: the model has never seen it.")
     if "final_accuracy" in result:
-        limits.append("The test part came with the training part; data of other sources may give other numbers.")
+        limits.append("The test samples came with the training samples; other sources may give other numbers.")
         chosen = "`best.safetensors` and the best accuracy were" if best else "The best accuracy was"
-        limits.append(f"{chosen} chosen on the global test part itself, so that number is optimistic.")
+        where = NAMED[result["measure"]].samples
+        limits.append(f"{chosen} chosen on the test samples themselves ({where}), so that number is optimistic.")
         limits.append("It is one run with one seed; another seed gives other numbers.")
     limits.append(
         "Probabilities are those of the softmax; whether they are as often right as they say was not checked."

@@ -21,6 +21,7 @@ from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import copied, read_lines, write_text
 from fl_labelskew_plugins.runs import audit, checkpoint, status
 from fl_labelskew_plugins.runs.checkpoint import CPU, Checkpoint
+from fl_labelskew_plugins.runs.measure import best_test, main_measure, main_tests
 from fl_labelskew_plugins.tensors import State, joined, save_atomic
 
 ABANDONED = "abandoned"
@@ -240,13 +241,14 @@ class RunFolder:
         Returns:
             That round's accuracy, whether its model was kept or not; -1 where no round was tested.
         """
-        line = best_test(read_lines(self.metrics))
+        lines = read_lines(self.metrics)
+        line = best_test(lines)
         file = None if line is None else self._best_of(line["round"] + 1)
         if file is not None and file.exists():
             copied(file, self.best)
         else:
             self.best.unlink(missing_ok=True)
-        return -1.0 if line is None else float(line["accuracy"])
+        return -1.0 if line is None else float(line[main_measure(lines).key])
 
     def _best_of(self, round: int) -> Path:
         return self._bests / f"round{round:06d}.safetensors"
@@ -333,31 +335,28 @@ class RunFolder:
         return checkpoint.read(self.checkpoint, device, tensors=tensors)
 
 
-def best_test(lines: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The line of the best test of the global model, of equal ones the first; None where there is no test."""
-    return max((line for line in lines if "accuracy" in line), key=lambda line: line["accuracy"], default=None)
-
-
 def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
-    """Summary of a run's metrics: final, best, and mean and std of the last tests.
+    """Summary of a run's metrics: final, best, and mean and std of the last tests of its main measure, ``measure``.
 
     ``rounds_to_best`` is the number of rounds after which a test was best, as people count them; a line's ``round`` is
     one less.
     """
-    tests = [line for line in lines if "accuracy" in line]
+    key, tests = main_measure(lines).key, main_tests(lines)
     result: dict[str, Any] = {"rounds": len(lines)}
     tail = tests[-last:]
     if (best := best_test(tests)) is not None:
         result |= {
-            "final_accuracy": tests[-1]["accuracy"],
-            "best_accuracy": best["accuracy"],
+            "measure": key,
+            "final_accuracy": tests[-1][key],
+            "best_accuracy": best[key],
             "rounds_to_best": best["round"] + 1,
             "last_tests": len(tail),
-            "last_mean": statistics.fmean(line["accuracy"] for line in tail),
-            "last_std": statistics.pstdev(line["accuracy"] for line in tail),
-            "balanced_last_mean": statistics.fmean(line["balanced_accuracy"] for line in tail),
+            "last_mean": statistics.fmean(line[key] for line in tail),
+            "last_std": statistics.pstdev(line[key] for line in tail),
         }
-    if by_client := [line for line in lines if "client_accuracy" in line]:
+        if "balanced_accuracy" in best:
+            result["balanced_last_mean"] = statistics.fmean(line["balanced_accuracy"] for line in tail)
+    if by_client := [line for line in lines if any(key.startswith("client_accuracy") for key in line)]:
         result |= {key: value for key, value in by_client[-1].items() if key.startswith("client_")}
     result |= {key: sum(line.get(key, 0) for line in lines) for key in ("bytes_up", "bytes_down")}
     if late := sorted({client for line in lines for client in line.get("opening_left_out", ())}):

@@ -270,7 +270,9 @@ def in_cells(line: dict[str, Any]) -> dict[str, str]:
             words["own"] = f"own test splits {100 * line['personalised_accuracy']:5.2f} %"
     if "client_accuracy_worst" in line:
         mean, worst = (f"{100 * line[f'client_accuracy_{part}']:5.2f} %" for part in ("mean", "worst"))
-        words["clients"] = f"each client's tests {mean}, worst {worst} ({line['client_accuracy_worst_client']})"
+        name = line["client_accuracy_worst_client"]
+        shown = f"all {mean.strip()}" if worst == mean else f"{mean}, worst {worst} ({name})"
+        words["clients"] = f"each client's tests {shown}"
     if line["loss_terms"]:
         terms = [f"{name} {_number(value)}" for name, value in line["loss_terms"].items()]
         more = f" + {len(terms) - TERMS} more" if len(terms) > TERMS else ""

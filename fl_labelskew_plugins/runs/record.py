@@ -8,7 +8,7 @@ import io
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from fl_labelskew_plugins.runs import card, model_file, privacy, status
 from fl_labelskew_plugins.runs.checkpoint import Checkpoint
 from fl_labelskew_plugins.runs.environment import environment, peak_memory
 from fl_labelskew_plugins.runs.folder import RunFolder, summary
+from fl_labelskew_plugins.runs.measure import main_measure
 from fl_labelskew_plugins.runs.model_file import about
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.session import Session, made_up, watch
@@ -47,6 +48,7 @@ class Record:
     run among all others. ``next_round``, ``weights``, ``shared``, ``memory`` and ``opened`` always belong together:
     they are where the last complete round left off. ``opened``: clients whose openings are in the shared tensors.
     ``confusion``: ``(C, C)``, of the last test on the global test set in this process; None before it.
+    ``test_samples``: of each client in its last test; empty before it.
     ``norms``: what uploads of the rounds before were measured by, see :mod:`.runtimes.silo.outliers`.
     """
 
@@ -64,6 +66,7 @@ class Record:
         self.memory: Mapping[str, Tensor] = at.memory
         self.opened, self.norms = at.opened, at.norms
         self.confusion: Tensor | None = None
+        self.test_samples: Sequence[int | None] = ()
         self.run = folder.run_id() if resume else secrets.token_hex(8)
         self.personalised = recipe.validation.personalised
         earlier = folder.indices(at.round) if begun else ()
@@ -122,7 +125,7 @@ class Record:
             self.states.commit()
             self.next_round, self.weights = line["round"] + 1, server.weights
             self.shared, self.memory, self.opened = server.shared, server.memory, server.opened
-            self._keep_best(line.get("accuracy", -1.0))
+            self._keep_best(line.get(main_measure([line]).key, -1.0))
             # after the last one too: clients go home before results are written
             every, last = self.session.recipe.tracking.checkpoint_every, self.session.federation.rounds
             if self.session.recipe.sums_alone:
@@ -149,6 +152,8 @@ class Record:
         lines, file = read_lines(folder.metrics), folder.path / "curves.png"
         result = summary(lines, session.recipe.validation.last_rounds) | self._personalised_models()
         result["seconds"] = round(self.seconds, 2)
+        if "client_accuracy" in result:
+            result["clients"] = self._clients(result["client_accuracy"])
         title = f"{session.recipe.method_name} on {session.recipe.data.dataset}"
         with plots.forgiving(file):
             plots.curves(lines, file, title=title, own_models=session.own_models)
@@ -202,6 +207,14 @@ class Record:
                 logits, labels = local.predict(local.test_indices[client], model)
                 accuracies.append(float((logits.argmax(1) == labels).float().mean()))
         return {"private_models_accuracy": added(accuracies) / len(accuracies)} if accuracies else {}
+
+    def _clients(self, accuracies: Sequence[float | None]) -> list[dict[str, Any]]:
+        """Name, samples and accuracy of each client; None for what this process does not know."""
+        session, count = self.session, len(accuracies)
+        sizes = [None] * count if session.recipe.sums_alone else [n or None for n in session.sizes]
+        columns = zip(session.client_names, sizes, self.test_samples or [None] * count, accuracies, strict=True)
+        keys = ("name", "training_samples", "test_samples", "accuracy")
+        return [dict(zip(keys, column, strict=True)) for column in columns]
 
     def _describe(self, resume: bool) -> None:
         """Write what is known before the first round."""

@@ -167,11 +167,12 @@ class Rounds:
             split = splits.get(client)
             usable = split is not None and len(split)
             matrix = metrics.confusion(predicted[split], labels[split], classes).cpu() if usable else None
-            rows.append({} if matrix is None else metrics.measures(matrix))
+            rows.append({} if matrix is None else {**metrics.measures(matrix), "samples": int(matrix.sum())})
         return rows
 
     def _of_clients(self, rows: Measured) -> dict[str, object]:
         accuracy, balanced = ([row.get(name) for row in rows] for name in ("accuracy", "balanced_accuracy"))
+        self.record.test_samples = [row.get("samples") for row in rows]
         line = metrics.over_clients("client_accuracy", accuracy, self.session.client_names)
         return line | {"client_balanced_accuracy": balanced}
 

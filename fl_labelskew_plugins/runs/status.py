@@ -22,6 +22,7 @@ from fl_labelskew_registry import LabelSkewError, mistake
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import read_lines, write_text
 from fl_labelskew_plugins.machine.text import clean, counted, utc
+from fl_labelskew_plugins.runs.measure import main_measure, main_tests
 
 NAME = "status.json"
 EVERY_S = 1.0
@@ -193,7 +194,7 @@ def _read(folder: Path) -> dict[str, Any]:
         facts["why"] = f"process {facts['process']} ended without a word" if "process" in facts else None
     if not holder and (folder / "summary.json").exists():
         state = FINISHED
-    tested: dict[str, Any] = next((line for line in reversed(lines) if "accuracy" in line), {})
+    measure, tests = main_measure(lines), main_tests(lines)
     known = {
         "run": str(folder),
         "state": state,
@@ -202,8 +203,9 @@ def _read(folder: Path) -> dict[str, Any]:
         "go_on": None if holder or state == FINISHED else _go_on(folder, facts),
         "rounds_done": len(lines),
         "rounds": facts.get("rounds"),
-        "accuracy": tested.get("accuracy"),
-        "accuracy_round": tested["round"] + 1 if tested else None,
+        "accuracy": tests[-1][measure.key] if tests else None,
+        "accuracy_round": tests[-1]["round"] + 1 if tests else None,
+        "measure": measure.key if tests else None,
         "waiting_for": facts.get("waiting_for") if holder else None,
     }
     silos = facts.get("silos", [])

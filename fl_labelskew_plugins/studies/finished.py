@@ -9,8 +9,9 @@ import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fl_labelskew_registry import LabelSkewError
 
@@ -18,6 +19,7 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import yaml
 from fl_labelskew_plugins.recipe.model import EXPECTED, of_sums
+from fl_labelskew_plugins.runs.measure import Measure, main_measure, main_tests
 
 Resolved = Mapping[str, Mapping[str, Any]]
 
@@ -29,6 +31,15 @@ PLACES = ("data_args.data_cache_dir", "data_args.download")
 """Keys that say where the data lie on this machine."""
 SWEEP = "sweep.json"
 """Beside the runs of a sweep: what its file calls each one's setting, and what else tells it from others (label)."""
+
+
+class Client(NamedTuple):
+    """A client of a run, its samples, and the accuracy of the final model on its test split; None: not known."""
+
+    name: str
+    training_samples: float | None
+    test_samples: float | None
+    accuracy: float | None
 
 
 @dataclass(frozen=True)
@@ -44,6 +55,7 @@ class Run:
         personal: whether its method keeps a model for each client.
         names: ``setting`` and ``label``, as far as a sweep has named them.
         confusion: ``(C, C)``, of the final model; empty for a run that is not finished, or of an earlier version.
+        clients: likewise, those that the global model was tested on one by one.
     """
 
     name: str
@@ -56,6 +68,7 @@ class Run:
     class_names: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
     confusion: Sequence[Sequence[int]] = ()
+    clients: Sequence[Client] = ()
 
     @property
     def seed(self) -> str:
@@ -77,10 +90,19 @@ class Run:
         """Whether it has them all."""
         return len(self.metrics) >= self.planned
 
+    @cached_property
+    def measure(self) -> Measure:
+        """Its main measure."""
+        return main_measure(self.metrics)
+
     @property
     def tests(self) -> list[Mapping[str, Any]]:
-        """The rounds with a test."""
-        return [line for line in self.metrics if line.get("accuracy") is not None]
+        """The rounds that have its main measure."""
+        return main_tests(self.metrics)
+
+    def accuracy(self, count: int) -> float | None:
+        """Mean of its main measure over the last ``count`` tests."""
+        return self.last(self.measure.key, count)
 
     def last(self, key: str, count: int) -> float | None:
         """Mean of ``key`` over the last ``count`` tests; None where they do not have it."""
@@ -88,8 +110,8 @@ class Run:
 
     @property
     def best(self) -> float:
-        """Highest accuracy of any test."""
-        return max(float(line["accuracy"]) for line in self.tests)
+        """Highest value of its main measure."""
+        return max(float(line[self.measure.key]) for line in self.tests)
 
     def recall(self, count: int) -> list[float | None]:
         """Mean accuracy of each class over the last ``count`` tests; None for a class without a test sample."""
@@ -157,12 +179,16 @@ def read(folder: Path) -> Run:
         recipe.pop(EXPECTED, None)  # no section
     if not isinstance(recipe, dict) or not all(isinstance(keys, dict) for keys in recipe.values()):
         raise LabelSkewError(f"{folder}: no run: recipe.yaml holds no recipe")
-    run = Run(str(folder), recipe, lines, timings, *_described(folder), confusion=_confusion(folder))
+    described = _described(folder)
+    run = Run(str(folder), recipe, lines, timings, *described, confusion=_confusion(folder), clients=_clients(folder))
     for line in run.tests:
-        if number(line, "accuracy") is None or not isinstance(line.get("round"), int):
+        if number(line, run.measure.key) is None or not isinstance(line.get("round"), int):
             raise LabelSkewError(f"{folder}: no run: metrics.jsonl has a test without round and accuracy")
     if not run.tests:
-        raise LabelSkewError(f"{folder}: no results yet: metrics.jsonl has no test")
+        raise LabelSkewError(
+            f"{folder}: no results yet: metrics.jsonl has no test; without a global test set a run needs "
+            "validation_args.per_client: true, and silos comm_args.send_measures: true"
+        )
     return run
 
 
@@ -193,6 +219,15 @@ def _confusion(folder: Path) -> Sequence[Sequence[int]]:
         return ()
     valid = all(len(row) == len(matrix) and all(0 <= number < 2**53 for number in row) for row in matrix)
     return matrix if valid else ()
+
+
+def _clients(folder: Path) -> Sequence[Client]:
+    """The clients in a run's ``summary.json``; nothing if it is missing or was changed."""
+    try:
+        rows = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["clients"]
+        return [Client(clean(row["name"], 60), *(number(row, key) for key in Client._fields[1:])) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ()
 
 
 def sweep_names(folder: Path) -> dict[str, dict[str, str]]:
@@ -258,7 +293,7 @@ def grouped(runs: Sequence[Run]) -> list[list[Run]]:
     groups: list[dict[str, Run]] = []
     alike: dict[str, list[dict[str, Run]]] = {}
     for run in runs:
-        near = alike.setdefault(json.dumps(flat(run.recipe), sort_keys=True), [])
+        near = alike.setdefault(json.dumps([run.measure.key, flat(run.recipe)], sort_keys=True), [])
         group = next((group for group in near if all(_same_data(run, other) for other in group.values())), None)
         if group is None:
             group = {}

@@ -20,6 +20,7 @@ from jinja2 import StrictUndefined, Template
 from fl_labelskew_plugins import __version__, plots
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.studies import confused, printed, report
+from fl_labelskew_plugins.studies.finished import mean
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -29,11 +30,13 @@ SIZE = {"width": 560, "height": 320, "left": 44, "right": 548, "top": 12, "botto
 STROKE = 2
 """Width of a line."""
 SHADES = ((240, 245, 251), (198, 219, 239), (107, 174, 214), (40, 120, 184), (8, 48, 107))
-"""From the lowest value of a heat map to its highest."""
+"""Of a heat map, from 0 to 100 %."""
 LONG = 24
 """Letters beyond which a cell of the summary is wrapped."""
 MOST_LABELS = 24
 """Classes up to which a heat map's cells say their value."""
+MOST_CLIENTS = 50
+"""Clients that a table lists."""
 UPRIGHT = 4
 """Letters beyond which the heads of a heat map of more than three columns are turned."""
 COSTS = {
@@ -72,6 +75,8 @@ def page(frame: DataFrame, *, last: int, baseline: str) -> str:
         means=_means(frame, settings, labels),
         classes=_classes(frame),
         confusions=_confusions(frame),
+        clients=_clients(frame),
+        tested_on=report.tested_on(frame),
         costs=_costs(frame, labels),
         shared=shared,
         size=SIZE,
@@ -156,13 +161,14 @@ def _ticks(low: float, high: float) -> tuple[float, float, float]:
 
 
 def _rounds(first: int, last: int) -> list[int]:
+    """At most 11 multiples of a step."""
     step = next(s * 10**e for e in range(9) for s in (1, 2, 5) if (last - first) / (s * 10**e) <= 10)
-    return sorted({first, *(r for r in range(first, last + 1) if r % step == 0 and r - first > step / 2)})
+    return [round_ for round_ in range(first, last + 1) if round_ % step == 0]
 
 
-def _shade(value: float, low: float, high: float) -> tuple[str, str]:
+def _shade(percent: float) -> tuple[str, str]:
     """Colours of a heat map's cell and of the text in it."""
-    place = (value - low) / (high - low) * (len(SHADES) - 1) if high > low else 0.0
+    place = percent / 100 * (len(SHADES) - 1)
     i = min(int(place), len(SHADES) - 2)
     red, green, blue = (round(a + (b - a) * (place - i)) for a, b in zip(SHADES[i], SHADES[i + 1], strict=True))
     dark = 0.299 * red + 0.587 * green + 0.114 * blue < 140
@@ -173,15 +179,16 @@ def _rgb(colour: Sequence[int]) -> str:
     return f"rgb({' '.join(map(str, colour))})"
 
 
-def _heat_map(
-    head: Sequence[str], lines: Iterable[tuple[str, Sequence[float]]], low: float, high: float, form: str | None
-) -> dict[str, Any]:
-    """A table of shades, empty for NaN; ``form``: how a cell says its value, None where there is no room."""
+def _heat_map(head: Sequence[str], lines: Iterable[tuple[str, Sequence[float]]], form: str | None) -> dict[str, Any]:
+    """A table of shades of per cent, empty for NaN; ``form``: how a cell says its value, None if there is no room.
+
+    The scale is 0 to 100 in every map, so that equal shades are equal values.
+    """
 
     def cell(column: str, value: float) -> dict[str, str] | None:
         if math.isnan(value):
             return None
-        back, ink = _shade(value, low, high)
+        back, ink = _shade(value)
         text = format(value, form) if form else ""
         return {"back": back, "ink": ink, "title": f"{column}: {value:.2f}", "text": text}
 
@@ -189,16 +196,13 @@ def _heat_map(
         "head": head,
         "upright": max(map(len, head)) > UPRIGHT and len(head) > 3,
         "lines": [(name, list(map(cell, head, values))) for name, values in lines],
-        "low": low,
-        "high": high,
     }
 
 
 def _means(frame: DataFrame, settings: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:
     last = frame.drop_duplicates(["label", "setting"], keep="last")
     means = last.pivot(index="label", columns="setting", values="accuracy").loc[labels, settings]
-    lines = zip(labels, means.to_numpy().tolist(), strict=True)
-    return _heat_map(settings, lines, last["accuracy"].min(), last["accuracy"].max(), ".2f")
+    return _heat_map(settings, zip(labels, means.to_numpy().tolist(), strict=True), ".2f")
 
 
 def _classes(frame: DataFrame) -> dict[str, dict[str, Any]]:
@@ -210,7 +214,7 @@ def _classes(frame: DataFrame) -> dict[str, dict[str, Any]]:
             names = [run.class_names for runs in rows["runs"] for run in runs if len(run.class_names) == classes]
             head = names[0] if names else [str(number) for number in range(classes)]
             padded = [(label, [*recall, *[math.nan] * (classes - len(recall))]) for label, recall in lines]
-            maps[setting] = _heat_map(head, padded, 0, 100, ".0f" if classes <= MOST_LABELS else None)
+            maps[setting] = _heat_map(head, padded, ".0f" if classes <= MOST_LABELS else None)
     return maps
 
 
@@ -222,9 +226,32 @@ def _confusions(frame: DataFrame) -> dict[str, dict[str, dict[str, Any]]]:
         if matrix is not None:
             lines = zip(matrix.names, matrix.shares.tolist(), strict=True)
             few = len(matrix.names) <= MOST_LABELS
-            shown = _heat_map(matrix.names, lines, 0, 100, ".0f") if few else {"pairs": matrix.pairs()}
+            shown = _heat_map(matrix.names, lines, ".0f") if few else {"pairs": matrix.pairs()}
             maps.setdefault(setting, {})[label] = shown
     return maps
+
+
+def _clients(frame: DataFrame) -> dict[str, dict[str, Any]]:
+    """Setting to label to a table of clients and of the runs that tested them, the worst clients first.
+
+    A client's samples are those of all runs, such as ``40-52``; its accuracies have a column for each run.
+    """
+    tables: dict[str, dict[str, Any]] = {}
+    for setting, label, runs in zip(frame["setting"], frame["label"], frame["runs"], strict=True):
+        tested = [run for run in runs if run.clients]
+        rows = []
+        for clients in zip(*(run.clients for run in tested), strict=False):
+            names, *samples, shares = zip(*clients, strict=True)
+            sizes = [[int(number) for number in numbers if number is not None] for numbers in samples]
+            cells = [names[0], *(report.ends(known) if known else "-" for known in sizes)]
+            cells += ["-" if share is None else f"{100 * share:.2f}" for share in shares]
+            average = mean(shares)
+            rows.append((math.inf if average is None else average, cells))
+        if rows:
+            head = [f"seed {run.seed}" for run in tested] if len(tested) > 1 else ["accuracy"]
+            lines = [cells for _, cells in sorted(rows, key=lambda row: row[0])[:MOST_CLIENTS]]
+            tables.setdefault(setting, {})[label] = {"head": head, "lines": lines, "left": len(rows) - len(lines)}
+    return tables
 
 
 def _costs(frame: DataFrame, labels: Sequence[str]) -> dict[str, list[dict[str, Any]]]:

@@ -6,13 +6,14 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 from fl_labelskew_plugins.studies import paired
 from fl_labelskew_plugins.studies.report import DIFFERENCE, NAMES, PLAIN_OPTIMIZER
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-WORDS = (*NAMES, "differs in", "label", "setting")
+WORDS = (*NAMES, "differs in", "label", "setting", "test")
 """Columns that hold no numbers."""
 FORMS = {
     **dict.fromkeys((*WORDS, "seeds", "unfinished", "rounds"), ""),
@@ -42,17 +43,25 @@ def numbers(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
     """
     if columns:
         parts = [[column, *(part for part in PARTS if PARTS[part] == column)] for column in columns]
-        return frame[[*WORDS, *itertools.chain(*parts)]]
+        words = [name for name in WORDS if name != "test" or not _all_global(frame)]
+        return frame[[*words, *itertools.chain(*parts)]]
     nothing = {
         "pairs": frame["pairs"].isna().all() or (frame["pairs"].fillna(frame["seeds"]) == frame["seeds"]).all(),
         **dict.fromkeys(DIFFERENCE[:3], frame["difference"].isna().all()),
         "seeds needed": frame["seeds needed"].isna().all(),
         "optimizer": (frame["optimizer"] == PLAIN_OPTIMIZER).all(),
+        "test": _all_global(frame),
         "personalised": not frame["personal"].any(),
         "local model": frame["personal"].all(),
         **{name: frame[name].isna().all() for name in ("peak GPU MB", "own tests", "worst client", "spread")},
     }
+    nothing["own tests"] |= (frame["test"] == NAMED["client_accuracy_mean"].name).all()  # it is the accuracy
     return frame[[name for name in FORMS if not nothing.get(name.removesuffix("_std"))]]
+
+
+def _all_global(frame: DataFrame) -> bool:
+    """Whether all rows are measured on a global test set, as readers expect."""
+    return bool((frame["test"] == NAMED[GLOBAL].name).all())
 
 
 def texts(frame: DataFrame, columns: Sequence[str] = (), *, split: bool = False) -> DataFrame:
@@ -72,6 +81,8 @@ def texts(frame: DataFrame, columns: Sequence[str] = (), *, split: bool = False)
     if split:
         return text
     names = pd.DataFrame({"method": frame["label"], "data": frame["data"], "partition": frame["place"]})
+    if not _all_global(frame):
+        names["test"] = frame["test"]
     for name in [name for name in text if f"{name}_std" in text]:
         std = text[f"{name}_std"]
         text[name] = text[name].where(std == "", text[name] + " ± " + std)

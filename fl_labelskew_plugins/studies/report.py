@@ -27,6 +27,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, mistak
 
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import unknown
+from fl_labelskew_plugins.runs.measure import GLOBAL, MEASURES, NAMED
 from fl_labelskew_plugins.studies import paired
 from fl_labelskew_plugins.studies.finished import PLACES, Run, flat, grouped, number, read_all, same
 
@@ -51,7 +52,7 @@ SCENE = ("data_args.", "partition_args.")
 """What keys that make a setting begin with."""
 DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs", "seeds needed"]
 """Columns that compare a row with the baseline."""
-CHOSEN = (("label", "method", "optimizer"), ("setting", "partition"), ("data",))
+CHOSEN = (("label", "method", "optimizer"), ("setting", "place", "partition"), ("data",))
 """Columns whose names choose rows: of each kind the nearest first."""
 
 
@@ -64,6 +65,8 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
       method and optimiser if in any, so that the same name is the same everywhere.
     - seeds, unfinished: how many have a whole run, and how many have none.
     - rounds: how many its runs have, such as ``20``, or ``3-20`` where some have fewer.
+    - test: the samples that accuracy, best and curve are measured on, by the names of :data:`.measure.MEASURES`. Only
+      rows of the same measure share a setting; the name of another one than the first is part of the setting's.
     - accuracy, best: in per cent, over the last tests and of any; mean over the seeds, with ``_std`` sample std.
     - personalised, local model: likewise, of the clients' own models on their own test splits, where the method keeps
       some, and of the models just trained, where it keeps none.
@@ -97,6 +100,7 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
     import pandas as pd
 
     firsts = [group[0] for group in groups]
+    measures = [run.measure for run in firsts]
     recipes = [flat(run.recipe) | place for run, place in zip(firsts, _data(firsts), strict=True)]
     counted = [[run for run in group if run.whole] or list(group) for group in groups]
     names = {name: [_name(recipe.get(key, default)) for recipe in recipes] for name, (key, default) in NAMES.items()}
@@ -105,9 +109,10 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
         {
             **names,
             "unfinished": [sum(not run.whole for run in group) for group in groups],
+            "test": [measure.name for measure in measures],
             "whole": [all(run.whole for run in runs) for runs in counted],
             "personal": [any(run.personal for run in runs) for runs in counted],
-            "rounds": [_ends([len(run.metrics) for run in runs]) for runs in counted],
+            "rounds": [ends([len(run.metrics) for run in runs]) for runs in counted],
             "runs": counted,
             "curve": [_curve(runs) for runs in counted],
             "keys": [{key: json.dumps(value) for key, value in recipe.items()} for recipe in recipes],
@@ -116,6 +121,8 @@ def rows(groups: Sequence[Sequence[Run]], last: int, baseline: str = "fedavg") -
     frame["seeds"] = [len(runs) for runs in counted] * frame["whole"]
     _name_what_differs(frame)
     _name_as_swept(frame)
+    # rows are compared only with rows of the same measure
+    frame["setting"] += (", " + frame["test"]).where(frame["test"] != NAMED[GLOBAL].name, "")
     if baseline not in (*frame["label"], *frame["method"], FEDAVG):
         raise LabelSkewError(f"baseline: {unknown(baseline, names_in(frame, 'label', 'method'))}")
     _measure(frame, last)
@@ -135,8 +142,8 @@ def _measure(frame: DataFrame, last: int) -> None:
         values = [[number(line, key) for key in columns] for line in lines]
         return pd.DataFrame(values, lines.index, list(columns.values()), dtype=float).groupby(level=0)
 
-    keys = ("accuracy", "personalised_accuracy", *(f"client_accuracy_{part}" for part in ("mean", "worst", "std")))
-    results = [(*(run.last(key, last) for key in keys), run.best) for run in runs]
+    keys = ("personalised_accuracy", *(f"client_accuracy_{part}" for part in ("mean", "worst", "std")))
+    results = [(run.accuracy(last), *(run.last(key, last) for key in keys), run.best) for run in runs]
     columns = ["accuracy", "clients", "own tests", "worst client", "spread", "best"]
     of_seeds = 100 * pd.DataFrame(results, runs.index, columns, dtype=float)
     for part, values in (("", of_seeds.groupby(level=0).mean()), ("_std", of_seeds.groupby(level=0).std())):
@@ -184,7 +191,9 @@ def _name(value: Any) -> str:
 
 
 def _partition(recipe: Mapping[str, Any]) -> str:
-    """A partition's name, and what it has to be given, such as ``dirichlet 0.1``."""
+    """A partition's name, and what it has to be given, such as ``dirichlet 0.1``; silos with data have none."""
+    if recipe.get("client_specific_args.data_silo_config"):
+        return "silos' data"
     name = str(recipe.get(*NAMES["partition"]))
     values = [recipe.get(f"partition_args.{key}") for key in _required(name)]
     return clean(" ".join([name, *(str(value) for value in values if value is not None)]))
@@ -200,7 +209,8 @@ def _required(partition: str) -> tuple[str, ...]:
     return tuple(key for key, parameter in fields.items() if parameter.is_required())
 
 
-def _ends(counts: Sequence[int]) -> str:
+def ends(counts: Sequence[int]) -> str:
+    """The lowest and the highest number, such as ``3-20``; one number if they are equal."""
     return "-".join(map(str, dict.fromkeys((min(counts), max(counts)))))
 
 
@@ -208,7 +218,7 @@ def _curve(runs: Iterable[Run]) -> Curve:
     curve: Curve = {}
     for run in runs:
         for line in run.tests:
-            curve.setdefault(int(line["round"]) + 1, []).append(float(line["accuracy"]))
+            curve.setdefault(int(line["round"]) + 1, []).append(float(line[run.measure.key]))
     return curve
 
 
@@ -312,8 +322,7 @@ def _compare(frame: DataFrame, baseline: str, last: int) -> None:
 def _difference(runs: Sequence[Run], others: Sequence[Run], last: int) -> Sequence[float]:
     """The numbers of :data:`DIFFERENCE`, over the seeds that both have."""
     ours, theirs = (
-        {run.seed: 100 * value for run in row if (value := run.last("accuracy", last)) is not None}
-        for row in (runs, others)
+        {run.seed: 100 * value for run in row if (value := run.accuracy(last)) is not None} for row in (runs, others)
     )
     # rounded, as for the rank: seeds of equal accuracies are equal
     differences = [round(value - theirs[seed], 9) for seed, value in ours.items() if seed in theirs]
@@ -365,9 +374,12 @@ def names_in(frame: DataFrame, *columns: str) -> list[str]:
 
 
 def notes(frame: DataFrame, runs: Iterable[Run]) -> list[str]:
-    """A line for each of ``runs`` that its row does not count, or that is not whole."""
+    """A line for each of ``runs`` that its row does not count, or that is not whole, and one on several measures."""
     counted = [run for runs in frame["runs"] for run in runs]
-    return [note for run in runs if (note := _note(run, counted))]
+    lines = [note for run in runs if (note := _note(run, counted))]
+    if frame["test"].nunique() > 1:
+        lines.append(f"accuracies are on {tested_on(frame)}: only rows of the same test are compared")
+    return lines
 
 
 def _note(run: Run, counted: Sequence[Run]) -> str:
@@ -389,6 +401,11 @@ def curves(frame: DataFrame) -> dict[str, dict[str, Curve]]:
         for round_, values in row["curve"].items():
             names.setdefault(row["label"], {}).setdefault(round_, []).extend(values)
     return settings
+
+
+def tested_on(frame: DataFrame) -> str:
+    """The samples that the rows' accuracy is measured on, in words."""
+    return " or on ".join(one.samples for one in MEASURES if (frame["test"] == one.name).any())
 
 
 def methods(frame: DataFrame) -> dict[str, str]:

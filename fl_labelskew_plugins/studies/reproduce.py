@@ -27,6 +27,7 @@ from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.beside import Expected
 from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.measure import GLOBAL
 from fl_labelskew_plugins.runs.progress import Pause, clock
 from fl_labelskew_plugins.runs.session import data_folder, made_up
 from fl_labelskew_plugins.studies import report
@@ -370,10 +371,10 @@ def measured(run: report.Run, number: Expected, experiment: Experiment, rounds: 
     """What a run has for an expected number, in its unit; None where it has nothing."""
     if number.measure == "rounds_to":
         assert number.target is not None  # Expected has checked it
-        reached = (line["round"] + 1 for line in run.tests if 100 * line["accuracy"] >= number.target)
+        reached = (line["round"] + 1 for line in run.tests if 100 * line.get(GLOBAL, 0) >= number.target)
         return next(reached, None)
     if number.measure == "best_accuracy":
-        return 100 * run.best if run.tests else None
+        return 100 * run.best if run.tests and run.measure.key == GLOBAL else None
     value = run.last(number.measure, tail(experiment, rounds))
     return None if value is None else 100 * value
 

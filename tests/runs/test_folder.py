@@ -167,13 +167,20 @@ def test_summary_by_hand():
     ]  # fmt: skip
     result = summary([*lines, {"round": 4, "bytes_up": 1, "bytes_down": 2}], 2)
     assert result == {
-        "rounds": 5, "final_accuracy": 0.7, "best_accuracy": 0.9, "rounds_to_best": 3, "last_tests": 2,
+        "rounds": 5, "measure": "accuracy", "final_accuracy": 0.7, "best_accuracy": 0.9, "rounds_to_best": 3,
+        "last_tests": 2,
         "last_mean": pytest.approx(0.8), "last_std": pytest.approx(0.1), "bytes_up": 5, "bytes_down": 10,
         "personalised_last_mean": 0.8, "balanced_last_mean": pytest.approx(0.4), "client_accuracy": [0.7, None],
     }  # fmt: skip
     told = {"client_accuracy": [0.5, None], "client_accuracy_worst": 0.5, "client_accuracy_worst_client": "silo 1"}
     alone = summary([{"round": 0} | told, {"round": 1}], 2)  # the server has no test data
     assert alone == {"rounds": 2, "bytes_up": 0, "bytes_down": 0} | told
+    for key in ("client_accuracy_mean", "client_accuracy_pooled"):  # no global test set
+        by_clients = summary([{"round": r, "personalised_accuracy": 0.25, key: a} for r, a in enumerate(tests)], 2)
+        assert (by_clients["measure"], by_clients["final_accuracy"], by_clients[key]) == (key, 0.7, 0.7)
+        assert (by_clients["best_accuracy"], by_clients["rounds_to_best"]) == (0.9, 3)
+        assert by_clients["last_mean"] == pytest.approx(0.8)
+        assert by_clients["personalised_last_mean"] == 0.25
     late = [{"bytes_up": 0, "bytes_down": 0, "opening_left_out": clients} for clients in ([3, 1], [1])]
     assert summary([*late, {"bytes_up": 0, "bytes_down": 0}], 5)["opening_left_out"] == [1, 3]
     assert summary([{"round": 0, "bytes_up": 1, "bytes_down": 2}], 5) == {"rounds": 1, "bytes_up": 1, "bytes_down": 2}

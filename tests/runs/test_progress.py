@@ -34,6 +34,8 @@ def test_a_round_in_words():
         "client_accuracy_worst_client": "silo 2, south",
     }
     assert in_words({"loss_terms": {}, **worst}) == "each client's tests 80.00 %, worst 61.20 % (silo 2, south)"
+    equal = worst | {"client_accuracy_mean": 1.0, "client_accuracy_worst": 1.0}
+    assert in_words({"loss_terms": {}, **equal}) == "each client's tests all 100.00 %"
     line = {"loss_terms": {}, "left_out": [2], "opening_left_out": [1, 2]}
     assert in_words(line) == "1 left out  2 left out of the opening"
 

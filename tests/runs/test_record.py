@@ -15,7 +15,8 @@ from safetensors.torch import load_file, save_file
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.data.npz import Npz
 from fl_labelskew_plugins.runs import card, model_file, session
-from fl_labelskew_plugins.runs.folder import RunFolder, best_test
+from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.measure import best_test
 
 RECIPE = DIGITS | {
     "model_args": {"model": "mlp", "hidden": [8]},
@@ -72,8 +73,9 @@ def test_confusion_matrix_of_a_run_resumed_after_its_last_round(whole, tmp_path,
     assert (folder / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_of_equal_rounds_the_first_is_best():
-    lines = [{"round": 0}, *({"round": r, "accuracy": a} for r, a in enumerate([0.1, 0.3, 0.3, 0.2], 1))]
+@pytest.mark.parametrize("key", ["accuracy", "client_accuracy_mean", "client_accuracy_pooled"])
+def test_of_equal_rounds_the_first_is_best(key):
+    lines = [{"round": 0}, *({"round": r, key: a} for r, a in enumerate([0.1, 0.3, 0.3, 0.2], 1))]
     assert best_test(lines)["round"] == 2
     assert best_test(lines[:1]) is None
 
@@ -161,7 +163,7 @@ def test_the_card_has_the_runs_numbers(whole):
         holders, samples = int((partition[name] > 0).sum()), int(partition[name].sum())
         assert f"| `{name}` | {samples} | {holders} | " in text
     assert "- Clients hold 2 classes of 10: it was trained under label skew" in text
-    assert "chosen on the global test part itself, so that number is optimistic" in text
+    assert "chosen on the test samples themselves (the global test set), so that number is optimistic" in text
     assert str(run.folder) not in text
 
 

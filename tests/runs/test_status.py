@@ -45,6 +45,22 @@ def test_a_run_under_way(folder):
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", known["time"])
 
 
+@pytest.mark.parametrize(
+    ("key", "name", "samples"),
+    [
+        ("client_accuracy_mean", "clients' mean", "clients' own test splits, mean over the clients"),
+        ("client_accuracy_pooled", "clients pooled", "clients' own test splits, all samples together"),
+    ],
+)
+def test_accuracy_without_a_global_test_is_that_of_the_clients(folder, key, name, samples):
+    folder.metrics.write_text(json.dumps({"round": 0, key: 0.25}) + "\n")
+    assert shown(folder.path).splitlines()[1:] == [
+        "rounds done: 1 of 9; accuracy 25.00 % after round 1", f"tested on: {samples}",
+    ]  # fmt: skip
+    assert json.loads(shown(folder.path, "--json"))["measure"] == key
+    assert f"25.00 % ({name})" in shown(folder.path.parent)
+
+
 def test_a_process_that_is_gone(folder):
     number = status.read(folder.path)["process"]
     folder.release()

@@ -14,7 +14,7 @@ from run_folders import resolved
 
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.studies import page, report
-from fl_labelskew_plugins.studies.finished import Run, grouped
+from fl_labelskew_plugins.studies.finished import Client, Run, grouped
 
 NASTY = "\"><img src=x onerror=\"throw 'bad'\"><script>throw 'bad'</script>&amp;'`\\"
 VOID = ("meta", "line", "br")
@@ -102,6 +102,35 @@ def test_classes_have_the_names_of_the_data():
     assert 'title="3: 0.00">0<' in rendered([replace(one, class_names=names[:3])])  # another data set's
 
 
+def test_clients_have_names_samples_and_accuracies():
+    metrics = [{"round": 0, "client_accuracy_mean": 0.75}]
+    runs = [
+        Run(
+            "x",
+            resolved(seed),
+            metrics,
+            clients=[Client("<b>north", 40.0, 12.0, north), Client("south", 50.0, None, None)],
+        )
+        for seed, north in enumerate([0.5, 0.75])
+    ]
+    text = rendered(runs)
+    assert "on clients&#39; own test splits, mean over the clients" in text
+    assert "<h2>Confusion" not in text
+    head = '<th scope="col">test samples</th><th scope="col">seed 0</th><th scope="col">seed 1</th>'
+    assert head in text
+    assert '<th scope="row">&lt;b&gt;north</th><td>40</td><td>12</td><td>50.00</td><td>75.00</td>' in text
+    assert '<th scope="row">south</th><td>50</td><td>-</td><td>-</td><td>-</td>' in text
+    assert '<th scope="col">accuracy</th>' in rendered(runs[:1])
+    assert "<h2>Clients" not in rendered(RUNS[:1])
+
+
+def test_close_values_have_close_shades():
+    lines = page._heat_map(["a", "b"], [("x", [99.33, 100.0])], ".2f")["lines"]
+    ((_, (low, high)),) = lines
+    assert low["ink"] == high["ink"] == "#fff"
+    assert page._shade(0)[1] == "#111"
+
+
 def test_settings_are_told_once_where_they_are_shared():
     text = rendered(RUNS[:5])
     assert "<dt>Everywhere</dt><dd>data_args: dataset: digits</dd>" in text
@@ -128,7 +157,8 @@ def test_axes_have_round_ends(low, high, ticks):
 
 def test_axes_name_few_rounds():
     assert page._rounds(1, 3) == [1, 2, 3]
-    assert page._rounds(1, 100) == [1, 10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
+    assert page._rounds(1, 100) == [10, 20, 30, 40, 50, 60, 70, 80, 90, 100]
+    assert page._rounds(1, 16) == [2, 4, 6, 8, 10, 12, 14, 16]
     assert page._rounds(1, 1) == [1]
 
 

@@ -39,6 +39,45 @@ def test_how_the_clients_fare_has_columns_where_it_is_known(tmp_path):
     assert not printed.texts(found[1:]).columns.intersection(["own tests", "worst client", "spread"]).size
 
 
+NONE = [None, None]
+
+
+def test_rows_without_a_global_test_have_the_clients_accuracy(tmp_path):
+    of_clients = {"client_accuracy_mean": 0.5, "client_accuracy_worst": 0.25, "client_accuracy_std": 0.125}
+    found = rows_of(
+        folder(tmp_path / "a", resolved(0), NONE, **of_clients),
+        folder(tmp_path / "b", resolved(0, "fedlc"), NONE, **of_clients | {"client_accuracy_mean": 0.75}),
+    )
+    texts = printed.texts(found)
+    assert texts["test"].tolist() == ["clients' mean", "clients' mean"]
+    assert numbers(found, "accuracy", "best", "worst client", "spread", "difference", "rank") == [
+        [50, 50, 25, 12.5, None, 2], [75, 75, 25, 12.5, 25, 1],
+    ]  # fmt: skip
+    assert "own tests" not in texts
+    assert report.curves(found) == {
+        "iid, clients' mean": {"fedavg": {1: [0.5], 2: [0.5]}, "fedlc": {1: [0.75], 2: [0.75]}}
+    }
+    assert "test" in printed.texts(found, ["best"])
+    assert report.only(found, ["iid", "fedlc"])["label"].tolist() == ["fedlc"]
+
+
+def test_rows_with_different_tests_are_not_compared(tmp_path):
+    runs = [
+        folder(tmp_path / "a", resolved(0), [0.9, 0.9], client_accuracy_mean=0.2),
+        folder(tmp_path / "b", resolved(0, "fedlc"), NONE, client_accuracy_mean=0.5),
+        folder(tmp_path / "c", resolved(1, "fedlc"), NONE, client_accuracy_pooled=0.7, client_test_samples=30),
+        folder(tmp_path / "d", resolved(0, "fedlc"), [0.8, 0.8]),
+    ]
+    found = rows_of(*runs)
+    assert found["setting"].tolist() == ["iid", "iid, clients' mean", "iid, clients pooled", "iid"]
+    assert numbers(found, "accuracy", "rank", "difference") == [
+        [90, 1, None], [50, 1, None], [70, 1, None], [80, 2, pytest.approx(-10)],
+    ]  # fmt: skip
+    (line,) = report.notes(found, [])
+    assert line.startswith("accuracies are on the global test set or on clients' own test splits, mean over the")
+    assert "test" not in printed.texts(rows_of(runs[0], runs[3]))
+
+
 def test_seeds_share_a_row_with_mean_and_std(tmp_path):
     found = rows_of(
         folder(tmp_path / "a", resolved(0), [0.1, 0.5, 0.7], personal=0.9, seconds=[1.0, 2.0, 3.0], bytes_up=3e6),
@@ -317,7 +356,7 @@ def test_chosen_columns_come_in_their_order_and_with_their_parts(tmp_path):
     assert texts.columns.tolist() == ["method", "data", "partition", *columns]
     assert texts.iloc[1].tolist()[3:] == ["75.00 ± 7.07", "-", "+20.00", "75.00 ± 7.07"]
     assert printed.marks(found, columns).iloc[1].tolist() == [0, 0, 0, 1, 0, 0, 1]
-    assert printed.texts(found, columns, split=True).columns.tolist()[len(printed.WORDS) :] == [
+    assert printed.texts(found, columns, split=True).columns.tolist()[-8:] == [
         "best", "best_std", "peak GPU MB", "difference", "difference_low", "difference_high", "accuracy",
         "accuracy_std",
     ]  # fmt: skip

@@ -21,6 +21,7 @@ from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import shipped, yaml
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runs.measure import best_test, main_measure
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
 from fl_labelskew_plugins.studies.sweep import crew, plan
 
@@ -188,7 +189,7 @@ def _table(planned: Sequence[plan.Planned], failed: Mapping[str, str]) -> DataFr
     rows = []
     for number, run in enumerate(planned):
         known, lines = status.read_planned(run.folder.path), read_lines(run.folder.metrics)
-        best = max((line["accuracy"] for line in lines if "accuracy" in line), default=None)
+        best = (best_test(lines) or {}).get(main_measure(lines).key)
         row = {"state": known["state"], "rounds": len(lines), "accuracy": known.get("accuracy"), "best": best}
         row["why"] = known.get("why") or failed.get(run.name, "")
         if run.name in failed and known["state"] == status.NOT_BEGUN:

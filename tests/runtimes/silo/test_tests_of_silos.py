@@ -1,9 +1,11 @@
 """The global model, tested by silos on their own test parts: the numbers of a simulation, of those that tell them."""
 
+import csv
 import json
 import re
 
 import pytest
+from commands import call
 from fl_labelskew_registry import RunError
 from recipe_texts import SILOS
 from scenes import Echo, finished
@@ -16,6 +18,7 @@ from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
 from fl_labelskew_plugins.runtimes.silo.members import Members
 from fl_labelskew_plugins.runtimes.silo.own_folder import OwnFolder
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
+from fl_labelskew_plugins.studies.finished import read
 
 PER_CLIENT = ("validation_args.per_client=true", "method_args.method=map", "train_args.client_num_per_round=2")
 MEASURES = ("--set", "comm_args.send_measures=true")
@@ -82,6 +85,21 @@ def test_who_tells_nonsense_or_nothing_has_no_number_and_the_run_goes_on(federat
     assert line["clients"] == [0, 1, 2]
     assert line["client_accuracy"] == [line["client_accuracy_mean"], None, None]
     assert "accuracy" not in line
+    result = json.loads((federation.run_dir / "summary.json").read_text())
+    assert (result["measure"], result["best_accuracy"]) == ("client_accuracy_mean", line["client_accuracy_mean"])
+    assert [silo["name"] for silo in result["clients"]] == ["silo 1", "silo 2", "silo 3"]
+    first, *others = ([silo["test_samples"], silo["accuracy"]] for silo in result["clients"])
+    assert first[0] * first[1] == pytest.approx(round(first[0] * first[1]))
+    assert others == [[None, None]] * 2
+    card = (federation.run_dir / "MODEL_CARD.md").read_text()
+    assert f"{first[0]} test samples at the clients, 10 classes." in card
+    assert "`0`, `1`, `2`" in card
+    assert f"| {first[0]} | {100 * first[1]:.2f} % |" in card
+    assert (federation.run_dir / "best.safetensors").exists()
+    assert "tested on                         " in server.text
+    (row,) = csv.DictReader(call("report", federation.run_dir, "--format", "csv").output.splitlines())
+    assert (row["test"], row["accuracy"]) == ("clients' mean", f"{100 * line['client_accuracy_mean']:.2f}")
+    assert [client.name for client in read(federation.run_dir).clients] == ["silo 1", "silo 2", "silo 3"]
     server.says("round 1: test of silo 3 refused: an accuracy that is out of range")
     server.says("round 1: silo 2 missed the deadline of 4 s; left out until it speaks again")
 
@@ -91,7 +109,7 @@ GOOD = {"accuracy": [3, 4], "balanced_accuracy": 0.5}
 
 def test_what_a_silo_tells_is_checked():
     assert measures({}) == {}
-    assert measures(GOOD) == {"accuracy": 0.75, "balanced_accuracy": 0.5}
+    assert measures(GOOD) == {"accuracy": 0.75, "balanced_accuracy": 0.5, "samples": 4}
     for change in (
         {"accuracy": [5, 4]}, {"accuracy": [0, 0]}, {"accuracy": [-1, 4]}, {"accuracy": 0.5}, {"accuracy": None},
         {"balanced_accuracy": 1.5}, {"balanced_accuracy": None}, {"balanced_accuracy": "nan"},
@@ -136,7 +154,7 @@ def test_who_is_not_there_is_not_asked_and_an_old_answer_counts_for_nothing(tmp_
     tests = transport.tests = ClientTests(members, send, 5)
     tests.take(0, Message(Kind.TESTED, 1, 0, round=2, meta=GOOD))  # asked by nobody
     rows = tests.of({})
-    assert rows == [measures(GOOD), {}, {}, {"accuracy": 1.0, "balanced_accuracy": 1.0}, {}]
+    assert rows == [measures(GOOD), {}, {}, {"accuracy": 1.0, "balanced_accuracy": 1.0, "samples": 1}, {}]
     assert not tests.awaits(0)
 
 

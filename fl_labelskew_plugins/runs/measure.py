@@ -1,0 +1,52 @@
+"""The main measure of a run: which of its numbers says how good the global model is. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+Line = Mapping[str, Any]
+"""Of ``metrics.jsonl``."""
+
+
+class Measure(NamedTuple):
+    """A key of the lines of ``metrics.jsonl``, and the samples that it was measured on: in a table, and in full."""
+
+    key: str
+    name: str
+    samples: str
+
+
+MEASURES = (
+    Measure("accuracy", "global", "the global test set"),
+    Measure("client_accuracy_mean", "clients' mean", "clients' own test splits, mean over the clients"),
+    Measure("client_accuracy_pooled", "clients pooled", "clients' own test splits, all samples together"),
+)
+"""The first one that a run has is its main measure."""
+NAMED = {one.key: one for one in MEASURES}
+GLOBAL = MEASURES[0].key
+
+
+def main_measure(lines: Sequence[Line]) -> Measure:
+    """The main measure of a run with these lines; the first one if there is no test.
+
+    >>> main_measure([{"round": 0}, {"round": 1, "client_accuracy_mean": 0.5}]).name
+    "clients' mean"
+    """
+    return next((one for one in MEASURES if any(line.get(one.key) is not None for line in lines)), MEASURES[0])
+
+
+def main_tests(lines: Sequence[Line]) -> list[Line]:
+    """The lines that have the main measure."""
+    key = main_measure(lines).key
+    return [line for line in lines if line.get(key) is not None]
+
+
+def best_test(lines: Sequence[Line]) -> Line | None:
+    """The line with the highest main measure, the first of equal ones; None if there is no test.
+
+    >>> best_test([{"round": round, "accuracy": share} for round, share in enumerate((0.5, 0.7, 0.7))])["round"]
+    1
+    """
+    key = main_measure(lines).key
+    return max(main_tests(lines), key=lambda line: line[key], default=None)
