@@ -1,11 +1,22 @@
 """The base of every plugin's parameters."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
 LARGEST = 1e30
 """float32 ends at 3.4e38, and torch divides a rate by ``1 - beta`` before it becomes one: some room is left."""
+IS_PATH = "path"
+"""Marks keys that hold paths relative to the file that names them."""
+
+
+def absolute(value: Any, folder: Path) -> Any:
+    """A path of a recipe, or each of a list of them, from ``folder`` where it is relative."""
+    if isinstance(value, list):
+        return [absolute(path, folder) for path in value]
+    return os.path.abspath(folder / os.path.expanduser(value)) if isinstance(value, str) else value
 
 
 class Params(BaseModel):

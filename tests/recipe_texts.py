@@ -71,6 +71,23 @@ comm_args: {backend: GRPC, quorum_timeout_s: 60, reconnect_s: 20}
 """A server and three silos."""
 
 
+NETWORK = """\
+from torch import nn
+
+
+def make_network(input_shape, num_classes, width=16):
+    return nn.Sequential(
+        nn.Conv2d(input_shape[0], width, 3),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4 * width, num_classes),
+    )
+"""
+"""A file that a recipe may take its network from."""
+
+
 def simulation(recipe):
     """The same for one process."""
     return "\n".join(line for line in recipe.splitlines() if not line.startswith(("common_args", "comm_args")))

@@ -10,7 +10,7 @@ import click
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, writing
-from fl_labelskew_plugins.cli.options import BEST, CLIENT, DATA_SET, FOLDER, MODEL, PATH, data_settings
+from fl_labelskew_plugins.cli.options import BEST, CLIENT, DATA_SET, FOLDER, MODEL, NETWORK, PATH, data_settings
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import counted
 
@@ -34,6 +34,7 @@ SHOWN = 20
 @click.option("--json", "as_json", is_flag=True, help="Print all measures as JSON; shares between 0 and 1.")
 @BEST
 @CLIENT
+@NETWORK
 @guarded
 def evaluate_command(
     place: Path,
@@ -45,6 +46,7 @@ def evaluate_command(
     as_json: bool,
     best: bool,
     client: str | None,
+    network: str | None,
 ) -> None:
     """Test a trained model on DATA, which lies as the training's data did.
 
@@ -55,7 +57,8 @@ def evaluate_command(
     from fl_labelskew_plugins.trained.evaluate import evaluate
     from fl_labelskew_plugins.trained.network import file_of, load
 
-    result = evaluate(load(file_of(place, best=best, client=client)), data, part, data_settings(overrides))
+    trained = load(file_of(place, best=best, client=client), code=network)
+    result = evaluate(trained, data, part, data_settings(overrides))
     click.echo(json.dumps(result, indent=2) if as_json else "\n\n".join(_parts(result)))
     if out is not None:
         from fl_labelskew_plugins.plots import confusion

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from fl_labelskew_plugins.cli.exits import guarded, writing
-from fl_labelskew_plugins.cli.options import BEST, CLIENT, FILE, MODEL
+from fl_labelskew_plugins.cli.options import BEST, CLIENT, FILE, MODEL, NETWORK
 
 
 @click.command("export")
@@ -18,8 +18,9 @@ from fl_labelskew_plugins.cli.options import BEST, CLIENT, FILE, MODEL
 @click.option("--out", required=True, type=FILE, metavar="FILE", help="The file to write.")
 @BEST
 @CLIENT
+@NETWORK
 @guarded
-def export_command(place: Path, form: str, out: Path, *, best: bool, client: str | None) -> None:
+def export_command(place: Path, form: str, out: Path, *, best: bool, client: str | None, network: str | None) -> None:
     """Write a trained model for other programs, with its normalisation inside the graph.
 
     RUN is the folder of a run, or a model's .safetensors file. The graph takes any number of samples as the data set
@@ -29,7 +30,7 @@ def export_command(place: Path, form: str, out: Path, *, best: bool, client: str
     from fl_labelskew_plugins.trained.export import export
     from fl_labelskew_plugins.trained.network import file_of, load
 
-    trained = load(file_of(place, best=best, client=client))
+    trained = load(file_of(place, best=best, client=client), code=network)
     with writing(out):
         worst = export(trained, out, form)
     about = trained.about

@@ -13,7 +13,7 @@ from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded, writing
-from fl_labelskew_plugins.cli.options import BEST, CLIENT, DATA_SET, FILE, MODEL, PATH, data_settings
+from fl_labelskew_plugins.cli.options import BEST, CLIENT, DATA_SET, FILE, MODEL, NETWORK, PATH, data_settings
 from fl_labelskew_plugins.machine.text import counted
 
 
@@ -28,6 +28,7 @@ from fl_labelskew_plugins.machine.text import counted
 @DATA_SET
 @BEST
 @CLIENT
+@NETWORK
 @guarded
 def predict_command(
     place: Path,
@@ -39,6 +40,7 @@ def predict_command(
     *,
     best: bool,
     client: str | None,
+    network: str | None,
 ) -> None:
     """Predict the class of pictures, of rows of a CSV or Parquet table, or of samples in an .npz file.
 
@@ -54,7 +56,7 @@ def predict_command(
     from fl_labelskew_plugins.trained import predict
     from fl_labelskew_plugins.trained.network import file_of, load
 
-    trained = load(file_of(place, best=best, client=client))
+    trained = load(file_of(place, best=best, client=client), code=network)
     listed = files.listed(inputs)
     head, done = predict.columns(top), 0
     shown: list[predict.Row] = []

@@ -7,15 +7,15 @@ import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset
 from pydantic import Field
 
+from fl_labelskew_plugins import params
 from fl_labelskew_plugins.data.fingerprint import NO_FILES
 from fl_labelskew_plugins.data.split import stratified
-from fl_labelskew_plugins.params import Params
 
 
 class Digits(Dataset):
     """Scikit-learn's digits; pixels 0..16 are scaled to 0..1, samples are ``(1, 8, 8)`` float32."""
 
-    class Params(Params):
+    class Params(params.Params):
         """Parameters of digits."""
 
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class that is the test part.")

@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 import torch
 import torch.utils.data
-from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError, RunError
+from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError, RunError, mistake
 from torch import Tensor
 
+from fl_labelskew_plugins.engine.augment import Augment
 from fl_labelskew_plugins.machine.signals import blocked, end_with_parent
 
 Part = TypeVar("Part", Tensor, slice, Tensor | slice)
@@ -34,21 +35,36 @@ class Samples:
         y: ``(N,)`` int64.
         mean: per channel, see :class:`fl_labelskew_registry.Data`; empty: inputs are the samples as they are stored.
         std: per channel.
+        augment: changes of samples in training.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        self.x, self.y = x, y
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        augment: Augment | None = None,
+    ) -> None:
+        self.x, self.y, self._augment = x, y, augment
         self._normalise = Normalise(mean, std, dims=x.dim(), dtype=x.dtype, device=x.device)
 
     def inputs(self, index: Tensor | slice) -> Tensor:
-        """Normalised float32 inputs ``(B, ...)``."""
+        """Normalised float32 inputs ``(B, ...)``, not augmented."""
+        return self._normalise(self._stored(index))
+
+    def _stored(self, index: Tensor | slice) -> Tensor:
         # index_select copies whole samples; indexing would walk their elements
-        return self._normalise(self.x[index] if isinstance(index, slice) else self.x.index_select(0, index))
+        return self.x[index] if isinstance(index, slice) else self.x.index_select(0, index)
 
     def stream(self, batches: Iterable[Part], seed: int | None = None) -> Iterator[tuple[Part, Tensor]]:
-        """Every part of ``batches`` with its inputs; ``seed`` is for samples that are augmented, and not used here."""
+        """Every part of ``batches`` with its inputs; ``seed``: of the augmentation; None: none."""
+        generator = torch.Generator().manual_seed(seed or 0)
         for index in batches:
-            yield index, self.inputs(index)
+            stored = self._stored(index)
+            if seed is not None and self._augment is not None:
+                stored = self._augment(stored, generator)
+            yield index, self._normalise(stored)
 
 
 class Normalise:
@@ -263,8 +279,20 @@ class ClientBatches:
             yield self.samples.inputs(part), self.samples.y[part]
 
 
-def samples(data: Data, device: torch.device, *, workers: int = 0) -> tuple[Samples | Streamed, Samples | Streamed]:
-    """Training and test samples of a data set, on a device; ``workers``: processes that decode pictures."""
+def samples(
+    data: Data, device: torch.device, *, workers: int = 0, augment: Sequence[str] = ()
+) -> tuple[Samples | Streamed, Samples | Streamed]:
+    """Training and test samples of a data set, on a device.
+
+    Args:
+        data: the data set.
+        device: where samples lie.
+        workers: processes that decode pictures.
+        augment: changes of training samples, see :class:`.augment.Augment`.
+
+    Raises:
+        LabelSkewError: samples cannot be changed so.
+    """
     pin = device.type == "cuda"  # from pinned memory a copy goes on while the rest of the session is built
     parts = (data.train, data.test)
     pictures = [part.x for part in parts if isinstance(part.x, Images)]
@@ -274,9 +302,13 @@ def samples(data: Data, device: torch.device, *, workers: int = 0) -> tuple[Samp
         tensor = torch.from_numpy(array)
         return (tensor.pin_memory() if pin else tensor).to(device, non_blocking=True)
 
-    def made(part: Arrays) -> Samples | Streamed:
+    def made(part: Arrays, augment: Sequence[str] = ()) -> Samples | Streamed:
         if isinstance(part.x, Images):
+            if augment:
+                raise mistake("train_args.augment", "this data set has an augmentation of its own", "augment: []")
             return Streamed(reader, pictures.index(part.x), moved(part.y), data.mean, data.std)
-        return Samples(moved(part.x), moved(part.y), data.mean, data.std)
+        x = moved(part.x)
+        changes = Augment(augment, x.shape[1:], x.dtype) if augment else None
+        return Samples(x, moved(part.y), data.mean, data.std, changes)
 
-    return made(data.train), made(data.test)
+    return made(data.train, augment), made(data.test)

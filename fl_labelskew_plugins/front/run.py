@@ -108,8 +108,9 @@ def run(
     objects = {"model": model, "dataset": dataset, "method": method, "partition": partition}
     recipe = prepared(recipe, objects)
     place = start.folder_of(recipe, None if folder is None else Path(folder))
-    start.train(recipe, place, quiet=quiet, hear=_hear(callbacks, place.path, recipe.objects), host=host)
-    return Run(place.path, recipe.objects)
+    this = (recipe.objects, recipe.code)
+    start.train(recipe, place, quiet=quiet, hear=_hear(callbacks, place.path, *this), host=host)
+    return Run(place.path, *this)
 
 
 def prepared(recipe: Recipe | str | Path | Mapping[str, Any], objects: Mapping[str, Any]) -> Recipe:
@@ -127,17 +128,19 @@ def open(folder: str | Path, **objects: Any) -> Run:
     Args:
         folder: the run's.
         objects: ``model``, ``dataset``, ``method`` and ``partition`` as :func:`run` was given them, if it was:
-            ``resume`` and ``recipe`` need all of them, networks the ``model``.
+            ``resume`` and ``recipe`` need all of them, networks the ``model``. If the recipe's network is a function,
+            ``model`` is ``"FILE.py:FUNCTION"``.
 
     Raises:
         LabelSkewError: it is not the folder of a run, or the objects are not those of the run.
     """
-    return Run(folder, plugins(**objects))
+    code = objects.pop("model") if isinstance(objects.get("model"), str) else None
+    return Run(folder, plugins(**objects), code)
 
 
-def _hear(callbacks: Sequence[Callback], folder: Path, objects: Mapping[str, Any]) -> Hear | None:
+def _hear(callbacks: Sequence[Callback], folder: Path, objects: Mapping[str, Any], code: str | None) -> Hear | None:
     def hear(line: dict[str, Any]) -> None:
-        run = Run(folder, objects)
+        run = Run(folder, objects, code)
         for callback in callbacks:
             callback.on_round(run, line)
 
@@ -150,13 +153,14 @@ class Run:
     Args:
         folder: the run's.
         objects: what stood in for the recipe's names, by section; see :func:`.recipe.objects.plugins`.
+        code: the function that makes its network, if it is of one.
 
     Raises:
         LabelSkewError: it is not the folder of a run, or it had other objects.
     """
 
-    def __init__(self, folder: str | Path, objects: Mapping[str, Any] | None = None) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: str | Path, objects: Mapping[str, Any] | None = None, code: str | None = None) -> None:
+        self.folder, self._code = Path(folder), code
         self._folder, self._objects = RunFolder(self.folder), dict(objects or {})
         if not self._folder.recipe.is_file():
             use = "one that fl.run or labelskew run has written"
@@ -269,7 +273,8 @@ class Run:
 
         file = network.file_of(self.folder, best=best, client=None if client is None else str(client))
         self._check_network(file, ".predict(...)")
-        return frame(network.load(file, self._objects.get("model_args")), x, top=top, batch_size=batch_size)
+        trained = network.load(file, self._objects.get("model_args"), code=self._code)
+        return frame(trained, x, top=top, batch_size=batch_size)
 
     def personalised(self, client: int | str) -> nn.Module:
         """A client's own model, in eval mode.
@@ -304,9 +309,9 @@ class Run:
             KeyboardInterrupt: after a checkpoint was saved.
         """
         rounds = [] if comm_round is None else [f"{start.ROUNDS}={comm_round}"]
-        hear = _hear(callbacks, self.folder, self._objects)
+        hear = _hear(callbacks, self.folder, self._objects, self._code)
         start.go_on(self._folder, self._objects, rounds, quiet=quiet, hear=hear)
-        return Run(self.folder, self._objects)
+        return Run(self.folder, self._objects, self._code)
 
     @property
     def _environment(self) -> dict[str, Any]:
@@ -324,7 +329,7 @@ class Run:
             raise LabelSkewError(f"{file}: no such file; {otherwise}")
         self._check_network(file, attribute)
         if model_file.said(file):
-            return network.load(file, self._objects.get("model_args")).network
+            return network.load(file, self._objects.get("model_args"), code=self._code).network
         # versions before 0.2 wrote weights and nothing else, some not even the shape of a sample
         environment = self._environment
         shape = environment.get("input_shape") or loaded(self.recipe).test.x.shape[1:]

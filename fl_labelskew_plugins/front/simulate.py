@@ -84,7 +84,8 @@ class Loop:
     @property
     def run(self) -> Run:
         """The run so far."""
-        return Run(self._folder.path, self._record.session.recipe.objects)
+        recipe = self._record.session.recipe
+        return Run(self._folder.path, recipe.objects, recipe.code)
 
     @property
     def model(self) -> nn.Module:

@@ -148,7 +148,8 @@ def train(
     if recipe.objects or hear is not None:
         what = "objects" if recipe.objects else "callbacks"
         what = f"{recipe.comm.backend}: other processes train, which have no {what} of this one"
-        raise mistake("comm_args.backend", what, "sp")
+        code = ", or model_args.model: FILE.py:FUNCTION" if {*recipe.objects} == {"model_args"} and hear is None else ""
+        raise mistake("comm_args.backend", what, f"sp{code}")
     with tempfile.TemporaryDirectory(prefix="labelskew-") as temporary:
         path = Path(temporary) / f"{recipe.name}.yaml"  # which the other processes read
         path.write_text(recipe.dump(), encoding="utf-8")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 
-from fl_labelskew_plugins.machine.text import counted, few, ranged, wrapped
+from fl_labelskew_plugins.data.stats import IMAGENET
+from fl_labelskew_plugins.machine.text import clean, counted, few, ranged, wrapped
 from fl_labelskew_plugins.recipe import compatibility, privacy
+from fl_labelskew_plugins.recipe.network_file import files
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 from fl_labelskew_plugins.runs.progress import clock
 from fl_labelskew_plugins.runs.record import Record
@@ -17,7 +19,7 @@ WHOSE = {"own": "", "corrected": " (the host's, corrected)", "host": " (the host
 
 
 def describe(session: Session) -> str:
-    """What is about to run, in three lines; one more if silos are summed, and if the optimiser overrules the method."""
+    """What is about to run, in three lines, or more: summed silos, first weights, an overruled method."""
     recipe, federation = session.recipe, session.federation
     sizes = [n for n in session.sizes if n]
     held = f"{counted(len(sizes), 'client')} of {ranged(sizes, 'sample')}" if sizes else "clients yet to come"
@@ -36,12 +38,22 @@ def describe(session: Session) -> str:
         [
             f"{recipe.name}: {recipe.method_name} with {optimizer}{WHOSE[source]}, {recipe.comm.backend}",
             f"data: {recipe.data.dataset}, {of_classes(session.class_names, counts, sum(sizes))}, {held}",
-            f"network: {recipe.model.model}, {numbers} parameters, {size:.2f} MB a message, {federation.num_features} "
+            f"network: {recipe.network_name}, {numbers} parameters, {size:.2f} MB a message, {federation.num_features} "
             f"features",
             *([privacy.reported_accuracy(recipe)] if recipe.sums_alone else []),
+            *_first_weights(session),
             *compatibility.overruled(recipe, session.trainer.model),
         ]
     )
+
+
+def _first_weights(session: Session) -> list[str]:
+    """A line for weights from a file."""
+    if (made_of := files(session.recipe).get("weights")) is None:
+        return []
+    normalised = (session.mean, session.std) == IMAGENET
+    hint = "" if normalised else "; ImageNet's weights expect data_args.mean: imagenet"
+    return [f"first weights: {clean(made_of['file'], 4096)}; the classifier begins at random{hint}"]
 
 
 def table(record: Record) -> str:

@@ -1,7 +1,7 @@
 """EfficientNet-b0: Tan and Le, "EfficientNet: Rethinking Model Scaling for CNNs", ICML 2019."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from fl_labelskew_registry import LabelSkewError
 from pydantic import Field
@@ -26,7 +26,7 @@ class EfficientNetB0(ImageNetwork):
     class Params(params.Params):
         """Parameters of efficientnet_b0."""
 
-        weights: str = Field(
+        weights: Annotated[str, params.IS_PATH] = Field(
             AUTO,
             min_length=1,
             description=f"ImageNet weights: a .pth or .safetensors file; {AUTO}: torchvision's cache, or from scratch "

@@ -2,30 +2,53 @@
 
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import torch
 from fl_labelskew_registry import mistake
+from pydantic import Field
 from torch import nn
 
+from fl_labelskew_plugins import params
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.place import mpi_rank
+from fl_labelskew_plugins.models.base import ImageNetwork
 
 AUTO, NONE = "auto", "none"
 
 
-def load_imagenet(net: nn.Module, weights: str, *, name: str, cached: str, head: str) -> None:
-    """Fill a torchvision network with ImageNet weights, all but its classifier.
+class WithWeights(params.Params):
+    """Parameters of a network of torchvision that may begin with weights from a file."""
+
+    weights: Annotated[str | None, params.IS_PATH] = Field(
+        None,
+        min_length=1,
+        description="First weights: a .pth or .safetensors file of torchvision's network, whose classifier is not "
+        "used; default: random. With ImageNet's, set data_args.mean: imagenet.",
+    )
+
+
+class Pretrained(ImageNetwork):
+    """An image network with :class:`WithWeights`; a trained one is built without the file."""
+
+    trained_params: ClassVar[Mapping[str, Any]] = {"weights": None}
+
+
+def load_imagenet(net: nn.Module, weights: str | None, *, name: str, head: str, cached: str = "") -> None:
+    """Fill a torchvision network with weights from a file, all but its classifier.
 
     ``weights`` is a file (see :func:`read_weights`); ``auto``: the one called ``cached`` in torchvision's cache, or
-    ``net`` as it is with a warning where that is not there; ``none``: as it is. ``head`` is the prefix of the
+    ``net`` as it is with a warning where that is not there; ``none`` and None: as it is. ``head`` is the prefix of the
     classifier's tensors.
 
     Raises:
         LabelSkewError: the file cannot be read, or is not of this network.
     """
-    if weights == NONE:
+    if weights in (None, NONE):
         return
+    assert weights is not None
     path = Path(torch.hub.get_dir(), "checkpoints", cached) if weights == AUTO else Path(weights).expanduser()
     if weights == AUTO and not os.path.isfile(path):
         if (mpi_rank() or (0, 1))[0] == 0:  # of several ranks on one machine, one says it

@@ -1,21 +1,51 @@
 """ResNets for small images: torchvision's with a 3x3 stem of stride 1 and no max-pooling, the usual change for 32x32.
 
-Counts are parameters without the classifier, at 3 channels.
+Weights from a file need torchvision's stem, 7x7 of stride 2 and max-pooling. Counts are parameters without the
+classifier, at 3 channels.
 """
 
+from typing import Any, Literal
+
+from fl_labelskew_registry import mistake
+from pydantic import Field, model_validator
 from torch import nn
 
-from fl_labelskew_plugins.models.base import ImageNetwork
+from fl_labelskew_plugins.models.pretrained import Pretrained, WithWeights, load_imagenet
 
 
-class _ResNet(ImageNetwork):
+class _ResNet(Pretrained):
     smallest = 8
+
+    class Params(WithWeights):
+        """Parameters of a ResNet."""
+
+        stem: Literal["small", "imagenet"] = Field(
+            "small", description="First layers: for small pictures, or torchvision's; default: imagenet with weights."
+        )
+
+        @model_validator(mode="before")
+        @classmethod
+        def _stem_of_weights(cls, given: Any) -> Any:
+            return {"stem": "imagenet", **given} if isinstance(given, dict) and given.get("weights") else given
+
+        @model_validator(mode="after")
+        def _weights_have_a_stem(self) -> "_ResNet.Params":
+            if self.weights is not None and self.stem != "imagenet":
+                raise ValueError("weights are of a network with stem: imagenet; use that, or no weights")
+            return self
 
     def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:
         from torchvision import models
 
         body = models.get_model(self.name)
         d = body.fc.in_features
+        if self.params.stem == "imagenet":
+            if channels != 3:
+                what = f"stem: imagenet needs images of 3 channels, this data set has {channels}"
+                raise mistake(f"model {self.name}", what, "data_args.channels: 3, or stem: small without weights")
+            load_imagenet(body, self.params.weights, name=self.name, head="fc.")
+            body.fc = nn.Identity()
+            return body, d
         body.conv1 = nn.Conv2d(channels, 64, 3, stride=1, padding=1, bias=False)
         nn.init.kaiming_normal_(body.conv1.weight, mode="fan_out", nonlinearity="relu")  # as torchvision's own
         body.maxpool = body.fc = nn.Identity()

@@ -3,13 +3,13 @@
 from pydantic import Field
 from torch import nn
 
-from fl_labelskew_plugins import params
-from fl_labelskew_plugins.models.base import ImageNetwork, he_normal
+from fl_labelskew_plugins.models.base import he_normal
+from fl_labelskew_plugins.models.pretrained import Pretrained, WithWeights, load_imagenet
 
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # configuration A; a max-pooling ends each
 
 
-class VGG11(ImageNetwork):
+class VGG11(Pretrained):
     """VGG11's eight convolutions and no dense layer but the classifier, as FedRS uses it, "without BN in PyTorch".
 
     At 3 channels: 9,220,480 parameters, d = 512 and 9 layers with the classifier, which is FedRS's table 4. What the
@@ -18,7 +18,7 @@ class VGG11(ImageNetwork):
 
     name, smallest = "vgg11", 32
 
-    class Params(params.Params):
+    class Params(WithWeights):
         """Parameters of vgg11."""
 
         batch_norm: bool = Field(False, description="Whether each convolution is followed by batch normalisation.")
@@ -34,4 +34,7 @@ class VGG11(ImageNetwork):
                 layers.append(nn.ReLU(inplace=True))
                 before = after
             layers.append(nn.MaxPool2d(2))
-        return he_normal(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1)), "fan_out"), before  # as torchvision's
+        body = he_normal(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1)), "fan_out")  # as torchvision's
+        name = "vgg11_bn" if self.params.batch_norm else "vgg11"
+        load_imagenet(nn.ModuleDict({"features": body}), self.params.weights, name=name, head="classifier.")
+        return body, before

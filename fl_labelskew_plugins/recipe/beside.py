@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.params import IS_PATH, Params
 from fl_labelskew_plugins.recipe.mistakes import show
-from fl_labelskew_plugins.recipe.sections import IS_PATH, Positive
+from fl_labelskew_plugins.recipe.sections import Positive
 
 Measure = Literal["accuracy", "best_accuracy", "personalised_accuracy", "balanced_accuracy", "rounds_to"]
 

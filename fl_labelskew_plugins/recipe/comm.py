@@ -6,9 +6,9 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.params import IS_PATH, Params
 from fl_labelskew_plugins.recipe import addresses
-from fl_labelskew_plugins.recipe.sections import IS_PATH, Positive
+from fl_labelskew_plugins.recipe.sections import Positive
 
 LEAST_SUMMED = 3
 """Clients below which a sum hides nobody."""

@@ -244,9 +244,9 @@ def _on_cpu(model: nn.Module) -> bool:
 def _why_not_network(recipe: Recipe, model: nn.Module) -> str | None:
     """Why the host's own code cannot train a network; None where it can."""
     if next(model.buffers(), None) is not None:
-        return f"the host cannot train {recipe.model.model}, which has batch normalisation or other buffers"
+        return f"the host cannot train {recipe.network_name}, which has batch normalisation or other buffers"
     if not all(p.requires_grad for p in model.parameters()):
-        return f"the host cannot train {recipe.model.model}, of which a part is frozen"
+        return f"the host cannot train {recipe.network_name}, of which a part is frozen"
     return None
 
 
@@ -264,6 +264,7 @@ def _why_not(recipe: Sections, method: Method, optimizer: Optimizer) -> str | No
         "the method changes more than logits, which the host's training does not know": not method.logits_only(),
         "the host trains with fp32 alone (device_args.precision)": recipe.device.precision != "fp32",
         "the host clips no gradients (train_args.gradient_clip_norm)": train.gradient_clip_norm is not None,
+        "the host does not augment pictures (train_args.augment)": bool(train.augment),
         "the host weighs all rows alike (train_args.proxy_aggregation)": train.proxy_aggregation == "class",
         "the host's attacks and defences are FedAvg's (security_args)": security.enable_attack
         or security.enable_defense,

@@ -25,6 +25,9 @@ def conflicts(recipe: Sections) -> Iterator[Conflict]:
     yield from _silo_conflicts(recipe)
     yield from _diagnostics_conflicts(recipe)
     yield from _secure_conflicts(recipe)
+    if recipe.train.augment and recipe.security.attack_type == "label_flipping":
+        message = "does not go with attack_type label_flipping, whose samples are not augmented; allowed: []"
+        yield Conflict("train_args.augment", message, ("security_args.attack_type",))
     yield from security.conflicts(recipe.security, recipe.dp, recipe.train.clients_per_round)
 
 

@@ -240,6 +240,10 @@ class Mistakes:
         self.lines.append(f"{shown(place)}: {message}")
         self.wrong.add(key)
 
+    def folder(self, place: str) -> Path:
+        """The folder from which a path at ``section.key`` counts: the file's, or of an override the current one."""
+        return Path() if place in self.overridden else self.path.parent
+
     def meant(self, prefix: str, name: str, absent: Iterable[str]) -> None:
         """Where an unknown name stands for an absent one, that absence is no second mistake."""
         self.wrong |= {prefix + close for close in closest(name, absent)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,16 @@ class Recipe(Sections):
     def method_name(self) -> str:
         """The method's registered name."""
         return self.method_args.method
+
+    @property
+    def code(self) -> str | None:
+        """The function that makes the network, ``FILE.py:FUNCTION``; None for a registered network or an object."""
+        return self.model.model if sections.is_code(self.model.model) and "model_args" not in self.objects else None
+
+    @property
+    def network_name(self) -> str:
+        """The network's name; of one from a file, without the folder."""
+        return os.path.basename(self.model.model)
 
     @property
     def own_data(self) -> bool:

@@ -55,7 +55,8 @@ def plugins(
     kinds = {"model": Network, "dataset": Dataset, "method": Method, "partition": Partitioner}
     for name, plugin in given.items():
         if plugin is not None and not isinstance(plugin, kinds[name]):
-            what = "an nn.Module" if name == "model" else "an object of fl_labelskew_registry.Method"
+            what = "an nn.Module, or name a function in model_args.model of the recipe"
+            what = what if name == "model" else "an object of fl_labelskew_registry.Method"
             raise LabelSkewError(f"{name}: {clean(plugin)!r} is a {type(plugin).__name__}; give {what}")
         if plugin is not None and plugin.params is None:  # a class of somebody's own that takes none
             plugin.params = Params()

@@ -11,6 +11,7 @@ from typing import Any
 
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins.params import IS_PATH, absolute
 from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, shipped, yaml
 from fl_labelskew_plugins.recipe.beside import Expected, Policy
 from fl_labelskew_plugins.recipe.comm import CommArgs
@@ -27,7 +28,7 @@ from fl_labelskew_plugins.recipe.model import (
     Recipe,
     Sections,
 )
-from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING, IS_PATH, TrackingArgs, absolute
+from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING, TrackingArgs
 from fl_labelskew_plugins.recipe.sections import names as split
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -360,8 +361,7 @@ class _Check(Mistakes):
         for key, field in model.model_fields.items():
             if IS_PATH in field.metadata and (value := getattr(args, key, None)) is not None:
                 # a run that is resumed reads it from another folder
-                folder = Path() if f"{section}.{key}" in self.overridden else self.path.parent
-                update[key] = absolute(value, folder)
+                update[key] = absolute(value, self.folder(f"{section}.{key}"))
         return args and args.model_copy(update=update)
 
     def _conflicts(self, recipe: Sections, method: Any, optimizer: Any) -> None:

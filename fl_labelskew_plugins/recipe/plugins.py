@@ -9,9 +9,12 @@ from fl_labelskew_registry import LabelSkewError, Method, PluginError, catalog
 
 from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.methods import combined
+from fl_labelskew_plugins.models.pretrained import AUTO, NONE
+from fl_labelskew_plugins.params import IS_PATH, absolute
+from fl_labelskew_plugins.recipe import network_file
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, closest, failure, keys_of, show, unknown
 from fl_labelskew_plugins.recipe.objects import named
-from fl_labelskew_plugins.recipe.sections import MethodArgs, PluginArgs
+from fl_labelskew_plugins.recipe.sections import MethodArgs, ModelArgs, PluginArgs, code_at, is_code
 
 
 def names(kind: catalog.Kind) -> list[str]:
@@ -46,11 +49,15 @@ def chosen(
     if isinstance(args, MethodArgs) and combined.SIGN in args.method:
         return args, _combination(section, args.method.split(combined.SIGN), raw, mistakes)
     name = getattr(args, model.key, "")
-    if args is None or place in mistakes.wrong or not known(model.kind, name, place, mistakes):
+    code = isinstance(args, ModelArgs) and is_code(name)
+    if args is None or place in mistakes.wrong or not (code or known(model.kind, name, place, mistakes)):
         return args, None
     try:
-        plugin = catalog.load(model.kind, name)
-    except PluginError as error:
+        if code:
+            name = code_at(name, mistakes.folder(place))
+            args = args.model_copy(update={model.key: name})
+        plugin = network_file.find(name) if code else catalog.load(model.kind, name)
+    except LabelSkewError as error:
         mistakes.say(place, " ".join(str(error).split()))
         return args, None
     try:
@@ -66,8 +73,17 @@ def _made(place: str, plugin: Any, raw: Mapping[str, Any], keys: Sequence[str], 
     """A plugin with its parameters; None where there is a mistake in them."""
     mistakes.unknown_keys(place, raw, keys)
     params = mistakes.validated(place, plugin.Params, raw)
-    wrong = any(key == place or key.startswith(f"{place}.") for key in mistakes.wrong)
-    return None if params is None or wrong else checked(plugin(params))
+    if params is None or any(key == place or key.startswith(f"{place}.") for key in mistakes.wrong):
+        return None
+    paths = {
+        key: getattr(params, key) for key, field in plugin.Params.model_fields.items() if IS_PATH in field.metadata
+    }
+    update = {
+        key: absolute(path, mistakes.folder(f"{place}.{key}"))
+        for key, path in paths.items()
+        if path not in (AUTO, NONE)
+    }
+    return checked(plugin(params.model_copy(update=update) if update else params))
 
 
 def _combination(section: str, parts: Sequence[str], raw: Mapping[str, Any], mistakes: Mistakes) -> Method | None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from fl_labelskew_plugins.recipe import plugins
 from fl_labelskew_plugins.recipe.beside import Expected, Policy
 from fl_labelskew_plugins.recipe.model import EXPECTED, PLUGGED, POLICY, REQUIRED, SECTIONS, SILO
-from fl_labelskew_plugins.recipe.sections import MethodArgs, PluginArgs
+from fl_labelskew_plugins.recipe.sections import MethodArgs, ModelArgs, PluginArgs
 
 
 def json_schema() -> dict[str, Any]:
@@ -63,6 +63,11 @@ def _section_schema(section: str, defs: dict[str, Any]) -> dict[str, Any]:
     schema["allOf"] = list(_plugin_schemas(section, chooser, defs))
     if chooser is MethodArgs:
         schema["allOf"].append(_combination_schema(schema["properties"][chooser.key], section))
+    elif chooser is ModelArgs:
+        name, code = schema["properties"][chooser.key], {"pattern": r":[A-Za-z_]\w*$"}
+        name["anyOf"] = [{"enum": plugins.names(chooser.kind)}, {"type": name.pop("type"), **code}]
+        of_code = {"properties": {chooser.key: code}, "required": [chooser.key]}
+        schema["allOf"].append({"if": of_code, "then": {"additionalProperties": True}})  # the function's parameters
     else:
         schema["properties"][chooser.key]["enum"] = plugins.names(chooser.kind)
     return schema

@@ -8,14 +8,13 @@ rest belongs to the plugin's own ``Params``. What is the host's own is in :mod:`
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from fl_labelskew_registry import catalog
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from fl_labelskew_plugins.params import LARGEST, Params
+from fl_labelskew_plugins.params import IS_PATH, LARGEST, Params, absolute
 from fl_labelskew_plugins.recipe.diagnostics import Name
 from fl_labelskew_plugins.recipe.mistakes import show
 
@@ -24,17 +23,6 @@ Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 AboveZero = Annotated[float, Field(ge=1 / LARGEST, le=LARGEST)]
 Statistics = Literal["imagenet", "data"]
 Level = Literal["silo", "claim"]
-IS_PATH = "path"
-"""Marks keys that hold paths relative to the file that names them."""
-
-
-def absolute(value: Any, folder: Path) -> Any:
-    """A path of a recipe, or each of a list of them, from ``folder`` where it is relative."""
-    if isinstance(value, list):
-        return [absolute(path, folder) for path in value]
-    return os.path.abspath(folder / os.path.expanduser(value)) if isinstance(value, str) else value
-
-
 MOST_NUMBERS = 10**8
 """Numbers of one sample."""
 MOST_CLASSES = 10**6
@@ -128,7 +116,21 @@ class ModelArgs(PluginArgs):
 
     key, kind, attribute = "model", "models", "network"
 
-    model: str = Field(description="name of a network: labelskew models")
+    model: str = Field(
+        description="name of a network: labelskew models; or a function that makes one, FILE.py:FUNCTION or"
+        " PACKAGE.MODULE:FUNCTION"
+    )
+
+
+def is_code(name: object) -> bool:
+    """Whether ``model_args.model`` names a function rather than a registered network."""
+    return isinstance(name, str) and (":" in name or name.endswith(".py"))
+
+
+def code_at(name: Any, folder: Path) -> Any:
+    """``FILE.py:FUNCTION`` with the file's path from ``folder``; any other name as it is."""
+    file, _, function = str(name).rpartition(":")
+    return f"{absolute(file, folder)}:{function}" if is_code(name) and file.endswith(".py") else name
 
 
 class TrainArgs(PluginArgs):
@@ -160,6 +162,11 @@ class TrainArgs(PluginArgs):
     lr_decay_every: Positive = Field(10, description="rounds between two steps (FedShift: 10)")
     gradient_clip_norm: float | None = Field(
         None, gt=0, description="clip the gradient's norm, that of private parameters apart; default: never"
+    )
+    augment: list[Literal["flip", "crop", "colour"]] = Field(
+        [],
+        description="random changes of training pictures: flip (left to right, half of the time), crop (at a random"
+        " place after zero padding by 1/8 of each side), colour (brightness, contrast, saturation by up to 20 %)",
     )
     proxy_aggregation: Literal["model", "class"] = Field(
         "model", description="weights of the classifier's rows: as the model's, or per class (FedRS section 4.4)"

@@ -18,9 +18,10 @@ from fl_labelskew_registry import MistakesError
 from pydantic import BaseModel, ConfigDict, Field
 
 from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.params import IS_PATH, absolute
 from fl_labelskew_plugins.recipe import mistakes, yaml
 from fl_labelskew_plugins.recipe.model import EXPECTED, SECTIONS
-from fl_labelskew_plugins.recipe.sections import IS_PATH, absolute
+from fl_labelskew_plugins.recipe.sections import code_at
 
 Sections = dict[str, dict[str, Any]]
 Keys = dict[str, Any]
@@ -311,3 +312,5 @@ def _locate(content: Sections, folder: Path) -> None:
         keys = [key for key, field in model.model_fields.items() if IS_PATH in field.metadata]
         for key in set(keys) & content.get(section, {}).keys():
             content[section][key] = absolute(content[section][key], folder)
+    if "model" in (network := content.get("model_args", {})):
+        network["model"] = code_at(network["model"], folder)

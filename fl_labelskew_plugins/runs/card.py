@@ -42,7 +42,7 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
     shape = " x ".join(map(str, session.input_shape))
     numbers = sum(p.numel() for p in session.trainer.model.parameters())
     settings = recipe.train
-    what = f"{code(recipe.model.model)} with {counted(numbers, 'parameter')}, for samples of shape {shape}"
+    what = f"{code(recipe.network_name)} with {counted(numbers, 'parameter')}, for samples of shape {shape}"
     files = [f"- `model.safetensors`: the global model after round {rounds}, the last one"]
     if best:
         files.append(f"- `best.safetensors`: the global model after round {result['rounds_to_best']}, the best one")

@@ -20,6 +20,7 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import mistakes
 from fl_labelskew_plugins.recipe.model import Recipe, of_sums
+from fl_labelskew_plugins.recipe.network_file import FunctionNetwork, portable
 from fl_labelskew_plugins.recipe.objects import described
 from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, MOST_NUMBERS, Positive
 from fl_labelskew_plugins.runs.session import Session
@@ -38,8 +39,8 @@ class About(Params):
 
     Args:
         format: version of this list.
-        network: registered name of what builds the network.
-        network_params: with which parameters.
+        network: registered name of what builds the network, or ``FILE.py:FUNCTION`` without a folder.
+        network_params: with which parameters; of a file also its ``sha256``.
         module: instead of these two, what the network was where it was an object from Python.
         input_shape: of one sample.
         dtype: of samples, as the data set gives them.
@@ -100,10 +101,12 @@ def about(session: Session, *, round: int, client: int | None = None, client_nam
     recipe = session.recipe
     network, given = recipe.network, recipe.objects.get("model_args")
     params = {} if given else network.params.model_dump(mode="json", by_alias=True) | dict(network.trained_params)
+    if isinstance(network, FunctionNetwork):
+        params["sha256"] = network.function.sha256
     reading = recipe.dataset.params.model_dump(mode="json", by_alias=True)
     return About.model_construct(
         format=FORMAT,
-        network=None if given else recipe.model.model,
+        network=None if given else recipe.network_name,
         network_params=params,
         module=described(given) if given else None,
         input_shape=list(session.input_shape),
@@ -141,7 +144,7 @@ def recipe_hash(recipe: Recipe) -> str:
     """SHA-256 of what decides about a run's numbers: not where its files lie, who talks to whom, and what is kept."""
     sections = {
         name: {key: value for key, value in keys.items() if key not in ("data_cache_dir", "download")}
-        for name, keys in recipe.resolved().items()
+        for name, keys in portable(recipe).items()
         if name not in ("comm_args", "client_specific_args", "tracking_args")
     }
     if sums := of_sums(recipe.resolved()):

@@ -26,6 +26,8 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.recipe import compatibility
+from fl_labelskew_plugins.recipe.network_file import changed as changed_file
+from fl_labelskew_plugins.recipe.network_file import files
 from fl_labelskew_plugins.recipe.objects import described
 from fl_labelskew_plugins.runs import card, model_file, privacy, status
 from fl_labelskew_plugins.runs.checkpoint import Checkpoint
@@ -238,6 +240,8 @@ class Record:
             "normalisation": {"mean": session.mean, "std": session.std},
             "notes": sorted(session.notes),
         }
+        if made_from := files(session.recipe):
+            now["network_files"] = made_from
         if session.recipe.objects:
             now["objects"] = {section: described(plugin) for section, plugin in session.recipe.objects.items()}
         if resume:
@@ -301,6 +305,8 @@ class Record:
             what = "the samples" if "data" in changed else "the clients' samples"
             use = "the data set as it was, or begin a new run"
             raise mistake(f"--resume {self.folder.path}", f"{what} are no longer those of the run", use)
+        if what := changed_file(before.get("network_files", {}), now.get("network_files", {})):
+            raise mistake(f"--resume {self.folder.path}", what, "the file as it was, or begin a new run")
         if before["optimizer"]["source"] != now["optimizer"]["source"]:  # each remembers other things
             what = f"its {now['optimizer']['name']} ran in code that is {before['optimizer']['source']}, not"
             what = f"{what} {now['optimizer']['source']} as here (train_args.optimizer_source)"

@@ -308,7 +308,9 @@ def assemble(
             seed=seed,
         )
     other = "another model"
-    train_samples, test_samples = samples(data, device, workers=loader_workers(recipe, device))
+    train_samples, test_samples = samples(
+        data, device, workers=loader_workers(recipe, device), augment=recipe.train.augment
+    )
     trainer = LocalTrainer(
         model=with_shared(model, recipe.method, federation, "model").to(device),
         method=recipe.method,

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from fl_labelskew_plugins.engine.samples import Normalise
 from fl_labelskew_plugins.machine.text import clean, few
 from fl_labelskew_plugins.recipe import mistakes
+from fl_labelskew_plugins.recipe.network_file import find
 from fl_labelskew_plugins.recipe.objects import Headed
+from fl_labelskew_plugins.recipe.sections import is_code
 from fl_labelskew_plugins.runs import model_file
 from fl_labelskew_plugins.runs.model_file import About
 from fl_labelskew_plugins.tensors import Weights
@@ -87,12 +89,13 @@ class Whole(nn.Module):
         return logits
 
 
-def load(file: Path, network: Network | None = None) -> Trained:
+def load(file: Path, network: Network | None = None, *, code: str | None = None) -> Trained:
     """A model's file, which may come from anybody.
 
     Args:
         file: a ``.safetensors`` file.
         network: what builds the network, where that was an object from Python.
+        code: ``FILE.py:FUNCTION`` that builds it, where that was one; the model's file never chooses code to run.
 
     Raises:
         LabelSkewError: the file, or what it says, is not as it has to be, or its network is not installed.
@@ -103,6 +106,9 @@ def load(file: Path, network: Network | None = None) -> Trained:
         return Trained(file, about, build(network, about.input_shape, len(about.class_names), weights, where))
     if about.network is None:
         raise mistake(where, f"its network was an object ({about.module})", "fl.open(RUN, model=...) in Python")
+    if code is not None or is_code(about.network):
+        network = _of_code(about, where, code)
+        return Trained(file, about, build(network, about.input_shape, len(about.class_names), weights, where))
     kind = catalog.load("models", known("models", about.network, where))
     network = made(kind, about.network_params | dict(kind.trained_params), f"{where}: model {about.network}: ")
     # by shapes alone first: what a stranger says may be of any size; a network that cannot be built without numbers
@@ -110,6 +116,28 @@ def load(file: Path, network: Network | None = None) -> Trained:
     with suppress(NotImplementedError, RuntimeError, TypeError), torch.device("meta"):
         check(network.build(tuple(about.input_shape), len(about.class_names)), weights, where)
     return Trained(file, about, build(network, about.input_shape, len(about.class_names), weights, where))
+
+
+def _of_code(about: About, where: str, code: str | None) -> Network:
+    """The network that the function ``code`` makes, if it is the one of the model.
+
+    Raises:
+        LabelSkewError: it is missing or another one.
+    """
+    params, name = dict(about.network_params), clean(about.network)
+    digest = clean(params.pop("sha256", "unknown"), 64)
+    if not is_code(name):
+        raise mistake(f"network {clean(code)}", f"{where} has the network {name}", "no network")
+    if code is None:
+        form = f"PATH/{name}" if ".py:" in name else name
+        use = f"--network {form}, in Python fl.open(RUN, model='{form}')"
+        raise mistake(where, f"its network is {name} (SHA-256 {digest}), which runs only when you name it", use)
+    function = find(code)
+    if (function.sha256, function.name) != (digest, name.rpartition(":")[2]):
+        what = f"{function} has SHA-256 {function.sha256}, and {where} is of {name} with {digest}"
+        raise mistake("network", what, "the file as it was in training")
+    made_of: Network = made(function, params, f"{where}: model {name}: ")
+    return made_of
 
 
 def known(kind: catalog.Kind, name: str, where: str) -> str:

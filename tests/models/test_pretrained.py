@@ -6,10 +6,15 @@ import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
 from safetensors.torch import save_file
+from torchvision import models
 from torchvision.models import efficientnet_b0
 
 from fl_labelskew_plugins.models.efficientnet import EfficientNetB0
 from fl_labelskew_plugins.models.pretrained import load_imagenet
+from fl_labelskew_plugins.models.resnet import ResNet18
+from fl_labelskew_plugins.models.vgg import VGG11
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe.network_file import portable
 
 CACHED = "checkpoints/efficientnet_b0_rwightman-7f5810bc.pth"
 
@@ -110,3 +115,52 @@ def test_weights_of_another_network_are_refused(tmp_path, state, message):
     with pytest.raises(LabelSkewError, match=message):
         load_imagenet(net, str(tmp_path / "other.pth"), name="net", cached="net.pth", head="1.")
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("network", "params", "name"),
+    [(ResNet18, {}, "resnet18"), (VGG11, {}, "vgg11"), (VGG11, {"batch_norm": True}, "vgg11_bn")],
+)
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_networks_of_torchvision_begin_with_its_weights(tmp_path, monkeypatch, network, params, name, suffix):
+    torch.manual_seed(7)
+    theirs = models.get_model(name).eval()
+    path = tmp_path / f"weights.{suffix}"
+    save_file(theirs.state_dict(), path) if suffix == "safetensors" else torch.save(theirs.state_dict(), path)
+    x = torch.randn(2, 3, 32, 32)
+    net = network(network.Params(**params, weights=str(path))).build((3, 32, 32), 8).eval()
+    theirs.classifier = theirs.fc = torch.nn.Identity()
+    if name != "resnet18":
+        theirs.avgpool = torch.nn.AdaptiveAvgPool2d(1)
+    with torch.no_grad():
+        torch.testing.assert_close(net.features(x), theirs(x))
+    assert net.classifier.weight.shape == (8, net.features(x).shape[1])
+    again = network(network.Params(**params, weights=str(path)).model_copy(update=network.trained_params))
+    assert again.build((3, 32, 32), 8).state_dict().keys() == net.state_dict().keys()
+
+
+def recipe(folder, **keys):
+    text = f"data_args: {{dataset: digits}}\nmethod_args: {{method: fedavg}}\nmodel_args: {keys}\n"
+    return parse.parse(text.replace("'", ""), source=folder / "r.yaml")
+
+
+def test_the_path_counts_from_the_recipe_and_its_digest_is_compared(tmp_path):
+    resolved = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "w.pth").write_bytes(name.encode())
+        made = recipe(tmp_path / name, model="resnet18", weights="w.pth")
+        assert made.resolved()["model_args"]["weights"] == str(tmp_path / name / "w.pth")
+        assert made.network.params.stem == "imagenet"
+        resolved.append(portable(made)["model_args"])
+    assert resolved[0].pop("weights_sha256") != resolved[1].pop("weights_sha256")
+    assert resolved[0] == resolved[1]
+    assert str(tmp_path) not in str(resolved)
+    assert portable(recipe(tmp_path, model="efficientnet_b0"))["model_args"]["weights"] == "auto"
+
+
+def test_weights_need_torchvisions_stem_and_three_channels(tmp_path):
+    with pytest.raises(LabelSkewError, match=r"weights are of a network with stem: imagenet; use that, or no weights"):
+        recipe(tmp_path, model="resnet18", weights="w.pth", stem="small")
+    with pytest.raises(LabelSkewError, match=r"stem: imagenet needs images of 3 channels, this data set has 1; use"):
+        ResNet18(ResNet18.Params(weights="w.pth")).build((1, 32, 32), 8)

@@ -51,6 +51,13 @@ def test_as_many_files_as_silos():
     assert only_line(text).endswith("data_silo_config: 1 files for 2 clients; allowed: a file for each, or none")
 
 
+def test_poisoned_samples_are_not_augmented():
+    flipping = {"enable_attack": True, "attack_type": "label_flipping", "ratio_of_poisoned_client": 0.5}
+    flipping |= {"original_class_list": [1], "target_class_list": [2]}
+    text = text_with(security_args=flipping, train_args={"augment": ["flip"]})
+    assert "train_args.augment: does not go with attack_type label_flipping" in only_line(text)
+
+
 SUMS = "comm_args.secure_aggregation"
 SINGLE = (
     "true does not go with comm_args.secure_aggregation: the host's works on single uploads, which nobody sees then"

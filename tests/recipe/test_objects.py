@@ -170,7 +170,10 @@ def test_data_that_are_none_are_a_line(given, line):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        ({"model": "resnet18"}, "model: 'resnet18' is a str; give an nn.Module"),
+        (
+            {"model": "resnet18"},
+            "model: 'resnet18' is a str; give an nn.Module, or name a function in model_args.model of the recipe",
+        ),
         ({"partition": "iid"}, "partition: 'iid' is no list; give a list of indices for each client"),
         ({"method": dict}, "method: .* is a type; give an object of fl_labelskew_registry.Method"),
     ],

@@ -33,7 +33,7 @@ def test_a_broken_plugin_does_not_hide_the_schema(monkeypatch):
         raise PluginError("broken")
 
     monkeypatch.setattr(catalog, "load", load)
-    assert json_schema()["$defs"]["recipe"]["properties"]["model_args"]["allOf"] == []
+    assert json_schema()["$defs"]["recipe"]["properties"]["data_args"]["allOf"] == []
 
 
 def test_the_schema_takes_recipes_and_silos_own_files_and_nothing_between():

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from recipe_texts import SILOS, simulation
+from recipe_texts import NETWORK, SILOS, simulation
 from safetensors.torch import load_file
 from scenes import same
 
@@ -39,6 +39,7 @@ SETTINGS += [
         PARTIAL,
     ],
     ["method_args.method=map", "train_args.federated_optimizer=FedDyn", PARTIAL],
+    ["model_args.model=NETWORK.py:make_network", "model_args.width=8", "train_args.augment=[flip, crop]", PARTIAL],
     ["method_args.method=fedlc", "train_args.federated_optimizer=FedNova", "train_args.optimizer_source=own"],
     [
         "method_args.method=fedshift+fedmr",
@@ -84,7 +85,14 @@ def settled(tmp_path_factory):
     """A setting with the folder of real pictures in its place."""
     folder = tmp_path_factory.mktemp("pictures") / "isic"
     fakes.write(ISIC2019(), folder, samples=80, seed=0)
-    return lambda setting: [override.replace("PICTURES", str(folder)) for override in setting]
+    (folder.parent / "net.py").write_text(NETWORK)
+    places = {"PICTURES": str(folder), "NETWORK.py": str(folder.parent / "net.py")}
+
+    def put(override):
+        key, _, value = override.partition("=")
+        return f"{key}={next((value.replace(*place) for place in places.items() if place[0] in value), value)}"
+
+    return lambda setting: [put(override) for override in setting]
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from fl_labelskew_registry import LabelSkewError, mistake
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.recipe.model import different
+from fl_labelskew_plugins.recipe.network_file import portable
 from fl_labelskew_plugins.runs.environment import environment
 from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.runtimes.mpi.transport import MPITransport
@@ -32,7 +33,7 @@ def facts(session: Session) -> dict[str, Any]:
     known = environment(session.trainer.device)
     assert session.clients is not None  # a simulation
     content = {
-        "recipe": session.recipe.resolved(),
+        "recipe": portable(session.recipe),
         "samples": session.data,
         "clients": session.clients.digest,
         "of": {"threads": known["threads"], "cpu_capability": known["cpu_capability"], **known["versions"]},

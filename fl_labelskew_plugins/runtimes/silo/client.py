@@ -26,6 +26,7 @@ from fl_labelskew_plugins.engine.local import LocalResult, forms
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted, without_paths, without_values
 from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.recipe.network_file import portable
 from fl_labelskew_plugins.recipe.privacy import Noise, leaving
 from fl_labelskew_plugins.runs import model_file
 from fl_labelskew_plugins.runs.host import Host
@@ -370,7 +371,7 @@ def secret(folder: Path) -> int:
 
 def about(recipe: Recipe, data: SiloData) -> bytes:
     """Digest of all that this silo's answers depend on beside what the server sends: its samples, and its settings."""
-    resolved = recipe.resolved()
+    resolved = portable(recipe)
     sections = ("common_args", "model_args", "train_args", "method_args", "dp_args")
     settings: list[Any] = [{name: resolved[name] for name in sections}, recipe.device.precision]
     settings += [data.data.mean, data.data.std]

@@ -21,6 +21,7 @@ from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.methods.combined import Combined
 from fl_labelskew_plugins.recipe import mistakes
 from fl_labelskew_plugins.recipe.model import Recipe, different
+from fl_labelskew_plugins.recipe.network_file import files, portable
 from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, MOST_NUMBERS
 from fl_labelskew_plugins.runs.session import check_form, data_folder, divided, loaded, numbered
 from fl_labelskew_plugins.runtimes import wire
@@ -257,7 +258,7 @@ def _part(arrays: Arrays, index: NDArray[np.int64]) -> Arrays:
 
 def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """The settings that server and silos have to share, in JSON's types; what a silo decides alone is left out."""
-    resolved = recipe.resolved()
+    resolved = portable(recipe)
     sections = {
         "common_args": {"random_seed": recipe.common.random_seed},
         "data_args": recipe.normalisation,
@@ -296,9 +297,12 @@ def check_agreement(server: Any, recipe: Recipe) -> None:
         section, _, key = differing[0].partition(".")
         here, there = (mistakes.show(settings.get(section, {}).get(key)) for settings in (local, server))
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
-        raise LabelSkewError(
-            f"{clean(differing[0])}: {here} here and {there} at the server{more}; use the server's recipe"
-        )
+        if made_of := files(recipe).get(key.removesuffix("_sha256")) if key.endswith("_sha256") else None:
+            place, use = f"{section}.{key.removesuffix('_sha256')}: {made_of['file']}", "the same file"
+            here, there = (f"SHA-256 {digest[1:17]}..." for digest in (here, there))
+        else:
+            place, use = clean(differing[0]), "the server's recipe"
+        raise LabelSkewError(f"{place}: {here} here and {there} at the server{more}; use {use}")
 
 
 def number(meta: Mapping[str, Any], key: str, least: int, most: int, where: str) -> int:

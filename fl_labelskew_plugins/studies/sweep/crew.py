@@ -294,7 +294,7 @@ def _threads(planned: Sequence[Planned]) -> int:
 
 def _kind(run: Planned) -> tuple[str, str]:
     """What decides how much memory a run takes, as far as one can tell beforehand: data set and network."""
-    return run.recipe.data.dataset, run.recipe.model.model
+    return run.recipe.data.dataset, run.recipe.network_name
 
 
 def _visible(gpu: int) -> str:

@@ -9,6 +9,7 @@ import sysconfig
 import time
 
 import pytest
+from recipe_texts import NETWORK
 from scenes import finished, left_out, same
 from wiretap import watched
 
@@ -192,6 +193,23 @@ def test_a_silo_with_other_settings_is_told_which(federation):
     assert last == "error: train_args.epochs: 3 here and 2 at the server; use the server's recipe"
     assert "silo 3 cannot go on: train_args.epochs: 3 here and 2 at the server" in server.text
     finished(server, *others)
+
+
+def test_a_server_cannot_choose_the_file_that_a_silo_imports(federation, tmp_path):
+    files = {name: tmp_path / f"{name}.py" for name in ("ours", "theirs")}
+    for name, file in files.items():
+        ran = f"import os\n\nopen({str(tmp_path / name)!r}, 'a').write(f'{{os.getpid()}} ')\n"
+        file.write_text(f"{ran}{NETWORK}# {name}\n")
+    model = {name: ("--set", f"model_args.model={file}:make_network") for name, file in files.items()}
+    server, silos = federation.server(*model["theirs"]), [federation.silo(rank, *model["ours"]) for rank in (1, 2, 3)]
+    for silo in silos:
+        assert silo.wait() == 2
+        *_, last = silo.text.strip().splitlines()
+        digests = r"SHA-256 \w{16}\.\.\. here and SHA-256 \w{16}\.\.\. at the server"
+        assert re.fullmatch(rf"error: model_args.model: .*ours.py: {digests}; use the same file", last), last
+    server.kill()
+    assert len((tmp_path / "theirs").read_text().split()) == 1  # the server's process
+    assert not (tmp_path / "ours").exists()  # settings are compared before a network is built
 
 
 def test_a_silo_may_not_change_its_data_in_a_run(federation):

@@ -1,0 +1,240 @@
+"""A network from a function of the user, ``net.py:make_network`` or ``package.module:make_network``.
+
+A recipe is checked by the text of the file; its code runs when the network is built. The file is always one of this
+machine: no message, checkpoint or model file chooses it.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, reduce
+from importlib.abc import InspectLoader
+from operator import or_
+from pathlib import Path
+from typing import Any
+
+import torch
+from fl_labelskew_registry import LabelSkewError, Network, mistake
+from pydantic import Field, create_model
+from torch import nn
+
+from fl_labelskew_plugins import params
+from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.params import IS_PATH
+from fl_labelskew_plugins.recipe.mistakes import failure, unknown
+from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.recipe.objects import ModuleNetwork
+
+TYPES = {"int": int, "float": float, "str": str, "bool": bool, "None": type(None)}
+FORM = "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function that makes a network; it stands where a registered network's class would.
+
+    Args:
+        file: where it is defined.
+        module: its module's name; empty for a file that is given by its path.
+        name: of the function.
+        content: of the file.
+        Params: its parameters after the sample's shape and the number of classes.
+    """
+
+    file: Path
+    module: str
+    name: str
+    content: bytes
+    Params: type[params.Params]
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the file."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def __str__(self) -> str:
+        return f"{self.module or self.file}:{self.name}"
+
+    def __call__(self, params: params.Params) -> FunctionNetwork:
+        """The network with these parameters."""
+        return FunctionNetwork(self, params)
+
+    def loaded(self) -> Callable[..., Any]:
+        """The function itself; exactly the content that was checked runs here, even if a module changed since."""
+        parent = self.module.rpartition(".")[0]
+        digest = hashlib.sha256(bytes(self.file) + self.content).hexdigest()
+        name = f"{parent}.labelskew_network_{digest}".lstrip(".")  # relative imports count from the parent
+        if parent:
+            importlib.import_module(parent)
+        if (module := sys.modules.get(name)) is None:
+            spec = importlib.util.spec_from_loader(name, _Loader(self), origin=str(self.file))
+            assert spec is not None
+            spec.has_location = True  # code may look at its __file__
+            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            try:
+                _Loader(self).exec_module(module)
+            except BaseException:
+                del sys.modules[name]
+                raise
+        function: Callable[..., Any] = getattr(module, self.name)
+        return function
+
+
+class _Loader(InspectLoader):
+    """Runs the content of a function's file."""
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+
+    def get_source(self, fullname: str) -> str:
+        return importlib.util.decode_source(self.function.content)
+
+    def get_code(self, fullname: str) -> Any:
+        return self.source_to_code(self.function.content, str(self.function.file))
+
+
+class FunctionNetwork(Network):
+    """A network that a function of the user makes; see :class:`.objects.ModuleNetwork` for the module it returns."""
+
+    def __init__(self, function: Function, params: params.Params) -> None:
+        super().__init__(params)
+        self.function = function
+
+    def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        """The function's module with ``features`` and ``classifier``.
+
+        Raises:
+            LabelSkewError: the file or the function raises, or the function returns no module of these classes.
+        """
+        schema = self.function.Params.model_json_schema()["properties"]
+        values = self.params.model_dump(mode="json", by_alias=True)
+        # a default stays the function's own: of its type, or one that no recipe can name
+        changed = {k: v for k, v in values.items() if "default" not in schema[k] or v != schema[k]["default"]}
+        try:
+            with torch.random.fork_rng([]):  # the weights do not depend on whether the file ran before
+                function = self.function.loaded()
+            module = function(tuple(input_shape), num_classes, **changed)
+        except LabelSkewError:
+            raise
+        except (Exception, SystemExit) as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if frame.filename == str(self.function.file)]
+            place = f" (line {lines[-1]})" if lines else ""
+            raise LabelSkewError(f"model_args.model: {self.function}: {clean(failure(error), 300)}{place}") from error
+        if not isinstance(module, nn.Module):
+            what = f"{self.function} returned {type(module).__name__}"
+            raise mistake("model_args.model", what, "a function that returns a torch.nn.Module")
+        return ModuleNetwork(module).build(input_shape, num_classes)
+
+
+def find(name: str) -> Function:
+    """The function that ``model_args.model`` names; nothing of it runs.
+
+    Args:
+        name: ``FILE.py:FUNCTION`` or ``PACKAGE.MODULE:FUNCTION``.
+
+    Raises:
+        LabelSkewError: there is no such file or function, or it does not take a shape and a number of classes.
+    """
+    place, _, function = name.rpartition(":")
+    if not place or not function.isidentifier():
+        raise mistake(clean(name), "names no function", FORM)
+    module = "" if place.endswith(".py") else place
+    file = _file_of(module) if module else Path(place).expanduser().absolute()
+    where = clean(file, 4096)
+    try:
+        content = file.read_bytes()
+        tree = ast.parse(content, str(file))
+    except OSError as error:
+        raise LabelSkewError(f"{where}: cannot be read: {error.strerror or error}") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = f"line {error.lineno}: {error.msg}" if isinstance(error, SyntaxError) else failure(error)
+        raise LabelSkewError(f"{where}: is not Python: {clean(line)}") from None
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    if function not in functions:
+        raise LabelSkewError(f"{where}: function {unknown(function, functions)}")
+    return Function(file, module, function, content, _params(functions[function], f"{where}:{function}"))
+
+
+def _file_of(module: str) -> Path:
+    """The file of a module, whose packages are not imported."""
+    path, spec = None, None
+    for count in range(1, module.count(".") + 2):
+        name = ".".join(module.split(".")[:count])
+        specs = (finder.find_spec(name, path, None) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next((spec for spec in specs if spec is not None), None)
+        path = None if spec is None else spec.submodule_search_locations
+        if spec is None or (path is None and name != module):
+            raise mistake(clean(module), f"there is no module {clean(name)} here", FORM)
+    if spec is None or not (spec.origin or "").endswith(".py"):
+        raise mistake(clean(module), "is no module in a .py file", FORM)
+    return Path(str(spec.origin))
+
+
+def _params(node: ast.FunctionDef, where: str) -> type[params.Params]:
+    """What a recipe may give to a function, by its signature."""
+    args = node.args
+    positional = [*args.posonlyargs, *args.args]
+    given = [None] * (len(positional) - len(args.defaults)) + list(args.defaults)
+    pairs = list(zip(positional, given, strict=True)) + list(zip(args.kwonlyargs, args.kw_defaults, strict=True))
+    if len(positional) < 2:
+        names = ", ".join(arg.arg for arg in positional)
+        raise mistake(where, f"takes ({names})", "(input_shape, num_classes, ...), such as ((1, 28, 28), 10)")
+    fields: dict[str, Any] = {}
+    for number, (arg, default) in enumerate(pairs[2:]):
+        types = [TYPES.get(part.strip()) for part in ast.unparse(arg.annotation).split("|")] if arg.annotation else []
+        kind: Any = reduce(or_, types) if types and None not in types else Any
+        if default is None:
+            fields[f"field{number}"] = (kind, Field(alias=arg.arg))
+            continue
+        try:
+            value = json.loads(json.dumps(ast.literal_eval(default), allow_nan=False))
+        except (TypeError, ValueError):  # such as nn.ReLU
+            value = None
+        kind = kind if value is not None else Any
+        fields[f"field{number}"] = (kind, Field(value, alias=arg.arg))
+    return create_model("Params", __base__=params.Params, __doc__=f"Parameters of {node.name}.", **fields)
+
+
+def files(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """Files of this machine that the network is made from: path and SHA-256, by key of ``model_args``."""
+    network, params = recipe.network, recipe.network.params
+    if isinstance(network, FunctionNetwork):
+        return {"model": {"file": str(network.function.file), "sha256": network.function.sha256}}
+    keys = [key for key, field in getattr(type(params), "model_fields", {}).items() if IS_PATH in field.metadata]
+    paths = {key: str(getattr(params, key)) for key in keys}
+    return {key: {"file": path, "sha256": _digest(path)} for key, path in paths.items() if os.path.isfile(path)}
+
+
+@cache
+def _digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def portable(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """The resolved recipe with digests in place of the paths that the network is made from."""
+    resolved = recipe.resolved()
+    for key, made in files(recipe).items():
+        name = recipe.network_name.rpartition(":")[2] if key == "model" else "a file"
+        resolved["model_args"] |= {key: name, f"{key}_sha256": made["sha256"]}
+    if not resolved["train_args"]["augment"]:  # which recipes of version 0.2 do not have
+        del resolved["train_args"]["augment"]
+    return resolved
+
+
+def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What differs between the files of a run and those here, in a sentence; empty if nothing does."""
+    for key in {**before, **now}:
+        then, here = (clean(side.get(key, {}).get("sha256", "no file"))[:16] for side in (before, now))
+        if then != here:
+            file = clean((now.get(key) or before[key])["file"], 4096)
+            return f"model_args.{key}: {file} has SHA-256 {here}..., and the run began with {then}..."
+    return ""

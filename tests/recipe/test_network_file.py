@@ -1,0 +1,203 @@
+"""Networks from a user's function: what a recipe may name, what is checked without running it, what runs."""
+
+import json
+import os
+import sys
+
+import pytest
+import torch
+from fl_labelskew_registry import LabelSkewError
+from recipe_texts import DIGITS, only_line, text_with
+
+import fl_labelskew_plugins as fl
+from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe.network_file import portable
+
+NET = """\
+import os
+from torch import nn
+
+RAN = os.environ.get("NETWORK_RAN")
+if RAN:
+    open(RAN, "a").write(f"{os.getpid()} ")
+
+
+def make_network(input_shape, num_classes, width: int = 8, depth=None, *, activation=nn.ReLU, shares=(1, 2)):
+    assert activation is nn.ReLU and shares in ((1, 2), [3, 4])
+    size = input_shape[0] * input_shape[1] * input_shape[2]
+    layers = [nn.Flatten(), nn.Linear(size, width), activation(), nn.Linear(width, num_classes)]
+    return nn.Sequential(*layers)
+
+
+def needs(input_shape, num_classes, width: int | float):
+    raise KeyError("nothing here")
+
+
+def number(input_shape, num_classes):
+    return 3
+
+
+def narrow(input_shape, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 7))
+
+
+def plain(input_shape):
+    return None
+
+
+def asks(input_shape, num_classes):
+    raise SystemExit(1)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "broken.py").write_text("def make(a, b:\n")
+    (tmp_path / "missing.py").write_text("import nosuch_module\n\n\ndef make(a, b):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def network(model="net.py:make_network", **keys):
+    return parse.parse(text_with(model_args={"model": model, **keys}), source="r.yaml").network
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"model": "net.py"}, "net.py: names no function; use FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"),
+        ({"model": "nt.py:make"}, "nt.py: cannot be read: No such file or directory"),
+        ({"model": "broken.py:make"}, "broken.py: is not Python: line 1: "),
+        ({"model": "net.py:make_networ"}, "did you mean make_network?"),
+        ({"model": "net.py:nn"}, "net.py: function 'nn' is unknown; allowed: make_network, needs, "),
+        ({"model": "net.py:plain"}, "net.py:plain: takes (input_shape); use (input_shape, num_classes, ...)"),
+        ({"model": "nosuch_package.nets:make"}, "there is no module nosuch_package here"),
+        ({"model": "json.nosuch:make"}, "there is no module json.nosuch here"),
+        ({"model": "net.py:make_network", "widht": 3}, "model_args.widht: unknown key; allowed: model, width, depth"),
+        ({"model": "net.py:make_network", "width": "ten"}, "'ten' is of the wrong type; allowed: an integer"),
+        ({"model": "net.py:needs"}, "r.yaml: model_args.width: missing; allowed: an integer, or a number"),
+    ],
+)
+def test_wrong_names_and_keys_are_one_line_and_nothing_runs(folder, monkeypatch, keys, line):
+    monkeypatch.setenv("NETWORK_RAN", str(folder / "ran"))
+    assert line in only_line(text_with(model_args=keys))
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"model": "net.py:needs", "width": 1}, "net.py:needs: KeyError: 'nothing here' (line 17)"),
+        ({"model": "net.py:number"}, "net.py:number returned int; use a function that returns a torch.nn.Module"),
+        ({"model": "net.py:narrow"}, "1 of Sequential has 7 outputs, and the data have 10 classes"),
+        ({"model": "net.py:asks"}, "net.py:asks: SystemExit: 1 (line 33)"),
+        (
+            {"model": "missing.py:make"},
+            "missing.py:make: ModuleNotFoundError: No module named 'nosuch_module' (line 1)",
+        ),
+    ],
+)
+def test_what_a_function_does_wrong_is_one_line(folder, keys, line):
+    with pytest.raises(LabelSkewError) as caught:
+        network(**keys).build((1, 8, 8), 10)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_parameters_arrive_and_defaults_stay_the_functions(folder):
+    built = network(width=5, shares=[3, 4]).build((1, 8, 8), 10)
+    assert built.classifier.in_features == 5
+    assert built.features(torch.zeros(2, 1, 8, 8)).shape == (2, 5)
+    resolved = parse.parse(text_with(model_args={"model": "net.py:make_network"}), source="r.yaml").resolved()
+    expected = {"width": 8, "depth": None, "activation": None, "shares": [1, 2]}
+    assert resolved["model_args"] == {"model": f"{folder / 'net.py'}:make_network", **expected}
+
+
+def test_the_weights_do_not_depend_on_whether_the_file_ran_before(folder):
+    (folder / "net.py").write_text(NET + "\n\nimport torch\n\ntorch.rand(3)\n")
+    first, second = (torch.manual_seed(1) and network().build((1, 8, 8), 10).state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_path_counts_from_the_recipe_and_an_override_from_here(folder):
+    (folder / "sub").mkdir()
+    (folder / "sub" / "net.py").write_text(NET.replace("width: int = 8", "width: int = 4"))
+    text = text_with(model_args={"model": "net.py:make_network"})
+    there = parse.parse(text, source=folder / "sub" / "r.yaml")
+    here = parse.parse(text, source=folder / "sub" / "r.yaml", overrides=["model_args.model=net.py:make_network"])
+    assert [recipe.network.params.model_dump(by_alias=True)["width"] for recipe in (there, here)] == [4, 8]
+    assert portable(there)["model_args"]["model_sha256"] != portable(here)["model_args"]["model_sha256"]
+    assert str(folder) not in json.dumps(portable(here)["model_args"])
+
+
+def test_a_function_of_a_package_is_found_without_importing_it(folder, monkeypatch):
+    (folder / "house_of_nets").mkdir()
+    (folder / "house_of_nets" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (folder / "house_of_nets" / "nets.py").write_text(
+        "from .base import Net\n\n\ndef make(shape, classes):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    made = network("house_of_nets.nets:make")
+    assert "house_of_nets" not in sys.modules
+    (folder / "house_of_nets" / "__init__.py").write_text("")
+    (folder / "house_of_nets" / "base.py").write_text("from torch import nn\n\nNet = nn.Linear\n")
+    (folder / "house_of_nets" / "nets.py").write_text(
+        "from .base import Net\n\n\ndef make(shape, classes):\n    return Net(shape[0], classes)\n"
+    )
+    with pytest.raises(LabelSkewError, match=r"house_of_nets.nets:make returned NoneType"):
+        made.build((4,), 3)  # what was checked runs, which has no network yet
+    made = network("house_of_nets.nets:make")
+    assert made.build((4,), 3).classifier.out_features == 3
+    (folder / "house_of_nets" / "nets.py").write_text("def make(shape, classes):\n    return 1\n")
+    with pytest.raises(LabelSkewError, match="returned int"):  # as in a notebook, where the module was imported before
+        network("house_of_nets.nets:make").build((4,), 3)
+
+
+class Stop:
+    def on_round(self, run, line):
+        raise KeyboardInterrupt
+
+
+def test_a_run_goes_on_with_the_same_file_alone_and_its_model_is_that_of_the_function(folder):
+    recipe = DIGITS | {"model_args": {"model": "net.py:make_network", "width": 6}}
+    whole = fl.run(recipe, folder / "whole", quiet=True, host="none")
+    with pytest.raises(KeyboardInterrupt):
+        fl.run(recipe, folder / "cut", quiet=True, host="none", callbacks=[Stop()])
+    (folder / "net.py").write_text(NET + "# another one\n")
+    with pytest.raises(
+        LabelSkewError, match=r"model_args.model: .*net.py has SHA-256 \w{16}..., and the run began with"
+    ):
+        fl.open(folder / "cut").resume(quiet=True)
+    (folder / "net.py").write_text(NET)
+    again = fl.open(folder / "cut").resume(quiet=True)
+    assert (again.folder / "metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()
+    assert (again.folder / "model.safetensors").read_bytes() == (whole.folder / "model.safetensors").read_bytes()
+    assert type(whole.model).__name__ == "Sequential"
+    environment = json.loads((whole.folder / "environment.json").read_text())
+    assert environment["network_files"]["model"]["file"] == str(folder / "net.py")
+    assert str(folder) not in (whole.folder / "MODEL_CARD.md").read_text()
+
+
+def test_a_models_file_chooses_no_code(folder, monkeypatch):
+    run = fl.run(DIGITS | {"model_args": {"model": "net.py:make_network"}}, "run", quiet=True, host="none")
+    for name in [name for name in sys.modules if "labelskew_network_" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setenv("NETWORK_RAN", str(folder / "ran"))
+    with pytest.raises(
+        LabelSkewError, match=r"its network is net.py:make_network \(SHA-256 \w{64}\), .*; use --network"
+    ):
+        _ = fl.open("run").model
+    (folder / "other.py").write_text(NET + "# another one\n")
+    with pytest.raises(LabelSkewError, match=r"other.py:make_network has SHA-256 .* and .* is of net.py:make_network"):
+        _ = fl.open("run", model="other.py:make_network").model
+    assert not (folder / "ran").exists()
+    x = torch.zeros(3, 1, 8, 8)
+    assert fl.open("run", model="net.py:make_network").predict(x).equals(run.predict(x))
+    assert (folder / "ran").read_text() == f"{os.getpid()} "
+
+
+def test_objects_from_python_need_sp_and_the_line_names_the_other_way(folder):
+    recipe = DIGITS | {"comm_args": {"backend": "MPI", "workers": 2}}
+    with pytest.raises(LabelSkewError, match=r"use sp, or model_args.model: FILE.py:FUNCTION"):
+        fl.run(recipe, model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), quiet=True)
