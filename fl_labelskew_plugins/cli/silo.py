@@ -37,6 +37,8 @@ def data(file: Path, path: Path) -> None:
     counts = [Counter(part.y.tolist()) for part in (silo.train, silo.test)]
     rows = [[name, *(str(part[c]) for part in counts)] for c, name in enumerate(names)]
     click.echo(table.plain(["class", "training", "test"], [*rows, ["all", *(str(part.total()) for part in counts)]]))
+    if layout := silo.notes.get("layout.txt"):
+        click.echo(f"all of these are this silo's: {layout.strip()}")
     if missing := [name for c, name in enumerate(names) if not counts[0][c]]:
         click.echo(f"no training samples of {few(missing, 20)}: a silo may lack classes")
     click.echo(f"{clean(file, 4096)}: data_args.data_cache_dir is {clean(place, 4096)}")
