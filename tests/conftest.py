@@ -24,6 +24,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+for _name in ("COLUMNS", "LINES"):  # readline sets them for child processes; output into a pipe is not wrapped
+    os.environ.pop(_name, None)
+    os.unsetenv(_name)
+
 # a shell starts what runs in its background deaf to Ctrl-C, and so would be every process that a test starts
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -25,7 +25,7 @@ DATA = partial(
     help="A folder of pictures (<class>/*, <hospital>/<class>/*, either with train/ and test/ before <class>), an .npz "
     "file, or a CSV or Parquet table.",
 )
-CLASSES = click.option("--classes", metavar="A,B,...", help="Names of all classes.  [default: those in PATH]")
+CLASSES = click.option("--classes", metavar="NAMES", help="Names of all classes.  [default: those in PATH]")
 LABEL = click.option("--label", metavar="COLUMN", help="A table's column of classes.  [default: by its name]")
 GROUP = click.option(
     "--group", metavar="COLUMN", help="A table's column of groups, such as hospitals.  [default: by its name, or none]"
@@ -87,7 +87,7 @@ def simulation(out: Path, data: Path, *, classes: str | None, label: str | None,
 @click.option("--image-size", type=click.IntRange(8, 1024), metavar="N", help="Without --data: pixels.  [default: 64]")
 @click.option(
     "--columns",
-    metavar="A,B,...",
+    metavar="COLUMNS",
     help="Without --data: a table's features; a number age or age=0..100 (its range), categories sex=f/m.",
 )
 @LABEL

@@ -66,7 +66,7 @@ def table(record: Record) -> str:
             rows.append(("tested on", measure.samples))
         tests = counted(result["last_tests"], "test").removeprefix("1 ")
         mean = f"{100 * result['last_mean']:.2f} % (std {100 * result['last_std']:.2f})"
-        rows.append(("accuracy, last round", f"{100 * result['final_accuracy']:.2f} %"))
+        rows.append(("accuracy, last test", f"{100 * result['final_accuracy']:.2f} %"))
         rows.append((f"accuracy, last {tests}", mean))
         if "balanced_last_mean" in result:
             rows.append(("balanced accuracy, same tests", f"{100 * result['balanced_last_mean']:.2f} %"))

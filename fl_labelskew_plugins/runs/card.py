@@ -125,7 +125,7 @@ def _numbers(session: Session, lines: Sequence[Mapping[str, Any]], result: Mappi
     rows = []
     if "final_accuracy" in result:
         rows = [
-            ("accuracy after the last round", _percent(result["final_accuracy"])),
+            ("accuracy in the last test", _percent(result["final_accuracy"])),
             (f"the same, mean and std of the last {counted(result['last_tests'], 'test')}",
              f"{_percent(result['last_mean'])}, {_percent(result['last_std'])}"),
             (f"best accuracy, after round {result['rounds_to_best']}", _percent(result["best_accuracy"])),

@@ -87,7 +87,7 @@ def test_a_run_from_start_to_report(tmp_path, forker):
 
     assert refused("again", "--run-dir", "s0").startswith("error: run directory s0 is not empty")
     other = refused("other", "--resume", "s0", "--set", "method_args.alpha=0.1")
-    assert "another recipe, which differs in method_args.alpha" in other
+    assert "the recipe differs from the run's in method_args.alpha" in other
 
 
 def test_a_mistake_ends_with_2_and_a_line(tmp_path):

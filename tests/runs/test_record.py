@@ -154,7 +154,7 @@ def test_the_card_has_the_runs_numbers(whole):
         "# `fedavg` on `digits`\n\nA network, `mlp` with 610 parameters, for samples of shape 1 x 8 x 8"
     )
     summary = run.summary
-    assert f"| accuracy after the last round | {100 * summary['final_accuracy']:.2f} % |" in text
+    assert f"| accuracy in the last test | {100 * summary['final_accuracy']:.2f} % |" in text
     best = f"| best accuracy, after round {summary['rounds_to_best']} | {100 * summary['best_accuracy']:.2f} % |"
     assert best in text
     assert "With `--best` a command takes `best.safetensors`" in text

@@ -430,7 +430,7 @@ def test_made_up_data_get_no_verdict(tmp_path):
         "83.1",
         "none: the data are made up",
     )
-    assert row["changed"] == "model: resnet18 -> logistic; comm_round: 100 -> 1; epochs: 10 -> 1"
+    assert row["changed"] == "model: resnet18 -> logistic; stem: small -> null; comm_round: 100 -> 1; epochs: 10 -> 1"
     assert row["rounds"] == "1 of 100"
     assert "warning: data_args.data_cache_dir: made up" in done.output
     assert (tmp_path / "out" / "fedmr" / "table1_svhn_p5c2" / "seed0" / "summary.json").exists()

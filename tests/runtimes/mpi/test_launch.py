@@ -285,12 +285,6 @@ def test_an_mpirun_typed_by_hand_is_interrupted(folder, number):
     wait_for(lambda: not any(map(alive, pids(folder))), 60)
 
 
-def test_without_mpi4py_it_is_a_line(monkeypatch):
-    monkeypatch.setattr(launch.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(LabelSkewError, match=r"MPI needs mpi4py, which is missing; .*openmpi-bin.*\[mpi\]"):
-        launch.check()
-
-
 def test_srun_without_pmix_is_a_line_and_not_a_run_for_each_task(monkeypatch):
     for name, _ in place.RANKS:
         monkeypatch.delenv(name, raising=False)
