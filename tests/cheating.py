@@ -11,12 +11,14 @@ import numpy as np
 import torch
 
 from fl_labelskew_plugins.cli.main import main
+from fl_labelskew_plugins.engine import sums
+from fl_labelskew_plugins.engine.ring import Ring, Wide
 from fl_labelskew_plugins.runtimes.silo.secure import masks
 from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
-from fl_labelskew_plugins.runtimes.silo.summed import SummedUploads
+from fl_labelskew_plugins.runtimes.silo.summed import SummedServer, SummedUploads
 
 ROUND = 1
 CHEATS = {}
@@ -133,6 +135,18 @@ def shows_one_silo_another_model():
         self._adverts.__setitem__(rank, advert),
         self._shown.__setitem__(rank, Advert.unpack(advert)),
     )
+
+
+@cheat
+def asks_for_right_answers_under_noise():
+    honest, content = sums.Sums.__init__, SummedServer._content
+
+    def init(self, trainer, *args, bits, **kwargs):
+        honest(self, trainer, *args, bits=bits, **kwargs)
+        self.right = Ring({"right": Wide((), sums.SUMMED)}, bits, trainer.federation.num_clients)
+
+    sums.Sums.__init__ = init
+    SummedServer._content = lambda self: content(self) | {"test_samples": 9}
 
 
 # -- silos

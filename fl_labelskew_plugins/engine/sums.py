@@ -93,8 +93,8 @@ class Sums:
         opening = self.method.opening_shapes(federation) if self.method.uses("opening") else {}
         tests = {} if self.noise else {"tests": Wide((), SUMMED)}
         self.opening = Ring({"samples": Wide((), SUMMED), **tests, **_sent(opening)}, bits, federation.num_clients)
-        self.right = Ring({"right": Wide((), SUMMED)}, bits, federation.num_clients)
-        """Of the clients' right answers on their own test splits."""
+        self.right = None if self.noise else Ring({"right": Wide((), SUMMED)}, bits, federation.num_clients)
+        """Right answers of the clients on their own test splits; None with noise, which would not cover them."""
 
     @property
     def method(self) -> Method:
@@ -210,6 +210,7 @@ class Sums:
 
     def tested(self, client: int, right: int) -> Vector:
         """What a client adds after a test of the global model: its right answers."""
+        assert self.right is not None
         added = {"right": torch.tensor(right)}
         return self.right.encode(added, share=1, where=f"test of {self.trainer.name(client)}", words={})
 
@@ -236,6 +237,7 @@ class Sums:
 
     def read_tested(self, vector: Vector) -> int:
         """Right answers of all clients, from the sum of their vectors."""
+        assert self.right is not None
         return round(float(self.right.decode(vector)["right"]))
 
     def read(self, vector: Vector, old: Weights, clients: int, round: int) -> Read:

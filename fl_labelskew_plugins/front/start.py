@@ -182,7 +182,7 @@ def _go(recipe: Recipe, call: Call, folder: RunFolder, show: Progress, *, dry_ru
         if dry_run:
             show.note(describe(warned(runtime.preview())))
             for name in compatibility.missing_trackers(recipe):
-                log.warn(f"tracking_args.trackers: {name} is not installed, and a run goes on without it")
+                log.warn(f"tracking_args.trackers: {name} is not installed, and the run continues without it")
             show.note("dry run: nothing was trained or written")
         elif call.resume and folder.is_whole(recipe.train.comm_round):
             show.note(f"{folder.path}: all {recipe.train.comm_round} rounds are done already")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shlex
 from importlib import metadata
 from typing import Any
@@ -30,8 +29,6 @@ def load(extra: str, *modules: str, what: str, otherwise: str = "") -> Any:
     Raises:
         LabelSkewError: one of them cannot be imported.
     """
-    # gRPC's core writes a line of its own for every stranger that connects; GRPC_VERBOSITY=info shows them again.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # which it reads when it is imported
     for module in modules:
         name = module.partition(".")[0]
         try:

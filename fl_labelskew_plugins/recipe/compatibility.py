@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -37,13 +38,19 @@ def check_extras(recipe: Recipe) -> None:
     if comm.over_mpi:
         extras.load("mpi", "mpi4py", what="comm_args.backend: MPI", otherwise=f"; it also needs Open MPI: {OPEN_MPI}")
     if recipe.common.across_silos:
-        extras.load("grpc", "grpc", what="comm_args.backend: GRPC")
+        grpc()
         if comm.certs is not None:
             extras.load("grpc", "cryptography", what="comm_args.certs")
         if comm.secure_aggregation:
             extras.load("grpc", "Crypto", what="comm_args.secure_aggregation")
     if recipe.privacy.budget is not None:
         extras.load("privacy", "dp_accounting", what="privacy_args.budget")
+
+
+def grpc() -> Any:
+    """Return the module grpc, quiet about strangers that connect; ``GRPC_VERBOSITY=info`` shows them again."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC reads it when it is imported
+    return extras.load("grpc", "grpc", what="comm_args.backend: GRPC")
 
 
 def missing_trackers(recipe: Recipe) -> list[str]:

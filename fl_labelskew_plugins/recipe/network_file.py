@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib.util
+import importlib
 import json
 import os
 import sys
 import traceback
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, reduce
-from importlib.abc import InspectLoader
 from operator import or_
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,11 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.objects import ModuleNetwork
 
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "None": type(None)}
+ADDED_DEFAULTS: dict[str, dict[str, Any]] = {
+    "train_args": {"augment": []},
+    "model_args": {"weights": None, "stem": "small"},
+}
+"""Defaults of keys that recipes of version 0.2 do not have; without them, digests of those recipes stay the same."""
 FORM = "FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
 
 
@@ -75,30 +80,15 @@ class Function:
         if parent:
             importlib.import_module(parent)
         if (module := sys.modules.get(name)) is None:
-            spec = importlib.util.spec_from_loader(name, _Loader(self), origin=str(self.file))
-            assert spec is not None
-            spec.has_location = True  # code may look at its __file__
-            module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            module = sys.modules[name] = types.ModuleType(name)
+            vars(module).update(__file__=str(self.file), __package__=parent)
             try:
-                _Loader(self).exec_module(module)
+                exec(compile(self.content, self.file, "exec", dont_inherit=True), vars(module))
             except BaseException:
                 del sys.modules[name]
                 raise
         function: Callable[..., Any] = getattr(module, self.name)
         return function
-
-
-class _Loader(InspectLoader):
-    """Runs the content of a function's file."""
-
-    def __init__(self, function: Function) -> None:
-        self.function = function
-
-    def get_source(self, fullname: str) -> str:
-        return importlib.util.decode_source(self.function.content)
-
-    def get_code(self, fullname: str) -> Any:
-        return self.source_to_code(self.function.content, str(self.function.file))
 
 
 class FunctionNetwork(Network):
@@ -211,11 +201,15 @@ def files(recipe: Recipe) -> dict[str, dict[str, str]]:
         return {"model": {"file": str(network.function.file), "sha256": network.function.sha256}}
     keys = [key for key, field in getattr(type(params), "model_fields", {}).items() if IS_PATH in field.metadata]
     paths = {key: str(getattr(params, key)) for key in keys}
-    return {key: {"file": path, "sha256": _digest(path)} for key, path in paths.items() if os.path.isfile(path)}
+    states = {key: (path, os.stat(path)) for key, path in paths.items() if os.path.isfile(path)}
+    return {
+        key: {"file": path, "sha256": _digest(path, state.st_size, state.st_mtime_ns)}
+        for key, (path, state) in states.items()
+    }
 
 
 @cache
-def _digest(path: str) -> str:
+def _digest(path: str, size: int, mtime_ns: int) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
@@ -225,8 +219,9 @@ def portable(recipe: Recipe) -> dict[str, dict[str, Any]]:
     for key, made in files(recipe).items():
         name = recipe.network_name.rpartition(":")[2] if key == "model" else "a file"
         resolved["model_args"] |= {key: name, f"{key}_sha256": made["sha256"]}
-    if not resolved["train_args"]["augment"]:  # which recipes of version 0.2 do not have
-        del resolved["train_args"]["augment"]
+    for section, defaults in ADDED_DEFAULTS.items():
+        keys = resolved[section]
+        resolved[section] = {k: v for k, v in keys.items() if k not in defaults or v != defaults[k]}
     return resolved
 
 

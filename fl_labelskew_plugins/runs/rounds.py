@@ -155,7 +155,8 @@ class Rounds:
         if self._per_client and self._tested is None:
             rows = self.per_client(predicted, labels)
             line |= self.of_clients(rows)
-            if self.session.sums is not None and self.session.sums.noise is None:  # as across silos
+            sums, reported = self.session.sums, self.session.recipe.comm.send_measures
+            if sums is not None and sums.right is not None and reported:  # as across silos
                 line |= metrics.pooled(*(sum(row.get(key, 0) for row in rows) for key in ("right", "samples")))
         return line
 

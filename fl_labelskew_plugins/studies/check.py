@@ -21,11 +21,10 @@ from safetensors.torch import load_file
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import clean, counted, few
-from fl_labelskew_plugins.recipe import parse, yaml
+from fl_labelskew_plugins.recipe import compatibility, parse, yaml
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runtimes.mpi import launch
-from fl_labelskew_plugins.runtimes.silo import streams
 
 QUICK = "quickstart"
 SMALL = (
@@ -191,7 +190,7 @@ def _missing(runtime: str, recipe: Recipe) -> str:
         if runtime == "MPI":
             launch.check()
         elif runtime == "silos":
-            streams.package()
+            compatibility.grpc()
     except LabelSkewError as error:
         return str(error)
     return ""

@@ -47,7 +47,8 @@ def export(trained: Trained, out: Path, form: str) -> float:
         RunError: the network cannot be exported, or gives other logits in the file.
     """
     if form == "onnx":
-        _require(clean(out, 4096))
+        what = f"{clean(out, 4096)}: ONNX"
+        extras.load("onnx", "onnx", "onnxscript", "onnxruntime", what=what, otherwise=", or use --format pt2")
     whole, example = trained.whole(), samples(trained.about, 2)
     said = trained.about.model_dump_json()
     with replacing(out) as part, _quiet():
@@ -93,10 +94,6 @@ def samples(about: About, number: int) -> Tensor:
     mean, std = (torch.tensor(numbers or [least]) for numbers, least in ((about.mean, 0.0), (about.std, 1.0)))
     form = (-1, *[1] * (len(shape) - 2))
     return noise * std.reshape(form) + mean.reshape(form)
-
-
-def _require(where: str) -> None:
-    extras.load("onnx", "onnx", "onnxscript", "onnxruntime", what=f"{where}: ONNX", otherwise=", or use --format pt2")
 
 
 def _write_onnx(program: Any, example: Tensor, batch: dict[str, Any], file: Path, texts: dict[str, str]) -> None:

@@ -309,6 +309,9 @@ def test_resume_with_more_rounds_equals_a_longer_run(backend, every, tmp_path):
         {"tracking_args": {"diagnostics": ["class_accuracy"], "diagnostics_every": every}} if backend == "sp" else {}
     )
     across = {"common_args": {"training_type": "cross_silo"}} if backend == "GRPC" else {}
+    if backend != "sp":  # a process each
+        across["train_args"] = recipe["train_args"] | {"client_num_in_total": 2}
+        across["partition_args"] = {"partition_method": "iid"}
     long, short = (fl.load(recipe | across, {"train_args.comm_round": rounds}) for rounds in (5, 4))
     long = fl.run(long, tmp_path / "long", quiet=True, host="none")
     run = fl.run(short, tmp_path / "short", quiet=True, host="none").resume(comm_round=5, quiet=True)

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.cli.main import main
-from fl_labelskew_plugins.recipe import yaml
 
 RECIPE = """\
 common_args: {{random_seed: 3}}
@@ -178,25 +177,13 @@ def test_an_interruption_leaves_a_checkpoint_and_a_line(start, finish, undisturb
     assert_same(undisturbed[0], tmp_path / "run")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["sp", "MPI", "GRPC"])
-def test_a_closed_terminal_leaves_a_checkpoint(backend, tmp_path):
-    kind = {"training_type": "cross_silo"} if backend == "GRPC" else {}
-    text = RECIPE.format(method="fedavg", rounds=15).replace("client_num_per_round: 4, ", "")
-    recipe = yaml.read(text.replace("client_num_in_total: 6", "client_num_in_total: 2"))[0]
-    recipe |= {"comm_args": {"backend": backend}, "partition_args": {"partition_method": "iid"}}
-    recipe["common_args"] |= kind
-    recipe["tracking_args"]["checkpoint_every"] = 100
-    (tmp_path / "recipe.yaml").write_text(yaml.write(recipe))
+def test_a_closed_terminal_leaves_a_checkpoint(tmp_path):
+    write(tmp_path, "fedavg", rounds=9999)
     command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", "recipe.yaml", "--host", "none"]
+    command += ["--run-dir", "run"]
     ours, theirs = os.openpty()
     process = subprocess.Popen(
-        [*command, "--run-dir", "run"],
-        cwd=tmp_path,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
+        command, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     )
     os.close(theirs)
     file = tmp_path / "run" / "metrics.jsonl"
@@ -207,14 +194,9 @@ def test_a_closed_terminal_leaves_a_checkpoint(backend, tmp_path):
     process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 130
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "stopped"
-    run = fl.open(tmp_path / "run")
-    assert (run.folder / "checkpoint" / "latest.safetensors").exists()
-    assert 2 <= len(run.metrics) < 15
-    alone = {"comm_args.backend": "sp", "common_args.training_type": "simulation"}
-    whole = fl.run(fl.load(tmp_path / "recipe.yaml", alone), tmp_path / "whole", quiet=True, host="none")
-    run.resume(quiet=True)
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (run.folder, whole.folder))
-    assert all(ours[name].equal(theirs[name]) for name in theirs)
+    lines = file.read_text().splitlines()
+    fl.open(tmp_path / "run").resume(comm_round=len(lines) + 1, quiet=True)
+    assert file.read_text().splitlines()[:-1] == lines
 
 
 def test_a_run_that_is_under_way_is_resumed_by_nobody_else(start, finish, tmp_path):

@@ -157,6 +157,15 @@ def test_the_path_counts_from_the_recipe_and_its_digest_is_compared(tmp_path):
     assert resolved[0] == resolved[1]
     assert str(tmp_path) not in str(resolved)
     assert portable(recipe(tmp_path, model="efficientnet_b0"))["model_args"]["weights"] == "auto"
+    before = portable(made)["model_args"]
+    (tmp_path / "b" / "w.pth").write_bytes(b"replaced")
+    assert portable(made)["model_args"] != before
+
+
+def test_digests_of_networks_without_weights_stay_those_of_version_0_2(tmp_path):
+    assert portable(recipe(tmp_path, model="resnet18"))["model_args"] == {"model": "resnet18"}
+    assert portable(recipe(tmp_path, model="resnet50"))["model_args"] == {"model": "resnet50"}
+    assert portable(recipe(tmp_path, model="vgg11"))["model_args"] == {"model": "vgg11", "batch_norm": False}
 
 
 def test_weights_need_torchvisions_stem_and_three_channels(tmp_path):

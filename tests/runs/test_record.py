@@ -73,6 +73,17 @@ def test_confusion_matrix_of_a_run_resumed_after_its_last_round(whole, tmp_path,
     assert (folder / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_summary_and_card_of_a_run_killed_before_them_have_the_clients_test_samples(tmp_path):
+    recipe = fl.load(RECIPE, {"train_args.comm_round": 1, "validation_args.per_client": True})
+    run = fl.run(recipe, tmp_path / "run", quiet=True, host="none")
+    summary, card = run.summary, (run.folder / "MODEL_CARD.md").read_bytes()
+    assert all(client["test_samples"] for client in summary["clients"])
+    for name in ("summary.json", "MODEL_CARD.md"):
+        (run.folder / name).unlink()
+    assert run.resume(quiet=True).summary | {"seconds": 0} == summary | {"seconds": 0}
+    assert (run.folder / "MODEL_CARD.md").read_bytes() == card
+
+
 @pytest.mark.parametrize("key", ["accuracy", "client_accuracy_mean", "client_accuracy_pooled"])
 def test_of_equal_rounds_the_first_is_best(key):
     lines = [{"round": 0}, *({"round": r, key: a} for r, a in enumerate([0.1, 0.3, 0.3, 0.2], 1))]

@@ -191,7 +191,7 @@ def test_what_a_further_table_may_lack(patients, tmp_path):
     assert line.startswith(f"data_args.features: {new} has no column age")
     frame.assign(kind="d").to_csv(new, index=False)
     (line,) = errors("evaluate", run.folder, new)
-    assert line.endswith("column kind: d is none of a, b, c; use rows of the model's classes")
+    assert line.endswith("column kind: d: not among the classes a, b, c; use rows of the model's classes")
     (line,) = errors("evaluate", run.folder, new, "--set", "data_args.categorical=refuse")
     assert line.startswith("--set data_args.categorical: the model's training decided it")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.recipe import addresses
+from fl_labelskew_plugins.recipe import addresses, compatibility
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing
 from fl_labelskew_plugins.runtimes.silo import streams
@@ -135,7 +135,7 @@ class SiloTransport(Transport):
         super().__init__()
         streams.checked(address, tls)
         self.audit = audit or Audit()
-        self._grpc = streams.package()
+        self._grpc = compatibility.grpc()
         self.address, self.rank = address, rank
         self.limits = dict.fromkeys(FROM_SERVER, LIMIT)
         """Bytes of a message of each kind, at most; may be changed at any time, as by the handler of WELCOME."""

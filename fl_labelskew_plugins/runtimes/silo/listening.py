@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_labelskew_registry import mistake
 
-from fl_labelskew_plugins.recipe import addresses
+from fl_labelskew_plugins.recipe import addresses, compatibility
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing
 from fl_labelskew_plugins.runtimes.silo import door, names, streams
@@ -112,7 +112,7 @@ class ServerTransport(Transport):
         self.audit = audit or Audit()
         self.revoked, self._listed = revoked, 0
         host, port = streams.checked(address, tls)
-        self._grpc = streams.package()
+        self._grpc = compatibility.grpc()
         self.silos = silos
         self.limits = dict.fromkeys(FROM_SILOS, LIMIT)
         """Bytes of a message of each kind, at most; may be changed at any time."""
@@ -334,7 +334,7 @@ def _later(seconds: float, call: Callable[[], object]) -> threading.Timer:
 
 def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: int, places: int) -> Any:
     """A gRPC server for streams of these silos, with room for so many connections."""
-    grpc = streams.package()
+    grpc = compatibility.grpc()
     server = grpc.server(
         DaemonThreads(),
         options=[
@@ -362,7 +362,7 @@ def _listen(server: Any, host: str, port: int, tls: names.Files | None, knock: C
     try:
         if tls is None:
             return addresses.join(host, server.add_insecure_port(address))
-        grpc = streams.package()
+        grpc = compatibility.grpc()
         configuration = grpc.ssl_server_certificate_configuration([(tls.key, tls.certificate)], tls.ca)
         credentials = grpc.dynamic_ssl_server_credentials(configuration, knock, require_client_authentication=True)
         return addresses.join(host, server.add_secure_port(address, credentials))

@@ -17,7 +17,6 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
 
-from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
@@ -66,11 +65,6 @@ class RefusedError(WireError):
 def predicate(error: WireError) -> str:
     """What the peer did that this is the error of."""
     return str(error) if isinstance(error, RefusedError) else f"sent {error}"
-
-
-def package() -> Any:
-    """The grpc package, imported when first needed."""
-    return extras.load("grpc", "grpc", what="comm_args.backend: GRPC")
 
 
 def checked(address: str, tls: names.Files | None) -> tuple[str, int]:

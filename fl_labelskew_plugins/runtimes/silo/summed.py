@@ -175,7 +175,7 @@ class SummedServer(SiloServer):
         self._tests.of(weights)
         tests, everybody, round = self._content().get("test_samples", 0), self._known(), members.round
         missing = set(everybody) - (members.present - members.away - members.excluded)
-        if not tests:
+        if not tests or made.right is None:
             return {}
         try:
             if missing:
@@ -314,12 +314,17 @@ class SummedSilo(SiloClient):
         super()._train(message)
 
     def _reported(self, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
-        """Nothing: right answers are kept for a sum, if they are of the samples that were summed in the opening."""
+        """Report nothing; keep the right answers for a sum if they are of the opening's test samples.
+
+        With noise they are never summed, whatever the server asks for: the privacy account does not cover them.
+        """
         assert self.session is not None
         made, round = self.session.sums, number_of_test(message.round)
         right, samples = answer.get("accuracy", (0, 0))
         self._tested = None
-        if made is not None and str(samples) == self._account.question_of(self._run, OPENING):
+        if made is None or made.right is None:
+            return {}
+        if str(samples) == self._account.question_of(self._run, OPENING):
             question = common_question(self.session.federation, message.round, message.tensors)
             with contextlib.suppress(SecureError):  # it was another model before in this round
                 self._account.ask(self._run, round, question)

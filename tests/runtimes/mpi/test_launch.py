@@ -197,6 +197,7 @@ def test_where_the_server_cannot_save_the_parent_says_how_to_go_on(folder):
     [
         ("sleep", signal.SIGINT, {}, LEFT),
         ("sleep", signal.SIGTERM, {}, LEFT),
+        ("sleep", signal.SIGHUP, {}, LEFT),
         ("sleep", signal.SIGINT, {"CANNOT_SAVE": "1"}, "interrupted; to go on: labelskew run --resume run\n"),
         ("deaf", signal.SIGTERM, {}, "interrupted; to go on: labelskew run --resume run\n"),
     ],

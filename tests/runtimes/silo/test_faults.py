@@ -70,7 +70,7 @@ def test_a_server_told_to_end_saves_and_the_silos_wait_for_it(federation, sp_wei
     federation.overrides = [SLOW, STATEFUL, "tracking_args.checkpoint_every=100"]
     server, silos = federation.server("--host", "none"), federation.silos()
     silos[0].says("round 2: trained")
-    server.kill(signal.SIGINT)
+    server.kill(signal.SIGHUP)  # as when its terminal is closed
     assert server.wait(60) == 130
     assert "Traceback" not in server.text
     *_, last = server.text.splitlines()

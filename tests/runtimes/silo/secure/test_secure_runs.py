@@ -142,7 +142,9 @@ def test_accuracy_in_the_sum_is_that_of_the_silos_own_files(secure, sp_run):
         right = sum(round(own[line["round"]] * size) for own, size in zip(accuracies, sizes, strict=True))
         assert (line[POOLED], line[SAMPLES]) == (right / sum(sizes), sum(sizes))
         assert "client_accuracy" not in line
-    one_process = map(json.loads, (sp_run(*PER_CLIENT) / "metrics.jsonl").read_text().splitlines())
+    one_process = sp_run(*PER_CLIENT, "comm_args.send_measures=true") / "metrics.jsonl"
+    one_process = map(json.loads, one_process.read_text().splitlines())
+    assert POOLED not in (sp_run(*PER_CLIENT) / "metrics.jsonl").read_text()
     assert [line[POOLED] for line in lines] == [line[POOLED] for line in one_process]
     assert json.loads((federation.run_dir / "summary.json").read_text())[POOLED] == lines[-1][POOLED]
     assert f"{100 * lines[-1][POOLED]:.2f} % of {sum(sizes)} samples together" in server.text
@@ -174,11 +176,22 @@ def test_a_round_without_all_silos_of_the_opening_has_no_accuracy(secure):
 NOISE = ["method_args.method=fedavg", "privacy_args.noise_multiplier=0.5", "privacy_args.clip=1"]
 
 
+def test_with_noise_a_server_that_asks_for_right_answers_gets_none(secure):
+    federation = secure(*NOISE, "validation_args.per_client=true", "train_args.comm_round=1")
+    server, silos = federation.server(cheat="asks_for_right_answers_under_noise"), federation.silos()
+    finished(server, *silos)
+    assert "test after round 1: " in server.text
+    revealed = [audited(federation.folder / f"silo-{rank}", "revealed") for rank in (1, 2, 3)]
+    assert [[line["of"] for line in lines if "of" in line] for lines in revealed] == [[], [], []]
+    assert POOLED not in federation.lines()[0]
+
+
 def test_with_noise_no_right_answers_are_summed(sp_run):
     run = sp_run(*PER_CLIENT, *NOISE)
     assert POOLED not in (run / "metrics.jsonl").read_text()
-    opening = session.build(recipes.load(run / "recipe.yaml")).sums.opening
-    assert "tests" not in opening.entries
+    sums = session.build(recipes.load(run / "recipe.yaml")).sums
+    assert "tests" not in sums.opening.entries
+    assert sums.right is None
 
 
 def test_a_silo_whose_budget_is_spent_takes_part_no_more(secure):
