@@ -24,7 +24,7 @@ RUN = click.argument("folder", metavar="RUN", type=FOLDER, shell_complete=comple
 
 MODEL = click.argument("place", metavar="RUN", type=PATH)
 """A trained model: the folder of a run, or a file."""
-BEST = click.option("--best", is_flag=True, help="The best round's model, by the global test, not the last one's.")
+BEST = click.option("--best", is_flag=True, help="The best round's model, by the main accuracy, not the last one's.")
 NETWORK = click.option(
     "--network", metavar="FILE.py:FUNCTION", help="The function that makes the network, if the model is of one."
 )

@@ -9,7 +9,7 @@ import shlex
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from fl_labelskew_registry import mistake
@@ -21,6 +21,7 @@ from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import clean, counted, few, wrapped
 
 if TYPE_CHECKING:
+    from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.runs.survey import Survey
 
 MOST, FURTHEST = 20, 15
@@ -77,21 +78,26 @@ def survey_command(
         if not as_json:
             click.echo(f"written: {place / checked.name}-survey.csv, .json and .png")
     if compare is not None:
-        _write_comparison(compare, recipe, overrides, survey)
+        _write_comparison(compare, checked, recipe, overrides, survey)
         if not as_json:
             click.echo(f"written: {compare}; next: labelskew sweep {shlex.quote(str(compare))}")
 
 
-def _write_comparison(file: Path, recipe: Path, overrides: Sequence[str], survey: Survey) -> None:
+def _write_comparison(file: Path, checked: Recipe, recipe: Path, overrides: Sequence[str], survey: Survey) -> None:
     """Write the sweep of the suggested methods, with these changes of the recipe."""
+    from fl_labelskew_plugins.params import absolute
     from fl_labelskew_plugins.recipe import shipped, yaml
     from fl_labelskew_plugins.runs.suggestions import comparison
 
-    changes = {key: yaml.read(value)[0] for key, _, value in (override.partition("=") for override in overrides)}
+    changes, resolved = dict[str, Any](), checked.resolved()
+    for place, _, text in (override.partition("=") for override in overrides):
+        (section, _, key), value = place.partition("."), yaml.read(text)[0]
+        path = absolute(value, Path())  # the sweep's file may be in another folder
+        changes[place] = path if key == "data_cache_dir" or path == resolved.get(section, {}).get(key) else value
     base = str(recipe) if str(recipe) in shipped.names() else os.path.relpath(recipe, file.parent)
     content = yaml.write(comparison(base, changes, survey.suggestions))
     with writing(file):
-        write_text(file, f"# labelskew sweep {file.name}\n{content}")
+        write_text(file, f"# labelskew sweep {clean(shlex.quote(str(file)), 4096)}\n{content}")
 
 
 def text(survey: Survey) -> str:

@@ -47,16 +47,16 @@ def gathered(wrong: list[str]) -> Iterator[None]:
         wrong += error.mistakes if isinstance(error, MistakesError) else [str(error)]
 
 
-def shortened(lines: Sequence[str]) -> list[str]:
+def capped(lines: Sequence[str]) -> list[str]:
     """The first lines, and the number of the others."""
-    more = [f"and {len(lines) - MOST} more like these"] if len(lines) > MOST else []
+    more = [f"and {len(lines) - MOST} more errors"] if len(lines) > MOST else []
     return [*lines[:MOST], *more]
 
 
 def refuse(wrong: Sequence[str]) -> None:
     """Raise MistakesError if there are mistakes."""
     if wrong:
-        raise MistakesError(shortened(wrong))
+        raise MistakesError(capped(wrong))
 
 
 def fits(need: int, where: str, what: str, use: str) -> None:

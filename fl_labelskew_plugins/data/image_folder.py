@@ -120,7 +120,9 @@ class ImageFolder(Dataset):
         if chosen is not None:
             if absent := [name for name in chosen if name not in names]:
                 there = f"one of {few(names)}" if names else TREE
-                raise mistake(f"data_args.groups: {few(absent)}", f"not in {root}", there)
+                raise mistake(
+                    "data_args.groups", f"{few(absent)} {'is' if len(absent) == 1 else 'are'} missing in {root}", there
+                )
             return [folder for folder in groups or below if folder.name in chosen]
         classes = set(self.params.class_names or ())
         if {folder.name for folder in folders} <= classes or any((root / part).is_dir() for part in parts):
@@ -131,12 +133,12 @@ class ImageFolder(Dataset):
             raise mistake(f"data set {self.name}: {root}", lacks, use)
         return folders if below and len(below) == len(folders) and overlap(below.values(), classes) else groups
 
-    def find(self, data_dir: Path) -> tuple[Samples, Samples | None]:
+    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[Samples, Samples | None]:
         """The images of the training part and of the test part, or None where that is to be split off.
 
-        Both are those of all groups together, where there are groups.
+        Both are those of all groups together, where there are groups; ``groups``: as :meth:`groups` returns them.
         """
-        groups = self.groups(data_dir)
+        groups = self.groups(data_dir) if groups is None else groups
         if not groups and not (data_dir / "train").is_dir():
             self._refuse_test_alone(data_dir)
             return self.listed(data_dir), None
@@ -210,7 +212,8 @@ class ImageFolder(Dataset):
         self.check(data_dir, download=False)
         root = self.root(data_dir)
         with readable(f"data set {self.name}: {root}"):
-            return root, self.groups(root), *self.find(root)
+            groups = self.groups(root)
+            return root, groups, *self.find(root, groups)
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Decode all images; of groups without a test part, it is split off as if each were alone."""

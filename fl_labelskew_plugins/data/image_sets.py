@@ -88,9 +88,9 @@ class CINIC10(ImageSet):
         """Raise LabelSkewError if folders are missing; torchvision does not download them."""
         self._check_parts(data_dir, ("train", "valid", "test") if self.params.valid == "train" else self.needed)
 
-    def find(self, data_dir: Path) -> tuple[Samples, Samples | None]:
+    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[Samples, Samples | None]:
         """The images of train, and of valid where it is trained on, and those of test."""
-        train, test = super().find(data_dir)
+        train, test = super().find(data_dir, groups)
         return (train + self.listed(data_dir / "valid") if self.params.valid == "train" else train), test
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
@@ -204,7 +204,7 @@ class HyperKvasir(ImageSet):
 
         image_size: int = Field(128, ge=1, le=1024, description="Pixels of each side.")
 
-    def find(self, data_dir: Path) -> tuple[Samples, Samples | None]:
+    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[Samples, Samples | None]:
         """The images of all class folders, at the third level, or of those of ``class_names`` alone."""
         left_out = set(KVASIR_FOLDERS) - set(self.params.class_names or KVASIR_FOLDERS)
         folders = (folder for folder in data_dir.glob("*-gi-tract/*/*") if folder.name not in left_out)
@@ -256,7 +256,7 @@ class ODIR(ImageSet):
 
         image_size: int = Field(128, ge=1, le=1024, description="Pixels of each side.")
 
-    def find(self, data_dir: Path) -> tuple[Samples, Samples | None]:
+    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[Samples, Samples | None]:
         """The images that the table names.
 
         Raises:

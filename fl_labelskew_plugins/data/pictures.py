@@ -12,7 +12,7 @@ import numpy as np
 from fl_labelskew_registry import LabelSkewError, MistakesError
 from numpy.typing import NDArray
 
-from fl_labelskew_plugins.data.files import shortened
+from fl_labelskew_plugins.data.files import capped
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
 
@@ -100,7 +100,7 @@ def settle(bad: Sequence[str], on_bad_sample: OnBadSample) -> None:
     Raises:
         MistakesError: ``on_bad_sample`` is ``stop``, and there are some; all are told together.
     """
-    lines = shortened(bad)
+    lines = capped(bad)
     if lines and on_bad_sample == "stop":
         raise MistakesError([*lines[:-1], f"{lines[-1]}; data_args.on_bad_sample: skip leaves them out"])
     for line in lines:

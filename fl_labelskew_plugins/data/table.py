@@ -177,8 +177,12 @@ class Table(Dataset):
                 lacks = f"has no column {clean(absent[0], 40)}, as {paths[0].name} has"
                 raise mistake(path, lacks, "the same columns in both files")
         frames = [self._complete(rows(path, columns), path) for path in paths]
-        encoding = self.encoding or self._encoding(frames[0], paths[0])
-        names, labels = self._classes(frames, paths)
+        wrong: list[str] = []
+        with gathered(wrong):
+            encoding = self.encoding or self._encoding(frames[0], paths[0])
+        with gathered(wrong):
+            names, labels = self._classes(frames, paths)
+        refuse(wrong)
         groups, of_groups = self._groups(frames)
         parts = [
             Arrays(encoding.encoded(frame, str(path)), y, group)
@@ -291,7 +295,7 @@ class Table(Dataset):
         elif measured(column, where) is None:
             if categorical != "one_hot":
                 use = "data_args.categorical: one_hot, or data_args.features without it"
-                raise mistake(where, f"holds {no_numbers(column)}, which are no numbers", use)
+                raise mistake(where, f"contains text ({no_numbers(column)}); expected numbers", use)
             categories = ordered(texts(column))
         if len(categories) > MOST_CATEGORIES:
             raise mistake(where, f"has {len(categories)} categories", "data_args.features without it")

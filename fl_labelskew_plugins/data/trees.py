@@ -35,9 +35,11 @@ def train_folder(folder: Path) -> Path:
 
 def class_folders(folder: Path) -> list[str]:
     """The names of a folder's folders; empty if it has an image of its own, or a part such as ``train/``."""
-    names = [path.name for path in folders_among(folder.iterdir())]
-    images = (path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.name[0] != ".")
-    return [] if {*PARTS} & {*names} or any(images) else names
+    paths = [path for path in folder.iterdir() if path.name[0] != "."]
+    if any(path.suffix.lower() in SUFFIXES for path in paths):  # before is_dir(), a system call for each of many images
+        return []
+    names = [path.name for path in folders_among(paths)]
+    return [] if {*PARTS} & {*names} else names
 
 
 def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:

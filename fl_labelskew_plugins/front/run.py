@@ -238,12 +238,12 @@ class Run:
 
     @property
     def best(self) -> nn.Module:
-        """The network with the weights of the round that was best in the global test so far, in eval mode.
+        """The network with the weights of the round with the best main accuracy so far, in eval mode.
 
         Raises:
             LabelSkewError: there is none, or its network was an object that is missing.
         """
-        otherwise = "it is kept with tracking_args.keep_best, if there is a global test"
+        otherwise = "it needs tracking_args.keep_best: true, and test samples of the server or clients"
         return self._network(self._folder.best, otherwise, ".best")
 
     def predict(

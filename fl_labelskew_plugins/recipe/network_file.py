@@ -136,7 +136,7 @@ def find(name: str) -> Function:
     """
     place, _, function = name.rpartition(":")
     if not place or not function.isidentifier():
-        raise mistake(clean(name), "names no function", FORM)
+        raise LabelSkewError(f"{clean(name)}: expected {FORM}")
     module = "" if place.endswith(".py") else place
     file = _file_of(module) if module else Path(place).expanduser().absolute()
     where = clean(file, 4096)
@@ -163,9 +163,9 @@ def _file_of(module: str) -> Path:
         spec = next((spec for spec in specs if spec is not None), None)
         path = None if spec is None else spec.submodule_search_locations
         if spec is None or (path is None and name != module):
-            raise mistake(clean(module), f"there is no module {clean(name)} here", FORM)
+            raise mistake(clean(module), f"module {clean(name)} is not installed", FORM)
     if spec is None or not (spec.origin or "").endswith(".py"):
-        raise mistake(clean(module), "is no module in a .py file", FORM)
+        raise mistake(clean(module), "must be a module in a .py file", FORM)
     return Path(str(spec.origin))
 
 

@@ -328,7 +328,7 @@ class TrackingArgs(Params):
         2, description="checkpoints that are kept, the last one included; --from-round goes back to one"
     )
     keep_best: bool = Field(
-        True, description="also keep the model of the best round, by the global test, as best.safetensors"
+        True, description="also keep the model of the best round, by the main accuracy, as best.safetensors"
     )
     state_memory_mb: int = Field(256, ge=0, description="clients' private state held in memory; the rest is on disk")
     diagnostics: list[Name] = Field(

@@ -110,6 +110,11 @@ class Run(NamedTuple):
         home = self.args.get("data_cache_dir")
         return isinstance(home, str) and Path(home).resolve() == folder.resolve()
 
+    def group_of(self, folder: Path) -> bool:
+        """Whether this is the folder of a group in the run's data."""
+        groups = self.read("partition.json").get("clients", ())
+        return self.trained_in(folder.resolve().parent) and folder.name in groups
+
     def read(self, name: str) -> dict[str, Any]:
         """A file of JSON in the folder; empty if there is none."""
         with suppress(OSError, ValueError):
@@ -132,12 +137,11 @@ def _data(
     if part == "all" or (part is None and splits_off):
         load = dataset.load_all
     data = load(folder, download=False, seed=run.seed)
-    if part is None:
-        part, note = _of_training(folder, data, run) if splits_off else ("test", None)
-        if splits_off and part == "test":
+    chosen, part = part, part or "test"
+    if splits_off or part == "all":
+        part, note = _of_training(folder, data, run, chosen, settings)
+        if chosen is None and part == "test":
             data = dataset.load(folder, download=False, seed=run.seed)
-            if "test_fraction" in settings:
-                note = "with another test_fraction, the model was trained on some of these samples"
     total = len(data.train.y) + len(data.test.y) if splits_off or part == "all" else None
     if part == "all":
         data = replace(data, test=joined(data.train, data.test))
@@ -154,21 +158,24 @@ def _data(
     return data, {"part": part, "total": total, "note": note}
 
 
-def _of_training(folder: Path, data: Data, run: Run) -> tuple[Part, str | None]:
-    """Which samples to test on if the data have no test part, and a note: those of training are left out."""
-    known, others = run.read("environment.json").get("data"), "the model was trained on the other samples"
-    here = fingerprint(data)
-    if known == here:
-        return "test", others
+def _of_training(
+    folder: Path, data: Data, run: Run, part: Part | None, settings: Mapping[str, Any]
+) -> tuple[Part, str | None]:
+    """The ``part`` to test on, by default without the samples of training, and a note about those samples."""
+    known, here = run.read("environment.json").get("data"), fingerprint(data)
+    if known == here or run.group_of(folder):
+        if part != "all" and "test_fraction" not in settings:
+            return "test", "the model was trained on the other samples"
+        why = "; --part test excludes them" if part == "all" else ", since test_fraction is another one"
+        return part or "test", f"the model was trained on some of these samples{why}"
     if run.read("summary.json").get("data") == here:
-        return "all", "the silo trained on most of these samples; its own test: metrics.jsonl"
+        return part or "all", "the silo trained on most of these samples; its own test: metrics.jsonl"
     if run.trained_in(folder):
-        return "test", "these data have changed since training, which may have used some samples"
-    if run.trained_in(folder.resolve().parent) and folder.name in run.read("partition.json").get("clients", ()):
-        return "test", others
+        return part or "test", "these data have changed since training, which may have used some samples"
     if run.across_silos:
-        return "all", "for data that a silo trained on, use --part test (its held-out samples)"
-    return "all", None if known else "unknown whether the model was trained on some of these samples"
+        note = "for data that a silo trained on, use --part test (its held-out samples)"
+        return part or "all", None if part == "test" else note
+    return part or "all", None if known else "unknown whether the model was trained on some of these samples"
 
 
 def _run(file: Path) -> Run:
@@ -192,6 +199,9 @@ def _dataset(trained: Trained, run: Run, folder: Path, settings: Mapping[str, An
     params = {key: value for key, value in run.args.items() if key in known_keys or key not in keys_of(DataArgs)}
     if folder.is_file() and not run.trained_in(folder):  # the file itself is meant, not others in its folder
         params = {key: value for key, value in params.items() if key not in ("file", "test_file")}
+    groups = params.get("groups")
+    if isinstance(groups, list) and not run.trained_in(folder) and not all((folder / str(g)).is_dir() for g in groups):
+        del params["groups"]  # of the run's own tree
     # data of one place alone often lack some classes
     if "class_names" in known_keys and params.get("class_names") is None and not numbered(about.class_names):
         params["class_names"] = about.class_names

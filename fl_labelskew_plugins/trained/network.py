@@ -225,15 +225,18 @@ def file_of(place: Path, *, best: bool = False, client: str | None = None) -> Pa
     if file.is_file():
         return file
     if best:
-        raise mistake(where, f"has no {BEST}", "tracking_args.keep_best: true and a run whose server has a test part")
-    below = sorted(place.glob(f"*/{file.name}"))  # a silo's own folder has one for each run
+        raise mistake(
+            where, f"has no {BEST}", "tracking_args.keep_best: true and test samples of the server or clients"
+        )
+    is_run = (place / "recipe.yaml").is_file()
+    # a silo's folder contains one for each run; those in a run's folder are of earlier rounds
+    below = [] if is_run else sorted(place.glob(f"*/{file.name}"))
     if len(below) == 1:
         return below[0]
     if below:
         what = f"has no {file.name}, but {len(below)} folders in it have one"
         raise mistake(where, what, f"one of them, such as {clean(below[-1].parent, 4096)}")
     so_far = "; --best is the best one so far" if (place / BEST).is_file() else ""
-    is_run = (place / "recipe.yaml").is_file()
     what = "is written after the last round" + so_far if is_run else "is in the folder of a run alone"
     raise LabelSkewError(f"{where}: has no {LAST}, which {what}")
 

@@ -27,7 +27,9 @@ def test_it_shows_tables_and_writes_files(tmp_path):
     assert measures.splitlines()[0].split()[:3] == ["client", "classes", "held"]
     assert overall.startswith("in all")
     assert "80 % of the (client, class) pairs have no sample" in notes
-    assert re.search(r"(?m)^fedlc-tau5 +65.24 ± 4.04 +\+11.71 +method_args: {method: fedlc, tau: 5.0}$", follows)
+    assert re.search(
+        r"(?m)^fedlc-tau5 +65.24 ± 4.04 +\+11.71 +method_args: {method: fedlc, tau: 5.0} and train_args", follows
+    )
     assert follows.splitlines()[-1] == f"written: {tmp_path}/quickstart-survey.csv, .json and .png"
     written = list(csv.reader((tmp_path / "quickstart-survey.csv").open()))
     assert [row[1:11] for row in written[1:]] == [row[1:11] for row in rows]
@@ -50,6 +52,7 @@ def test_compare_writes_a_sweep_of_the_suggested_methods(tmp_path):
     assert call("survey", QUICK, "--out", tmp_path, "--compare", file, *SIX).output.endswith(
         f"written: {file}; next: labelskew sweep {file}\n"
     )
+    assert file.read_text().startswith(f"# labelskew sweep {file}\n")
     runs = plan(file, [], tmp_path / "runs")
     assert len(runs) == 5 * 3
     assert {run.recipe.train.client_num_in_total for run in runs} == {6}
@@ -59,10 +62,13 @@ def test_compare_writes_a_sweep_of_the_suggested_methods(tmp_path):
     assert errors("survey", QUICK, "--compare", file) == [f"--compare {file}: exists already; use another file"]
     assert file.read_bytes() == before
     three = ["--set", "train_args.client_num_in_total=3", "--set", "train_args.client_num_per_round=3"]
-    three += ["--set", "partition_args.classes_per_client=8"]
+    three += ["--set", "partition_args.classes_per_client=8", "--set", "data_args.data_cache_dir=here"]
+    three += ["--set", "train_args.federated_optimizer=SCAFFOLD"]
     call("survey", "quickstart", "--json", "--compare", tmp_path / "three.yaml", *three)
-    names = [run.name for run in plan(tmp_path / "three.yaml", [], tmp_path / "runs")]
-    assert names[::3] == ["fedavg-seed0", "fedlc-seed0", "fedshift-seed0"]
+    runs = plan(tmp_path / "three.yaml", [], tmp_path / "runs")[::3]
+    assert [run.name for run in runs] == ["fedavg-seed0", "fedlc-seed0", "fedshift-seed0"]
+    assert {run.recipe.train.federated_optimizer for run in runs} == {"FedAvg"}
+    assert {run.recipe.data.data_cache_dir for run in runs} == {str(Path("here").absolute())}
 
 
 def test_a_survey_fits_80_columns(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.image_folder import TREE, ImageFolder
 from fl_labelskew_plugins.data.pictures import decode
-from fl_labelskew_plugins.data.trees import list_images
+from fl_labelskew_plugins.data.trees import class_folders, list_images
 
 
 def image(path, colour=(200, 100, 50), size=(40, 30)):
@@ -400,6 +400,20 @@ def test_broken_pictures_of_groups(tmp_path, capsys):
     assert capsys.readouterr().err.count("left out") == 2
 
 
+def test_class_folders_asks_no_picture_whether_it_is_a_folder(tmp_path, monkeypatch):
+    image(tmp_path / "0.png")
+    (tmp_path / "below").mkdir()
+    monkeypatch.setattr(type(tmp_path), "is_dir", None)
+    assert class_folders(tmp_path) == []
+
+
+def test_load_looks_for_groups_once(tmp_path, monkeypatch):
+    tree(tmp_path, north={"train": {"a": 5}}, south={"train": {"a": 5}})
+    groups, calls = ImageFolder.groups, []
+    monkeypatch.setattr(ImageFolder, "groups", lambda *args: calls.append(args) or groups(*args))
+    assert (load(tmp_path).group_names, len(calls)) == (["north", "south"], 1)
+
+
 def test_unfit_trees_of_groups(tmp_path):
     tree(tmp_path, north={"train": {"a": 3}}, south={"train": {"a": 3}})
     tree(tmp_path, **{"docs\x1b[31m": {"x": {"a": 1}}})
@@ -410,9 +424,9 @@ def test_unfit_trees_of_groups(tmp_path):
     )
     assert len(load(tmp_path, groups=("north", "south")).group_names) == 2
     line = message(lambda: load(tmp_path, groups=("north", "nord")))
-    assert line == f"data_args.groups: nord: not in {tmp_path}; use one of north, south"
+    assert line == f"data_args.groups: nord is missing in {tmp_path}; use one of north, south"
     line = message(lambda: load(tmp_path / "north", groups=("south",)))
-    assert line.endswith(f"not in {tmp_path / 'north'}; use {TREE}")
+    assert line.endswith(f"south is missing in {tmp_path / 'north'}; use {TREE}")
     tree(tmp_path / "more", **{"odd\x1b": {"train": {"a": 3}}})
     assert load(tmp_path / "more").group_names == ["odd?"]
 

@@ -60,7 +60,7 @@ def test_a_test_part_of_known_classes_is_read_without_training(tmp_path, monkeyp
     *lines, last = error.value.mistakes
     assert len(lines) == 20
     assert all("is not a sound image" in line for line in lines)
-    assert last == "and 16 more like these; data_args.on_bad_sample: skip leaves them out"
+    assert last == "and 16 more errors; data_args.on_bad_sample: skip leaves them out"
     with pytest.raises(LabelSkewError, match="has a part without any sound image"):
         load(CINIC10, tmp_path, on_bad_sample="skip")
 

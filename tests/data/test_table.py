@@ -154,8 +154,11 @@ def test_one_hot(tmp_path, capsys):
         load(tmp_path, file="c.csv", categorical={"sex": ["m", "d"]})
     assert [line.partition(": column ")[2].partition(";")[0] for line in error.value.mistakes] == [
         "sex: f: not in data_args.categorical",
-        "place: holds x, y, which are no numbers",
+        "place: contains text (x, y)",
     ]
+    with pytest.raises(MistakesError) as error:  # and of the classes
+        load(tmp_path, file="c.csv", categorical={"sex": ["m", "f"], "place": ["x"]}, class_names=("benign",))
+    assert [line.partition(": column ")[2].partition(": ")[0] for line in error.value.mistakes] == ["place", "label"]
     write(tmp_path / "a.csv", hospital=None, sex=[1, 2] * 20)
     assert load(tmp_path, file="a.csv", categorical={"sex": ["1", "2"]}).train.x.shape[1] == 4
 
@@ -202,8 +205,8 @@ def test_a_missing_class_is_no_mean(tmp_path):
         ({}, {"categorical": {"sex": ["f"]}}, "data_args.categorical: {file} has no column sex; use one of age"),
         ({}, {"features": ("age", "label")}, "data_args: column label is named twice; use each as label, as group or"),
         ({"age": None, "pressure": None, "hospital": None}, {}, "has no column beside label; use a column for each"),
-        ({}, {}, "column hospital: holds coast, north, south, which are no numbers; use data_args.categorical"),
-        ({"age": cells(1, at2="?", at3="n/k")}, {}, "column age: holds ?, n/k, which are no numbers; use"),
+        ({}, {}, "column hospital: contains text (coast, north, south); expected numbers; use data_args.categorical"),
+        ({"age": cells(1, at2="?", at3="n/k")}, {}, "column age: contains text (?, n/k); expected numbers; use"),
         ({"age": cells(1.0, at2=np.inf)}, {}, "column age: row 3 is not finite in float32; use finite numbers"),
         ({"age": cells(1.0, at2=1e300)}, {}, "column age: row 3 is not finite in float32; use finite numbers"),
         ({"age": [np.nan] * 40}, {"missing": "drop"}, "has no row with all values, and most are missing in age; use"),
@@ -303,5 +306,5 @@ def test_the_command_checks_and_fakes_tables(tmp_path):
     result = call("check", "table", tmp_path / "own.csv", "--set", "group=hospital")
     assert (result.exit_code, "group south" in result.stdout) == (0, True)
     result = call("check", "table", tmp_path / "own.csv", "--set", "group=hospital", "--deep")
-    assert (result.exit_code, "column age: holds ?, which are no numbers" in result.stdout) == (1, True)
+    assert (result.exit_code, "column age: contains text (?); expected numbers" in result.stdout) == (1, True)
     assert call("fake", "table", "--out", tmp_path / "u", "--samples", "59").exit_code == 2

@@ -63,7 +63,7 @@ def parts(names, x):
     return samples(Data(arrays, arrays, ["a"]), torch.device("cpu"), augment=names)
 
 
-def test_training_alone_is_augmented_and_only_with_a_seed():
+def test_augment_only_in_training():
     x = pictures(10, 3, 8, 8).numpy()
     train, test = parts(["crop"], x)
     plain, _ = parts([], x)
@@ -96,7 +96,7 @@ def test_training_alone_is_augmented_and_only_with_a_seed():
         (Images(["a.png"] * 4, (3, 8, 8), print), ["flip"], "this data set has an augmentation of its own"),
     ],
 )
-def test_what_is_no_picture_is_refused(x, names, line):
+def test_augment_rejects_other_samples(x, names, line):
     with pytest.raises(LabelSkewError, match=f"^train_args.augment: .*{line}") as caught:
         parts(names, x)
     assert "\n" not in str(caught.value)

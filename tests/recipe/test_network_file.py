@@ -66,14 +66,14 @@ def network(model="net.py:make_network", **keys):
 @pytest.mark.parametrize(
     ("keys", "line"),
     [
-        ({"model": "net.py"}, "net.py: names no function; use FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"),
+        ({"model": "net.py"}, "net.py: expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"),
         ({"model": "nt.py:make"}, "nt.py: cannot be read: No such file or directory"),
         ({"model": "broken.py:make"}, "broken.py: is not Python: line 1: "),
         ({"model": "net.py:make_networ"}, "did you mean make_network?"),
         ({"model": "net.py:nn"}, "net.py: function 'nn' is unknown; allowed: make_network, needs, "),
         ({"model": "net.py:plain"}, "net.py:plain: takes (input_shape); use (input_shape, num_classes, ...)"),
-        ({"model": "nosuch_package.nets:make"}, "there is no module nosuch_package here"),
-        ({"model": "json.nosuch:make"}, "there is no module json.nosuch here"),
+        ({"model": "nosuch_package.nets:make"}, "module nosuch_package is not installed"),
+        ({"model": "json.nosuch:make"}, "module json.nosuch is not installed"),
         ({"model": "net.py:make_network", "widht": 3}, "model_args.widht: unknown key; allowed: model, width, depth"),
         ({"model": "net.py:make_network", "width": "ten"}, "'ten' is of the wrong type; allowed: an integer"),
         ({"model": "net.py:needs"}, "r.yaml: model_args.width: missing; allowed: an integer, or a number"),
@@ -159,7 +159,7 @@ class Stop:
         raise KeyboardInterrupt
 
 
-def test_a_run_goes_on_with_the_same_file_alone_and_its_model_is_that_of_the_function(folder):
+def test_resume_rejects_changed_network_file(folder):
     recipe = DIGITS | {"model_args": {"model": "net.py:make_network", "width": 6}}
     whole = fl.run(recipe, folder / "whole", quiet=True, host="none")
     with pytest.raises(KeyboardInterrupt):

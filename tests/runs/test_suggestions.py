@@ -43,6 +43,7 @@ def test_evidence_is_of_similar_data(data, situation):
 @pytest.mark.parametrize("situation", [*SITUATIONS, None], ids=lambda one: one and one.name)
 def test_settings_are_those_of_a_recipe(situation):
     for one in suggestions(situation):
+        assert {"method_args", "train_args"} == one.settings.keys()  # the recipe may have another optimiser
         content = yaml.read(text_with())[0]
         for section, keys in one.settings.items():  # a method's settings replace the section
             content[section] = keys if section == "method_args" else {**GOOD.get(section, {}), **keys}

@@ -141,9 +141,10 @@ def test_evaluate_tests_the_training_table_on_the_runs_own_test_rows(patients, t
     assert result["accuracy"] == pytest.approx(run.summary["final_accuracy"])
     assert (result["part"], result["samples"], result["total"]) == ("test", 36, 120)
     assert result["note"] == "the model was trained on the other samples"
-    assert evaluated(run.folder, tmp_path / "copy.csv", "--part", "all")["samples"] == 120
+    whole = evaluated(run.folder, tmp_path / "copy.csv", "--part", "all")
+    assert (whole["samples"], whole["note"][:48]) == (120, "the model was trained on some of these samples; ")
     other = evaluated(run.folder, tmp_path / "copy.csv", "--set", "data_args.test_fraction=0.5")
-    assert (other["samples"], other["note"][:28]) == (60, "with another test_fraction, ")
+    assert (other["samples"], other["note"][:28]) == (60, "the model was trained on som")
 
 
 def test_a_further_table_is_encoded_as_in_training(patients, tmp_path):
@@ -170,7 +171,7 @@ def test_a_further_table_is_encoded_as_in_training(patients, tmp_path):
     assert alone["note"].startswith("unknown whether the model was trained on some")
 
 
-def test_what_a_further_table_may_lack(patients, tmp_path):
+def test_predict_table_missing_columns(patients, tmp_path):
     frame, _, run = patients
     new = tmp_path / "new.csv"
     frame.assign(sex="?").to_csv(new, index=False)
@@ -230,6 +231,14 @@ def test_arrays_of_the_training_are_found_again(tmp_path):
     assert result["note"].startswith("these data have changed since training")
 
 
+def test_evaluate_all_notes_training_samples_of_a_set_without_files(tmp_path):
+    result = evaluated(trained_on(tmp_path / "run", dataset="digits").folder, tmp_path, "--part", "all")
+    assert (result["samples"], result["note"]) == (
+        1797,
+        "the model was trained on some of these samples; --part test excludes them",
+    )
+
+
 def test_data_that_are_not_there_are_refused_where_none_are_needed(tmp_path):
     (line,) = errors("evaluate", trained_on(tmp_path / "run", dataset="digits").folder, tmp_path / "gone")
     assert line.startswith(f"{tmp_path}/gone: does not exist; use ")
@@ -240,7 +249,8 @@ def test_a_group_of_the_training_is_tested_on_what_was_held_out(tmp_path):
     for group in ("north", "south"):
         shutil.copytree(tmp_path / "made" / "train", tmp_path / "tree" / group / "train")
     shutil.copytree(tmp_path / "tree" / "north", tmp_path / "west")
-    run = trained_on(tmp_path / "run", "natural", dataset="image_folder", data_cache_dir=str(tmp_path / "tree"))
+    tree = {"data_cache_dir": str(tmp_path / "tree"), "groups": ["north", "south"]}
+    run = trained_on(tmp_path / "run", "natural", dataset="image_folder", **tree)
     whole, north, west = (evaluated(run.folder, tmp_path / name) for name in ("tree", "tree/north", "west"))
     assert (whole["part"], whole["accuracy"]) == ("test", pytest.approx(run.summary["final_accuracy"]))
     (group,) = (row for row in whole["groups"] if row["group"] == "north")

@@ -140,6 +140,10 @@ def test_which_file_is_meant(pictures, arrays, tmp_path):
     (tmp_path / "recipe.yaml").touch()
     with pytest.raises(LabelSkewError, match=r"is written after the last round$"):
         file_of(tmp_path)
+    (tmp_path / "after-2-rounds").mkdir()  # kept by a run that was resumed for more rounds
+    (tmp_path / "after-2-rounds" / "model.safetensors").touch()
+    with pytest.raises(LabelSkewError, match=r"is written after the last round$"):
+        file_of(tmp_path)
     with pytest.raises(LabelSkewError, match=r"has no best.safetensors; use tracking_args.keep_best: true and"):
         file_of(tmp_path, best=True)
     with pytest.raises(LabelSkewError, match=r"--best: .* is a single model; use the folder of a run with it"):

@@ -18,10 +18,10 @@ from fl_labelskew_plugins.runtimes.silo.census import server_classes
 
 
 def bind(file: Path, place: Path) -> facts.SiloData:
-    """Write the path of a silo's data into its own file, if they fit the recipe beside it.
+    """Write the path of a silo's data into its own file, if they fit the recipes beside it that name it.
 
     Args:
-        file: a silo's own file, which a recipe in its folder names in ``data_silo_config``.
+        file: a silo's own file, which recipes in its folder name in ``data_silo_config``.
         place: the file or folder, as an absolute path, that becomes ``data_args.data_cache_dir``.
 
     Raises:
@@ -32,20 +32,20 @@ def bind(file: Path, place: Path) -> facts.SiloData:
     if not homes:
         use = "a file that client_specific_args.data_silo_config of a recipe in its folder names"
         raise mistake(where, "is not a silo's own file", use)
-    beside, rank = homes[0]
-    base = parse.load(beside)
-    recipe = parse.silo(base, rank)
     if not os.path.exists(place):
         raise mistake(clean(place, 4096), "does not exist", "the file or folder of this silo's data")
     try:
         changed = yaml.put(text, "data_args", "data_cache_dir", str(place))
     except yaml.YamlError as error:
         raise mistake(where, str(error), "the recipe's data_args in it") from None
-    form = {"data_cache_dir": str(place), "input_shape": base.data.input_shape, "classes": base.data.classes}
-    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=form)})
-    silo = facts.load(recipe, rank - 1)
-    if apart := facts.differing(silo.data.class_names, server_classes(base, None), f"in {clean(beside.name)}"):
-        raise LabelSkewError(f"{where}: {apart}")
+    for beside, rank in homes:
+        base = parse.load(beside)
+        recipe = parse.silo(base, rank)
+        form = {"data_cache_dir": str(place), "input_shape": base.data.input_shape, "classes": base.data.classes}
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=form)})
+        silo = facts.load(recipe, rank - 1)
+        if apart := facts.differing(silo.data.class_names, server_classes(base, None), f"in {clean(beside.name)}"):
+            raise LabelSkewError(f"{where}: {apart}")
     if isinstance(recipe.dataset, ImageFolder):
         size, (pictures, _) = silo.facts.input_shape[-1], recipe.dataset.find(place)
         side, _ = sampled(place, [path for path, _ in pictures])

@@ -105,8 +105,12 @@ def described(classes: Sequence[str], size: int, columns: str | None, label: str
         wrong += [
             f"--columns: {clean(name, 40)}: has no range, and others have; add it to all, or none" for name in without
         ]
+    label = label or LABELS[0]
+    if label in means:
+        use = "--columns without it, or another --label"
+        wrong.append(str(mistake(f"--columns: {clean(label, 40)}", "is the label, not a feature", use)))
     refuse(wrong)
-    args: dict[str, Any] = {"label": label or LABELS[0], "features": [*means]}
+    args: dict[str, Any] = {"label": label, "features": [*means]}
     if categories:
         args["categorical"] = categories
     mean, std = zip(*(pair for pairs in means.values() for pair in pairs or [(0.0, 1.0)]), strict=True)

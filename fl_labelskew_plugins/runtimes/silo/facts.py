@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -157,6 +158,12 @@ def load(recipe: Recipe, client: int) -> SiloData:
         LabelSkewError: the data cannot be had, or there is none.
     """
     if recipe.own_data:
+        if data_folder(recipe) is None:
+            try:
+                recipe.dataset.check(None, download=recipe.data.download)
+            except LabelSkewError as error:
+                file = clean(recipe.client_specific.data_silo_config[client], 4096)
+                raise LabelSkewError(f"{file}: {error}, with labelskew silo data {shlex.quote(file)} PATH") from None
         data = loaded(recipe)
     else:
         data, clients = divided(recipe)

@@ -17,6 +17,7 @@ from PIL import Image
 
 from fl_labelskew_plugins.front.new import write
 from fl_labelskew_plugins.front.new.look import Look, look
+from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import model_file
 
@@ -196,9 +197,30 @@ def test_what_does_not_describe_a_federation_is_one_line(here, options, line):
     assert errors(*options) == [line]
 
 
-def test_all_mistakes_in_columns_are_told(here):
+def test_described_lists_all_column_errors(here):
     lines = errors(*PLANNED, "--columns", "age,age,sex=f,bmi=9..1,,a=b/b")
     assert [line.split(": ")[1] for line in lines] == ["age", "sex=f", "bmi=9..1", "", "a=b/b"]
+    assert errors(*PLANNED, "--columns", "age=0..100,label=1..2") == [
+        "--columns: label: is the label, not a feature; use --columns without it, or another --label"
+    ]
+
+
+def test_run_names_the_file_of_a_silo_without_data(here):
+    call(*PLANNED, "--image-size", "32")
+    file = here / "mine" / "silo-1.yaml"
+    with pytest.raises(LabelSkewError) as error:
+        start(here / "mine" / "federation.yaml", dry_run=True, host="none")
+    assert str(error.value).startswith(f"{file}: data set image_folder: data_args.data_cache_dir is not set; use ")
+    assert str(error.value).endswith(f", with labelskew silo data {file} PATH")
+
+
+def test_bind_checks_all_recipes_that_name_the_file(here):
+    call(*PLANNED, "--image-size", "32")
+    folder, place = here / "mine", hospital(here, "north", ["benign", "unclear"])
+    text = (folder / "federation.yaml").read_text()
+    (folder / "other.yaml").write_text(text.replace("input_shape: [3, 32, 32]", "input_shape: [3, 16, 16]"))
+    (line,) = errors("silo", "data", folder / "silo-1.yaml", place)
+    assert line.startswith("data_args.input_shape: [3, 16, 16] in the recipe and [3, 32, 32] in the data")
 
 
 @pytest.mark.parametrize("kind", ["tree", "table.csv", "grouped.npz"])
