@@ -48,7 +48,7 @@ class Record:
     run among all others. ``next_round``, ``weights``, ``shared``, ``memory`` and ``opened`` always belong together:
     they are where the last complete round left off. ``opened``: clients whose openings are in the shared tensors.
     ``confusion``: ``(C, C)``, of the last test on the global test set in this process; None before it.
-    ``test_samples``: of each client in its last test; before it, those of the clients in this process.
+    ``test_samples``: of each client in its last test; empty before it.
     ``norms``: what uploads of the rounds before were measured by, see :mod:`.runtimes.silo.outliers`.
     """
 
@@ -66,8 +66,7 @@ class Record:
         self.memory: Mapping[str, Tensor] = at.memory
         self.opened, self.norms = at.opened, at.norms
         self.confusion: Tensor | None = None
-        tests, clients = session.trainer.test_indices, range(session.federation.num_clients)
-        self.test_samples: Sequence[int | None] = [len(tests.get(client, ())) or None for client in clients]
+        self.test_samples: Sequence[int | None] = ()
         self.run = folder.run_id() if resume else secrets.token_hex(8)
         self.personalised = recipe.validation.personalised
         earlier = folder.indices(at.round) if begun else ()
@@ -213,7 +212,9 @@ class Record:
         """Name, samples and accuracy of each client; None for what this process does not know."""
         session, count = self.session, len(accuracies)
         sizes = [None] * count if session.recipe.sums_alone else [n or None for n in session.sizes]
-        columns = zip(session.client_names, sizes, self.test_samples, accuracies, strict=True)
+        splits = session.trainer.test_indices  # if this process has not tested: it was resumed after the last round
+        tests = self.test_samples or [len(splits.get(client, ())) or None for client in range(count)]
+        columns = zip(session.client_names, sizes, tests, accuracies, strict=True)
         keys = ("name", "training_samples", "test_samples", "accuracy")
         return [dict(zip(keys, column, strict=True)) for column in columns]
 

@@ -218,9 +218,7 @@ def test_old_runs_without_it_are_read_as_before(whole, tmp_path):
         LabelSkewError, match="does not say of which network it is; use one of a run of this version, or fl"
     ):
         fl.open(old).predict(torch.zeros(1, 1, 8, 8))
-    with pytest.raises(
-        LabelSkewError, match=r"best.safetensors: no such file; it is kept with tracking_args.keep_best"
-    ):
+    with pytest.raises(LabelSkewError, match=r"best.safetensors: no such file; it needs tracking_args.keep_best: true"):
         _ = fl.open(old).best
     kept = json.loads((old / "summary.json").read_text())
     assert fl.open(old).resume(quiet=True).summary == kept | {"seconds": pytest.approx(kept["seconds"], abs=60)}
