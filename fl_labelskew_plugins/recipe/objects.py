@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, Method, Network, Partitioner
+from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, Method, Network, Partitioner, mistake
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.machine.text import clean
@@ -82,6 +83,9 @@ class ModuleNetwork(Network):
 
     Args:
         module: takes a batch ``(B, ...)`` and returns logits ``(B, C)``.
+
+    Raises:
+        LabelSkewError: it has a lazy layer that has not seen a sample.
     """
 
     Params = Params
@@ -90,6 +94,9 @@ class ModuleNetwork(Network):
         super().__init__()
         self.module = module
         self.name = type(module).__name__
+        if lazy := next((name for name, value in module.state_dict().items() if is_lazy(value)), None):
+            use = "a module that was called once, such as on torch.zeros(1, *shape)"
+            raise mistake(f"model: {self.name}", f"{clean(lazy)} is of a lazy layer and has no shape yet", use)
         shapes = [(name, tuple(value.shape)) for name, value in module.state_dict().items()]
         digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:12]
         self.description = f"{self.name}, {sum(p.numel() for p in module.parameters())} parameters, shapes {digest}"

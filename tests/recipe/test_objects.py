@@ -101,6 +101,10 @@ def test_a_lone_linear_layer_is_all_classifier():
         ),
         (Net(7), r"head of Net has 7 outputs, and the data have 3 classes; use nn.Linear\(5, 3\) there"),
         (Net(after=nn.Softmax(1)), "what Net returns is not what its last Linear layer of the classes, head, returns"),
+        (
+            nn.Sequential(nn.Flatten(), nn.LazyLinear(3)),
+            r"Sequential: 1\.weight is of a lazy layer and has no shape yet; use a module",
+        ),
         (nn.Sequential(nn.Linear(9, 3)), r"Sequential does not take samples of shape \(1, 4, 4\): .*mat1 and mat2"),
     ],
 )
