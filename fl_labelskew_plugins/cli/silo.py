@@ -26,7 +26,7 @@ def silo_group() -> None:
 def data(file: Path, path: Path) -> None:
     """Check the data in PATH, and write PATH into FILE, a silo's own file.
 
-    The recipe beside FILE that names it says what the data have to be like: layout, classes, size of pictures, columns
+    The data must fit the recipe in FILE's folder that names FILE: layout, classes, size of pictures, columns
     and categories of a table. Nothing is sent, and FILE stays as it is if something does not fit.
     """
     from fl_labelskew_plugins.front.new.bind import bind

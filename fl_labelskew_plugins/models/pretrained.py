@@ -25,8 +25,8 @@ class WithWeights(params.Params):
     weights: Annotated[str | None, params.IS_PATH] = Field(
         None,
         min_length=1,
-        description="First weights: a .pth or .safetensors file of torchvision's network, whose classifier is not "
-        "used; default: random. With ImageNet's, set data_args.mean: imagenet.",
+        description="First weights: a .pth or .safetensors file of torchvision's network, without its classifier; "
+        "default: random. With ImageNet's, set data_args.mean: imagenet.",
     )
 
 
