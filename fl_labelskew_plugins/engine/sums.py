@@ -140,7 +140,7 @@ class Sums:
     # a client's side
 
     def added(self, client: int, round: int, start: Weights, result: LocalResult, *, measures: bool = True) -> Vector:
-        """What a client adds in a round.
+        """What a client adds in a round, before the noise.
 
         Args:
             client: whose turn it was, in this process.
@@ -189,13 +189,15 @@ class Sums:
         if measures and result.personalised is not None:
             measured[2:] = result.personalised[0] / result.personalised[1], 1
         tensors["measured"] = torch.tensor(measured, dtype=torch.float64)
-        if self.noise is None:
-            return self.round.encode(tensors, share=share, where=where, words=words)
-        tensors |= self.noise.clipped({name: tensors[name] for name in words}, share)
-        vector = self.round.encode(tensors, share=share, where=where, words=words)
-        assert result.noise_seed is not None  # of a turn in this process
-        drawn = self.noise.draw(seeds.numpy_generator(result.noise_seed, "noise of a sum", round, client))
-        vector[self.round.narrow] += drawn.astype(np.uint32)  # modulo 2 ** 32
+        if self.noise is not None:
+            tensors |= self.noise.clipped({name: tensors[name] for name in words}, share)
+        return self.round.encode(tensors, share=share, where=where, words=words)
+
+    def noisy(self, vector: Vector, generator: np.random.Generator) -> Vector:
+        """A vector of :meth:`added` with this client's part of the noise, in a copy."""
+        assert self.noise is not None
+        vector = vector.copy()
+        vector[self.round.narrow] += self.noise.draw(generator).astype(np.uint32)  # modulo 2 ** 32
         vector &= self.round.mask
         return vector
 
@@ -216,10 +218,12 @@ class Sums:
 
     def sealed(self, client: int, round: int, start: Weights, result: LocalResult) -> LocalResult:
         """A result of which nothing leaves the client but its vector, and its private state where that travels."""
-        vector = travelling(self.added(client, round, start, result), self.round)
-        return replace(
-            result, upload={VECTOR: vector}, contributions={}, loss_terms={}, personalised=None, noise_seed=None
-        )
+        vector = self.added(client, round, start, result)
+        if self.noise is not None:
+            assert result.noise_seed is not None  # of a turn in this process
+            vector = self.noisy(vector, seeds.numpy_generator(result.noise_seed, "noise of a sum", round, client))
+        upload = {VECTOR: travelling(vector, self.round)}
+        return replace(result, upload=upload, contributions={}, loss_terms={}, personalised=None, noise_seed=None)
 
     # a server's side
 

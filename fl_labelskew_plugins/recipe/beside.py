@@ -51,6 +51,11 @@ class Policy(Params):
     min_clients: Positive | None = Field(
         None, description="uploads that a round needs, by the recipe's comm_args.min_clients and the server's word"
     )
+    several_runs: bool = Field(
+        False,
+        description="with comm_args.secure_aggregation: one process of this silo may answer several runs, whose sums"
+        " the server can compare",
+    )
     send: list[Sent] | None = Field(
         None,
         description="what may leave: weights; prototypes (features or outputs of a class); counts (of each class);"

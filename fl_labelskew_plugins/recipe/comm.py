@@ -15,7 +15,7 @@ LEAST_SUMMED = 3
 
 
 def to_the_end(clients: int) -> int:
-    """How many of so many have to be there to the end of a sum: more than two thirds, where nobody says otherwise.
+    """How many of so many a sum with noise needs to its end by default: more than two thirds.
 
     >>> [to_the_end(clients) for clients in (3, 4, 5, 6, 10)]
     [3, 3, 4, 5, 7]
@@ -94,8 +94,8 @@ class CommArgs(Params):
     secure_threshold: int | None = Field(
         None,
         ge=LEAST_SUMMED,
-        description="cross_silo with secure_aggregation: silos that have to be there to the end of a sum; default: more"
-        " than two thirds of those that began it",
+        description="cross_silo with secure_aggregation: silos that a round's sum needs to its end; default: all of"
+        " the round, or more than two thirds with privacy_args.noise_multiplier",
     )
 
     @property

@@ -16,6 +16,7 @@ from fl_labelskew_registry import Federation
 from fl_labelskew_plugins.recipe.beside import Policy
 from fl_labelskew_plugins.recipe.mistakes import show
 from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.recipe.summed import quorum
 
 OTHER, OPTIMIZER = "other", "optimizer"
 OPENING = " in the opening exchange of "
@@ -31,8 +32,8 @@ def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
     everybody = train.clients_per_round == train.client_num_in_total
     if policy.max_rounds is not None and everybody and train.comm_round > policy.max_rounds:
         yield _line(policy, "max_rounds", f"train_args.comm_round {train.comm_round}")
-    if policy.min_clients is not None and (quorum := recipe.comm.quorum(train.clients_per_round)) < policy.min_clients:
-        yield _line(policy, "min_clients", f"comm_args.min_clients {quorum}")
+    if policy.min_clients is not None and (uploads := quorum(recipe)) < policy.min_clients:
+        yield _line(policy, "min_clients", f"comm_args.min_clients {uploads}")
     if policy.server_fingerprint is not None and recipe.comm.certs is None:
         yield _line(policy, "server_fingerprint", "a connection without certificates (comm_args.certs)")
     leaving = list(sent(recipe))

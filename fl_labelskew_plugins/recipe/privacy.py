@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fl_labelskew_plugins.recipe.comm import to_the_end
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.policy import OPENING, host_noise, methods, sent
 
@@ -82,12 +81,6 @@ def _on_weights(recipe: Recipe, least: int) -> Noise:
     if host and dp.sensitivity and dp.mechanism_type:
         return Noise("weights", dp.mechanism_type, 0.0, host / dp.sensitivity)
     return Noise("weights")
-
-
-def least_summed(recipe: Recipe) -> int:
-    """Clients of which a round's sum is at least, and so whose noise is in it; ``comm_args.secure_threshold``."""
-    clients = recipe.train.clients_per_round
-    return recipe.comm.secure_threshold or min(clients, to_the_end(clients))
 
 
 def reported_accuracy(recipe: Recipe) -> str:

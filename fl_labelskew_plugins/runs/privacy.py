@@ -27,8 +27,9 @@ from pydantic import BaseModel
 from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.text import utc
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.privacy import BUDGET, Noise, least_summed, leaving
+from fl_labelskew_plugins.recipe.privacy import BUDGET, Noise, leaving
 from fl_labelskew_plugins.recipe.sections import Budget, Level
+from fl_labelskew_plugins.recipe.summed import fewest_summed
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.runs.session import Session
@@ -101,7 +102,14 @@ class Ledger:
             if (client, answer) not in self._answers:
                 self._spend(noises, answer, run, round, client)
 
-    def _spend(self, noises: Sequence[Noise], answer: str, run: str, round: int, client: int | None) -> None:
+    def check(self, noises: Sequence[Noise], *, round: int) -> None:
+        """Raise SpentError if another answer would be more than the budget."""
+        with self._alone():
+            self._read()
+            self._after(noises, round, None)
+
+    def _after(self, noises: Sequence[Noise], round: int, client: int | None) -> tuple[float, dict[Level, float]]:
+        """Delta, and epsilon by level with another answer."""
         delta = DELTA if self.budget is None else self.budget.delta
         spent = self._spent.get(client, Counter()) + Counter(noises)
         so_far = {level: epsilon(at(spent, level), delta) for level in LEVELS} if installed() else {}
@@ -112,6 +120,10 @@ class Ledger:
                 f"{BUDGET}: epsilon {self.budget.epsilon:g} at delta {delta:g} does not allow {what}: {before:.3g} are "
                 f"spent, and with it {so_far[self.level]:.3g} would be; see {self.file}"
             )
+        return delta, so_far
+
+    def _spend(self, noises: Sequence[Noise], answer: str, run: str, round: int, client: int | None) -> None:
+        delta, so_far = self._after(noises, round, client)
         entry = Entry(
             time=utc(),
             run=run,
@@ -193,7 +205,7 @@ class Clients:
         recipe, least = session.recipe, session.federation.min_samples
         self.ledger, self.run = ledger, run
         self._leaving = [leaving(recipe, samples, least) for samples in session.sizes]
-        self._least = 1 if recipe.privacy.noise_multiplier is None else least_summed(recipe)
+        self._least = 1 if recipe.privacy.noise_multiplier is None else fewest_summed(recipe)
 
     def open(self) -> None:
         """Write down what all of them reveal before the first round; raises SpentError where a budget allows none."""

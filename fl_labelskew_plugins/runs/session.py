@@ -30,7 +30,7 @@ from fl_labelskew_plugins.machine.place import available_cores, mpi_rank, place_
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.privacy import least_summed
+from fl_labelskew_plugins.recipe.summed import fewest_summed
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.tensors import Weights
 
@@ -125,7 +125,7 @@ class Session:
             return None
         noise = None
         if privacy.noise_multiplier is not None and privacy.clip is not None:
-            noise = (privacy.noise_multiplier, privacy.clip, least_summed(self.recipe))
+            noise = (privacy.noise_multiplier, privacy.clip, fewest_summed(self.recipe))
         return Sums(
             self.trainer,
             self.start,

@@ -197,15 +197,11 @@ class SiloClient(Manager):
         request = ""  # a large model's digest is not for nothing
         if self.guard is not None or self.ledger is not None or self._draws:
             rests_on = {key: value for key, value in meta.items() if key != "kept_rounds"}
-            if self.recipe.privacy.noise_multiplier is not None:
-                # another run may be of other silos: with the same noise the sums would differ by one silo's alone
-                rests_on["run"] = self._run
             tensors = {**message.tensors, **self._normalisation}
             request = question(session.federation, round, rests_on, tensors, self.states.get(before))
         if self.guard is not None:
             self.guard.answer(self._run, round, request)
-        if self.ledger is not None:
-            self.ledger.spend(self._revealed()[1], self._answer(request), run=self._run, round=round)
+        self._charge(request, round)
         self._round = round
         self.states.keep({before, *kept})
         result = self._take(
@@ -231,15 +227,19 @@ class SiloClient(Manager):
             f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send"
         )
 
+    def _charge(self, request: str, round: int) -> None:
+        """Write the answer to a request for training into the ledger, before it is worked out."""
+        if self.ledger is not None:
+            self.ledger.spend(self._revealed()[1], self._answer(request), run=self._run, round=round)
+
     def _leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
         """What leaves this silo of a round's result, which began with ``start``."""
         return result
 
     @property
     def _draws(self) -> bool:
-        """Whether anything of an upload draws noise."""
-        in_sums = self.recipe.privacy.noise_multiplier is not None
-        return in_sums or self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
+        """Whether a turn of this client draws noise."""
+        return self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
 
     def _revealed(self) -> tuple[list[Noise], list[Noise]]:
         """What leaves in the opening, and in an upload."""

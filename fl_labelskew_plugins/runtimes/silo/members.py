@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.recipe.summed import fewest_opened, quorum
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
 from fl_labelskew_plugins.runtimes.transport import Transport
@@ -74,7 +75,10 @@ class Members:
         seen: status.Silos,
     ) -> None:
         self.comm, self.warn, self.go_on = recipe.comm, warn, go_on
-        self.quorum = self.comm.quorum(recipe.train.clients_per_round)
+        self.quorum, self.fewest_opened = quorum(recipe), fewest_opened(recipe)
+        summed = self.quorum > self.comm.quorum(recipe.train.clients_per_round)
+        self.needs = f"comm_args.{'secure_threshold' if summed else 'min_clients'}"
+        """Key that says how many silos a round needs."""
         self.clock = ListeningClock(transport, self.tell)
         self._seed, self._excluded, self._recount = recipe.common.random_seed, excluded, recount
         self._tell_status, self._seen = tell, seen
@@ -158,7 +162,7 @@ class Members:
         if len(here) < self.quorum:
             raise RunError(
                 f"{len(here)} of at least {self.quorum} silos came within {seconds:g} s "
-                f"(comm_args.min_clients, quorum_timeout_s){self._excluded}"
+                f"({self.needs}, quorum_timeout_s){self._excluded}"
             )
         self.away |= expected - self.present
         for client in sorted(self.away - self.excluded):
@@ -186,7 +190,7 @@ class Members:
             if over:
                 raise RunError(
                     f"round {round + 1}: {len(here)} of at least {needed} silos are there after {seconds:g} s "
-                    f"(comm_args.min_clients, quorum_timeout_s){self._excluded}; {self.go_on}"
+                    f"({self.needs}, quorum_timeout_s){self._excluded}; {self.go_on}"
                 )
             over = not self.clock.listen(until)
         self.round = round
@@ -258,7 +262,7 @@ class Poll(Generic[Answer]):
                 break
         if len(answers) < needed:
             raise RunError(
-                f"{where}: {len(answers)} of at least {needed} {self._what} came (comm_args.min_clients, "
+                f"{where}: {len(answers)} of at least {needed} {self._what} came ({members.needs}, "
                 f"round_deadline_s, quorum_timeout_s); {members.go_on}"
             )
         over, counted = False, 0
@@ -278,7 +282,7 @@ class Poll(Generic[Answer]):
         if counted < needed:
             raise RunError(
                 f"{where}: {counted} of at least {needed} {self._what} are left without those that were refused "
-                f"(comm_args.min_clients, max_update_ratio); {members.go_on}"
+                f"({members.needs}, max_update_ratio); {members.go_on}"
             )
 
     def _waiting(self, clients: Sequence[int]) -> list[int]:

@@ -17,6 +17,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.compatibility import check_extras
+from fl_labelskew_plugins.recipe.summed import quorum
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runs.checkpoint import Checkpoint
@@ -128,7 +129,7 @@ class CrossSilo(Runtime):
         self.folder.hold()  # only now: whoever cannot listen leaves no folder behind
         if revoked is not None:
             revoked.keep()
-        self.folder.tell(state=status.WAITING, address=transport.address, quorum=comm.quorum(train.clients_per_round))
+        self.folder.tell(state=status.WAITING, address=transport.address, quorum=quorum(self.recipe))
         self._audit.open(self.folder.path, "server")
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
         host, go_on = self.host(self.recipe, self.folder.path), self.call.go_on(self.folder.path)

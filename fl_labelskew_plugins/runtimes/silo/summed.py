@@ -14,20 +14,23 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from fl_labelskew_registry import Federation, RunError
+from fl_labelskew_registry import Federation, LabelSkewError, RunError
 from torch import Tensor
 
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, arrived, travelling
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
-from fl_labelskew_plugins.recipe.privacy import least_summed
+from fl_labelskew_plugins.recipe.model import POLICY, Recipe
+from fl_labelskew_plugins.recipe.privacy import MULTIPLIER
+from fl_labelskew_plugins.recipe.summed import fewest_opened, fewest_summed
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.runtimes.messages import SERVER
-from fl_labelskew_plugins.runtimes.silo.client import SiloClient
+from fl_labelskew_plugins.runtimes.silo.client import SiloClient, noise_seed
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.exchanges import LATE, TAKEN, Opening, Uploads
 from fl_labelskew_plugins.runtimes.silo.facts import Facts
@@ -40,6 +43,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.answering import Part
 from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, listed, number_of_test
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
+from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
 from fl_labelskew_plugins.tensors import Weights, joined
@@ -73,7 +77,7 @@ class SummedOpening(Opening):
             until = clock.now + members.comm.quorum_timeout_s
             while True:
                 here = members.present - members.excluded - members.away - set(without)
-                if (known <= here if known else len(here) >= members.quorum) or not clock.listen(until):
+                if (known <= here if known else len(here) >= members.fewest_opened) or not clock.listen(until):
                     return sorted(here & known if known else here)
 
         self.known, vector = self._sums.repeated(self._run, OPENING, there, made.opening.size)
@@ -151,7 +155,9 @@ class SummedServer(SiloServer):
         super().__init__(*args)
         comm, transport = self.recipe.comm, self.transport
         ways = self.members, _identity(transport)[1], self.send, transport.limits, transport.audit
-        self._sums = Sums(*ways, bits=comm.secure_bits, at_least=comm.secure_threshold)
+        self._sums = Sums(*ways, bits=comm.secure_bits, at_least=needed(self.recipe))
+        if warning := comparable(self.recipe):
+            self.warn(warning)
         self._opened = self.folder.path / OPENED
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
@@ -245,11 +251,10 @@ class SummedSilo(SiloClient):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        comm, least = self.recipe.comm, 0
-        if self.guard is not None:
-            least = self.guard.policy.min_clients or 0
-        if self.recipe.privacy.noise_multiplier is not None:  # for so many silos' noise its part is enough
-            least = max(least, least_summed(self.recipe))
+        policy = None if self.guard is None else self.guard.policy
+        self._several_runs = policy is not None and policy.several_runs
+        if warning := comparable(self.recipe):
+            self.show.note(warning, log.WARNING)
         self._account, self._question = Account(self.folder), ""
         self._tested: tuple[int, Vector, str] | None = None
         self._part = Part(
@@ -257,12 +262,13 @@ class SummedSilo(SiloClient):
             *_identity(self.transport),
             self._account,
             self._vector,
+            self._masked,
             self.send,
             partial(self.show.note, level=log.WARNING),
             self.transport.audit,
-            bits=comm.secure_bits,
-            at_least=comm.secure_threshold,
-            least=least,
+            bits=self.recipe.comm.secure_bits,
+            at_least=needed(self.recipe),
+            least=0 if policy is None else policy.min_clients or 0,
         )
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
@@ -276,6 +282,13 @@ class SummedSilo(SiloClient):
 
     def _facts(self) -> Facts:
         return super()._facts().summed()
+
+    def _welcome(self, message: Message) -> None:
+        run = str(message.meta["run"])
+        if self._run not in ("", run) and not self._several_runs:
+            what = "the server begins a second run, and could compare its sums with those of the first"
+            raise LabelSkewError(f"{what}; restart this silo to agree, or set {POLICY}.several_runs in the silo's file")
+        super()._welcome(message)
 
     def _open(self, session: Session, federation: Federation) -> None:
         """Nothing is sent: the server asks for the opening sum. It says once of how many samples that is."""
@@ -301,6 +314,28 @@ class SummedSilo(SiloClient):
         if self._upload is None or self._upload[0] != round:
             return None
         return arrived(self._upload[1].upload[VECTOR]), self._question
+
+    def _masked(self, part: SiloRound, vector: Vector) -> Vector:
+        """The vector to be masked: with new noise, charged to the ledger; or without, for one set of silos a round."""
+        assert self.session is not None
+        sums, attempt = self.session.sums, part.attempt
+        if sums is None or attempt.round <= OPENING:  # whose sums need more than half of all silos to be opened
+            return vector
+        if sums.noise is None:
+            self._account.mask(attempt, part.sharing)
+            return vector
+        request = part.roster.hex()
+        if self.ledger is not None:
+            self.ledger.spend(self._revealed()[1], self._answer(request), run=self._run, round=attempt.round)
+        seed = noise_seed(self._secret, self._about, request)
+        return sums.noisy(vector, seeds.numpy_generator(seed, "noise of a sum", attempt.round, self.client))
+
+    def _charge(self, request: str, round: int) -> None:
+        """With noise on the sum, the ledger is charged later, for each masked vector that leaves."""
+        if self.recipe.privacy.noise_multiplier is None:
+            super()._charge(request, round)
+        elif self.ledger is not None:
+            self.ledger.check(self._revealed()[1], round=round)
 
     def _train(self, message: Message) -> None:
         if self.session is not None:
@@ -347,6 +382,18 @@ class SummedSilo(SiloClient):
     def _verdict(self, message: Message) -> None:
         super()._verdict(message)
         self._part.end()
+
+
+def needed(recipe: Recipe) -> Callable[[int], int]:
+    """How many silos must be there to the end of a round's sum, or of the opening."""
+    opened, summed = fewest_opened(recipe), fewest_summed(recipe)
+    return lambda round: summed if round > OPENING else opened
+
+
+def comparable(recipe: Recipe) -> str:
+    """Warning that sums have no noise; empty if they have."""
+    what = "secure aggregation without noise: a server that gets two sums over different silos can compare them"
+    return "" if recipe.privacy.noise_multiplier is not None else f"{what}; {MULTIPLIER} adds noise to the sums"
 
 
 def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor]) -> str:

@@ -21,10 +21,13 @@ NAME = "secure.json"
 
 
 class Opened(BaseModel):
-    """The file: by run and round, the ranks in the sum that was opened, and the digest of what this silo was asked."""
+    """The file: by run and round, the ranks in the sum that was opened, the digest of the question to this silo, and
+    the ranks with which its vector without noise was masked.
+    """
 
     runs: dict[str, dict[int, list[int]]]
     questions: dict[str, dict[int, str]] = {}
+    masked: dict[str, dict[int, list[int]]] = {}
 
 
 class Account:
@@ -56,6 +59,24 @@ class Account:
         opened = self._read()
         opened.runs.setdefault(attempt.run, {})[attempt.round] = there
         self._write(opened, f"{attempt.where}: ", "opens")
+
+    def mask(self, attempt: Attempt, sharing: list[int]) -> None:
+        """Write down the silos that share masks with this one in a round; on disk when this returns.
+
+        Two sums with the same vector and different silos can be opened without this silo, by disjoint sets of others.
+
+        Raises:
+            SitsOutError: its vector of this round was masked with others.
+            SecureError: nothing can be written.
+        """
+        opened = self._read()
+        before = opened.masked.setdefault(attempt.run, {}).setdefault(attempt.round, sharing)
+        if before != sharing:
+            what = (
+                f"this silo has sent its vector with masks of {listed(before)}, and now {listed(sharing)} share masks"
+            )
+            raise SitsOutError(f"{attempt.where}: {what}; the two sums would differ by single uploads ({self.file})")
+        self._write(opened, f"{attempt.where}: ", "sends")
 
     def question_of(self, run: str, round: int) -> str:
         """What this silo was asked in a round; empty if nothing."""

@@ -28,7 +28,8 @@ class Part:
         send: sends a message.
         warn: told in a line why this silo sits an attempt out.
         least: silos that a sum has to be of, by this silo's policy.
-        at_least: ``comm_args.secure_threshold``.
+        at_least: silos that a round's sum needs.
+        masked: told before a vector is masked; what is masked in its place.
     """
 
     def __init__(
@@ -38,16 +39,17 @@ class Part:
         authority: Authority,
         account: Account,
         vector: Callable[[int], tuple[Vector, str] | None],
+        masked: Callable[[SiloRound, Vector], Vector],
         send: Callable[..., None],
         warn: Callable[[str], None],
         audit: Audit,
         *,
         bits: int,
-        at_least: int | None,
+        at_least: Callable[[int], int],
         least: int,
     ) -> None:
         self._rank, self._identity, self._authority, self._account = rank, identity, authority, account
-        self._vector, self._send, self._warn, self._audit = vector, send, warn, audit
+        self._vector, self._masked, self._send, self._warn, self._audit = vector, masked, send, warn, audit
         self._bits, self._at_least, self._least = bits, at_least, least
         self._round: SiloRound | None = None
         self._answered: tuple[Any, ...] = ()
@@ -89,7 +91,7 @@ class Part:
         if kind == Kind.KEYS:
             has = self._vector(round)
             length, question = (0, "") if has is None else (len(has[0]), has[1])
-            attempt = Attempt(run, round, number, self._bits, length, self._at_least, question)
+            attempt = Attempt(run, round, number, self._bits, length, self._at_least(round), question)
             if has is None:
                 raise SitsOutError(f"{attempt.where}: this silo has nothing to send")
             self._round = SiloRound(
@@ -107,7 +109,7 @@ class Part:
             has = self._vector(round)
             if has is None or has[1] != attempt.question:
                 raise SitsOutError(f"{attempt.where}: this silo has nothing to send any more")
-            return wire.sent(part.mask(has[0]))
+            return wire.sent(part.mask(self._masked(part, has[0])))
         if kind == Kind.THERE:
             there = message.meta["there"]
             if not isinstance(there, list) or not all(type(rank) is int for rank in there):

@@ -10,12 +10,12 @@ from fl_labelskew_registry import RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.recipe.comm import LEAST_SUMMED
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
 from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
-    LEAST,
     OPENING,
     Attempt,
     SecureError,
@@ -40,7 +40,7 @@ class Sums:
         members: who is there.
         send: sends a message.
         limits: bytes of a message of each kind, at most; changed here.
-        at_least: ``comm_args.secure_threshold``.
+        at_least: silos that a round's sum needs.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class Sums:
         audit: Audit,
         *,
         bits: int,
-        at_least: int | None,
+        at_least: Callable[[int], int],
     ) -> None:
         self._members, self._authority, self._send, self._limits = members, authority, send, limits
         self._audit, self._bits, self._at_least = audit, bits, at_least
         self._numbers: dict[int, int] = {}
         self._faults: Counter[int] = Counter()
-        self._attempt = Attempt("", OPENING, 0, bits, 0)
+        self._attempt = Attempt("", OPENING, 0, bits, 0, LEAST_SUMMED)
         self._kind = Kind.KEYS
         self._said: Callable[[int], Said] = lambda rank: ({}, {})
         self._taken: Callable[[int, Mapping[str, Tensor]], None] = lambda rank, got: None
@@ -84,7 +84,7 @@ class Sums:
                 return self.total(run, round, clients, length, question)
             except SecureError as error:
                 tries[tuple(clients)] += 1
-                if len(clients) < LEAST or tries[tuple(clients)] == TRIES:
+                if len(clients) < self._at_least(round) or tries[tuple(clients)] == TRIES:
                     raise RunError(f"{error}; {self._members.go_on}") from None
                 self._members.warn(f"{error}; nothing is opened, and it is repeated with new masks")
 
@@ -102,7 +102,7 @@ class Sums:
             SecureError: too few are left, or somebody has cheated; nothing is known of any vector then.
         """
         number = self._numbers[round] = self._numbers.get(round, -1) + 1
-        self._attempt = attempt = Attempt(run, round, number, self._bits, length, self._at_least, question)
+        self._attempt = attempt = Attempt(run, round, number, self._bits, length, self._at_least(round), question)
         self._limits[Kind.MASKED] = streams.LIMIT + 4 * length
         facts = about(run, round, number)
         try:

@@ -11,7 +11,7 @@ import numpy as np
 from fl_labelskew_registry import RunError
 from numpy.typing import NDArray
 
-from fl_labelskew_plugins.recipe.comm import LEAST_SUMMED, to_the_end
+from fl_labelskew_plugins.recipe.comm import LEAST_SUMMED
 
 LEAST = LEAST_SUMMED
 OPENING = -1
@@ -38,7 +38,7 @@ class Attempt:
         number: which attempt at it this is, from 0.
         bits: of the ring; sums are modulo ``2 ** bits``.
         length: numbers in a vector.
-        at_least: silos that have to be there to the end (``comm_args.secure_threshold``); None: more than two thirds.
+        at_least: silos that must be there from the first step to the last; of a test all of them must.
         question: digest of what all of them were asked; with another model for each, a sum would be of one of them.
     """
 
@@ -47,7 +47,7 @@ class Attempt:
     number: int
     bits: int
     length: int
-    at_least: int | None = None
+    at_least: int
     question: str = ""
 
     @property
@@ -62,26 +62,20 @@ class Attempt:
         return json.dumps(["fl-labelskew secure aggregation 1", asdict(self), step, *more]).encode()
 
     def threshold(self, silos: int) -> int:
-        """How many of so many have to be there to the end.
+        """How many of so many silos have to be there to the end.
 
         Raises:
-            SecureError: they are too few, or another number was set than is safe for so many.
+            SecureError: they are too few, or so many that the server could open two sums of them.
 
-        >>> [Attempt("", 0, 0, 32, 1).threshold(silos) for silos in (3, 4, 5, 6, 10)]
-        [3, 3, 4, 5, 7]
+        >>> Attempt("", 0, 0, 32, 1, at_least=4).threshold(5)
+        4
         """
-        if silos < LEAST:
-            raise self.error(f"{silos} silos are there, and a sum of fewer than {LEAST} hides nobody")
-        if self.round < OPENING:
-            return silos
-        if self.at_least is None or self.round == OPENING:  # which is of all silos, not of those of a round
-            return to_the_end(silos)
-        if not silos < 2 * self.at_least <= 2 * silos or self.at_least < LEAST:
-            raise self.error(
-                f"comm_args.secure_threshold {self.at_least} does not fit {silos} silos; "
-                f"use {max(LEAST, silos // 2 + 1)} to {silos}"
-            )
-        return self.at_least
+        least = max(LEAST, self.at_least)
+        if silos < least:
+            raise self.error(f"{silos} silos are there, and the sum needs {least} (comm_args.secure_threshold)")
+        if silos >= 2 * least:
+            raise self.error(f"{silos} silos are there, twice as many as the sum needs (comm_args.secure_threshold)")
+        return silos if self.round < OPENING else least
 
     def error(self, what: str) -> SecureError:
         """An error that says where it was."""

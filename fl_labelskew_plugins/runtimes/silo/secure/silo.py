@@ -55,7 +55,8 @@ class SiloRound:
         self._done = 0
         self._advert = b""
         self._adverts: dict[int, Advert] = {}
-        self._roster = b""
+        self.roster = b""
+        """Digest of everybody's keys, which no other attempt has."""
         self._threshold = LEAST
         self._shares: dict[int, tuple[bytes, bytes]] = {}
         self.there: list[int] = []
@@ -65,6 +66,11 @@ class SiloRound:
     def step(self) -> str:
         """The next step; empty after the last."""
         return (*STEPS, "")[self._done]
+
+    @property
+    def sharing(self) -> list[int]:
+        """Who has shared masks."""
+        return sorted(self._shares)
 
     @property
     def lost(self) -> list[int]:
@@ -93,7 +99,7 @@ class SiloRound:
         shown = [key for advert in self._adverts.values() for key in (advert.share_key, advert.mask_key)]
         if len(set(shown)) != len(shown):
             raise attempt.error("the server's list has a key twice")
-        self._roster = roster_digest(attempt, roster)
+        self.roster = roster_digest(attempt, roster)
         dealt = [shares.dealt(secret, self._threshold, ranks) for secret in (self._seed, self._secret)]
         # its own pair, too: it is one of those that open the sum
         return {rank: self._sealed((dealt[0][rank], dealt[1][rank]), rank) for rank in ranks}
@@ -134,12 +140,12 @@ class SiloRound:
         self._enough(ranks, "are in the sum")
         self._account.check(self.attempt, ranks)
         self.there = ranks
-        return self._identity.sign(agreement(self.attempt, self._roster, ranks))
+        return self._identity.sign(agreement(self.attempt, self.roster, ranks))
 
     def reveal(self, signatures: Mapping[int, bytes]) -> dict[int, bytes]:
         """Step 4: once enough have signed the same, a share of each seed, or of the key of who is not in the sum."""
         self._begin("reveal")
-        attempt, text = self.attempt, agreement(self.attempt, self._roster, self.there)
+        attempt, text = self.attempt, agreement(self.attempt, self.roster, self.there)
         for rank, signature in signatures.items():
             if rank not in self.there or not self._authority.signed(rank, self._adverts[rank], signature, text):
                 raise attempt.error(f"silo {rank} has not signed that the sum is of {listed(self.there)}")
@@ -161,13 +167,13 @@ class SiloRound:
     def _sealed(self, pair: tuple[bytes, bytes], rank: int) -> bytes:
         key = self._adverts[rank].share_key
         try:
-            return Way(self.attempt, self.rank, rank).sealed(pair, self._share_key, key, self._roster)
+            return Way(self.attempt, self.rank, rank).sealed(pair, self._share_key, key, self.roster)
         except ValueError:
             raise self.attempt.error(f"the keys of silo {rank} are none") from None
 
     def _opened(self, dealer: int, text: bytes) -> tuple[bytes, bytes]:
         attempt, key, way = self.attempt, self._adverts[dealer].share_key, Way(self.attempt, dealer, self.rank)
-        pair = way.opened(text, self._share_key, key, self._roster) if len(text) == shares.SEALED else None
+        pair = way.opened(text, self._share_key, key, self.roster) if len(text) == shares.SEALED else None
         if pair is None:
             what = f"the shares of silo {dealer} do not open"
             why = "they were changed, are of another attempt, or it was shown another list"
