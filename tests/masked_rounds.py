@@ -26,7 +26,7 @@ class Hospital:
         return SiloRound(attempt, self.rank, self.identity, self.authority, account, **options)
 
 
-def attempt(round=0, number=0, *, bits=32, length=7, at_least=None):
+def attempt(round=0, number=0, *, bits=32, length=7, at_least=3):
     return Attempt(RUN, round, number, bits, length, at_least)
 
 

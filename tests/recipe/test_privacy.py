@@ -6,7 +6,8 @@ import pytest
 from recipe_texts import cross_silo, only_line, text_with
 
 from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.recipe.privacy import Noise, least_summed, leaving, on_counts
+from fl_labelskew_plugins.recipe.privacy import Noise, leaving, on_counts
+from fl_labelskew_plugins.recipe.summed import fewest_opened, fewest_summed
 
 BUDGET = "privacy_args.budget={epsilon: 8, delta: 1e-5}"
 RS = ["method_args.method=fedrs", "method_args.upload_clip=20"]
@@ -98,9 +99,19 @@ def test_noise_of_a_sum_is_over_what_one_silo_may_add_and_a_replaced_one_moves_i
     assert leaves(*SUM) == ([], [Noise("weights", "discrete", 1.0, 400.0)])
 
 
-def test_a_sum_is_of_more_than_two_thirds_and_of_three_at_least():
-    several = [parse.parse(text_with(), overrides=[f"train_args.client_num_in_total={n}"]) for n in (10, 6, 5, 2)]
-    assert [least_summed(recipe) for recipe in several] == [7, 5, 4, 2]
+def test_fewest_clients_of_a_sum():
+    """All of a round without noise; with noise more than two thirds; as many may be missing from the opening."""
+
+    def fewest(*overrides):
+        recipe = parse.parse(text_with(), overrides=[*overrides, "method_args.method=fedavg"])
+        return fewest_summed(recipe), fewest_opened(recipe)
+
+    totals = {n: f"train_args.client_num_in_total={n}" for n in (10, 6, 5, 2)}
+    assert [fewest(total) for total in totals.values()] == [(n, n) for n in totals]
+    assert [fewest(total, *SUM) for total in totals.values()] == [(7, 7), (5, 5), (4, 4), (2, 2)]
+    some = [totals[10], "train_args.client_num_per_round=5"]
+    assert (fewest(*some), fewest(*some, *SUM)) == ((5, 10), (4, 9))
+    assert fewest(*some, "comm_args.secure_threshold=3") == (3, 8)
 
 
 @pytest.mark.parametrize(

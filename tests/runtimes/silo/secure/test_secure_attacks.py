@@ -92,7 +92,7 @@ def test_a_server_that_says_that_fewer_are_there(play, hospitals):
     play.upto(1)
     roster = play.server.roster()
     few = {rank: roster[rank] for rank in (1, 2)}
-    assert refused(play.silos[1].share, few) == "2 silos are there, and a sum of fewer than 3 hides nobody"
+    assert refused(play.silos[1].share, few) == "2 silos are there, and the sum needs 3 (comm_args.secure_threshold)"
     strict = Play(hospitals(3), ABOUT, play.values, least=4).upto(1)
     line = refused(strict.silos[1].share, strict.server.roster())
     assert line == "3 silos are there, and this silo takes part with 4 at least"

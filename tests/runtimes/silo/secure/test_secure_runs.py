@@ -20,7 +20,8 @@ METHODS = {
     "fedrs, SCAFFOLD": ["method_args.method=fedrs", "train_args.federated_optimizer=SCAFFOLD"],
 }
 SECURE = "comm_args.secure_aggregation=true"
-FOUR = ["train_args.client_num_in_total=4", SECURE, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=60"]
+WAITS = [SECURE, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=60"]
+FOUR = [*WAITS, "train_args.client_num_in_total=4", "comm_args.secure_threshold=3", "method_args.method=fedshift"]
 STEPS = ("advertise", "share", "open", "mask", "agree", "reveal")
 
 
@@ -67,7 +68,7 @@ def test_the_same_bits_as_in_one_process(secure, sp_weights, overrides):
 @pytest.mark.parametrize("step", STEPS)
 def test_a_silo_killed_at_a_step(secure, step):
     """The round goes on with the others; after its vector has come, it is in the sum, though it is gone."""
-    federation = secure(*FOUR, "method_args.method=fedshift")
+    federation = secure(*FOUR)
     server, silos = federation.server(), federation.silos(1, 2, 3)
     victim = federation.silo(4, cheat=f"dies_at_{step}")
     finished(server, *silos)
@@ -233,7 +234,7 @@ def test_a_sum_of_fewer_than_the_noise_is_made_for_is_not_opened(secure):
 SERVERS = {
     "replaces_a_key": "the keys of silo 2 are not signed with its certificate's key for this attempt; somebody has re",
     "replays_shares": "the shares of silo 1 do not open: they were changed, are of another attempt, or it was shown",
-    "says_that_too_few_are_there": "2 silos are there, and a sum of fewer than 3 hides nobody",
+    "says_that_too_few_are_there": "2 silos are there, and the sum needs 3 (comm_args.secure_threshold)",
     "lies_about_who_is_in_the_sum": "the server says that the sum is of silos 1, 2, 3, 4, 7, and silos 1, 2, 3, 4",
     "drops_a_silo_after_the_masks": "the server says that the sum is of silos 1, 2, 3, and silos 1, 2, 3, 4 have sh",
     "asks_for_both_kinds_of_share": "silo 1 has not signed that the sum is of silos 1, 2, 3",
