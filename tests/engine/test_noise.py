@@ -1,7 +1,6 @@
 """Discrete Gaussian noise: its distribution against the formula, norms after rounding, and sums in a ring."""
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from fl_labelskew_registry import LabelSkewError
 from scipy import stats
 
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine import noise
 from fl_labelskew_plugins.engine.noise import SumNoise, discrete_gaussian
 from fl_labelskew_plugins.engine.turn import fit
@@ -177,7 +177,8 @@ def trained(session):
 
 
 def added(session, trained, seed):
-    return session.sums.added(1, 0, session.start, replace(trained, noise_seed=seed))
+    bare = session.sums.added(1, 0, session.start, trained)
+    return session.sums.noisy(bare, seeds.numpy_generator(seed, "noise"))
 
 
 def differs(made, a, b):

@@ -262,7 +262,7 @@ class SummedSilo(SiloClient):
             *_identity(self.transport),
             self._account,
             self._vector,
-            self._masked,
+            None if self.recipe.privacy.noise_multiplier is None else self._noisy,
             self.send,
             partial(self.show.note, level=log.WARNING),
             self.transport.audit,
@@ -315,14 +315,11 @@ class SummedSilo(SiloClient):
             return None
         return arrived(self._upload[1].upload[VECTOR]), self._question
 
-    def _masked(self, part: SiloRound, vector: Vector) -> Vector:
-        """The vector to be masked: with new noise, charged to the ledger; or without, for one set of silos a round."""
+    def _noisy(self, part: SiloRound, vector: Vector) -> Vector:
+        """A round's vector with noise of this attempt only, which the ledger is charged for."""
         assert self.session is not None
         sums, attempt = self.session.sums, part.attempt
-        if sums is None or attempt.round <= OPENING:  # whose sums need more than half of all silos to be opened
-            return vector
-        if sums.noise is None:
-            self._account.mask(attempt, part.sharing)
+        if sums is None or attempt.round <= OPENING:
             return vector
         request = part.roster.hex()
         if self.ledger is not None:

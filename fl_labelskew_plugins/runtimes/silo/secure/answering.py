@@ -29,7 +29,7 @@ class Part:
         warn: told in a line why this silo sits an attempt out.
         least: silos that a sum has to be of, by this silo's policy.
         at_least: silos that a round's sum needs.
-        masked: told before a vector is masked; what is masked in its place.
+        noisy: adds noise to a vector before it is masked; None: sums have none.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Part:
         authority: Authority,
         account: Account,
         vector: Callable[[int], tuple[Vector, str] | None],
-        masked: Callable[[SiloRound, Vector], Vector],
+        noisy: Callable[[SiloRound, Vector], Vector] | None,
         send: Callable[..., None],
         warn: Callable[[str], None],
         audit: Audit,
@@ -49,7 +49,7 @@ class Part:
         least: int,
     ) -> None:
         self._rank, self._identity, self._authority, self._account = rank, identity, authority, account
-        self._vector, self._masked, self._send, self._warn, self._audit = vector, masked, send, warn, audit
+        self._vector, self._noisy, self._send, self._warn, self._audit = vector, noisy, send, warn, audit
         self._bits, self._at_least, self._least = bits, at_least, least
         self._round: SiloRound | None = None
         self._answered: tuple[Any, ...] = ()
@@ -95,7 +95,13 @@ class Part:
             if has is None:
                 raise SitsOutError(f"{attempt.where}: this silo has nothing to send")
             self._round = SiloRound(
-                attempt, self._rank, self._identity, self._authority, self._account, least=self._least
+                attempt,
+                self._rank,
+                self._identity,
+                self._authority,
+                self._account,
+                least=self._least,
+                noisy=self._noisy is not None,
             )
             return wire.tensors({self._rank: self._round.advertise()})
         part = self._round
@@ -109,7 +115,7 @@ class Part:
             has = self._vector(round)
             if has is None or has[1] != attempt.question:
                 raise SitsOutError(f"{attempt.where}: this silo has nothing to send any more")
-            return wire.sent(part.mask(self._masked(part, has[0])))
+            return wire.sent(part.mask(has[0] if self._noisy is None else self._noisy(part, has[0])))
         if kind == Kind.THERE:
             there = message.meta["there"]
             if not isinstance(there, list) or not all(type(rank) is int for rank in there):

@@ -32,7 +32,8 @@ def agreement(attempt: Attempt, roster: bytes, there: Collection[int]) -> bytes:
 class SiloRound:
     """A silo, by its rank from 1, in one attempt; its secrets are in memory alone, and end with it.
 
-    ``least``: silos that a sum has to be of, by this silo's own policy. All steps raise :class:`SecureError` where the
+    ``least``: silos that a sum has to be of, by this silo's own policy; ``noisy``: the vector has noise of this attempt
+    only. All steps raise :class:`SecureError` where the
     server, or a silo behind it, does not keep to the protocol, and each can be taken once.
     """
 
@@ -45,10 +46,12 @@ class SiloRound:
         account: Account,
         *,
         least: int = 0,
+        noisy: bool = False,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.attempt, self.rank = attempt, rank
         self._identity, self._authority, self._account, self._least = identity, authority, account, least
+        self._noisy = noisy
         self._seed, self._secret = random(masks.SECRET), random(masks.SECRET)
         self._share_key = X25519PrivateKey.from_private_bytes(random(32))
         self._mask_key = masks.key_pair(self._secret, attempt)
@@ -66,11 +69,6 @@ class SiloRound:
     def step(self) -> str:
         """The next step; empty after the last."""
         return (*STEPS, "")[self._done]
-
-    @property
-    def sharing(self) -> list[int]:
-        """Who has shared masks."""
-        return sorted(self._shares)
 
     @property
     def lost(self) -> list[int]:
@@ -117,6 +115,8 @@ class SiloRound:
         """Step 2, once the vector is known: it, with a mask of its own and one shared with each other silo."""
         self._begin("mask")
         attempt = self.attempt
+        if not self._noisy:
+            self._account.mask(attempt, sorted(self._shares))
         masked = attempt.vector(vector, "what this silo would send").copy()
         masks.add_own(masked, self._seed, self.rank, attempt)
         for peer in self._shares.keys() - {self.rank}:

@@ -8,9 +8,9 @@ from fl_labelskew_plugins.runtimes.silo import issuing
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
-    """A folder with the certificates of six silos; not to be changed."""
+    """A folder with the certificates of seven silos; not to be changed."""
     folder = tmp_path_factory.mktemp("secure") / "certs"
-    issuing.new(folder, 6)
+    issuing.new(folder, 7)
     return folder
 
 

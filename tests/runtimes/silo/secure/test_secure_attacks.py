@@ -190,7 +190,7 @@ def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
     """The difference of two sums would be what one silo sends; the account holds after a restart, too."""
     wards, values = hospitals(5), vectors(range(1, 6), ABOUT)
     Play(wards, ABOUT, values).total()
-    again = Play(wards[:4], attempt(number=1), values).upto(3)
+    again = Play(wards[:4], attempt(number=1), values, noisy=True).upto(3)
     line = refused(again.silos[1].agree, [1, 2, 3, 4])
     file = wards[0].folder / "secure.json"
     assert line == (
@@ -203,6 +203,21 @@ def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
     file.write_text("{}")
     with pytest.raises(LabelSkewError, match="is no account of a silo's secure sums; put back what was there"):
         wards[0].joins(ABOUT)
+
+
+def test_a_server_that_opens_a_vector_in_several_sums_by_other_silos_each(hospitals):
+    """Silo 1 would be in two sums of one round that silos 2, 3, 4 and silos 5, 6, 7 open without it."""
+    wards, values = hospitals(7), vectors(range(1, 8), ABOUT)
+    Play(wards[:4], ABOUT, values, lost={1: 3}).total()
+    again = Play([wards[0], *wards[4:]], attempt(number=1), values, lost={1: 3}).upto(2)
+    for silo in again.silos.values():
+        silo.open(again.server.sealed(silo.rank))
+    line = refused(again.silos[1].mask, values[1])
+    assert line.startswith(
+        "this silo has masked its vector with silos 1, 2, 3, 4, and now silos 1, 5, 6, 7 share masks"
+    )
+    noisy = Play([wards[0], *wards[4:]], attempt(number=2), values, lost={1: 3}, noisy=True)
+    assert noisy.total() == naive([values[rank] for rank in (1, 5, 6, 7)], ABOUT)  # whose noise is of this attempt
 
 
 def test_a_server_that_asks_each_silo_something_else(hospitals):

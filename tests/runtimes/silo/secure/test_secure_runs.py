@@ -221,6 +221,21 @@ def test_another_run_has_other_noise_and_is_spent_again(secure):
     assert not any(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
+def test_another_attempt_has_other_noise_and_is_spent_again(secure):
+    """A masked vector that has left is charged, though its sum was not opened; silo 3 dies in the second round."""
+    federation = secure(*NOISE, "comm_args.reconnect_s=1")
+    server, silos = federation.server(), federation.silos(1, 2)
+    victim = federation.silo(3, cheat="dies_at_agree")
+    assert victim.wait() == -signal.SIGKILL
+    server.says("nothing is opened, and it is repeated with new masks")
+    finished(federation.silo(3), server, *silos)
+    for rank in (1, 2, 3):
+        lines = (federation.folder / f"silo-{rank}" / "privacy.jsonl").read_text().splitlines()
+        entries = [json.loads(line) for line in lines]
+        assert [entry["round"] for entry in entries] == [-1, 0, 1, 1, 2]
+        assert len({entry["answer"] for entry in entries}) == 5
+
+
 def test_a_sum_of_fewer_than_the_noise_is_made_for_is_not_opened(secure):
     federation = secure(*FOUR, *NOISE, "comm_args.secure_threshold=4")
     server, silos = federation.server(), federation.silos(1, 2, 3)
@@ -239,7 +254,7 @@ SERVERS = {
     "drops_a_silo_after_the_masks": "the server says that the sum is of silos 1, 2, 3, and silos 1, 2, 3, 4 have sh",
     "asks_for_both_kinds_of_share": "silo 1 has not signed that the sum is of silos 1, 2, 3",
     "shows_one_silo_another_model": "the keys of silo 4 are not signed with its certificate's key for this attempt",
-    "asks_one_round_twice_with_other_silos": "this silo has opened its sum of silos 1, 2, 3, 4, and is now asked for",
+    "asks_one_round_twice_with_other_silos": "this silo has masked its vector with silos 1, 2, 3, 4, and now silos 1",
 }
 
 
@@ -260,6 +275,21 @@ def test_a_server_that_cheats(secure, cheat):
     opened = [line["silos"] for lines in revealed for line in lines if line.get("round") == ROUND]
     allowed = {"asks_one_round_twice_with_other_silos": [1, 2, 3, 4], "drops_a_silo_after_the_masks": [1, 2, 3]}
     assert all(silos == allowed.get(cheat) for silos in opened)
+
+
+def test_a_server_that_begins_a_second_run_on_live_connections(secure):
+    """The difference of two runs' sums would be silo 4's vector: a silo process answers one run."""
+    federation = secure(*FOUR)
+    server = federation.server(cheat="begins_a_second_run")
+    silos = [*federation.silos(1, 2, 3), federation.silo(4, cheat="shows_its_vector")]
+    for silo in silos[:3]:
+        assert silo.wait() == 2
+        assert (
+            "the server begins a second run, and could compare its sums with those of the first; restart" in silo.text
+        )
+    silos[3].says("vector ")
+    killed(server, silos[3])
+    assert "difference" not in server.text
 
 
 SILOS = {
