@@ -48,7 +48,7 @@ def static_values(recipe: Sections, method: Method, optimizer: Optimizer) -> lis
     train, some = recipe.train, Federation(2, 2, 1, 1, 2, 1, 2, 1, 0)  # names do not depend on sizes
     values = ["train_args.proxy_aggregation: class"] if train.proxy_aggregation == "class" else []
     sent = method.contribution_shapes(some) if recipe.comm.send_contributions else ()
-    values += [f"{name} of the method" for name in sent]
+    values += [f"{name} of the method" for name in sorted(sent)]
     beside = optimizer.contribution_shapes(SHAPES).keys() - SHAPES  # one value for each parameter follows the training
     return values + [f"{name} of federated_optimizer {train.federated_optimizer}" for name in sorted(beside)]
 

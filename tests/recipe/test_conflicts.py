@@ -1,9 +1,9 @@
 """Values that are right alone and wrong together."""
 
 import pytest
-from recipe_texts import CROSS_SILO, cross_silo, lines_of, only_line, text_with
+from recipe_texts import CROSS_SILO, GOOD, cross_silo, lines_of, only_line, text_with
 
-from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe import parse, yaml
 
 
 def test_a_judgement_does_not_rest_on_a_value_that_is_wrong():
@@ -101,6 +101,36 @@ NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "ep
 )
 def test_a_server_that_gets_sums_alone_has_no_single_uploads(overrides, line):
     assert only_line(text_with(), f"{SUMS}=true", *overrides) == f"--set {line}"
+
+
+SOME = "train_args.client_num_per_round=4"
+FEDAVG = yaml.write({**GOOD, "method_args": {"method": "fedavg"}})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "values"),
+    [
+        (["method_args.method=fedmr"], "counts of the method, sums of the method"),
+        (["method_args.method=fedproc"], "counts of the method, sums of the method"),
+        (["method_args.method=fd"], "held of the method, outputs of the method"),
+        (["train_args.proxy_aggregation=class"], "train_args.proxy_aggregation: class"),
+        (["train_args.federated_optimizer=FedNova"], "tau of federated_optimizer FedNova"),
+    ],
+)
+def test_values_that_sums_over_different_clients_would_reveal(overrides, values):
+    base = [f"{SUMS}=true", "method_args.method=fedavg", "train_args.client_num_in_total=5", *overrides]
+    what = f"the sums of two rounds can reveal one client's {values}; allowed: 5, or no secure aggregation"
+    assert only_line(FEDAVG, *base, SOME) == f"--set train_args.client_num_per_round: 4 of 5 clients: {what}"
+    lost = "comm_args.secure_threshold=4"
+    assert only_line(FEDAVG, *base, lost) == f"--set comm_args.secure_threshold: 4 of 5 clients: {what}"
+    parse.parse(FEDAVG, overrides=base)
+    parse.parse(FEDAVG, overrides=[*base, "train_args.client_num_per_round=5", "comm_args.secure_threshold=5"])
+
+
+@pytest.mark.parametrize("optimizer", ["FedAvg", "SCAFFOLD", "FedDyn"])
+def test_values_that_change_in_each_round_may_be_summed_over_some_clients(optimizer):
+    base = [f"{SUMS}=true", "method_args.method=fedshift", "train_args.client_num_in_total=5", SOME]
+    parse.parse(FEDAVG, overrides=[*base, f"train_args.federated_optimizer={optimizer}"])
 
 
 FOUR = ["comm_args.certs=certs", "train_args.client_num_in_total=4", "client_specific_args.data_silo_config=[]"]
