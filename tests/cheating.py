@@ -10,7 +10,6 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
-import torch
 
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.engine import sums

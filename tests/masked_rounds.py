@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fl_labelskew_plugins.engine.ring import unit
 from fl_labelskew_plugins.runtimes.silo import certs
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt
@@ -26,14 +27,14 @@ class Hospital:
         return SiloRound(attempt, self.rank, self.identity, self.authority, account, **options)
 
 
-def attempt(round=0, number=0, *, bits=32, length=7, at_least=3):
-    return Attempt(RUN, round, number, bits, length, at_least)
+def attempt(round=0, number=0, *, bits=32, length=7, at_least=3, wide=0):
+    return Attempt(RUN, round, number, bits, length, at_least, wide=wide)
 
 
 def vectors(ranks, about, seed=0):
     """What silos would send: any numbers of the ring."""
     rng = np.random.default_rng(seed)
-    return {rank: rng.integers(0, 2**about.bits, about.length, np.uint64).astype(np.uint32) for rank in ranks}
+    return {rank: rng.integers(0, 2**about.bits, about.length, np.uint64).astype(unit(about.bits)) for rank in ranks}
 
 
 def naive(values, about):

@@ -1,13 +1,15 @@
-"""Fixed point in a ring of whole numbers modulo ``2 ** bits``: what is added up there is exact, in whatever order.
+"""Fixed point in rings of whole numbers: what is added up there is exact, in whatever order.
 
-A client writes a mapping of tensors as one flat vector; the sum of such vectors, modulo ``2 ** bits``, gives the sums
-of their tensors. Two kinds of tensors are written:
+A client writes a mapping of tensors as one flat vector; the sum of such vectors gives the sums of their tensors. Two
+kinds of tensors are written:
 
-- A *narrow* one takes one entry of the vector for each value. Values are at most ``bound`` and weighted by the clients'
-  shares, which sum to at most 1, so that a sum of them is at most ``bound``, too, however many there are; the step is
-  ``bound`` divided by half of the ring, less the half steps by which clients round.
-- A *wide* one has a step of its own, such as ``2 ** -20``, and spreads a value over several entries, its digits, each
-  of which leaves room for the carries of all clients.
+- A *narrow* one takes one entry of the vector for each value, summed modulo ``2 ** bits``. Values are at most ``bound``
+  and weighted by the clients' shares, which sum to at most 1, so that a sum of them is at most ``bound``, too, however
+  many there are; the step is ``bound`` divided by half of the ring, less the half steps by which clients round.
+- A *wide* one has a step of its own, such as ``2 ** -20``, and takes one number of 64 bits for each value, summed
+  modulo ``2 ** 64``: sums of parts of these numbers would say more than the sum.
+
+In memory and on its way, wide numbers come first, then the narrow entries, of two bytes with 16 bits and else of four.
 
 A value out of range is an error before anything leaves a client.
 """
@@ -17,16 +19,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from fl_labelskew_registry import RunError
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
 from fl_labelskew_plugins.machine.text import clean
 
-Vector = NDArray[np.uint32]
+Vector = NDArray[np.unsignedinteger[Any]]
 
 
 @dataclass(frozen=True)
@@ -59,22 +62,16 @@ class Ring:
         self, entries: Mapping[str, Narrow | Wide], bits: int, clients: int, *, head_room: float = 0.0
     ) -> None:
         self.bits, self.clients = bits, clients
-        # narrow ones come first
-        self.entries = dict(sorted(entries.items(), key=lambda item: isinstance(item[1], Wide)))
-        self.carry = (clients - 1).bit_length()
-        self.base = bits - self.carry
-        """Bits of a digit."""
-        self.value = 64 - 2 * self.carry
-        """Bits of a wide value, its sign included: as many as two digits of 32 bits have, and their sum fits 64."""
-        self.digits = math.ceil(self.value / self.base)
+        # wide ones come first
+        self.entries = dict(sorted(entries.items(), key=lambda item: isinstance(item[1], Narrow)))
+        self.value = 64 - (clients - 1).bit_length()
+        """Bits of a wide value, its sign included; the sum of all clients' values fits 64."""
         self._top = (2 ** (bits - 1) - 1 - clients) / (1 + head_room)  # each client's rounding adds half a step
-        self.mask = np.uint32(2**bits - 1)
+        self.wide = sum(math.prod(e.shape) for e in self.entries.values() if isinstance(e, Wide))
+        """Wide values of the vector."""
         narrow = sum(math.prod(e.shape) for e in self.entries.values() if isinstance(e, Narrow))
-        self.narrow = slice(0, narrow)
-        """Where the narrow tensors are in the vector."""
-        wide = sum(math.prod(e.shape) for e in self.entries.values() if isinstance(e, Wide))
-        self.size = narrow + self.digits * wide
-        """Entries of the vector."""
+        self.size = length(bits, self.wide, narrow)
+        """Entries of the vector, of the type :func:`unit`."""
 
     def steps(self, entry: Narrow | Wide) -> float:
         """How many steps of the ring 1 of a tensor is."""
@@ -93,13 +90,13 @@ class Ring:
                 where training diverges.
 
         Returns:
-            ``(size,)``, entries from 0 to ``2 ** bits - 1``.
+            ``(size,)``, narrow entries from 0 to ``2 ** bits - 1``.
 
         Raises:
             RunError: one line that names a tensor that is out of range.
         """
-        vector: Vector = np.empty(self.size, np.uint32)
-        at = 0
+        vector = self.zeros()
+        wide, narrow = parts(vector, self.wide)
         for name, entry in self.entries.items():
             value = tensors[name].detach().reshape(-1).double().cpu()
             # exactly the largest value may not be reached by a wide one: half a step more would be out of range
@@ -110,48 +107,61 @@ class Ring:
                 what, use = words.get(name, diverged)
                 raise RunError(f"{where}: {what} reaches {reached:.4g}, and at most {most:.4g} fits; {use}")
             if isinstance(entry, Narrow):
-                whole = (value * (share * self.steps(entry))).round_().long()
-                vector[at : at + len(whole)] = whole.numpy().astype(np.uint32) & self.mask
-                at += len(whole)
-                continue
-            whole = (value * self.steps(entry)).round_().long()
-            for digit in range(self.digits):
-                last = digit == self.digits - 1  # which has the sign
-                part = whole if last else whole & (2**self.base - 1)
-                vector[at : at + len(whole)] = part.numpy().astype(np.uint32) & self.mask
-                whole = whole >> self.base
-                at += len(whole)
+                whole = (value * (share * self.steps(entry))).round_().long() & (2**self.bits - 1)
+                narrow[: len(whole)], narrow = whole.numpy(), narrow[len(whole) :]
+            else:
+                wide[: len(value)] = (value * self.steps(entry)).round_().long().numpy().view(np.uint64)
+                wide = wide[len(value) :]
         return vector
 
     def zeros(self) -> Vector:
         """The sum of nobody's vectors."""
-        return np.zeros(self.size, np.uint32)
+        return np.zeros(self.size, unit(self.bits))
 
     def add(self, into: Vector, vector: Vector) -> None:
         """Add a vector to another one, in place."""
-        np.add(into, vector, out=into)  # modulo 2 ** 32
-        np.bitwise_and(into, self.mask, out=into)
+        add(into, vector, self.bits, self.wide)
 
     def decode(self, vector: Vector) -> dict[str, Tensor]:
         """The sums of all clients' tensors, those of narrow ones weighted, from the sum of their vectors; float64."""
         sums: dict[str, Tensor] = {}
-        at = 0
+        wide, narrow = parts(vector, self.wide)
         for name, entry in self.entries.items():
             size = math.prod(entry.shape)
             if isinstance(entry, Narrow):
-                whole = self._signed(vector[at : at + size])
-                at += size
+                whole, narrow = torch.from_numpy(narrow[:size].astype(np.int64)), narrow[size:]
+                whole = whole - ((whole >> (self.bits - 1)) << self.bits)
             else:
-                whole = torch.zeros(size, dtype=torch.int64)
-                for digit in range(self.digits):
-                    last = digit == self.digits - 1
-                    part = vector[at : at + size]
-                    at += size
-                    digits = self._signed(part) if last else torch.from_numpy(part.astype(np.int64))
-                    whole += digits << (digit * self.base)
+                whole, wide = torch.from_numpy(wide[:size].view(np.int64)), wide[size:]
             sums[name] = (whole.double() / self.steps(entry)).reshape(entry.shape)
         return sums
 
-    def _signed(self, part: Vector) -> Tensor:
-        whole = torch.from_numpy(part.astype(np.int64))
-        return whole - ((whole >> (self.bits - 1)) << self.bits)
+
+def unit(bits: int) -> DTypeLike:
+    """Type of a vector's entries."""
+    return np.uint16 if bits == 16 else np.uint32
+
+
+def length(bits: int, wide: int, narrow: int) -> int:
+    """Entries of a vector of so many wide values and narrow entries."""
+    return narrow + wide * 8 // np.dtype(unit(bits)).itemsize
+
+
+def parts(vector: Vector, wide: int) -> tuple[NDArray[np.uint64], Vector]:
+    """The ``wide`` values of a vector and its narrow entries, in the same memory."""
+    end = wide * 8 // vector.itemsize
+    return vector[:end].view(np.uint64), vector[end:]
+
+
+def add(into: Vector, vector: Vector, bits: int, wide: int) -> None:
+    """Add a vector to another one, in place: wide values modulo ``2 ** 64``, the others modulo ``2 ** bits``."""
+    for sums, values in zip(parts(into, wide), parts(vector, wide), strict=True):
+        np.add(sums, values, out=sums)
+    trim(into, bits, wide)
+
+
+def trim(vector: Vector, bits: int, wide: int) -> None:
+    """Take the narrow entries modulo ``2 ** bits``, in place."""
+    if bits % 16:
+        narrow = parts(vector, wide)[1]
+        narrow &= narrow.dtype.type(2**bits - 1)

@@ -19,7 +19,7 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.aggregate import PROXIES, announced, check_result, origin
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
 from fl_labelskew_plugins.engine.noise import MULTIPLIER, SumNoise
-from fl_labelskew_plugins.engine.ring import Narrow, Ring, Vector, Wide
+from fl_labelskew_plugins.engine.ring import Narrow, Ring, Vector, Wide, parts, trim
 from fl_labelskew_plugins.machine.text import few
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
@@ -197,8 +197,9 @@ class Sums:
         """A vector of :meth:`added` with this client's part of the noise, in a copy."""
         assert self.noise is not None
         vector = vector.copy()
-        vector[self.round.narrow] += self.noise.draw(generator).astype(np.uint32)  # modulo 2 ** 32
-        vector &= self.round.mask
+        _, narrow = parts(vector, self.round.wide)
+        narrow += self.noise.draw(generator).astype(narrow.dtype)  # modulo the range of the type
+        trim(vector, self.round.bits, self.round.wide)
         return vector
 
     def opened(self, client: int, tensors: Mapping[str, Tensor], tests: int) -> Vector:
@@ -222,7 +223,7 @@ class Sums:
         if self.noise is not None:
             assert result.noise_seed is not None  # of a turn in this process
             vector = self.noisy(vector, seeds.numpy_generator(result.noise_seed, "noise of a sum", round, client))
-        upload = {VECTOR: travelling(vector, self.round)}
+        upload = {VECTOR: travelling(vector)}
         return replace(result, upload=upload, contributions={}, loss_terms={}, personalised=None, noise_seed=None)
 
     # a server's side
@@ -275,15 +276,14 @@ class Sums:
         return Read(mean, whole, sent, total, measured)
 
 
-def travelling(vector: Vector, ring: Ring) -> Tensor:
-    """A vector as a tensor of signed whole numbers, which travel in half the bytes where 16 bits are enough."""
-    return torch.from_numpy(vector.astype(np.uint16).view(np.int16) if ring.bits == 16 else vector.view(np.int32))
+def travelling(vector: Vector) -> Tensor:
+    """A vector as a tensor of signed whole numbers, the only ones that travel."""
+    return torch.from_numpy(vector.view(f"i{vector.itemsize}"))
 
 
 def arrived(tensor: Tensor) -> Vector:
     """The vector that :func:`travelling` made a tensor of."""
-    unsigned = tensor.cpu().numpy()
-    return unsigned.view(np.uint16 if unsigned.dtype == np.int16 else np.uint32).astype(np.uint32)
+    return tensor.cpu().numpy().view(f"u{tensor.element_size()}")
 
 
 def _type(ring: Ring) -> torch.dtype:

@@ -109,7 +109,7 @@ class Session:
         check_extra(tensors, shapes, where=f"opening of {self.trainer.name(client)}")
         if self.sums is not None:
             vector = self.sums.opened(client, tensors, self.reported_tests(client))
-            tensors = {VECTOR: travelling(vector, self.sums.opening)}
+            tensors = {VECTOR: travelling(vector)}
         return Contribution(client, tensors)
 
     def reported_tests(self, client: int) -> int:

@@ -9,7 +9,7 @@ from fl_labelskew_registry import RunError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fl_labelskew_plugins.engine.ring import Narrow, Ring, Wide
+from fl_labelskew_plugins.engine.ring import Narrow, Ring, Wide, parts
 
 BITS = st.sampled_from([16, 17, 24, 31, 32])
 CLIENTS = st.integers(1, 20)
@@ -39,11 +39,24 @@ def test_hand_numbers_of_a_narrow_tensor():
 
 def test_hand_numbers_of_a_wide_tensor():
     ring = Ring({"x": Wide((2,), 1)}, 16, 4)
-    # 2 bits for the carries of 4 clients: digits of 14 bits, as many as 60 bits need
-    assert (ring.base, ring.digits, ring.size) == (14, 5, 10)
+    assert (ring.wide, ring.size, ring.value) == (2, 8, 62)  # of 16 bits; 2 of 64 bits are for the sum of 4 clients
     vector = encoded(ring, {"x": torch.tensor([8192.5, -0.5])})
-    assert vector.reshape(5, 2).T.tolist() == [[1, 1, 0, 0, 0], [16383, 16383, 16383, 16383, 65535]]
+    assert vector.tolist() == [16385, 0, 0, 0, 65535, 65535, 65535, 65535]
     assert ring.decode(summed(ring, [vector] * 4))["x"].tolist() == [32770.0, -2.0]
+
+
+@pytest.mark.parametrize("bits", [16, 20, 32])
+def test_the_sum_of_wide_values_says_nothing_but_the_sum(bits):
+    """The signs of three clients' values at 9,610 coordinates: other values with the same sums give the same vector."""
+    ring = Ring({"x": Wide((9610,), 30)}, bits, 3)
+    values = np.round(np.random.default_rng(0).normal(size=(3, 9610)) * 2**28)
+    others = np.abs(values[:2])
+    others = np.stack([*others, values.sum(0) - others.sum(0)])
+    assert np.mean((values < 0).sum(0) == (others < 0).sum(0)) < 0.5
+    vectors = [
+        summed(ring, [encoded(ring, {"x": torch.from_numpy(row / 2**30)}) for row in rows]) for rows in (values, others)
+    ]
+    assert np.array_equal(*vectors)
 
 
 @settings(max_examples=80, deadline=None)
@@ -63,8 +76,8 @@ def test_sums_equal_loops_to_half_a_step_for_each_client(bits, clients, bound, s
     ]
     vectors = [encoded(ring, one, share) for one, share in zip(tensors, shares, strict=True)]
     for vector in vectors:
-        assert (vector.dtype, vector.shape) == (np.uint32, (ring.size,))
-        assert int(vector.max()) < 2**bits
+        assert (vector.dtype, vector.shape) == (np.uint16 if bits == 16 else np.uint32, (ring.size,))
+        assert int(parts(vector, ring.wide)[1].max()) < 2**bits
     total = summed(ring, vectors)
     assert np.array_equal(total, summed(ring, reversed(vectors)))  # in whatever order
     sums = ring.decode(total)
@@ -104,7 +117,7 @@ def test_the_largest_sums_do_not_wrap(bits, clients):
         ({"x": [0.0, 1.5]}, "your x reaches 1.5, and at most 1 fits; use less"),
         ({"x": [0.0, -1.5]}, "your x reaches 1.5, and at most 1 fits; use less"),
         ({"x": [0.0, math.nan]}, "your x reaches nan, and at most 1 fits; use less"),
-        ({"y": 1e12}, "y reaches 1e+12, and at most 3.436e+10 fits; training diverged; use a smaller train_args.le"),
+        ({"y": 1e12}, "y reaches 1e+12, and at most 5.498e+11 fits; training diverged; use a smaller train_args.le"),
     ],
 )
 def test_what_is_out_of_range_is_an_error_of_one_line_and_no_wrong_sum(tensors, line):
@@ -119,7 +132,6 @@ def test_what_is_out_of_range_is_an_error_of_one_line_and_no_wrong_sum(tensors, 
 def test_head_room_for_noise():
     ring = Ring({"x": Narrow((1,), 1.0)}, 16, 2, head_room=3.0)
     vector = encoded(ring, {"x": torch.ones(1)})
-    assert ring.narrow == slice(0, 1)
     noise = round(3.0 * ring.steps(ring.entries["x"]))  # as large as there is room for, and in the same direction
-    ring.add(vector, np.array([noise], np.uint32))
+    ring.add(vector, np.array([noise], np.uint16))
     assert ring.decode(vector)["x"].item() == pytest.approx(4.0, abs=1e-3)

@@ -13,14 +13,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 from fl_labelskew_registry import Federation, LabelSkewError, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.engine.ring import Vector
+from fl_labelskew_plugins.engine.ring import Ring, Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, arrived, travelling
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
@@ -80,8 +79,8 @@ class SummedOpening(Opening):
                 if (known <= here if known else len(here) >= members.fewest_opened) or not clock.listen(until):
                     return sorted(here & known if known else here)
 
-        self.known, vector = self._sums.repeated(self._run, OPENING, there, made.opening.size)
-        self._tell(*server.open_sum(vector.astype(np.uint32, copy=False), self.known), self.known)
+        self.known, vector = self._sums.repeated(self._run, OPENING, there, made.opening)
+        self._tell(*server.open_sum(vector, self.known), self.known)
 
     def catch_up(self) -> None:
         """Nothing: it is made once."""
@@ -116,7 +115,7 @@ class SummedUploads(Uploads):
                 self.ask(client)
             return list(self._poll.take())
 
-        came, vector = self._sums.repeated(self._run, round, ready, made.round.size, about)
+        came, vector = self._sums.repeated(self._run, round, ready, made.round, about)
         for client in clients:
             verdict = TAKEN if client in came else {"taken": False, "reason": "it is not in the sum"}
             self._send(Kind.VERDICT, client + 1, round=round, meta=verdict)
@@ -127,7 +126,7 @@ class SummedUploads(Uploads):
             states.note(client, round)
         self._ready = {}
         self.close()
-        return came, vector.astype(np.uint32, copy=False)
+        return came, vector
 
     def restarted(self, client: int) -> None:
         """A silo's process is another one, so what it had is gone: it is asked again, at the next attempt or now."""
@@ -153,9 +152,9 @@ class SummedServer(SiloServer):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        comm, transport = self.recipe.comm, self.transport
+        transport = self.transport
         ways = self.members, _identity(transport)[1], self.send, transport.limits, transport.audit
-        self._sums = Sums(*ways, bits=comm.secure_bits, at_least=needed(self.recipe))
+        self._sums = Sums(*ways, at_least=needed(self.recipe))
         if warning := comparable(self.recipe):
             self.warn(warning)
         self._opened = self.folder.path / OPENED
@@ -187,11 +186,11 @@ class SummedServer(SiloServer):
             if missing:
                 raise SecureError(f"{members.where}: {listed([client + 1 for client in missing])} missing")
             about = common_question(self.rounds.server.federation, round, joined(model=weights))
-            _, vector = self._sums.total(self.record.run, number_of_test(round), everybody, made.right.size, about)
+            _, vector = self._sums.total(self.record.run, number_of_test(round), everybody, made.right, about)
         except SecureError as error:
             self.warn(f"{error}; no accuracy of this round, for its sum is over all silos of the opening only")
             return {}
-        return metrics.pooled(made.read_tested(vector.astype(np.uint32, copy=False)), tests)
+        return metrics.pooled(made.read_tested(vector), tests)
 
     def _exchanges(self, rounds: Rounds) -> tuple[Opening, Uploads]:
         run = self.record.run
@@ -266,7 +265,6 @@ class SummedSilo(SiloClient):
             self.send,
             partial(self.show.note, level=log.WARNING),
             self.transport.audit,
-            bits=self.recipe.comm.secure_bits,
             at_least=needed(self.recipe),
             least=0 if policy is None else policy.min_clients or 0,
         )
@@ -298,9 +296,11 @@ class SummedSilo(SiloClient):
         if samples != known:
             self._use(replace(session, federation=federation, trainer=replace(session.trainer, federation=federation)))
 
-    def _vector(self, round: int) -> tuple[Vector, str] | None:
-        """What this silo has for a round's sum, and the digest of what it was asked."""
+    def _vector(self, round: int) -> tuple[Ring, Vector, str] | None:
+        """What this silo has for a round's sum, its ring, and the digest of what it was asked."""
         assert self.session is not None
+        sums = self.session.sums
+        assert sums is not None
         if round == OPENING:
             tests = str(self.session.reported_tests(self.client))
             before = self._account.question_of(self._run, OPENING)
@@ -308,12 +308,14 @@ class SummedSilo(SiloClient):
                 what = "this silo's test samples or send_measures have changed; begin a new run"
                 raise SecureError(f"secure aggregation, opening exchange: {what}")
             self._account.ask(self._run, OPENING, tests)
-            return arrived(self._opening(self.session)[VECTOR]), ""
+            return sums.opening, arrived(self._opening(self.session)[VECTOR]), ""
         if round < OPENING:
-            return None if self._tested is None or self._tested[0] != round else self._tested[1:]
+            if self._tested is None or self._tested[0] != round or sums.right is None:
+                return None
+            return sums.right, *self._tested[1:]
         if self._upload is None or self._upload[0] != round:
             return None
-        return arrived(self._upload[1].upload[VECTOR]), self._question
+        return sums.round, arrived(self._upload[1].upload[VECTOR]), self._question
 
     def _noisy(self, part: SiloRound, vector: Vector) -> Vector:
         """A round's vector with noise of this attempt only, which the ledger is charged for."""
@@ -369,7 +371,7 @@ class SummedSilo(SiloClient):
         if sums is None or not self.session.federation.num_samples:
             raise RunError("the server asks for training before the samples of all silos are summed")
         vector = sums.added(self.client, round, start, result, measures=self.recipe.comm.send_measures)
-        return LocalResult({VECTOR: travelling(vector, sums.round)}, {}, {}, {})
+        return LocalResult({VECTOR: travelling(vector)}, {}, {}, {})
 
     def _send_upload(self) -> None:
         """Say that this silo is ready; the sum is made once enough are."""

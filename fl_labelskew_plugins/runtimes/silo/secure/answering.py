@@ -8,12 +8,13 @@ from typing import Any
 from fl_labelskew_registry import RunError
 from torch import Tensor
 
+from fl_labelskew_plugins.engine.ring import Ring, Vector
 from fl_labelskew_plugins.machine.text import clean, without_paths
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SecureError, SitsOutError, Vector, about
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SecureError, SitsOutError, about, where
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
@@ -24,7 +25,8 @@ class Part:
 
     Args:
         rank: the silo's, from 1.
-        vector: what this silo has for a round, and the digest of what it was asked; None: nothing, so it takes no part.
+        vector: the ring of a round's sum, what this silo has for it, and the digest of what it was asked; None: nothing,
+            so it takes no part.
         send: sends a message.
         warn: told in a line why this silo sits an attempt out.
         least: silos that a sum has to be of, by this silo's policy.
@@ -38,19 +40,18 @@ class Part:
         identity: Identity,
         authority: Authority,
         account: Account,
-        vector: Callable[[int], tuple[Vector, str] | None],
+        vector: Callable[[int], tuple[Ring, Vector, str] | None],
         noisy: Callable[[SiloRound, Vector], Vector] | None,
         send: Callable[..., None],
         warn: Callable[[str], None],
         audit: Audit,
         *,
-        bits: int,
         at_least: Callable[[int], int],
         least: int,
     ) -> None:
         self._rank, self._identity, self._authority, self._account = rank, identity, authority, account
         self._vector, self._noisy, self._send, self._warn, self._audit = vector, noisy, send, warn, audit
-        self._bits, self._at_least, self._least = bits, at_least, least
+        self._at_least, self._least = at_least, least
         self._round: SiloRound | None = None
         self._answered: tuple[Any, ...] = ()
         self._answer: dict[str, Any] = {}
@@ -90,10 +91,10 @@ class Part:
         kind, round, number = message.kind, message.round, message.meta["attempt"]
         if kind == Kind.KEYS:
             has = self._vector(round)
-            length, question = (0, "") if has is None else (len(has[0]), has[1])
-            attempt = Attempt(run, round, number, self._bits, length, self._at_least(round), question)
             if has is None:
-                raise SitsOutError(f"{attempt.where}: this silo has nothing to send")
+                raise SitsOutError(f"{where(round)}: this silo has nothing to send")
+            ring, _, question = has
+            attempt = Attempt(run, round, number, ring.bits, ring.size, self._at_least(round), question, ring.wide)
             self._round = SiloRound(
                 attempt,
                 self._rank,
@@ -113,9 +114,9 @@ class Part:
         if kind == Kind.MASKED:
             part.open(wire.texts(tensors, attempt))
             has = self._vector(round)
-            if has is None or has[1] != attempt.question:
+            if has is None or has[2] != attempt.question:
                 raise SitsOutError(f"{attempt.where}: this silo has nothing to send any more")
-            return wire.sent(part.mask(has[0] if self._noisy is None else self._noisy(part, has[0])))
+            return wire.sent(part.mask(has[1] if self._noisy is None else self._noisy(part, has[1])))
         if kind == Kind.THERE:
             there = message.meta["there"]
             if not isinstance(there, list) or not all(type(rank) is int for rank in there):

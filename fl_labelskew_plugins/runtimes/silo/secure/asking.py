@@ -9,6 +9,7 @@ from typing import Any
 from fl_labelskew_registry import RunError
 from torch import Tensor
 
+from fl_labelskew_plugins.engine.ring import Ring, Vector
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.recipe.comm import LEAST_SUMMED
 from fl_labelskew_plugins.runs.audit import Audit
@@ -19,7 +20,6 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
     OPENING,
     Attempt,
     SecureError,
-    Vector,
     about,
     listed,
 )
@@ -51,14 +51,13 @@ class Sums:
         limits: dict[Kind, int],
         audit: Audit,
         *,
-        bits: int,
         at_least: Callable[[int], int],
     ) -> None:
         self._members, self._authority, self._send, self._limits = members, authority, send, limits
-        self._audit, self._bits, self._at_least = audit, bits, at_least
+        self._audit, self._at_least = audit, at_least
         self._numbers: dict[int, int] = {}
         self._faults: Counter[int] = Counter()
-        self._attempt = Attempt("", OPENING, 0, bits, 0, LEAST_SUMMED)
+        self._attempt = Attempt("", OPENING, 0, 32, 0, LEAST_SUMMED)
         self._kind = Kind.KEYS
         self._said: Callable[[int], Said] = lambda rank: ({}, {})
         self._taken: Callable[[int, Mapping[str, Tensor]], None] = lambda rank, got: None
@@ -66,7 +65,7 @@ class Sums:
         self._close()
 
     def repeated(
-        self, run: str, round: int, who: Callable[[set[int]], list[int]], length: int, question: str = ""
+        self, run: str, round: int, who: Callable[[set[int]], list[int]], ring: Ring, question: str = ""
     ) -> tuple[list[int], Vector]:
         """Attempts at one sum, see :meth:`total`, until one goes well.
 
@@ -81,7 +80,7 @@ class Sums:
         while True:
             clients = who({client for client, faults in self._faults.items() if faults > 1})
             try:
-                return self.total(run, round, clients, length, question)
+                return self.total(run, round, clients, ring, question)
             except SecureError as error:
                 tries[tuple(clients)] += 1
                 if len(clients) < self._at_least(round) or tries[tuple(clients)] == TRIES:
@@ -89,21 +88,23 @@ class Sums:
                 self._members.warn(f"{error}; nothing is opened, and it is repeated with new masks")
 
     def total(
-        self, run: str, round: int, clients: Sequence[int], length: int, question: str = ""
+        self, run: str, round: int, clients: Sequence[int], ring: Ring, question: str = ""
     ) -> tuple[list[int], Vector]:
         """One attempt at the sum of what these clients have for a round, with new masks.
 
         ``question``: see :class:`.Attempt`.
 
         Returns:
-            Whose vectors are in it, ascending, and the sum of ``length`` numbers.
+            Whose vectors are in it, ascending, and the sum.
 
         Raises:
             SecureError: too few are left, or somebody has cheated; nothing is known of any vector then.
         """
         number = self._numbers[round] = self._numbers.get(round, -1) + 1
-        self._attempt = attempt = Attempt(run, round, number, self._bits, length, self._at_least(round), question)
-        self._limits[Kind.MASKED] = streams.LIMIT + 4 * length
+        self._attempt = attempt = Attempt(
+            run, round, number, ring.bits, ring.size, self._at_least(round), question, ring.wide
+        )
+        self._limits[Kind.MASKED] = streams.LIMIT + 4 * ring.size
         facts = about(run, round, number)
         try:
             there, lost, total = self._steps(ServerRound(attempt, self._authority), clients)

@@ -7,17 +7,14 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 from fl_labelskew_registry import RunError
-from numpy.typing import NDArray
 
+from fl_labelskew_plugins.engine.ring import Vector, parts, unit
 from fl_labelskew_plugins.recipe.comm import LEAST_SUMMED
 
 LEAST = LEAST_SUMMED
 OPENING = -1
 """Stands for a round's number in what comes before the first."""
-
-Vector = NDArray[np.unsignedinteger[Any]]
 
 
 class SecureError(RunError):
@@ -36,10 +33,11 @@ class Attempt:
         run: the run's name.
         round: from 0, or :data:`OPENING`, or :func:`number_of_test` a round.
         number: which attempt at it this is, from 0.
-        bits: of the ring; sums are modulo ``2 ** bits``.
-        length: numbers in a vector.
+        bits: of the ring; sums of narrow entries are modulo ``2 ** bits``.
+        length: entries of a vector.
         at_least: silos that must be there from the first step to the last; of a test all of them must.
         question: digest of what all of them were asked; with another model for each, a sum would be of one of them.
+        wide: values of 64 bits, with which a vector begins.
     """
 
     run: str
@@ -49,13 +47,12 @@ class Attempt:
     length: int
     at_least: int
     question: str = ""
+    wide: int = 0
 
     @property
     def where(self) -> str:
         """For messages."""
-        round = f"round {tested_round(self.round) + 1}"
-        text = "opening exchange" if self.round == OPENING else f"test after {round}" if self.round < OPENING else round
-        return f"secure aggregation, {text}"
+        return where(self.round)
 
     def about(self, step: str, *more: object) -> bytes:
         """What keys are derived for, and what is signed: this attempt, a step of it and no other."""
@@ -82,16 +79,24 @@ class Attempt:
         return SecureError(f"{self.where}: {what}")
 
     def vector(self, values: Vector, whose: str) -> Vector:
-        """The values in the dtype that travels: two bytes each for 16 bits, else four.
+        """The values, checked.
 
         Raises:
             SecureError: they are no vector of the ring.
         """
-        if values.shape != (self.length,) or values.dtype not in (np.uint16, np.uint32):
+        if values.shape != (self.length,) or values.dtype != unit(self.bits):
             raise self.error(f"{whose} is no vector of {self.length} numbers of the ring")
-        if self.length and int(values.max()) >> self.bits:
+        _, narrow = parts(values, self.wide)
+        if len(narrow) and int(narrow.max()) >> self.bits:
             raise self.error(f"{whose} has values of more than {self.bits} bits")
-        return values.astype(np.uint16 if self.bits == 16 else np.uint32, copy=False)
+        return values
+
+
+def where(round: int) -> str:
+    """The sum of a round, for messages."""
+    text = f"round {tested_round(round) + 1}"
+    text = "opening exchange" if round == OPENING else f"test after {text}" if round < OPENING else text
+    return f"secure aggregation, {text}"
 
 
 def number_of_test(round: int) -> int:

@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, Vector
+from fl_labelskew_plugins.engine.ring import Vector, parts
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt
 
 SECRET = 16
 """Bytes of a secret: what Shamir's scheme of pycryptodome shares, and the security of X25519."""
@@ -40,7 +41,7 @@ def common(key: X25519PrivateKey, other: bytes, about: bytes) -> bytes:
 
 def add_own(vector: Vector, secret: bytes, rank: int, attempt: Attempt, *, remove: bool = False) -> None:
     """Add a silo's own mask, which its secret stands for, or take it off; modulo the dtype's range, in place."""
-    _add(vector, derived(secret, attempt.about("own mask", rank)), negative=remove)
+    _add(vector, attempt.wide, derived(secret, attempt.about("own mask", rank)), negative=remove)
 
 
 def add_shared(
@@ -51,15 +52,16 @@ def add_shared(
     ``key`` is the private key of one of the two, and ``other`` the public key of the other.
     """
     about = attempt.about("shared mask", *sorted((rank, peer)))
-    _add(vector, common(key, other, about), negative=(rank > peer) != remove)
+    _add(vector, attempt.wide, common(key, other, about), negative=(rank > peer) != remove)
 
 
-def _add(vector: Vector, key: bytes, *, negative: bool) -> None:
+def _add(vector: Vector, wide: int, key: bytes, *, negative: bool) -> None:
     draw = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     zeros, drawn = bytes(CHUNK), bytearray(CHUNK)
-    step = CHUNK // vector.itemsize
-    for start in range(0, len(vector), step):
-        part = vector[start : start + step]
-        draw.update_into(zeros[: part.nbytes], drawn)
-        mask: Vector = np.frombuffer(drawn, vector.dtype.newbyteorder("<"), len(part))
-        (np.subtract if negative else np.add)(part, mask, out=part)
+    for numbers in parts(vector, wide):
+        step = CHUNK // numbers.itemsize
+        for start in range(0, len(numbers), step):
+            part = numbers[start : start + step]
+            draw.update_into(zeros[: part.nbytes], drawn)
+            mask: Vector = np.frombuffer(drawn, part.dtype.newbyteorder("<"), len(part))
+            (np.subtract if negative else np.add)(part, mask, out=part)

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
+from fl_labelskew_plugins.engine.ring import Vector, add, trim, unit
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, Attempt, Vector, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, Attempt, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert, Authority, seed_digest
 from fl_labelskew_plugins.runtimes.silo.secure.silo import agreement, roster_digest
 
@@ -30,7 +31,7 @@ class ServerRound:
         self._there: list[int] = []
         self._signatures: dict[int, bytes] = {}
         self._revealed: dict[int, dict[int, bytes]] = {}
-        self._total: Vector = attempt.vector(np.zeros(attempt.length, np.uint32), "the sum")
+        self._total: Vector = np.zeros(attempt.length, unit(attempt.bits))
 
     # -- what silos send
 
@@ -56,7 +57,8 @@ class ServerRound:
         self._in_time(rank, self._there)
         if rank in self._added:
             raise self.attempt.error(f"silo {rank} sends a second vector")
-        self._total += self.attempt.vector(vector, f"what silo {rank} sends")
+        attempt = self.attempt
+        add(self._total, attempt.vector(vector, f"what silo {rank} sends"), attempt.bits, attempt.wide)
         self._added.add(rank)
 
     def agreed(self, rank: int, signature: bytes) -> None:
@@ -125,7 +127,7 @@ class ServerRound:
                 raise attempt.error(f"the shares that silo {dealer} has dealt of its key do not fit together")
             for peer in self._there:  # who has added a mask that it shares with the one that is lost
                 masks.add_shared(total, key, peer, self._shown[peer].mask_key, dealer, attempt, remove=True)
-        total &= total.dtype.type(2**attempt.bits - 1)
+        trim(total, attempt.bits, attempt.wide)
         self._total = np.zeros(0, total.dtype)  # once
         return total
 

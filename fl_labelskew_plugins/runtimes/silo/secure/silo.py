@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection, Mapping
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from fl_labelskew_plugins.engine.ring import Vector, trim
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, Attempt, SitsOutError, Vector, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, Attempt, SitsOutError, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert, Authority, Identity, seed_digest
 from fl_labelskew_plugins.runtimes.silo.secure.shares import Way
 
@@ -125,7 +126,7 @@ class SiloRound:
                 masks.add_shared(masked, self._mask_key, self.rank, key, peer, attempt)
             except ValueError:
                 raise attempt.error(f"the keys of silo {peer} are none") from None
-        masked &= masked.dtype.type(2**attempt.bits - 1)
+        trim(masked, attempt.bits, attempt.wide)
         return masked
 
     def agree(self, there: Collection[int]) -> bytes:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, Vector
+from fl_labelskew_plugins.engine.ring import Vector
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt
 from fl_labelskew_plugins.runtimes.silo.secure.identity import MOST
 from fl_labelskew_plugins.runtimes.transport import Kind
 

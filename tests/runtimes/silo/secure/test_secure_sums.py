@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from masked_rounds import Play, attempt, naive, vectors
 
+from fl_labelskew_plugins.engine.ring import parts, unit
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, number_of_test
 
@@ -25,8 +26,22 @@ def test_the_sum_of_all(hospitals, bits):
 def test_numbers_by_hand(hospitals):
     about = attempt(bits=16, length=2)
     values = {1: [65535, 1], 2: [1, 2], 3: [7, 3]}
-    play = Play(hospitals(3), about, {rank: np.array(row, np.uint32) for rank, row in values.items()})
+    play = Play(hospitals(3), about, {rank: np.array(row, np.uint16) for rank, row in values.items()})
     assert play.total() == [7, 6]
+
+
+@pytest.mark.parametrize("bits", [16, 20, 32])
+def test_wide_values_are_summed_modulo_64_bits(hospitals, bits):
+    """Two wide values, whose first halves overflow, and a narrow one."""
+    numbers = {1: [2**63, 2**32 - 1], 2: [2**63 + 5, 1], 3: [7, 2**40]}
+    values = {}
+    for rank, row in numbers.items():
+        wide = np.array(row, np.uint64).view(unit(bits))
+        values[rank] = np.concatenate([wide, np.array([2**bits - rank], unit(bits))])
+    play = Play(hospitals(3), attempt(bits=bits, length=len(values[1]), wide=2), values)
+    wide, narrow = parts(np.array(play.total(), unit(bits)), 2)
+    assert wide.tolist() == [12, 2**32 + 2**40]
+    assert narrow.tolist() == [2**bits - 6]
 
 
 @pytest.mark.parametrize("silos", [4, 5])
