@@ -12,6 +12,7 @@ from scipy import stats
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine import noise
 from fl_labelskew_plugins.engine.noise import SumNoise, discrete_gaussian
+from fl_labelskew_plugins.engine.ring import parts
 from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs.session import build
@@ -184,7 +185,7 @@ def added(session, trained, seed):
 def differs(made, a, b):
     """The difference of two vectors' parameters, unwrapped, in units of the weights."""
     bits = made.round.bits
-    whole = (a - b)[made.round.narrow].astype(np.int64)
+    whole = parts(a - b, made.round.wide)[1].astype(np.int64)
     return (whole - ((whole >> (bits - 1)) << bits)) * made.noise.step
 
 
@@ -195,8 +196,7 @@ def test_a_client_adds_its_part_of_the_noise_to_what_is_trained_and_to_nothing_e
     noise = differs(made, first, other)
     assert len(noise) == 610
     assert noise.std() == pytest.approx(made.noise.deviation * made.noise.step * math.sqrt(2), rel=0.1)
-    beside = slice(made.round.narrow.stop, None)
-    assert (first[beside] == other[beside]).all()
+    assert (parts(first, made.round.wide)[0] == parts(other, made.round.wide)[0]).all()
     said = made.round.decode(first)
     assert float(said["samples"]) == session.sizes[1]
     assert said["measured"].tolist() == [0] * 4  # which no noise is on

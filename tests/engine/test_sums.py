@@ -112,7 +112,7 @@ def test_the_vector_is_all_that_leaves_a_client():
     ring = run.made.sums.round
     vector = arrived(sealed.upload[VECTOR])
     assert int(vector.max()) < 2**16
-    assert torch.equal(travelling(vector, ring), sealed.upload[VECTOR])
+    assert torch.equal(travelling(vector), sealed.upload[VECTOR])
     sums = ring.decode(vector)
     assert sums["samples"] == run.made.sizes[client]
     assert torch.equal(sums["method/counts"], run.made.counts[client].double())

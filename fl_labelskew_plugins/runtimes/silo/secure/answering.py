@@ -25,8 +25,7 @@ class Part:
 
     Args:
         rank: the silo's, from 1.
-        vector: the ring of a round's sum, what this silo has for it, and the digest of what it was asked; None: nothing,
-            so it takes no part.
+        vector: the ring of a round's sum, what this silo has for it, and the digest of the question; None: nothing.
         send: sends a message.
         warn: told in a line why this silo sits an attempt out.
         least: silos that a sum has to be of, by this silo's policy.

@@ -361,7 +361,7 @@ def test_what_the_server_receives_of_a_silo_is_uniform(hospitals):
     """Chi-squared, over many runs in which the silo sends the same: all bytes of its vector, and pairs across runs."""
     about = attempt(length=40, bits=16)
     wards = hospitals(3)
-    same = {rank: np.arange(about.length, dtype=np.uint32) for rank in (1, 2, 3)}
+    same = {rank: np.arange(about.length, dtype=np.uint16) for rank in (1, 2, 3)}
     received = []
     for number in range(250):
         play = Play(wards, replace(about, number=number), same).upto(3)
