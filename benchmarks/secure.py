@@ -42,7 +42,7 @@ train_args: {{client_num_in_total: {silos}, client_num_per_round: {silos}, comm_
 method_args: {{method: fedavg}}
 validation_args: {{frequency_of_the_test: 0, personalised: false}}
 device_args: {{threads: 1}}
-comm_args: {{backend: GRPC, certs: {certs}, secure_aggregation: {secure}}}
+comm_args: {{backend: GRPC, certs: {certs}, secure_aggregation: {secure}, secure_threshold: {threshold}}}
 tracking_args: {{checkpoint_every: 1000}}
 """
 MAIN = "from fl_labelskew_plugins.cli.main import main; main()"
@@ -137,6 +137,7 @@ def main() -> None:
                 np.savez(data, x=x, y=np.arange(size) % 10)
                 recipe, model = folder / "recipe.yaml", "mlp" if options.tiny else "resnet18"
                 facts = {"silos": silos, "rounds": rounds, "certs": folder / "certs", "secure": str(secure).lower()}
+                facts["threshold"] = 2 * silos // 3 + 1 if lost else "null"
                 recipe.write_text(RECIPE.format(data=data, model=model, **facts))
                 cost = measured(recipe, folder, silos, lost, rounds)
             clear = clear if secure else cost

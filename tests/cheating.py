@@ -13,7 +13,7 @@ import numpy as np
 
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.engine import sums
-from fl_labelskew_plugins.engine.ring import Ring, Wide
+from fl_labelskew_plugins.engine.ring import Ring, Wide, parts
 from fl_labelskew_plugins.runtimes.silo.secure import masks
 from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
@@ -189,6 +189,19 @@ def shows_its_vector():
         return honest()
 
     replaced(SiloRound, "mask", mask)
+
+
+@cheat
+def claims_too_many_samples():
+    """So that no other silo's change counts."""
+    honest = sums.Sums.opened
+
+    def opened(self, *args):
+        vector = honest(self, *args)
+        parts(vector, self.opening.wide)[0][:1] += np.uint64(5 * 10**11 << sums.SUMMED)
+        return vector
+
+    sums.Sums.opened = opened
 
 
 @cheat

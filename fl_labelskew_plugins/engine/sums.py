@@ -2,6 +2,11 @@
 
 Each client's part is one vector of whole numbers, see :mod:`.ring`; the server sees their sum and no other tensor. In
 one process and with MPI the vectors are added as they are, so that the sum is, bit for bit, that of masked ones.
+
+The opening sum has the numbers of samples; no round's sum repeats them. From the sums of rounds with different
+clients, linear algebra would give the values of single clients that do not change. Weights in the mean are the clients'
+shares of all samples. If ``s`` of ``k`` clients take part, the mean is ``k / s`` times the weighted sum of the changes
+(Li et al., On the Convergence of FedAvg on Non-IID Data, ICLR 2020, scheme II), which is exact if all do.
 """
 
 from __future__ import annotations
@@ -61,6 +66,7 @@ class Sums:
         clip: largest change of a parameter in a round.
         proxy_smoothing: lambda of per-class weights for the classifier's rows; None: as the model's.
         noise: multiplier, norm and fewest clients of :class:`.SumNoise`, if there is any.
+        all_clients: whether all clients are in each round's sum; else it has no measures of theirs.
 
     Raises:
         LabelSkewError: there is noise, and something of the network would leave without it, or there is no room for it.
@@ -75,14 +81,19 @@ class Sums:
         clip: float,
         proxy_smoothing: float | None,
         noise: tuple[float, float, int] | None = None,
+        all_clients: bool = True,
     ) -> None:
         self.trainer, self.forms, self.proxy_smoothing = trainer, forms, proxy_smoothing
         self.parameters = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
         federation, clients = trainer.federation, trainer.federation.clients_per_round
+        self.clients = federation.num_clients
+        """Clients of the opening sum."""
         entries = self._of_round(federation, clip)
+        if all_clients and noise is None:
+            entries["measured"] = Wide((4,), SUMMED)
         self.noise: SumNoise | None = None
         if noise is not None:
-            if bare := [name for name in forms if isinstance(entries[f"model/{name}"], Wide)]:
+            if bare := [name for name in forms if not isinstance(entries.get(f"model/{name}"), Narrow)]:
                 what = f"is noise on what is trained alone, not on the network's {few(bare, 2)}"
                 raise mistake(MULTIPLIER, what, "a network without batch normalisation or other buffers")
             multiplier, norm, least = noise
@@ -115,7 +126,7 @@ class Sums:
         entries: dict[str, Narrow | Wide] = {}
         # what a change is divided by is not known here, so one that is divided may be as small as it likes
         narrow = () if self.optimizer.sends_change else dict(self.trainer.model.named_parameters())
-        for name, form in self.forms.items():
+        for name, form in _averaged(self.forms).items():
             shape = tuple(form.shape)
             entries[f"model/{name}"] = Narrow(shape, clip) if name in narrow else Wide(shape, MEAN)
             if name in PROXIES and self.proxy_smoothing is not None:
@@ -124,18 +135,19 @@ class Sums:
         of_optimizer = {name: shape for name, shape in shapes.items() if name.startswith(f"{OPTIMIZER}/")}
         entries |= {name: Wide(shape, MEAN) for name, shape in of_optimizer.items()}
         entries |= _sent({name: shape for name, shape in shapes.items() if name not in of_optimizer})
-        entries["samples"] = Wide((), SUMMED)
         if self.proxy_smoothing is not None:
             entries["counts"] = Wide((federation.num_classes,), SUMMED)
-        entries["measured"] = Wide((4,), SUMMED)
         return entries
 
-    def share(self, samples: float, clients: int = 1) -> float:
-        """Weight of so many clients that have so many samples together."""
+    def share(self, samples: int) -> float:
+        """Weight of a client that has so many samples."""
         federation = self.trainer.federation
-        if self.aggregation == "uniform":
-            return clients / federation.clients_per_round
-        return samples / federation.num_samples
+        return (1 / federation.clients_per_round) if self.aggregation == "uniform" else samples / federation.num_samples
+
+    def shares(self, clients: int) -> float:
+        """What the weights of so many clients sum to, on average over all choices of them."""
+        every = self.trainer.federation.clients_per_round if self.aggregation == "uniform" else self.clients
+        return clients / every
 
     # a client's side
 
@@ -167,10 +179,10 @@ class Sums:
         counts = trainer.counts(client)
         samples = int(counts.sum())
         share, old = self.share(samples), origin(start, self.optimizer, self.parameters)
-        tensors: dict[str, Tensor] = {"samples": torch.tensor(samples)}
+        tensors: dict[str, Tensor] = {}
         weights = counts if self.proxy_smoothing is None else counts + self.proxy_smoothing
         words = {}
-        for name, value in result.upload.items():
+        for name, value in _averaged(result.upload).items():
             key, change = f"model/{name}", value.double() - old[name].double()
             if isinstance(self.round.entries[key], Narrow):
                 tensors[key], words[key] = change, (f"the change of {name}", LARGER)
@@ -183,7 +195,7 @@ class Sums:
         sent = group(extra, OPTIMIZER)
         tensors |= joined(**{OPTIMIZER: {name: share * value.double() for name, value in sent.items()}})
         tensors |= _as_sent(rest(extra, OPTIMIZER), self.round)
-        measured, measures = [0.0] * 4, measures and self.noise is None
+        measured = [0.0] * 4
         if measures and result.loss_terms:
             measured[:2] = math.fsum(result.loss_terms.values()), 1
         if measures and result.personalised is not None:
@@ -246,19 +258,12 @@ class Sums:
         return round(float(self.right.decode(vector)["right"]))
 
     def read(self, vector: Vector, old: Weights, clients: int, round: int) -> Read:
-        """What a round's sum over so many clients says; ``old``: the state dict that the round started from.
-
-        Raises:
-            RunError: it says that they have no samples, or more than all clients, whose changes may not fit the ring.
-        """
-        sums = self.round.decode(vector)
-        share = self.share(float(sums["samples"]), clients)
-        if not 0 < share < 1 + 1e-9:
-            of = f"{float(sums['samples']):.0f} training samples, and all have {self.trainer.federation.num_samples}"
-            raise RunError(f"round {round + 1}: the sum over {clients} clients is of {of}")
+        """What a round's sum over so many clients says; ``old``: the state dict that the round started from."""
+        sums, share = self.round.decode(vector), self.shares(clients)
         start = origin(old, self.optimizer, self.parameters)
         of_mean = 1.0 if self.aggregation == "population" else share
-        mean = {name: _moved(value, sums[f"model/{name}"] / of_mean) for name, value in start.items()}
+        mean = {n: _moved(value, sums[f"model/{n}"] / of_mean) for n, value in _averaged(start).items()}
+        mean = {**start, **mean}
         whole = {}
         if self.proxy_smoothing is not None:
             held = sums["counts"]
@@ -268,7 +273,7 @@ class Sums:
                 whole[name], mean[name] = mean[name], _moved(start[name], change)
         sent = {name: value / share for name, value in group(sums, OPTIMIZER).items()}
         sent = {name: value.to(old.get(name, value)) for name, value in sent.items()}
-        loss, losses, accuracy, accuracies = sums["measured"].tolist()
+        loss, losses, accuracy, accuracies = sums["measured"].tolist() if "measured" in sums else [0.0] * 4
         measured = {"loss": loss / losses} if losses >= 0.5 else {}
         measured |= {"accuracy": accuracy / accuracies} if accuracies >= 0.5 else {}
         device = next(iter(old.values())).device
@@ -312,11 +317,15 @@ def _those_sent(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value.float() for name, value in group(sums, "method").items() if sums[f"sent/{name}"] >= 0.5}
 
 
+def _averaged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those that are averaged; batch normalisation's counts of batches, which tell samples, stay the server's."""
+    return {name: value for name, value in tensors.items() if value.is_floating_point()}
+
+
 def _by_class(per_class: Tensor, like: Tensor) -> Tensor:
     return per_class.to(like.device).reshape(-1, *[1] * (like.dim() - 1))
 
 
 def _moved(old: Tensor, change: Tensor) -> Tensor:
     """``old`` plus a change in double precision, in its own type."""
-    moved = old.double() + change.to(old.device)
-    return moved.to(old.dtype) if old.is_floating_point() else moved.round().to(old.dtype)
+    return (old.double() + change.to(old.device)).to(old.dtype)

@@ -87,20 +87,62 @@ MIXTURES = [
 ]
 
 
+NOT_OF_SOME = ("fedmr", "fd", "fedproc", "class", "FedNova", "wide_resnet")
+"""Methods whose sums over some clients are refused, and weights by samples, of which only the average is the same."""
+
+
 @pytest.mark.parametrize("came", [[0, 1, 2, 3], [0, 2]])
 @pytest.mark.parametrize("mixture", MIXTURES, ids=lambda mixture: "-".join(word.partition("=")[2] for word in mixture))
 def test_a_round_is_the_clear_one_to_the_steps_of_32_bits(mixture, came):
+    if len(came) < 4 and any(word in NOT_OF_SOME for word in "=".join(mixture).split("=")):
+        pytest.skip("see below, or refused by the recipe")
     rounds = [[0, 1, 2, 3], came] if "wide_resnet" not in str(mixture) else [came]
     clear, secure = Federation(*mixture), Federation(*mixture, SECURE)
     before, after = clear.play(rounds), secure.play(rounds)
     assert before.weights.keys() == after.weights.keys()
     for name, value in before.weights.items():
         assert after.weights[name].dtype == value.dtype
+        if "num_batches_tracked" in name:  # never summed, as it tells the number of samples
+            assert after.weights[name] == secure.made.start[name]
+            continue
         torch.testing.assert_close(after.weights[name], value, rtol=1e-4, atol=2e-5)
     assert before.shared.keys() == after.shared.keys()
     for name, value in before.shared.items():
         torch.testing.assert_close(after.shared[name].to(value.dtype), value, rtol=1e-4, atol=2e-5)
     assert before.opened == after.opened
+
+
+@pytest.mark.parametrize("came", [[0, 1, 2, 3], [0, 2], [1, 2, 3]])
+def test_the_mean_over_some_clients_is_scaled_by_their_number(came):
+    """``w + (4 / s) sum of p_k (w_k - w)`` with ``p_k`` the share of all samples: scheme II of Li et al."""
+    run = Federation(SECURE)
+    start, samples = dict(run.server.weights), sum(run.made.sizes)
+    uploads = {client: result.upload for client, result in run.results(0, came)}
+    run.states = {}
+    after = run.play([came]).weights
+    for name, old in start.items():
+        expected = old.double()
+        for client in came:
+            p = run.made.sizes[client] / samples
+            expected = expected + 4 / len(came) * p * (uploads[client][name].double() - old.double())
+        torch.testing.assert_close(after[name].double(), expected, rtol=0, atol=1e-6)
+
+
+def test_no_tensor_of_a_rounds_sum_is_the_same_in_each_round_of_a_client():
+    """From such values, linear algebra over the sums of different clients would give those of single clients."""
+    mixtures = [["method_args.method=fedshift"], ["train_args.federated_optimizer=SCAFFOLD"]]
+    mixtures += [["train_args.federated_optimizer=FedDyn"], ["method_args.method=fedavg"]]
+    for mixture in mixtures:
+        run = Federation(SECURE, *mixture, "train_args.client_num_per_round=3")
+        ring, vectors = run.made.sums.round, []
+        for round in range(3):
+            uploads = list(run.sealed(round, [0, 1, 2]))
+            vectors.append(arrived(uploads[0][1].upload[VECTOR]))
+            run.server.run_round(range(4), run.made.sizes, iter(uploads), run.made.counts, round=round)
+        first, second, third = map(ring.decode, vectors)
+        assert "measured" not in first
+        for name in first:
+            assert not torch.equal(first[name], second[name]) or not torch.equal(second[name], third[name]), name
 
 
 def test_the_vector_is_all_that_leaves_a_client():
@@ -111,10 +153,8 @@ def test_the_vector_is_all_that_leaves_a_client():
     assert (sealed.contributions, sealed.loss_terms, sealed.personalised) == ({}, {}, None)
     ring = run.made.sums.round
     vector = arrived(sealed.upload[VECTOR])
-    assert int(vector.max()) < 2**16
     assert torch.equal(travelling(vector), sealed.upload[VECTOR])
     sums = ring.decode(vector)
-    assert sums["samples"] == run.made.sizes[client]
     assert torch.equal(sums["method/counts"], run.made.counts[client].double())
 
 
@@ -148,16 +188,6 @@ def test_nobody_s_sum_changes_nothing():
     run = Federation(SECURE)
     assert run.server.run_sum([], run.made.sums.round.zeros()) == []
     assert run.server.weights is run.made.start
-    vector = run.made.sums.round.zeros()
-    with pytest.raises(
-        RunError, match=r"^round 1: the sum over 2 clients is of 0 training samples, and all have 1438$"
-    ):
-        run.server.run_sum([0, 1], vector)
-    (result,) = (result for _, result in run.results(0, [0]))
-    for _ in range(6):  # more often than a client that has a fourth of the samples can have come
-        run.made.sums.round.add(vector, run.made.sums.added(0, 0, run.made.start, result))
-    with pytest.raises(RunError, match=r"is of \d+ training samples, and all have 1438$"):
-        run.server.run_sum([0] * 6, vector)
 
 
 def test_a_change_beyond_the_clip_is_one_line_at_the_client():

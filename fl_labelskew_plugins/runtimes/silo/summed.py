@@ -79,7 +79,15 @@ class SummedOpening(Opening):
                 if (known <= here if known else len(here) >= members.fewest_opened) or not clock.listen(until):
                     return sorted(here & known if known else here)
 
-        self.known, vector = self._sums.repeated(self._run, OPENING, there, made.opening)
+        clients, vector = self._sums.repeated(self._run, OPENING, there, made.opening)
+        samples, tests, _ = made.read_opening(vector, len(clients))
+        if (most := len(clients) * members.comm.max_samples) < max(samples, tests) or samples < 1 or tests < 0:
+            what = (
+                f"{samples} training and {tests} test samples of {listed([client + 1 for client in clients])} together"
+            )
+            use = f"1 to {most} (comm_args.max_samples of each); begin a new run without the silo that is wrong"
+            raise RunError(f"{members.where}: {what}; allowed: {use}")
+        self.known = clients
         self._tell(*server.open_sum(vector, self.known), self.known)
 
     def catch_up(self) -> None:
@@ -226,7 +234,7 @@ class SummedServer(SiloServer):
         sums, server = rounds.session.sums, rounds.server
         assert sums is not None
         server.federation = self.census.federation(server.federation)
-        sums.trainer = replace(sums.trainer, federation=server.federation)
+        sums.trainer, sums.clients = replace(sums.trainer, federation=server.federation), len(self._known())
 
     def _welcome(self, client: int) -> None:
         if (known := self._known()) and client not in known:

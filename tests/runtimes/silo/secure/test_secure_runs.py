@@ -121,6 +121,16 @@ def test_a_silo_that_comes_after_the_opening_sum(secure):
     finished(server, *silos)
 
 
+def test_a_silo_that_claims_too_many_samples(secure):
+    """With 5e11 samples in the opening the changes of all others would count for nothing."""
+    federation = secure()
+    server, silos = federation.server(), [*federation.silos(1, 2), federation.silo(3, cheat="claims_too_many_samples")]
+    assert server.wait() == 1
+    line = "test samples of silos 1, 2, 3 together; allowed: 1 to 3000000000 (comm_args.max_samples of each); begin a"
+    assert line in server.text
+    killed(*silos)
+
+
 PER_CLIENT = [*FOUR, "validation_args.per_client=true", "train_args.client_num_per_round=3"]
 POOLED, SAMPLES = "client_accuracy_pooled", "client_test_samples"
 
