@@ -47,16 +47,18 @@ class Kind(IntEnum):
     SURVEY = 12
     """Server to silo: send your class counts, nothing is trained. Silo to server: the answer, or why there is none."""
     KEYS = 13
-    """This and the next four are steps of a secure sum, see :mod:`.silo.secure`: the server asks for each, the silo
+    """This and the next five are steps of a secure sum, see :mod:`.silo.secure`: the server asks for each, the silo
     answers with the same. Public keys of an attempt."""
     SHARES = 14
-    """Everybody's keys; a silo's shares for everybody, sealed."""
+    """Everybody's keys; a silo's shares for everybody, sealed, and its commitments to them."""
     MASKED = 15
-    """The shares for one silo; its masked vector."""
+    """Who shares masks; a silo's masked vector."""
     THERE = 16
     """Who is in the sum; a signature."""
     REVEALED = 17
     """Everybody's signatures; shares, which open the sum and no single vector."""
+    CHECKED = 18
+    """After SHARES: the shares for one silo, and all commitments; whose shares do not fit."""
     JOINED = 100
     """Local: a connection stands."""
     LEFT = 101

@@ -31,7 +31,7 @@ SILENT = 2
 """Streams that one certificate may hold before HELLO; a further one takes the place of the oldest."""
 FROM_SILOS = (
     *(Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.TESTED, Kind.FAILED, Kind.FINISH, Kind.SURVEY),
-    *(Kind.KEYS, Kind.SHARES, Kind.MASKED, Kind.THERE, Kind.REVEALED),
+    *(Kind.KEYS, Kind.SHARES, Kind.CHECKED, Kind.MASKED, Kind.THERE, Kind.REVEALED),
 )
 
 

@@ -219,7 +219,8 @@ class Members:
 class Poll(Generic[Answer]):
     """A question to these clients, ascending, for ``what``, in the plural; ``answers`` are put in as they come.
 
-    ``least``: how many there have to be; default: a quorum.
+    ``least``: how many there have to be; default: a quorum. ``deadline``: until when, in the clock's seconds; default:
+    ``round_deadline_s`` from the beginning.
     """
 
     def __init__(
@@ -230,7 +231,9 @@ class Poll(Generic[Answer]):
         answers: dict[int, Answer],
         *,
         least: int | None = None,
+        deadline: float | None = None,
     ) -> None:
+        self._deadline = deadline
         self._members, self.clients, self._what, self.answers = members, clients, what, answers
         self._least = members.quorum if least is None else least
         self.settled: set[int] = set()
@@ -254,7 +257,7 @@ class Poll(Generic[Answer]):
         clock, comm, where = members.clock, members.comm, members.where
         members.wanted = status.RUNNING, self._what, lambda: {*clients} - answers.keys() - self.settled
         needed = min(self._least, len(clients))
-        deadline = alone = clock.now + comm.round_deadline_s
+        deadline = alone = clock.now + comm.round_deadline_s if self._deadline is None else self._deadline
         while len(answers) < needed and any(map(self.awaits, clients)):
             # where nobody is waited for any more, the quorum's time begins
             alone = deadline if self._waiting(clients) else min(alone, clock.now)

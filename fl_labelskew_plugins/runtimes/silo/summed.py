@@ -29,6 +29,7 @@ from fl_labelskew_plugins.recipe.summed import fewest_opened, fewest_summed
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.runtimes.messages import SERVER
+from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient, noise_seed
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.exchanges import LATE, TAKEN, Opening, Uploads
@@ -42,6 +43,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.answering import Part
 from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, listed, number_of_test
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
+from fl_labelskew_plugins.runtimes.silo.secure.masks import POINT
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
@@ -259,6 +261,8 @@ class SummedSilo(SiloClient):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         policy = None if self.guard is None else self.guard.policy
+        silos = self.recipe.train.client_num_in_total
+        self.transport.limits[Kind.CHECKED] = streams.LIMIT + 3 * POINT * silos**2  # of each its commitments
         self._several_runs = policy is not None and policy.several_runs
         if warning := comparable(self.recipe):
             self.show.note(warning, log.WARNING)

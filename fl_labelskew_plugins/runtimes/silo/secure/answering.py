@@ -14,8 +14,9 @@ from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SecureError, SitsOutError, about, where
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SecureError, SitsOutError, about, listed, where
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
+from fl_labelskew_plugins.runtimes.silo.secure.shares import SEALED
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
 
@@ -108,19 +109,30 @@ class Part:
         if part is None or (part.attempt.run, part.attempt.round, part.attempt.number) != (run, round, number):
             return None  # of an attempt that this process has no keys of
         attempt, tensors = part.attempt, message.tensors
-        if kind == Kind.SHARES:
-            return wire.tensors(part.share(wire.texts(tensors, attempt)))
         if kind == Kind.MASKED:
-            part.open(wire.texts(tensors, attempt))
+            sharing = self._ranks(message, "sharing", attempt)
             has = self._vector(round)
             if has is None or has[2] != attempt.question:
                 raise SitsOutError(f"{attempt.where}: this silo has nothing to send any more")
-            return wire.sent(part.mask(has[1] if self._noisy is None else self._noisy(part, has[1])))
-        if kind == Kind.THERE:
-            there = message.meta["there"]
-            if not isinstance(there, list) or not all(type(rank) is int for rank in there):
-                raise attempt.error(f"the server does not say who is in the sum, but {clean(there)}")
-            return wire.tensors({self._rank: part.agree(there)})
-        revealed = part.reveal(wire.texts(tensors, attempt))
-        self._audit.note("revealed", **about(run, round, number), silos=part.there, lost=part.lost)
-        return wire.tensors(revealed)
+            return wire.sent(part.mask(has[1] if self._noisy is None else self._noisy(part, has[1]), sharing))
+        texts = wire.texts(tensors, attempt)
+        if kind == Kind.SHARES:
+            sealed, commitments = part.share(texts)
+            answer = {0: commitments, **sealed}
+        elif kind == Kind.CHECKED:
+            wrong = part.check({dealer: (text[:SEALED], text[SEALED:]) for dealer, text in texts.items()})
+            if wrong:
+                self._warn(f"{attempt.where}: the shares of {listed(wrong)} do not fit together")
+            answer = dict.fromkeys(wrong, b"wrong")
+        elif kind == Kind.THERE:
+            answer = {self._rank: part.agree(self._ranks(message, "there", attempt))}
+        else:
+            answer = part.reveal(texts)
+            self._audit.note("revealed", **about(run, round, number), silos=part.there, lost=part.lost)
+        return wire.tensors(answer)
+
+    def _ranks(self, message: Message, key: str, attempt: Attempt) -> list[int]:
+        ranks = message.meta[key]
+        if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
+            raise attempt.error(f"the server does not say which silos, but {clean(ranks)}")
+        return ranks

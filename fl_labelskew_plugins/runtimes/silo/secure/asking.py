@@ -57,6 +57,8 @@ class Sums:
         self._audit, self._at_least = audit, at_least
         self._numbers: dict[int, int] = {}
         self._faults: Counter[int] = Counter()
+        self._complaints: Counter[tuple[int, int]] = Counter()
+        self._until = self._deadline = 0.0
         self._attempt = Attempt("", OPENING, 0, 32, 0, LEAST_SUMMED)
         self._kind = Kind.KEYS
         self._said: Callable[[int], Said] = lambda rank: ({}, {})
@@ -69,16 +71,18 @@ class Sums:
     ) -> tuple[list[int], Vector]:
         """Attempts at one sum, see :meth:`total`, until one goes well.
 
-        ``who`` is called before each: whose vectors, without some that have twice not kept to the protocol; it
-        may wait.
+        ``who`` is called before each: whose vectors, without some that have not kept to the protocol; it may wait. All
+        that comes has ``round_deadline_s`` together, and each attempt at least a tenth of it.
 
         Raises:
             RunError: too few are left, or the same silos have failed :data:`TRIES` times.
         """
         self._faults.clear()
+        self._complaints.clear()
+        self._until = self._members.clock.now + self._members.comm.round_deadline_s
         tries: Counter[tuple[int, ...]] = Counter()
         while True:
-            clients = who({client for client, faults in self._faults.items() if faults > 1})
+            clients = who(self._excluded())
             try:
                 return self.total(run, round, clients, ring, question)
             except SecureError as error:
@@ -105,14 +109,19 @@ class Sums:
             run, round, number, ring.bits, ring.size, self._at_least(round), question, ring.wide
         )
         self._limits[Kind.MASKED] = streams.LIMIT + 4 * ring.size
-        facts = about(run, round, number)
+        facts, server, clock = about(run, round, number), ServerRound(attempt, self._authority), self._members.clock
+        self._deadline = max(self._until, clock.now + self._members.comm.round_deadline_s / 10)
         try:
-            there, lost, total = self._steps(ServerRound(attempt, self._authority), clients)
+            there, lost, total = self._steps(server, clients)
         except SecureError as error:
             self._audit.note("sum", **facts, why=str(error))
             raise
         finally:
             self._close()
+            self._complaints.update(server.complaints)
+            for rank in sorted(server.liars):
+                self._faults[rank - 1] += 2
+                self._members.warn(f"{attempt.where}: silo {rank} reveals wrong shares")
         self._audit.note("sum", **facts, silos=there, lost=lost)
         if lost:
             log.warn(f"{attempt.where}: {listed(lost)} lost after masks were shared; the sum is of {listed(there)}")
@@ -134,12 +143,19 @@ class Sums:
             Kind.SHARES,
             here,
             lambda rank: ({}, roster),
-            lambda rank, got: server.shared(rank, wire.texts(got, attempt)),
+            lambda rank, got: server.shared(rank, *wire.shares(got, attempt)),
         )
+        here = self._step(
+            Kind.CHECKED,
+            here,
+            lambda rank: ({}, wire.tensors({dealer: b"".join(texts) for dealer, texts in server.dealt(rank).items()})),
+            lambda rank, got: server.checked(rank, wire.texts(got, attempt).keys()),
+        )
+        sharing = server.sharing()
         here = self._step(
             Kind.MASKED,
             here,
-            lambda rank: ({}, wire.tensors(server.sealed(rank))),
+            lambda rank: ({"sharing": sharing}, {}),
             lambda rank, got: server.masked(rank, wire.vector(got, attempt)),
         )
         there = server.there()
@@ -168,7 +184,8 @@ class Sums:
         """Ask these clients, and wait for all who may still answer; who has."""
         self._kind, self._said, self._taken = kind, said, taken
         answers: dict[int, bool] = {}
-        self._poll = Poll(self._members, clients, f"{kind.name.lower()} of secure aggregation", answers, least=0)
+        what = f"{kind.name.lower()} of secure aggregation"
+        self._poll = Poll(self._members, clients, what, answers, least=0, deadline=self._deadline)
         for client in clients:
             self._ask(client)
         for _ in self._poll.take():
@@ -205,6 +222,16 @@ class Sums:
         meta, tensors = self._said(client + 1)
         attempt = {"attempt": self._attempt.number}
         self._send(self._kind, client + 1, round=self._attempt.round, meta=attempt | meta, tensors=tensors)
+
+    def _excluded(self) -> set[int]:
+        """Clients with two faults, dealers of two complaints, and silos that complain of two dealers.
+
+        Of one complaint nobody can tell which of the two is wrong; a silo that is wrong about others is so again.
+        """
+        dealers = Counter(dealer for _, dealer in self._complaints.elements())
+        silos = Counter(silo for silo, _ in self._complaints)
+        ranks = {rank for counts in (dealers, silos) for rank, count in counts.items() if count > 1}
+        return {rank - 1 for rank in ranks} | {client for client, faults in self._faults.items() if faults > 1}
 
     def _close(self) -> None:
         """Nobody is asked any more, and nothing is kept of the attempt."""

@@ -56,7 +56,7 @@ class Attempt:
 
     def about(self, step: str, *more: object) -> bytes:
         """What keys are derived for, and what is signed: this attempt, a step of it and no other."""
-        return json.dumps(["fl-labelskew secure aggregation 1", asdict(self), step, *more]).encode()
+        return json.dumps(["fl-labelskew secure aggregation 2", asdict(self), step, *more]).encode()
 
     def threshold(self, silos: int) -> int:
         """How many of so many silos have to be there to the end.

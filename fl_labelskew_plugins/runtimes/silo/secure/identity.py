@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -18,7 +17,7 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.runtimes.silo.names import Files, silo_name
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SitsOutError
 
-KEY = 32
+KEY = 65
 MOST = 10_000
 """Bytes of an advertisement."""
 
@@ -30,21 +29,21 @@ class Advert:
     Args:
         share_key: public key that shares are sealed for it with.
         mask_key: public key of the masks that it shares with others.
-        seed_digest: what the seed of its own mask is known by.
+        seed_key: public key of the secret of its own mask.
         signature: over all of them, with the certificate's key.
         certificate: DER.
     """
 
     share_key: bytes
     mask_key: bytes
-    seed_digest: bytes
+    seed_key: bytes
     signature: bytes
     certificate: bytes
 
     @property
     def keys(self) -> bytes:
         """What is signed."""
-        return self.share_key + self.mask_key + self.seed_digest
+        return self.share_key + self.mask_key + self.seed_key
 
     def pack(self) -> bytes:
         """As bytes."""
@@ -113,15 +112,10 @@ class Identity:
         """A signature."""
         return self._key.sign(text, ECDSA(SHA256()))
 
-    def advert(self, rank: int, share_key: bytes, mask_key: bytes, seed_digest: bytes, attempt: Attempt) -> Advert:
+    def advert(self, rank: int, share_key: bytes, mask_key: bytes, seed_key: bytes, attempt: Attempt) -> Advert:
         """An advertisement, signed."""
-        signature = self.sign(attempt.about("keys", rank) + share_key + mask_key + seed_digest)
-        return Advert(share_key, mask_key, seed_digest, signature, self._certificate)
-
-
-def seed_digest(seed: bytes, rank: int, attempt: Attempt) -> bytes:
-    """What the seed of a silo's own mask is known by."""
-    return hashlib.sha256(attempt.about("seed", rank) + seed).digest()
+        signature = self.sign(attempt.about("keys", rank) + share_key + mask_key + seed_key)
+        return Advert(share_key, mask_key, seed_key, signature, self._certificate)
 
 
 def _verify(certificate: x509.Certificate, signature: bytes, text: bytes) -> None:

@@ -1,9 +1,17 @@
-"""Secrets and what is drawn from them: keys (X25519, HKDF), and masks (ChaCha20) that are as long as a vector."""
+"""Secrets and what is drawn from them: keys (P-256, HKDF), and masks (ChaCha20) that are as long as a vector."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    ECDH,
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+    derive_private_key,
+)
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -12,8 +20,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from fl_labelskew_plugins.engine.ring import Vector, parts
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt
 
-SECRET = 16
-"""Bytes of a secret: what Shamir's scheme of pycryptodome shares, and the security of X25519."""
+ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+"""Points of P-256; secrets are numbers from 1 to this one, not included (FIPS 186-4, D.1.2.3)."""
+SECRET, POINT = 32, 65
+"""Bytes of a secret, and of a point."""
 CHUNK = 2**18
 """Bytes of a mask at a time: they stay in the processor's cache."""
 
@@ -23,29 +33,43 @@ def derived(secret: bytes, about: bytes) -> bytes:
     return HKDF(SHA256(), 32, salt=None, info=about).derive(secret)
 
 
-def key_pair(secret: bytes, attempt: Attempt) -> X25519PrivateKey:
-    """The private key that a secret stands for in an attempt."""
-    return X25519PrivateKey.from_private_bytes(derived(secret, attempt.about("private key")))
+def scalar(random: Callable[[int], bytes]) -> int:
+    """A random secret; 16 bytes more than it has make all of them equally likely."""
+    return int.from_bytes(random(SECRET + 16), "big") % (ORDER - 1) + 1
 
 
-def public(key: X25519PrivateKey) -> bytes:
-    """The 32 bytes that others may see."""
-    return key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+def key_pair(secret: int) -> EllipticCurvePrivateKey:
+    """The private key that a secret is; raises ValueError where it is none."""
+    return derive_private_key(secret, SECP256R1())
 
 
-def common(key: X25519PrivateKey, other: bytes, about: bytes) -> bytes:
+def public(key: EllipticCurvePrivateKey) -> bytes:
+    """The point that others may see."""
+    return key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+
+
+def common(key: EllipticCurvePrivateKey, other: bytes, about: bytes) -> bytes:
     """The key of 32 bytes that two have together; raises ValueError for a public key that is none."""
     both = b"".join(sorted((public(key), other)))
-    return derived(key.exchange(X25519PublicKey.from_public_bytes(other)), about + both)
+    return derived(key.exchange(ECDH(), EllipticCurvePublicKey.from_encoded_point(SECP256R1(), other)), about + both)
 
 
-def add_own(vector: Vector, secret: bytes, rank: int, attempt: Attempt, *, remove: bool = False) -> None:
+def add_own(vector: Vector, secret: int, rank: int, attempt: Attempt, *, remove: bool = False) -> None:
     """Add a silo's own mask, which its secret stands for, or take it off; modulo the dtype's range, in place."""
-    _add(vector, attempt.wide, derived(secret, attempt.about("own mask", rank)), negative=remove)
+    _add(
+        vector, attempt.wide, derived(secret.to_bytes(SECRET, "big"), attempt.about("own mask", rank)), negative=remove
+    )
 
 
 def add_shared(
-    vector: Vector, key: X25519PrivateKey, rank: int, other: bytes, peer: int, attempt: Attempt, *, remove: bool = False
+    vector: Vector,
+    key: EllipticCurvePrivateKey,
+    rank: int,
+    other: bytes,
+    peer: int,
+    attempt: Attempt,
+    *,
+    remove: bool = False,
 ) -> None:
     """Add the mask that two silos share, as ``rank`` adds it: the other adds its negative; ``remove``: take it off.
 

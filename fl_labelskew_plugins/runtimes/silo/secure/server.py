@@ -9,7 +9,7 @@ import numpy as np
 from fl_labelskew_plugins.engine.ring import Vector, add, trim, unit
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, Attempt, listed
-from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert, Authority, seed_digest
+from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert, Authority
 from fl_labelskew_plugins.runtimes.silo.secure.silo import agreement, roster_digest
 
 
@@ -25,12 +25,18 @@ class ServerRound:
         self._shown: dict[int, Advert] = {}
         self._roster: dict[int, bytes] = {}
         self._digest = b""
-        self._dealt: dict[int, dict[int, bytes]] = {}
+        self._dealt: dict[int, tuple[dict[int, bytes], bytes]] = {}
+        self._fine: set[int] = set()
+        self.complaints: set[tuple[int, int]] = set()
+        """Silos that say that a dealer's shares are wrong, with the dealer."""
+        self.liars: set[int] = set()
+        """Silos that have revealed shares which do not fit the dealer's commitments."""
+        self._passed_on: list[int] = []
         self._sharing: list[int] = []
         self._added: set[int] = set()
         self._there: list[int] = []
         self._signatures: dict[int, bytes] = {}
-        self._revealed: dict[int, dict[int, bytes]] = {}
+        self._revealed: dict[int, dict[int, int]] = {}
         self._total: Vector = np.zeros(attempt.length, unit(attempt.bits))
 
     # -- what silos send
@@ -42,17 +48,28 @@ class ServerRound:
         self._authority.check(rank, shown, self.attempt)
         self._adverts[rank], self._shown[rank] = advert, shown
 
-    def shared(self, rank: int, sealed: Mapping[int, bytes]) -> None:
-        """Step 1: a silo's sealed shares."""
+    def shared(self, rank: int, sealed: Mapping[int, bytes], commitments: bytes) -> None:
+        """Step 1: a silo's sealed shares, and the commitments to its secrets."""
         self._among(rank, self._roster, "shares")
-        self._in_time(rank, self._sharing)
+        self._in_time(rank, self._passed_on)
         wrong = [len(text) for text in sealed.values() if len(text) != shares.SEALED]
         if sealed.keys() != self._roster.keys() or wrong:
             raise self.attempt.error(f"silo {rank} has not sent one pair of shares for each of {listed(self._roster)}")
-        self._dealt[rank] = dict(sealed)
+        if len(commitments) != 2 * (self._threshold - 1) * masks.POINT:
+            raise self.attempt.error(f"silo {rank} has not sent {self._threshold} commitments to each of its secrets")
+        self._dealt[rank] = dict(sealed), commitments
+
+    def checked(self, rank: int, wrong: Collection[int]) -> None:
+        """Step 2: a silo has checked its shares; whose are wrong."""
+        self._among(rank, self._passed_on, "an answer")
+        self._in_time(rank, self._sharing)
+        if not {*wrong} <= {*self._passed_on} - {rank}:
+            raise self.attempt.error(f"silo {rank} complains of {listed(wrong)}, of {listed(self._passed_on)}")
+        self.complaints |= {(rank, dealer) for dealer in wrong}
+        self._fine |= {rank} if not wrong else set()
 
     def masked(self, rank: int, vector: Vector) -> None:
-        """Step 2: a silo's masked vector, which is added; once."""
+        """Step 3: a silo's masked vector, which is added; once."""
         self._among(rank, self._sharing, "a vector")
         self._in_time(rank, self._there)
         if rank in self._added:
@@ -62,7 +79,7 @@ class ServerRound:
         self._added.add(rank)
 
     def agreed(self, rank: int, signature: bytes) -> None:
-        """Step 3: a silo's signature of who is in the sum."""
+        """Step 4: a silo's signature of who is in the sum."""
         self._among(rank, self._there, "a signature")
         text = agreement(self.attempt, self._digest, self._there)
         if not self._authority.signed(rank, self._shown[rank], signature, text):
@@ -70,16 +87,11 @@ class ServerRound:
         self._signatures[rank] = signature
 
     def revealed(self, rank: int, given: Mapping[int, bytes]) -> None:
-        """Step 4: a silo's shares, one of each silo that has shared."""
+        """Step 5: a silo's shares, one of each silo that shares masks."""
         self._among(rank, self._there, "shares")
         if given.keys() != set(self._sharing):
             raise self.attempt.error(f"silo {rank} reveals no share of {listed(set(self._sharing) - given.keys())}")
-        for dealer, share in given.items():
-            what = self._what(dealer)
-            known = shares.digests(self._dealt[dealer][rank])[what]
-            if len(share) != masks.SECRET or shares.Way(self.attempt, dealer, rank).digest(what, share) != known:
-                raise self.attempt.error(f"silo {rank} reveals a wrong share of the {what} of silo {dealer}")
-        self._revealed[rank] = dict(given)
+        self._revealed[rank] = {dealer: int.from_bytes(share, "big") for dealer, share in given.items()}
 
     # -- what they are told
 
@@ -91,15 +103,25 @@ class ServerRound:
             self._digest = roster_digest(self.attempt, self._roster)
         return self._roster
 
-    def sealed(self, rank: int) -> dict[int, bytes]:
-        """The shares for a silo, of all who have shared; closes step 1."""
-        if not self._sharing:
+    def dealt(self, rank: int) -> dict[int, tuple[bytes, bytes]]:
+        """The shares for a silo and the commitments, of all who have shared; closes step 1."""
+        if not self._passed_on:
             self._enough(self._dealt, "have shared")
-            self._sharing = sorted(self._dealt)
-        return {dealer: self._dealt[dealer][rank] for dealer in self._sharing}
+            self._passed_on = sorted(self._dealt)
+        dealt = {dealer: self._dealt[dealer] for dealer in self._passed_on}
+        return {dealer: (sealed[rank], commitments) for dealer, (sealed, commitments) in dealt.items()}
+
+    def sharing(self) -> list[int]:
+        """Who shares masks; closes step 2, and the attempt where somebody complains."""
+        if not self._sharing:
+            for rank, dealer in sorted(self.complaints):
+                raise self.attempt.error(f"silo {rank} says that the shares of silo {dealer} do not fit together")
+            self._enough(self._fine, "have checked their shares")
+            self._sharing = sorted(self._fine)
+        return self._sharing
 
     def there(self) -> list[int]:
-        """Who is in the sum; closes step 2."""
+        """Who is in the sum; closes step 3."""
         if not self._there:
             self._enough(self._added, "have sent a vector")
             self._there = sorted(self._added)
@@ -115,16 +137,11 @@ class ServerRound:
         attempt, total = self.attempt, self._total
         self._enough(self._revealed, "have revealed their shares")
         for dealer in self._sharing:
-            secret = shares.combined(self._chosen(dealer), list(self._roster))
-            shown = self._shown[dealer]
+            secret = self._secret(dealer)
             if dealer in self._added:
-                if seed_digest(secret, dealer, attempt) != shown.seed_digest:
-                    raise attempt.error(f"the shares that silo {dealer} has dealt of its seed do not fit together")
                 masks.add_own(total, secret, dealer, attempt, remove=True)
                 continue
-            key = masks.key_pair(secret, attempt)
-            if masks.public(key) != shown.mask_key:
-                raise attempt.error(f"the shares that silo {dealer} has dealt of its key do not fit together")
+            key = masks.key_pair(secret)
             for peer in self._there:  # who has added a mask that it shares with the one that is lost
                 masks.add_shared(total, key, peer, self._shown[peer].mask_key, dealer, attempt, remove=True)
         trim(total, attempt.bits, attempt.wide)
@@ -133,14 +150,24 @@ class ServerRound:
 
     @property
     def lost(self) -> list[int]:
-        """Who has shared and is not in the sum."""
+        """Who shares masks and is not in the sum."""
         return sorted(set(self._sharing) - set(self._there))
 
-    def _what(self, dealer: int) -> str:
-        return shares.SEED if dealer in self._added else shares.KEY
-
-    def _chosen(self, dealer: int) -> dict[int, bytes]:
-        return {rank: self._revealed[rank][dealer] for rank in sorted(self._revealed)[: self._threshold]}
+    def _secret(self, dealer: int) -> int:
+        """A silo's seed, or if it is not in the sum, its key; shares are checked one by one only if they do not fit."""
+        shown, given = self._shown[dealer], {rank: self._revealed[rank][dealer] for rank in sorted(self._revealed)}
+        what, public = (shares.SEED, shown.seed_key) if dealer in self._added else (shares.KEY, shown.mask_key)
+        known = shares.commitments(self._dealt[dealer][1], shown.seed_key, shown.mask_key)[what]
+        for _ in range(2):
+            secret = shares.combined(dict(list(given.items())[: self._threshold]))
+            if secret and masks.public(masks.key_pair(secret)) == public:
+                return secret
+            wrong = {rank for rank, share in given.items() if not shares.fits(share, rank, known)}
+            self.liars |= wrong
+            given = {rank: share for rank, share in given.items() if rank not in wrong}
+            if len(given) < self._threshold:
+                break
+        raise self.attempt.error(f"{listed(self.liars)} reveals a wrong share of the {what} of silo {dealer}")
 
     def _among(self, rank: int, ranks: Collection[int], what: str) -> None:
         if rank not in ranks:

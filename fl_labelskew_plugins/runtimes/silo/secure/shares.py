@@ -1,66 +1,125 @@
-"""Shamir's shares of a silo's two secrets: dealt, sealed for one peer each, and put together again."""
+"""Verifiable shares of a silo's two secrets: dealt, sealed for one peer each, checked, and combined.
+
+Feldman, A Practical Scheme for Non-interactive Verifiable Secret Sharing, FOCS 1987, over the curve P-256 with base
+point ``G``: the shares of a secret are ``f(x)`` for each rank ``x``, with ``f`` a polynomial of degree ``t - 1`` and
+``f(0)`` the secret. The dealer publishes its commitments, ``f_j G`` of each coefficient ``f_j``. Everybody can then
+check that ``f(x) G`` is the sum of ``x^j f_j G``; shares that fit the same commitments belong to one secret.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from Crypto.Protocol.SecretSharing import Shamir
+from Crypto.PublicKey.ECC import EccPoint  # type: ignore[attr-defined]
 from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from fl_labelskew_plugins.runtimes.silo.secure import masks
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt
-from fl_labelskew_plugins.runtimes.silo.secure.masks import SECRET
+from fl_labelskew_plugins.runtimes.silo.secure.masks import ORDER, POINT, SECRET
 
 SEED, KEY = "seed", "key"
 """The two secrets: of the own mask, and of the key of shared masks."""
-DIGEST = 32
-SEALED = 2 * SECRET + 16 + 2 * DIGEST
-"""Bytes of what one peer is sent: two shares, encrypted, and their digests."""
+SEALED = 2 * SECRET + 16
+"""Bytes of two shares, encrypted."""
 
 
-def dealt(secret: bytes, at_least: int, ranks: list[int]) -> dict[int, bytes]:
-    """A share of a secret for each of these."""
-    return {ranks[index - 1]: share for index, share in Shamir.split(at_least, len(ranks), secret)}
+def dealt(
+    secret: int, at_least: int, ranks: Collection[int], random: Callable[[int], bytes]
+) -> tuple[dict[int, int], list[bytes]]:
+    """A share of a secret for each of these, and the commitments, ``at_least`` points."""
+    factors = [secret, *(masks.scalar(random) for _ in range(at_least - 1))]
+    shares = {rank: sum(factor * pow(rank, j, ORDER) for j, factor in enumerate(factors)) % ORDER for rank in ranks}
+    return shares, [masks.public(masks.key_pair(factor)) for factor in factors]
 
 
-def combined(shares: Mapping[int, bytes], ranks: list[int]) -> bytes:
-    """The secret that these shares are of; some other one where they do not belong together."""
-    return bytes(Shamir.combine([(ranks.index(rank) + 1, share) for rank, share in sorted(shares.items())]))
+def combined(shares: Mapping[int, int]) -> int:
+    """The secret that these shares are of, by Lagrange's formula at 0; another number if they do not fit."""
+    secret = 0
+    for rank, share in shares.items():
+        top = bottom = 1
+        for other in shares.keys() - {rank}:
+            top, bottom = top * other % ORDER, bottom * (other - rank) % ORDER
+        secret += share * top * pow(bottom, -1, ORDER)
+    return secret % ORDER
+
+
+def fits(share: int, rank: int, commitments: Sequence[bytes]) -> bool:
+    """Whether a share is the one of this rank, by Horner's rule on the commitments."""
+    if not 0 < share < ORDER:
+        return False
+    try:
+        points = [_point(text) for text in commitments]
+    except ValueError:
+        return False
+    total = points[-1]
+    for point in reversed(points[:-1]):
+        total = _times(total, rank)
+        total += point
+    return bool(total == _point(masks.public(masks.key_pair(share))))
+
+
+def _point(text: bytes) -> EccPoint:
+    if len(text) != POINT or text[0] != 4:  # as uncompressed points begin
+        raise ValueError("no point")
+    half = 1 + SECRET
+    return EccPoint(int.from_bytes(text[1:half], "big"), int.from_bytes(text[half:], "big"), "p256")
+
+
+def _times(point: EccPoint, number: int) -> EccPoint:
+    """A small multiple; the library's own product takes as long for small numbers as for large ones."""
+    total = point.copy()
+    for bit in bin(number)[3:]:
+        total.double()
+        if bit == "1":
+            total += point
+    return total
 
 
 @dataclass(frozen=True)
 class Way:
-    """From the dealer of shares to one receiver, in an attempt."""
+    """From the dealer of shares to one receiver, in an attempt.
+
+    ``roster``: digest of everybody's keys; ``commitments``: the dealer's, of both secrets.
+    """
 
     attempt: Attempt
     dealer: int
     receiver: int
+    roster: bytes
+    commitments: bytes
 
-    def digest(self, what: str, share: bytes) -> bytes:
-        """What a share is known by without being known."""
-        return hashlib.sha256(self.attempt.about(f"share of {what}", self.dealer, self.receiver) + share).digest()
+    def sealed(self, pair: tuple[int, int], key: EllipticCurvePrivateKey, other: bytes) -> bytes:
+        """Shares of the dealer's seed and key, for the receiver's public key."""
+        text = b"".join(share.to_bytes(SECRET, "big") for share in pair)
+        return self._cipher(key, other).encrypt(bytes(12), text, self._about)  # a key seals once
 
-    def sealed(self, pair: tuple[bytes, bytes], key: X25519PrivateKey, other: bytes, roster: bytes) -> bytes:
-        """Shares of the dealer's seed and key, for the receiver's public key; ``roster``: digest of everybody's."""
-        known = b"".join(self.digest(what, share) for what, share in zip((SEED, KEY), pair, strict=True))
-        return self._cipher(key, other).encrypt(bytes(12), b"".join(pair), roster + known) + known  # a key seals once
-
-    def opened(self, text: bytes, key: X25519PrivateKey, other: bytes, roster: bytes) -> tuple[bytes, bytes] | None:
+    def opened(self, text: bytes, key: EllipticCurvePrivateKey, other: bytes) -> tuple[int, int] | None:
         """The two shares, or None where they were changed on their way, or are not of this attempt and roster."""
         try:
-            pair = self._cipher(key, other).decrypt(bytes(12), text[: -2 * DIGEST], roster + text[-2 * DIGEST :])
+            pair = self._cipher(key, other).decrypt(bytes(12), text, self._about)
         except InvalidTag:
             return None
-        return pair[:SECRET], pair[SECRET:]
+        return int.from_bytes(pair[:SECRET], "big"), int.from_bytes(pair[SECRET:], "big")
 
-    def _cipher(self, key: X25519PrivateKey, other: bytes) -> ChaCha20Poly1305:
+    @property
+    def _about(self) -> bytes:
+        return self.roster + hashlib.sha256(self.commitments).digest()
+
+    def _cipher(self, key: EllipticCurvePrivateKey, other: bytes) -> ChaCha20Poly1305:
         return ChaCha20Poly1305(masks.common(key, other, self.attempt.about("sealed", self.dealer, self.receiver)))
 
 
-def digests(text: bytes) -> dict[str, bytes]:
-    """By secret, the digests that a dealer has sent with two sealed shares."""
-    return {SEED: text[-2 * DIGEST : -DIGEST], KEY: text[-DIGEST:]}
+def published(seed: Sequence[bytes], key: Sequence[bytes]) -> bytes:
+    """Commitments of both secrets; the first points are the dealer's public keys, which are known."""
+    return b"".join([*seed[1:], *key[1:]])
+
+
+def commitments(text: bytes, seed: bytes, key: bytes) -> dict[str, list[bytes]]:
+    """What :func:`published` made, by secret, with the dealer's public keys."""
+    points = [text[start : start + POINT] for start in range(0, len(text), POINT)]
+    half = len(points) // 2
+    return {SEED: [seed, *points[:half]], KEY: [key, *points[half:]]}

@@ -6,16 +6,14 @@ import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping
 
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
 from fl_labelskew_plugins.engine.ring import Vector, trim
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, Attempt, SitsOutError, listed
-from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert, Authority, Identity, seed_digest
+from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert, Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.secure.shares import Way
 
-STEPS = ("advertise", "share", "open", "mask", "agree", "reveal")
+STEPS = ("advertise", "share", "check", "mask", "agree", "reveal")
 
 
 def roster_digest(attempt: Attempt, roster: Mapping[int, bytes]) -> bytes:
@@ -53,16 +51,16 @@ class SiloRound:
         self.attempt, self.rank = attempt, rank
         self._identity, self._authority, self._account, self._least = identity, authority, account, least
         self._noisy = noisy
-        self._seed, self._secret = random(masks.SECRET), random(masks.SECRET)
-        self._share_key = X25519PrivateKey.from_private_bytes(random(32))
-        self._mask_key = masks.key_pair(self._secret, attempt)
+        self._random, self._seed, self._secret = random, masks.scalar(random), masks.scalar(random)
+        self._share_key, self._mask_key = masks.key_pair(masks.scalar(random)), masks.key_pair(self._secret)
+        self._commitments = b""
         self._done = 0
         self._advert = b""
         self._adverts: dict[int, Advert] = {}
         self.roster = b""
         """Digest of everybody's keys, which no other attempt has."""
         self._threshold = LEAST
-        self._shares: dict[int, tuple[bytes, bytes]] = {}
+        self._shares: dict[int, tuple[int, int]] = {}
         self.there: list[int] = []
         """Who is in the sum, once this silo has agreed to it."""
 
@@ -79,13 +77,12 @@ class SiloRound:
     def advertise(self) -> bytes:
         """Step 0: this silo's public keys, signed."""
         self._begin("advertise")
-        digest = seed_digest(self._seed, self.rank, self.attempt)
-        keys = masks.public(self._share_key), masks.public(self._mask_key)
-        self._advert = self._identity.advert(self.rank, *keys, digest, self.attempt).pack()
+        share, mask, seed = map(masks.public, (self._share_key, self._mask_key, masks.key_pair(self._seed)))
+        self._advert = self._identity.advert(self.rank, share, mask, seed, self.attempt).pack()
         return self._advert
 
-    def share(self, roster: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Step 1: of everybody's keys, a pair of sealed shares for each."""
+    def share(self, roster: Mapping[int, bytes]) -> tuple[dict[int, bytes], bytes]:
+        """Step 1: of everybody's keys, a pair of sealed shares for each, and the commitments of both secrets."""
         self._begin("share")
         attempt, ranks = self.attempt, sorted(roster)
         if roster.get(self.rank) != self._advert:
@@ -95,27 +92,41 @@ class SiloRound:
         self._adverts = {rank: Advert.unpack(roster[rank]) for rank in ranks}
         for rank, advert in self._adverts.items():
             self._authority.check(rank, advert, attempt)
-        shown = [key for advert in self._adverts.values() for key in (advert.share_key, advert.mask_key)]
+        shown = [
+            key for advert in self._adverts.values() for key in (advert.share_key, advert.mask_key, advert.seed_key)
+        ]
         if len(set(shown)) != len(shown):
             raise attempt.error("the server's list has a key twice")
         self.roster = roster_digest(attempt, roster)
-        dealt = [shares.dealt(secret, self._threshold, ranks) for secret in (self._seed, self._secret)]
+        seeds, of_seed = shares.dealt(self._seed, self._threshold, ranks, self._random)
+        keys, of_key = shares.dealt(self._secret, self._threshold, ranks, self._random)
+        self._commitments = shares.published(of_seed, of_key)
         # its own pair, too: it is one of those that open the sum
-        return {rank: self._sealed((dealt[0][rank], dealt[1][rank]), rank) for rank in ranks}
+        return {rank: self._sealed((seeds[rank], keys[rank]), rank) for rank in ranks}, self._commitments
 
-    def open(self, sealed: Mapping[int, bytes]) -> None:
-        """Step 2: what those who have shared have sealed for this silo; with them its masks are shared."""
-        self._begin("open")
-        if self.rank not in sealed or not sealed.keys() <= self._adverts.keys():
-            raise self.attempt.error(f"the server sends shares of {listed(sealed)}, of {listed(self._adverts)} in all")
-        self._enough(sealed, "have shared")
-        for dealer, text in sealed.items():
-            self._shares[dealer] = self._opened(dealer, text)
+    def check(self, dealt: Mapping[int, tuple[bytes, bytes]]) -> list[int]:
+        """Step 2: by dealer, the pair that it has sealed for this silo, and its commitments; whose shares are wrong.
 
-    def mask(self, vector: Vector) -> Vector:
-        """Step 2, once the vector is known: it, with a mask of its own and one shared with each other silo."""
+        A complaint reveals nothing. The attempt is over with it, before any silo has masked its vector.
+        """
+        self._begin("check")
+        if self.rank not in dealt or not dealt.keys() <= self._adverts.keys():
+            raise self.attempt.error(f"the server sends shares of {listed(dealt)}, of {listed(self._adverts)} in all")
+        if dealt[self.rank][1] != self._commitments:
+            raise self.attempt.error("the server has changed this silo's own commitments")
+        self._enough(dealt, "have shared")
+        pairs = {dealer: self._opened(dealer, *texts) for dealer, texts in dealt.items()}
+        self._shares = {dealer: pair for dealer, pair in pairs.items() if pair is not None}
+        return sorted(pairs.keys() - self._shares.keys())
+
+    def mask(self, vector: Vector, sharing: Collection[int]) -> Vector:
+        """Step 3: the vector, with a mask of its own and one for each other silo that shares masks, by the server."""
         self._begin("mask")
         attempt = self.attempt
+        if self.rank not in sharing or len({*sharing}) < len(sharing) or not {*sharing} <= self._shares.keys():
+            raise attempt.error(f"the server says that {listed(sharing)} share masks, of {listed(self._shares)}")
+        self._enough(sharing, "share masks")
+        self._shares = {rank: self._shares[rank] for rank in sharing}
         if not self._noisy:
             self._account.mask(attempt, sorted(self._shares))
         masked = attempt.vector(vector, "what this silo would send").copy()
@@ -130,7 +141,7 @@ class SiloRound:
         return masked
 
     def agree(self, there: Collection[int]) -> bytes:
-        """Step 3: sign who is in the sum, as the server says."""
+        """Step 4: sign who is in the sum, as the server says."""
         self._begin("agree")
         ranks = sorted(there)
         if self.rank not in ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= self._shares.keys():
@@ -144,7 +155,7 @@ class SiloRound:
         return self._identity.sign(agreement(self.attempt, self.roster, ranks))
 
     def reveal(self, signatures: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Step 4: once enough have signed the same, a share of each seed, or of the key of who is not in the sum."""
+        """Step 5: once enough have signed the same, a share of each seed, or of the key of who is not in the sum."""
         self._begin("reveal")
         attempt, text = self.attempt, agreement(self.attempt, self.roster, self.there)
         for rank, signature in signatures.items():
@@ -152,7 +163,8 @@ class SiloRound:
                 raise attempt.error(f"silo {rank} has not signed that the sum is of {listed(self.there)}")
         self._enough(signatures, f"have signed that the sum is of {listed(self.there)}")
         self._account.open(attempt, self.there)
-        return {dealer: pair[dealer not in self.there] for dealer, pair in sorted(self._shares.items())}
+        given = {dealer: pair[dealer not in self.there] for dealer, pair in sorted(self._shares.items())}
+        return {dealer: share.to_bytes(masks.SECRET, "big") for dealer, share in given.items()}
 
     def _begin(self, step: str) -> None:
         if self.step != step:
@@ -165,22 +177,18 @@ class SiloRound:
             why = f"{len(ranks)} silos {what}, and this silo takes part with {needed} at least"
             raise SitsOutError(f"{self.attempt.where}: {why}")
 
-    def _sealed(self, pair: tuple[bytes, bytes], rank: int) -> bytes:
-        key = self._adverts[rank].share_key
+    def _sealed(self, pair: tuple[int, int], rank: int) -> bytes:
+        way = Way(self.attempt, self.rank, rank, self.roster, self._commitments)
         try:
-            return Way(self.attempt, self.rank, rank).sealed(pair, self._share_key, key, self.roster)
+            return way.sealed(pair, self._share_key, self._adverts[rank].share_key)
         except ValueError:
             raise self.attempt.error(f"the keys of silo {rank} are none") from None
 
-    def _opened(self, dealer: int, text: bytes) -> tuple[bytes, bytes]:
-        attempt, key, way = self.attempt, self._adverts[dealer].share_key, Way(self.attempt, dealer, self.rank)
-        pair = way.opened(text, self._share_key, key, self.roster) if len(text) == shares.SEALED else None
-        if pair is None:
-            what = f"the shares of silo {dealer} do not open"
-            why = "they were changed, are of another attempt, or it was shown another list"
-            raise SitsOutError(f"{attempt.where}: {what}: {why}")
-        for (what, digest), share in zip(shares.digests(text).items(), pair, strict=True):
-            if way.digest(what, share) != digest:
-                why = f"silo {dealer} has dealt another share of its {what} than it has committed to"
-                raise SitsOutError(f"{attempt.where}: {why}")
-        return pair
+    def _opened(self, dealer: int, text: bytes, published: bytes) -> tuple[int, int] | None:
+        """The pair of shares, or None where they do not open, or do not fit the dealer's commitments."""
+        shown, way = self._adverts[dealer], Way(self.attempt, dealer, self.rank, self.roster, published)
+        pair = way.opened(text, self._share_key, shown.share_key)
+        seed, key = shares.commitments(published, shown.seed_key, shown.mask_key).values()
+        if pair is None or len(seed) != self._threshold or len(key) != self._threshold:
+            return None
+        return pair if shares.fits(pair[0], self.rank, seed) and shares.fits(pair[1], self.rank, key) else None

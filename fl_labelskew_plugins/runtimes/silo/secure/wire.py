@@ -9,12 +9,13 @@ from torch import Tensor
 
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt
-from fl_labelskew_plugins.runtimes.silo.secure.identity import MOST
 from fl_labelskew_plugins.runtimes.transport import Kind
 
-STEPS = (Kind.KEYS, Kind.SHARES, Kind.MASKED, Kind.THERE, Kind.REVEALED)
+STEPS = (Kind.KEYS, Kind.SHARES, Kind.CHECKED, Kind.MASKED, Kind.THERE, Kind.REVEALED)
 """Messages of the steps, in their order; the server asks with one, and the silo answers with it."""
 VECTOR = "vector"
+MOST = 10**6
+"""Bytes of a text: as many as the commitments of some thousand silos."""
 
 
 def tensors(texts: Mapping[int, bytes]) -> dict[str, Tensor]:
@@ -32,6 +33,12 @@ def texts(arrived: Mapping[str, Tensor], attempt: Attempt) -> dict[int, bytes]:
         if not (name.isdecimal() and len(name) < 10 and value.dtype is torch.uint8 and 0 < value.numel() <= MOST):
             raise attempt.error(f"tensor {name} is none of this step")
     return {int(name): value.numpy().tobytes() for name, value in arrived.items()}
+
+
+def shares(arrived: Mapping[str, Tensor], attempt: Attempt) -> tuple[dict[int, bytes], bytes]:
+    """Sealed shares for each rank; and the commitments, which stand for rank 0."""
+    sealed = texts(arrived, attempt)
+    return sealed, sealed.pop(0, b"")
 
 
 def sent(vector: Vector) -> dict[str, Tensor]:
