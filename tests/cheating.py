@@ -7,6 +7,7 @@ import hashlib
 import os
 import signal
 import sys
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,11 +15,11 @@ import numpy as np
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.engine import sums
 from fl_labelskew_plugins.engine.ring import Ring, Wide, parts
-from fl_labelskew_plugins.runtimes.silo.secure import masks
+from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
-from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
+from fl_labelskew_plugins.runtimes.silo.secure.silo import STEPS, SiloRound
 from fl_labelskew_plugins.runtimes.silo.summed import SummedServer, SummedUploads
 
 ROUND = 1
@@ -49,9 +50,9 @@ def replaced(owner, name, by):
 def replaces_a_key():
     def roster(server, honest):
         theirs = dict(honest())
-        ours = masks.public(masks.key_pair(bytes(16), server.attempt))
+        ours = masks.public(masks.key_pair(7))
         shown = Advert.unpack(theirs[2])
-        theirs[2] = Advert(ours, ours, *(getattr(shown, k) for k in ("seed_digest", "signature", "certificate"))).pack()
+        theirs[2] = Advert(ours, ours, ours, shown.signature, shown.certificate).pack()
         return theirs
 
     replaced(ServerRound, "roster", roster)
@@ -60,13 +61,13 @@ def replaces_a_key():
 @cheat
 def replays_shares():
     kept = {}
-    honest = ServerRound.sealed
+    honest = ServerRound.dealt
 
-    def sealed(self, rank):
+    def dealt(self, rank):
         first = kept.setdefault(rank, honest(self, rank))
         return first if self.attempt.round == ROUND else honest(self, rank)
 
-    ServerRound.sealed = sealed
+    ServerRound.dealt = dealt
 
 
 @cheat
@@ -184,7 +185,7 @@ def begins_a_second_run():
 
 @cheat
 def shows_its_vector():
-    def mask(silo, honest, vector):
+    def mask(silo, honest, vector, sharing):
         print("vector", hashlib.sha256(vector).hexdigest(), flush=True)
         return honest()
 
@@ -206,27 +207,54 @@ def claims_too_many_samples():
 
 @cheat
 def reveals_wrong_shares():
-    replaced(SiloRound, "reveal", lambda silo, honest, signatures: dict.fromkeys(honest(), bytes(16)))
+    replaced(SiloRound, "reveal", lambda silo, honest, signatures: dict.fromkeys(honest(), bytes(32)))
 
 
 @cheat
 def reveals_no_shares():
-    replaced(SiloRound, "reveal", lambda silo, honest, signatures: {silo.rank: bytes(16)})
+    replaced(SiloRound, "reveal", lambda silo, honest, signatures: {silo.rank: bytes(32)})
 
 
 @cheat
 def sends_values_out_of_range():
     """All bits set, of which a ring of fewer than 32 has not all."""
-    replaced(SiloRound, "mask", lambda silo, honest, vector: np.full_like(honest(), -1))
+    replaced(SiloRound, "mask", lambda silo, honest, *_: np.full_like(honest(), -1))
+
+
+def deals_wrong_shares(*victims):
+    """The shares of these silos do not fit the commitments."""
+    honest = shares.dealt
+
+    def dealt(*args):
+        good, commitments = honest(*args)
+        return {rank: share + (rank in victims) for rank, share in good.items()}, commitments
+
+    def share(silo, honestly, roster):
+        shares.dealt = dealt
+        try:
+            return honestly()
+        finally:
+            shares.dealt = honest
+
+    return lambda: replaced(SiloRound, "share", share)
+
+
+CHEATS["deals_wrong_shares"] = deals_wrong_shares(1, 2, 3)
+CHEATS["deals_a_wrong_share"] = deals_wrong_shares(2)
 
 
 @cheat
-def deals_wrong_shares():
-    def share(silo, honest, roster):
-        dealt = honest()
-        return {rank: text[:-1] + bytes([text[-1] ^ 1]) for rank, text in dealt.items()}
+def complains_of_others():
+    """Of one silo in each attempt, though its shares fit."""
+    blamed = iter((1, 1, 2, 2, 3, 3))
+    replaced(SiloRound, "check", lambda silo, honest, dealt: [*honest(), next(blamed)])
 
-    replaced(SiloRound, "share", share)
+
+@cheat
+def answers_each_step_late():
+    """By two seconds."""
+    for step in STEPS:
+        replaced(SiloRound, step, lambda silo, honest, *_: (time.sleep(2), honest())[1])
 
 
 def dies_at(step):
@@ -237,7 +265,7 @@ def dies_at(step):
     return lambda: replaced(SiloRound, step, method)
 
 
-for step in ("advertise", "share", "open", "mask", "agree", "reveal"):
+for step in STEPS:
     CHEATS[f"dies_at_{step}"] = dies_at(step)
 
 if __name__ == "__main__":

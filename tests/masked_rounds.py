@@ -43,7 +43,7 @@ def naive(values, about):
 
 
 class Play:
-    """One attempt, step by step; who is ``lost`` at a step (0 to 4) sends nothing at it and after it."""
+    """One attempt, step by step; who is ``lost`` at a step (0 to 5) sends nothing at it and after it."""
 
     def __init__(self, hospitals, about, values, lost=None, **options):
         self.about, self.values, self.lost = about, values, lost or {}
@@ -65,28 +65,31 @@ class Play:
 
     def share(self):
         for rank in self.here(1):
-            self.server.shared(rank, self._received(1, rank, self.silos[rank].share(self.server.roster())))
+            self.server.shared(rank, *self._received(1, rank, self.silos[rank].share(self.server.roster())))
+
+    def check(self):
+        for rank in self.here(2):
+            self.server.checked(rank, self._received(2, rank, self.silos[rank].check(self.server.dealt(rank))))
 
     def mask(self):
-        for rank in self.here(1):
-            self.silos[rank].open(self.server.sealed(rank))
-        for rank in self.here(2):
-            self.server.masked(rank, self._received(2, rank, self.silos[rank].mask(self.values[rank])))
+        sharing = self.server.sharing()
+        for rank in self.here(3):
+            self.server.masked(rank, self._received(3, rank, self.silos[rank].mask(self.values[rank], sharing)))
 
     def agree(self):
-        for rank in self.here(3):
-            self.server.agreed(rank, self._received(3, rank, self.silos[rank].agree(self.server.there())))
+        for rank in self.here(4):
+            self.server.agreed(rank, self._received(4, rank, self.silos[rank].agree(self.server.there())))
 
     def reveal(self):
         signatures = dict(self.server.signatures())
-        for rank in self.here(4):
+        for rank in self.here(5):
             if rank in signatures:
-                self.server.revealed(rank, self._received(4, rank, self.silos[rank].reveal(signatures)))
+                self.server.revealed(rank, self._received(5, rank, self.silos[rank].reveal(signatures)))
 
     def upto(self, step):
-        for name in ("advertise", "share", "mask", "agree", "reveal")[:step]:
+        for name in ("advertise", "share", "check", "mask", "agree", "reveal")[:step]:
             getattr(self, name)()
         return self
 
     def total(self):
-        return self.upto(5).server.total().tolist()
+        return self.upto(6).server.total().tolist()

@@ -1,10 +1,10 @@
 """Servers and silos that cheat: each attempt ends in one line that names what was wrong, and opens no single upload."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from Crypto.Protocol import SecretSharing
 from fl_labelskew_registry import LabelSkewError
 from masked_rounds import Hospital, Play, attempt, naive, vectors
 from scipy.stats import chisquare
@@ -47,9 +47,9 @@ def again(silo, step):
 def test_a_server_that_puts_its_own_key_in_the_place_of_a_silos(play):
     """It would have the masks that others share with that silo; only the certificate's key can sign them."""
     play.upto(1)
-    ours = masks.public(masks.key_pair(bytes(16), ABOUT))
+    ours = masks.public(masks.key_pair(7))
     roster = dict(play.server.roster())
-    replaced = {"share_key": ours, "mask_key": ours, "seed_digest": bytes(32)}
+    replaced = {"share_key": ours, "mask_key": ours, "seed_key": ours}
     for field, value in replaced.items():
         shown = replace(Advert.unpack(roster[2]), **{field: value})
         why = "the keys of silo 2 are not signed with its certificate's key for this attempt; somebody has replaced"
@@ -105,38 +105,53 @@ def test_a_server_that_shows_each_silo_another_list(play, hospitals):
     roster = play.server.roster()
     mixed = play.silos[1].share(roster | {4: other.server.roster()[4]})
     for rank in (2, 3, 4):
-        play.server.shared(rank, play.silos[rank].share(roster))
-    play.server.shared(1, mixed)
-    why = "the shares of silo 1 do not open: they were changed, are of another attempt, or it was shown another list"
-    assert refused(play.silos[2].open, play.server.sealed(2)) == why
+        play.server.shared(rank, *play.silos[rank].share(roster))
+    play.server.shared(1, *mixed)
+    play.check()
+    assert refused(play.server.sharing) == "silo 1 says that the shares of silo 2 do not fit together"
+    assert play.server.complaints == {(1, 2), (1, 3), (1, 4), (2, 1), (3, 1), (4, 1)}
 
 
 def test_a_server_that_replays_shares(play, hospitals):
     """Those of an earlier attempt, or those for another silo."""
     earlier = Play(hospitals(4), attempt(number=1), play.values).upto(2)
-    earlier.server.sealed(1)
+    earlier.server.dealt(1)
     play.upto(2)
-    sealed = play.server.sealed(1)
-    assert refused(play.silos[1].open, sealed | {2: earlier.server.sealed(1)[2]}).startswith("the shares of silo 2 do")
-    assert refused(play.silos[2].open, play.server.sealed(2) | {3: sealed[3]}).startswith("the shares of silo 3 do not")
-    changed = bytes([sealed[3][0] ^ 1]) + sealed[3][1:]
-    assert refused(play.silos[3].open, play.server.sealed(3) | {4: changed}).startswith("the shares of silo 4 do not")
-    assert refused(play.silos[4].open, play.server.sealed(4) | {2: b""}).startswith("the shares of silo 2 do not open")
+    dealt = {rank: play.server.dealt(rank) for rank in RANKS}
+    assert play.silos[1].check(dealt[1] | {2: earlier.server.dealt(1)[2]}) == [2]
+    assert play.silos[2].check(dealt[2] | {3: dealt[1][3]}) == [3]
+    sealed, commitments = dealt[3][4]
+    assert play.silos[3].check(dealt[3] | {4: (bytes([sealed[0] ^ 1]) + sealed[1:], commitments)}) == [4]
+    sealed, commitments = dealt[4][2]
+    assert play.silos[4].check(dealt[4] | {2: (b"", commitments), 3: (dealt[4][3][0], b"")}) == [2, 3]
+
+
+def test_a_server_that_changes_commitments(play):
+    """A receiver then says that the shares do not fit, which reveals none of them; a dealer refuses to go on."""
+    play.upto(2)
+    dealt = {rank: play.server.dealt(rank) for rank in RANKS}
+    sealed, commitments = dealt[1][2]
+    swapped = commitments[65:130] + commitments[:65] + commitments[130:]
+    assert play.silos[1].check(dealt[1] | {2: (sealed, swapped)}) == [2]
+    why = "the server says that silos 1, 2, 3, 4 share masks, of silos 1, 3, 4"
+    assert refused(play.silos[1].mask, play.values[1], [1, 2, 3, 4]) == why
+    own = {2: (dealt[2][2][0], swapped)}
+    assert refused(play.silos[2].check, dealt[2] | own) == "the server has changed this silo's own commitments"
 
 
 def test_a_server_that_drops_a_silo_after_its_vector_has_come(play):
     """It says that silo 4 is lost, to have its key, and has its vector. Its own mask hides it, which nobody tells."""
-    play.upto(3)
-    play.lost[4] = 3
+    play.upto(4)
+    play.lost[4] = 4
     without = "the server says that the sum is of silos 1, 2, 3, and silos 1, 2, 3, 4 have shared, this one is 4"
     assert refused(play.silos[4].agree, [1, 2, 3]) == without
     play.server._added.discard(4)
-    play.server._total -= play.sent[2, 4]
+    play.server._total -= play.sent[3, 4]
     play.agree()
     play.reveal()
     assert play.server.total().tolist() == naive([play.values[rank] for rank in (1, 2, 3)], ABOUT)
-    key = masks.key_pair(shares.combined({k: play.sent[4, k][4] for k in (1, 2, 3)}, list(RANKS)), ABOUT)
-    bare = play.sent[2, 4].copy()
+    key = masks.key_pair(shares.combined({k: int.from_bytes(play.sent[5, k][4], "big") for k in (1, 2, 3)}))
+    bare = play.sent[3, 4].copy()
     for peer in (1, 2, 3):
         masks.add_shared(bare, key, 4, play.server._shown[peer].mask_key, peer, ABOUT, remove=True)
     assert not np.any(bare == play.values[4])
@@ -148,7 +163,7 @@ def test_a_server_that_drops_a_silo_after_its_vector_has_come(play):
 
 def test_a_server_that_asks_for_both_kinds_of_share(play):
     """Of silo 4: it is in the sum for some, lost for others. Signatures of more than two thirds are of one set."""
-    play.upto(3)
+    play.upto(4)
     whole, without = [1, 2, 3, 4], [1, 2, 3]
     signed = {1: play.silos[1].agree(without), 2: play.silos[2].agree(without), 3: play.silos[3].agree(whole)}
     assert refused(play.silos[1].reveal, signed) == "silo 3 has not signed that the sum is of silos 1, 2, 3"
@@ -161,16 +176,16 @@ def test_a_server_that_asks_for_both_kinds_of_share(play):
 
 def test_a_server_that_asks_twice(play):
     """For shares, signatures or a vector again, of the same or of others, also after what was refused."""
-    play.upto(5)
+    play.upto(6)
     silo = play.silos[1]
-    calls = {"share": {}, "open": {}, "mask": np.zeros(7, np.uint32), "agree": [1, 2, 3], "reveal": {}}
-    for step, what in calls.items():
+    calls = {"share": [{}], "check": [{}], "mask": [np.zeros(7, np.uint32), [1, 2, 3]], "agree": [[1, 2, 3]]}
+    for step, what in (calls | {"reveal": [{}]}).items():
         why = f"the server asks this silo to {step} out of turn; each step is taken once"
-        assert refused(getattr(silo, step), what) == why
+        assert refused(getattr(silo, step), *what) == why
 
 
 def test_a_server_that_lies_about_who_is_in_the_sum(play):
-    play.upto(3)
+    play.upto(4)
     for there in ([1, 2, 3, 4, 5], [2, 3, 4], [1, 1, 2, 3]):
         named = "silos " + ", ".join(map(str, there))
         why = f"the server says that the sum is of {named}, and silos 1, 2, 3, 4 have shared, this one is 1"
@@ -178,19 +193,25 @@ def test_a_server_that_lies_about_who_is_in_the_sum(play):
         again(play.silos[1], "agree")
     why = "2 silos are in the sum, and this silo takes part with 3 at least"
     assert refused(play.silos[1].agree, [1, 2]) == why
-    sealed = play.server.sealed(2)
-    again(play.silos[2], "open")
+    dealt = play.server.dealt(2)
+    again(play.silos[2], "check")
     why = "the server sends shares of silos 1, 2, 3, 4, 7, of silos 1, 2, 3, 4 in all"
-    assert refused(play.silos[2].open, sealed | {7: sealed[1]}) == why
-    again(play.silos[2], "open")
-    assert refused(play.silos[2].open, {2: sealed[2], 3: sealed[3]}).startswith("2 silos have shared, and this silo")
+    assert refused(play.silos[2].check, dealt | {7: dealt[1]}) == why
+    again(play.silos[2], "check")
+    assert refused(play.silos[2].check, {2: dealt[2], 3: dealt[3]}).startswith("2 silos have shared, and this silo")
+    for sharing in ([1, 2, 3, 4, 5], [2, 3, 4], [1, 1, 2, 3]):
+        again(play.silos[1], "mask")
+        why = f"the server says that silos {', '.join(map(str, sharing))} share masks, of silos 1, 2, 3, 4"
+        assert refused(play.silos[1].mask, play.values[1], sharing) == why
+    again(play.silos[1], "mask")
+    assert refused(play.silos[1].mask, play.values[1], [1, 2]).startswith("2 silos share masks, and this silo takes")
 
 
 def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
     """The difference of two sums would be what one silo sends; the account holds after a restart, too."""
     wards, values = hospitals(5), vectors(range(1, 6), ABOUT)
     Play(wards, ABOUT, values).total()
-    again = Play(wards[:4], attempt(number=1), values, noisy=True).upto(3)
+    again = Play(wards[:4], attempt(number=1), values, noisy=True).upto(4)
     line = refused(again.silos[1].agree, [1, 2, 3, 4])
     file = wards[0].folder / "secure.json"
     assert line == (
@@ -208,15 +229,13 @@ def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
 def test_a_server_that_opens_a_vector_in_several_sums_by_other_silos_each(hospitals):
     """Silo 1 would be in two sums of one round that silos 2, 3, 4 and silos 5, 6, 7 open without it."""
     wards, values = hospitals(7), vectors(range(1, 8), ABOUT)
-    Play(wards[:4], ABOUT, values, lost={1: 3}).total()
-    again = Play([wards[0], *wards[4:]], attempt(number=1), values, lost={1: 3}).upto(2)
-    for silo in again.silos.values():
-        silo.open(again.server.sealed(silo.rank))
-    line = refused(again.silos[1].mask, values[1])
+    Play(wards[:4], ABOUT, values, lost={1: 4}).total()
+    again = Play([wards[0], *wards[4:]], attempt(number=1), values).upto(3)
+    line = refused(again.silos[1].mask, values[1], [1, 5, 6, 7])
     assert line.startswith(
         "this silo has masked its vector with silos 1, 2, 3, 4, and now silos 1, 5, 6, 7 share masks"
     )
-    noisy = Play([wards[0], *wards[4:]], attempt(number=2), values, lost={1: 3}, noisy=True)
+    noisy = Play([wards[0], *wards[4:]], attempt(number=2), values, lost={1: 4}, noisy=True)
     assert noisy.total() == naive([values[rank] for rank in (1, 5, 6, 7)], ABOUT)  # whose noise is of this attempt
 
 
@@ -250,7 +269,7 @@ def test_an_account_that_cannot_be_written(play, monkeypatch):
     def full(number):
         raise OSError(28, "No space left on device")
 
-    play.upto(4)
+    play.upto(5)
     monkeypatch.setattr(account.os, "fsync", full)
     assert refused(play.silos[1].reveal, play.server.signatures()).endswith(
         "secure.json cannot be written (No space left on device), and without that account this silo opens nothing"
@@ -262,79 +281,104 @@ def test_an_account_that_cannot_be_written(play, monkeypatch):
 
 def test_a_silo_that_reveals_wrong_shares_or_none(play):
     """The server names it, and goes on with the others: three of four are enough."""
-    play.upto(4)
+    play.upto(5)
     signatures = dict(play.server.signatures())
     given = {rank: play.silos[rank].reveal(signatures) for rank in RANKS}
-    wrong = given[1] | {3: bytes(16)}
-    assert refused(play.server.revealed, 1, wrong) == "silo 1 reveals a wrong share of the seed of silo 3"
-    assert refused(play.server.revealed, 1, given[1] | {3: b""}) == "silo 1 reveals a wrong share of the seed of silo 3"
     assert refused(play.server.revealed, 1, {1: given[1][1]}) == "silo 1 reveals no share of silos 2, 3, 4"
     for rank in (2, 3, 4):
         play.server.revealed(rank, given[rank])
+    play.server.revealed(1, given[1] | {3: bytes(32), 4: b""})
     assert play.server.total().tolist() == naive(play.values.values(), ABOUT)
+    assert play.server.liars == {1}
 
 
-def test_a_silo_that_deals_wrong_shares_to_another(play, monkeypatch):
-    """Committed to one and sent another: who gets it says whose it is, before anything is revealed."""
+def test_silos_of_which_too_few_reveal_right_shares(play):
+    play.upto(5)
+    signatures = dict(play.server.signatures())
+    for rank in (1, 2, 3):
+        wrong = {3: bytes(32)} if rank == 2 else {}
+        play.server.revealed(rank, play.silos[rank].reveal(signatures) | wrong)
+    assert refused(play.server.total) == "silo 2 reveals a wrong share of the seed of silo 3"
+
+
+@pytest.mark.parametrize("victims", [[2], [2, 3, 4]])
+def test_a_silo_that_deals_wrong_shares(play, monkeypatch, victims):
+    """Before the first mask, the receivers say whose shares do not fit; the server does not go on with them."""
     play.upto(1)
     roster = play.server.roster()
-    monkeypatch.setattr(shares.Way, "digest", lambda self, what, share: b"?" * 32)
-    play.server.shared(1, play.silos[1].share(roster))
+    deal = shares.dealt
+
+    def wrong(*args):
+        dealt, commitments = deal(*args)
+        return {rank: share + (rank in victims) for rank, share in dealt.items()}, commitments
+
+    monkeypatch.setattr(shares, "dealt", wrong)
+    play.server.shared(1, *play.silos[1].share(roster))
     monkeypatch.undo()
     for rank in (2, 3, 4):
-        play.server.shared(rank, play.silos[rank].share(roster))
-    why = "silo 1 has dealt another share of its seed than it has committed to"
-    assert refused(play.silos[2].open, play.server.sealed(2)) == why
+        play.server.shared(rank, *play.silos[rank].share(roster))
+    play.check()
+    assert play.server.complaints == {(victim, 1) for victim in victims}
+    assert refused(play.server.sharing) == "silo 2 says that the shares of silo 1 do not fit together"
+    assert not play.server._added
+    assert not any((silo._account.file).exists() for silo in play.silos.values())  # so it can be repeated
 
 
-def test_a_silo_whose_shares_do_not_fit_together(play, monkeypatch):
-    """Each is the one it has committed to, and yet they are of no secret: the sum is not opened, and never wrong."""
+def test_a_silo_whose_shares_are_of_a_larger_polynomial(play, monkeypatch):
+    """Its secret could not be put together from the shares of a threshold of silos."""
     play.upto(1)
-    roster = play.server.roster()
-    monkeypatch.setattr(shares, "dealt", lambda secret, least, ranks: {k: bytes([k]) * 16 for k in ranks})
-    play.server.shared(1, play.silos[1].share(roster))
+    deal = shares.dealt
+    monkeypatch.setattr(shares, "dealt", lambda secret, least, *more: deal(secret, least + 1, *more))
+    dealt = play.silos[1].share(play.server.roster())
+    assert refused(play.server.shared, 1, *dealt) == "silo 1 has not sent 3 commitments to each of its secrets"
     monkeypatch.undo()
     for rank in (2, 3, 4):
-        play.server.shared(rank, play.silos[rank].share(roster))
-    play.mask()
-    play.agree()
-    play.reveal()
-    assert refused(play.server.total) == "the shares that silo 1 has dealt of its seed do not fit together"
+        play.server.shared(rank, *play.silos[rank].share(play.server.roster()))
+    assert play.silos[2].check(play.server.dealt(2) | {1: (dealt[0][2], dealt[1])}) == [1]
+
+
+def test_a_silo_that_complains_of_silos_that_did_not_deal(play):
+    play.upto(2)
+    play.server.dealt(1)
+    for wrong in ([5], [1]):
+        why = f"silo 1 complains of silo {wrong[0]}, of silos 1, 2, 3, 4"
+        assert refused(play.server.checked, 1, wrong) == why
 
 
 def test_a_silo_that_sends_shares_for_some_alone(play):
     play.upto(1)
-    dealt = play.silos[1].share(play.server.roster())
+    dealt, commitments = play.silos[1].share(play.server.roster())
     why = "silo 1 has not sent one pair of shares for each of silos 1, 2, 3, 4"
-    assert refused(play.server.shared, 1, {1: dealt[1]}) == why
-    assert refused(play.server.shared, 1, dealt | {2: dealt[2][:-1]}) == why
+    assert refused(play.server.shared, 1, {1: dealt[1]}, commitments) == why
+    assert refused(play.server.shared, 1, dealt | {2: dealt[2][:-1]}, commitments) == why
+    why = "silo 1 has not sent 3 commitments to each of its secrets"
+    assert refused(play.server.shared, 1, dealt, commitments[65:]) == why
 
 
 def test_a_silo_that_sends_no_vector_of_the_ring(hospitals):
     about = attempt(bits=20)
     values = vectors(RANKS, about)
-    play = Play(hospitals(4), about, values).upto(2)
-    play.server.sealed(1)
+    play = Play(hospitals(4), about, values).upto(3)
+    play.server.sharing()
     for wrong in (values[1][:-1], values[1].astype(np.float32), values[1].reshape(1, -1)):
         assert refused(play.server.masked, 1, wrong) == "what silo 1 sends is no vector of 7 numbers of the ring"
     assert refused(play.server.masked, 1, values[1] | 2**20) == "what silo 1 sends has values of more than 20 bits"
     assert refused(play.server.masked, 6, values[1]) == "silo 6 sends a vector and was not asked for any"
     play.server.masked(1, values[1])
     assert refused(play.server.masked, 1, values[1]) == "silo 1 sends a second vector"
-    play.silos[1].open(play.server.sealed(1))
     why = "what this silo would send has values of more than 20 bits"
-    assert refused(play.silos[1].mask, values[1] | 2**20) == why
+    assert refused(play.silos[1].mask, values[1] | 2**20, RANKS) == why
 
 
 def test_a_silo_that_comes_too_late(play):
-    play.upto(5)
-    late = {"advertised": play.sent[0, 1], "shared": play.sent[1, 1], "masked": play.sent[2, 1]}
+    play.upto(6)
+    late = {"advertised": [play.sent[0, 1]], "shared": play.sent[1, 1], "checked": [[]], "masked": [play.sent[3, 1]]}
     for name, what in late.items():
-        assert refused(getattr(play.server, name), 1, what) == "what silo 1 sends comes too late"
+        assert refused(getattr(play.server, name), 1, *what) == "what silo 1 sends comes too late"
 
 
 def test_a_silo_that_signs_another_set(play):
-    play.upto(3)
+    play.upto(4)
     play.server.there()
     signature = play.silos[1].agree([1, 2, 3])
     why = "the signature of silo 1 is not of the sum of silos 1, 2, 3, 4"
@@ -343,14 +387,14 @@ def test_a_silo_that_signs_another_set(play):
 
 
 def test_keys_that_are_none(hospitals):
-    """A point of small order makes a key that everybody knows; a silo that shows one, signed, is named."""
+    """A silo that shows, signed, what is no point of the curve is named."""
     wards = hospitals(4)
     play = Play(wards, ABOUT, vectors(RANKS, ABOUT)).upto(1)
-    advert = wards[1].identity.advert(2, bytes(32), b"\1" * 32, bytes(32), ABOUT).pack()
+    advert = wards[1].identity.advert(2, bytes(65), b"\4" + b"\1" * 64, b"\4" + bytes(64), ABOUT).pack()
     roster = play.server.roster() | {2: advert}
     assert refused(play.silos[1].share, roster) == "the keys of silo 2 are none"
     twice = Advert.unpack(play.server.roster()[1])
-    advert = wards[1].identity.advert(2, twice.share_key, twice.mask_key, bytes(32), ABOUT).pack()
+    advert = wards[1].identity.advert(2, twice.share_key, twice.mask_key, twice.seed_key, ABOUT).pack()
     assert refused(play.silos[3].share, roster | {2: advert}) == "the server's list has a key twice"
 
 
@@ -364,8 +408,8 @@ def test_what_the_server_receives_of_a_silo_is_uniform(hospitals):
     same = {rank: np.arange(about.length, dtype=np.uint16) for rank in (1, 2, 3)}
     received = []
     for number in range(250):
-        play = Play(wards, replace(about, number=number), same).upto(3)
-        received.append(play.sent[2, 1])
+        play = Play(wards, replace(about, number=number), same).upto(4)
+        received.append(play.sent[3, 1])
     values = np.stack(received)
     high, low = (values >> 8).ravel(), (values & 255).ravel()
     differences = (values[1:] - values[:-1]).ravel() >> 8  # of uint16, modulo the ring
@@ -395,30 +439,29 @@ def test_two_silos_whose_data_are_swapped_look_alike(hospitals, monkeypatch):
 
     def run(values, lost):
         drawn = np.random.default_rng(5)
-        monkeypatch.setattr(SecretSharing, "rng", drawn.bytes)
         for ward in wards:
             (ward.folder / "secure.json").unlink(missing_ok=True)
         play = Play(wards, about, values, lost=lost, random=drawn.bytes)
         total = play.total()
         signed = {(0, rank): Advert.unpack(play.sent[0, rank]).keys for rank in RANKS}  # signatures are drawn, too
-        return total, play.sent | signed | dict.fromkeys(play.sent.keys() & {(3, rank) for rank in RANKS})
+        return total, play.sent | signed | dict.fromkeys(play.sent.keys() & {(4, rank) for rank in RANKS})
 
-    for lost in ({}, {3: 2}, {4: 4}):
+    for lost in ({}, {3: 3}, {4: 5}):
         first = run(values, lost)
         plain = run(swapped, lost)
         assert plain[0] == first[0]  # the sum is the same in any case
-        assert not np.array_equal(plain[1][2, 1], first[1][2, 1])
+        assert not np.array_equal(plain[1][3, 1], first[1][3, 1])
         monkeypatch.setattr(masks, "add_shared", made_up)
         second = run(swapped, lost)
         monkeypatch.setattr(masks, "add_shared", shared)
         assert second[0] == first[0]
         assert second[1].keys() == first[1].keys()
         for what, sent in first[1].items():
-            # the roster that shares are sealed for has signatures in it; what is known of shares is in their digests
+            # the roster that shares are sealed for has signatures in it; what is known of shares is in the commitments
             other = second[1][what]
             if what[0] == 1:
-                assert [text[-64:] for text in sent.values()] == [text[-64:] for text in other.values()]
-            elif what[0] == 2:
+                assert sent[1] == other[1]
+            elif what[0] == 3:
                 assert np.array_equal(sent, other)
             else:
                 assert sent == other
@@ -426,7 +469,6 @@ def test_two_silos_whose_data_are_swapped_look_alike(hospitals, monkeypatch):
 
 def test_fewer_shares_than_the_threshold_say_nothing_of_a_secret():
     """For each secret that might be, there is a polynomial through the shares that colluding silos have."""
-    ranks = [1, 2, 3, 4]
-    dealt = shares.dealt(bytes(16), 3, ranks)
-    seen = {shares.combined({1: dealt[1], 2: dealt[2], 3: guess.to_bytes(16, "big")}, ranks) for guess in range(500)}
+    dealt, _ = shares.dealt(7, 3, RANKS, os.urandom)
+    seen = {shares.combined({1: dealt[1], 2: dealt[2], 3: guess}) for guess in range(500)}
     assert len(seen) == 500

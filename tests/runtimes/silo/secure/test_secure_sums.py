@@ -1,6 +1,7 @@
 """Sums of masked vectors, against sums that are computed naively; whoever is lost, and whenever."""
 
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from masked_rounds import Play, attempt, naive, vectors
 from fl_labelskew_plugins.engine.ring import parts, unit
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, number_of_test
+from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 
 
 @pytest.mark.parametrize("bits", [16, 17, 24, 32])
@@ -17,7 +19,7 @@ def test_the_sum_of_all(hospitals, bits):
     values = vectors(range(1, 4), about)
     play = Play(hospitals(3), about, values)
     assert play.total() == (sum(values[rank].astype(np.uint64) for rank in values) % 2**bits).tolist()
-    sent = play.sent[2, 1]
+    sent = play.sent[3, 1]
     assert sent.dtype == (np.uint16 if bits == 16 else np.uint32)
     assert int(sent.max()) < 2**bits
     assert np.mean(sent == values[1]) < 0.001  # nothing of it is in the clear
@@ -51,7 +53,7 @@ def test_any_silos_lost_at_any_step(hospitals, silos):
     about = attempt(length=3, at_least=least)
     values = vectors(range(1, silos + 1), about)
     wards = hospitals(silos)
-    for step, number in itertools.product(range(5), range(silos + 1)):
+    for step, number in itertools.product(range(6), range(silos + 1)):
         for gone in itertools.combinations(range(1, silos + 1), number):
             for ward in wards:
                 (ward.folder / "secure.json").unlink(missing_ok=True)  # each is another run
@@ -61,15 +63,15 @@ def test_any_silos_lost_at_any_step(hospitals, silos):
                 with pytest.raises(SecureError, match=r"silos .*(at least|the sum needs)"):
                     play.total()
                 continue
-            added = left if step < 3 else values
+            added = left if step < 4 else values
             assert play.total() == naive([values[rank] for rank in added], about), (step, gone)
-            assert play.server.lost == (list(gone) if step == 2 else [])
+            assert play.server.lost == (list(gone) if step == 3 else [])
 
 
 def test_silos_lost_at_different_steps(hospitals):
     about = attempt(length=5)
     values = vectors(range(1, 7), about)
-    play = Play(hospitals(6), about, values, lost={1: 0, 2: 2})
+    play = Play(hospitals(6), about, values, lost={1: 0, 2: 3})
     assert play.total() == naive([values[rank] for rank in (3, 4, 5, 6)], about)
 
 
@@ -77,24 +79,51 @@ def test_repeated_with_new_masks(hospitals):
     """Too few are left, so nothing is opened; the same vectors are then sent under other masks, by who is there."""
     about = attempt()
     wards, values = hospitals(4), vectors(range(1, 5), about)
-    first = Play(wards, about, values, lost={3: 2, 4: 2})
+    first = Play(wards, about, values, lost={3: 3, 4: 3})
     with pytest.raises(SecureError) as few:
         first.total()
     assert str(few.value) == "secure aggregation, round 1: 2 silos have sent a vector, and it needs 3 at least"
     second = Play(wards[:3], attempt(number=1), values, noisy=True)
     assert second.total() == naive([values[rank] for rank in (1, 2, 3)], about)
-    assert not np.array_equal(first.sent[2, 1], second.sent[2, 1])
+    assert not np.array_equal(first.sent[3, 1], second.sent[3, 1])
 
 
 @pytest.mark.parametrize(("silos", "at_least"), [(5, 3), (5, 5), (4, 3)])
 def test_any_threshold_shares_are_enough(silos, at_least):
     needed = attempt(at_least=at_least).threshold(silos)
-    secret, ranks = bytes(range(16)), [2, 3, 5, 7, 11][:silos]
-    dealt = shares.dealt(secret, needed, ranks)
+    secret, ranks = 2**255 + 19, [2, 3, 5, 7, 11][:silos]
+    dealt, commitments = shares.dealt(secret, needed, ranks, os.urandom)
     for chosen in itertools.combinations(ranks, needed):
-        assert shares.combined({rank: dealt[rank] for rank in chosen}, ranks) == secret
-    fewer = {rank: dealt[rank] for rank in ranks[: needed - 1]}
-    assert shares.combined(fewer, ranks) != secret
+        assert shares.combined({rank: dealt[rank] for rank in chosen}) == secret
+    assert shares.combined({rank: dealt[rank] for rank in ranks[: needed - 1]}) != secret
+    assert len(commitments) == needed
+    assert all(shares.fits(share, rank, commitments) for rank, share in dealt.items())
+    assert not any(shares.fits(share + 1, rank, commitments) for rank, share in dealt.items())
+    assert not any(shares.fits(share, rank + 1, commitments) for rank, share in dealt.items())
+
+
+def test_shares_by_hand(monkeypatch):
+    """``f(x) = 5 + 2 x + 3 x^2`` at 1, 2 and 4; its commitments are 5 G, 2 G and 3 G."""
+    factors = iter([2, 3])
+    monkeypatch.setattr(masks, "scalar", lambda random: next(factors))
+    dealt, commitments = shares.dealt(5, 3, [1, 2, 4], os.urandom)
+    assert dealt == {1: 10, 2: 21, 4: 61}
+    assert commitments == [masks.public(masks.key_pair(factor)) for factor in (5, 2, 3)]
+    assert shares.combined(dealt) == 5
+    assert shares.fits(21, 2, commitments)
+    # the order of P-256: one less times G is -G, the point with the same first half
+    negative = masks.public(masks.key_pair(masks.ORDER - 1))
+    assert negative[:33] == masks.public(masks.key_pair(1))[:33]
+    assert negative[33:] != masks.public(masks.key_pair(1))[33:]
+
+
+@pytest.mark.parametrize("text", [b"", bytes(65), b"\4" + bytes(64), b"\2" + bytes(32), b"\4" + b"\1" * 64])
+def test_commitments_that_are_no_points_fit_nothing(text):
+    dealt, commitments = shares.dealt(7, 3, [1, 2, 3], os.urandom)
+    for place in range(3):
+        assert not shares.fits(dealt[1], 1, [*commitments[:place], text, *commitments[place + 1 :]])
+    for share in (0, masks.ORDER, masks.ORDER + dealt[1]):
+        assert not shares.fits(share, 1, commitments)
 
 
 @pytest.mark.parametrize(
@@ -116,26 +145,26 @@ def test_a_mask_is_drawn_anew_for_everything_that_differs():
     drawn = {}
     for about, rank in itertools.product([attempt(), attempt(1), attempt(0, 1)], [1, 2]):
         vector = np.zeros(70_000, np.uint32)
-        masks.add_own(vector, bytes(16), rank, about)
+        masks.add_own(vector, 7, rank, about)
         drawn[about, rank] = vector
-        masks.add_own(vector.copy(), bytes(16), rank, about, remove=True)
+        masks.add_own(vector.copy(), 7, rank, about, remove=True)
     for one, other in itertools.combinations(drawn.values(), 2):
         assert np.mean(one == other) < 0.001
     vector = drawn[attempt(), 1].copy()
-    masks.add_own(vector, bytes(16), 1, attempt(), remove=True)
+    masks.add_own(vector, 7, 1, attempt(), remove=True)
     assert not vector.any()
 
 
 def test_the_key_of_a_lost_silo_opens_its_masks_of_one_attempt_alone(hospitals):
     """What is revealed of a silo that was lost is of no use in the next round: its keys are others."""
     wards = hospitals(4)
-    first = Play(wards, attempt(0), vectors(range(1, 5), attempt(0)), lost={4: 2}).upto(5)
-    revealed = {rank: first.sent[4, rank][4] for rank in (1, 2, 3)}
-    secret = shares.combined(revealed, [1, 2, 3, 4])
-    assert masks.public(masks.key_pair(secret, attempt(0))) == first.sent[0, 4][32:64]
-    second = Play(wards, attempt(1), vectors(range(1, 5), attempt(1))).upto(5)
-    for about in (attempt(0), attempt(1)):
-        assert masks.public(masks.key_pair(secret, about)) != second.sent[0, 4][32:64]
+    first = Play(wards, attempt(0), vectors(range(1, 5), attempt(0)), lost={4: 3}).upto(6)
+    revealed = {rank: int.from_bytes(first.sent[5, rank][4], "big") for rank in (1, 2, 3)}
+    secret = shares.combined(revealed)
+    key = masks.public(masks.key_pair(secret))
+    assert key == Advert.unpack(first.sent[0, 4]).mask_key
+    second = Play(wards, attempt(1), vectors(range(1, 5), attempt(1))).upto(6)
+    assert key != Advert.unpack(second.sent[0, 4]).mask_key
 
 
 def test_right_answers_are_summed_over_all_silos_of_the_opening_only(hospitals):
@@ -143,10 +172,10 @@ def test_right_answers_are_summed_over_all_silos_of_the_opening_only(hospitals):
     opening, test = attempt(round=OPENING), attempt(round=number_of_test(0))
     values = vectors(range(1, 5), opening)
     Play(wards, opening, values).total()
-    for lost in (2, 3, 4):  # at these steps
+    for lost in (2, 3, 4, 5):  # at these steps
         play = Play(wards, test, values, lost={4: lost})
         with pytest.raises(SecureError, match=r"test after round 1: 3 silos .* it needs 4 at least"):
             play.total()
     with pytest.raises(SecureError, match="its sum of silos 1, 2, 3, 4, and is now asked for that of silos 1, 2, 3;"):
-        Play(wards[:3], test, values).upto(4)  # a server that leaves one out from the beginning
+        Play(wards[:3], test, values).upto(5)  # a server that leaves one out from the beginning
     assert Play(wards, test, values).total() == naive(values.values(), test)
