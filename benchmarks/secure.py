@@ -4,7 +4,9 @@
     python benchmarks/secure.py --quick    # 5 silos
     python benchmarks/secure.py --tiny     # half a minute: that it works; a small network, 4 silos
 
-It prints a Markdown table. ResNet18 (45 MB), 5 silos or more of 16 images of 8 by 8, one epoch in one batch, no test
+It prints two Markdown tables. The first is of one silo's shares: CPU milliseconds for verifiable ones (Feldman), and
+for those of Shamir's scheme of pycryptodome, alternately; medians of several times. The second is of whole rounds.
+ResNet18 (45 MB), 5 silos or more of 16 images of 8 by 8, one epoch in one batch, no test
 but the last; certificates, one torch thread a process, 32 bits. *Lost*: so many silos have shared their masks and then
 send nothing, in every round, so that the others open those masks; the clear run loses nobody. Processes share this
 machine, and do without FedML. So seconds are CPU seconds of one process in a round, the median over rounds but the
@@ -25,13 +27,16 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import psutil
+from Crypto.Protocol.SecretSharing import Shamir
 
 from fl_labelskew_plugins.runtimes.silo import issuing
+from fl_labelskew_plugins.runtimes.silo.secure import shares
 
 RECIPE = """\
 common_args: {{training_type: cross_silo}}
@@ -115,6 +120,35 @@ def _cpu(pid: int) -> float:
     return float("nan")
 
 
+def timed(*works: Callable[[], object], times: int) -> list[float]:
+    """CPU milliseconds of each, medians over rounds in which each has its turn."""
+    seconds: list[list[float]] = [[] for _ in works]
+    for _ in range(times):
+        for work, taken in zip(works, seconds, strict=True):
+            begun = time.process_time()
+            work()
+            taken.append(1000 * (time.process_time() - begun))
+    return [statistics.median(taken) for taken in seconds]
+
+
+def shares_table(numbers: list[int], times: int) -> None:
+    """One silo deals shares of its two secrets, and checks those that all silos have dealt to it."""
+    print("| silos | threshold | Shamir: deal, ms | verifiable: deal, ms | check, ms | commitments of a silo, KB |")
+    print("|---|---|---|---|---|---|")
+    for silos in numbers:
+        ranks, least = list(range(1, silos + 1)), 2 * silos // 3 + 1
+        _, commitments = dealt = shares.dealt(7, least, ranks, os.urandom)
+        plain, deal, check = timed(
+            lambda least=least, silos=silos: [Shamir.split(least, silos, bytes(16)) for _ in range(2)],
+            lambda least=least, ranks=ranks: [shares.dealt(7, least, ranks, os.urandom) for _ in range(2)],
+            lambda dealt=dealt, silos=silos: [shares.fits(dealt[0][3], 3, dealt[1]) for _ in range(2 * silos)],
+            times=times,
+        )
+        kilobytes = 2 * sum(map(len, commitments[1:])) / 1000
+        print(f"| {silos} | {least} | {plain:.1f} | {deal:.1f} | {check:.1f} | {kilobytes:.1f} |", flush=True)
+    print()
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -122,6 +156,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a try with a small network, in half a minute")
     options = parser.parse_args()
     numbers, rounds = ([4], 4) if options.tiny else ([5] if options.quick else [5, 10, 20], 7)
+    shares_table([4] if options.tiny else [5, 10, 20, 50, 100], times=2 if options.tiny else 5)
     print(
         "| silos | lost | MB a round | times the clear | server, s | beyond the clear | a silo, s | beyond the clear |"
     )

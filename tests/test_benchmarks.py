@@ -79,7 +79,9 @@ def test_clients(tables):
 
 def test_secure(tables):
     """The clear run, and one with masks of a silo that is lost in each round."""
-    _, *rows = tables("secure")
+    _, shares, _, *rows = tables("secure")
+    assert shares[:2] == ["4", "3"]
+    assert all(float(cell) > 0 for cell in shares[2:])
     assert [row[:2] for row in rows] == [["4", "clear"], ["4", "1"]]
     assert all(float(row[2]) > 0 for row in rows)
     assert all(float(cell) >= 0 for row in rows for cell in (row[4], row[6]))  # a tick of the clock is 0.01 s
