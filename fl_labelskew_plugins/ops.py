@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from fl_labelskew_registry.contracts import ClientView, Federation, LocalWork, Total
-    from torch import Generator, Tensor
+    from torch import Tensor
 
 Scaling = Literal["indicator", "proportional"]
 PROJECTED = 256
@@ -56,7 +57,7 @@ def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.devic
     return cast("Tensor", client.scratch[key])
 
 
-def noise_of(client: ClientView) -> Generator:
+def noise_of(client: ClientView) -> np.random.Generator:
     """The client's generator for privacy noise; never another one, whose seed others may know."""
     if client.noise is None:
         raise RuntimeError("Expected `client.noise` to be a generator but got None: privacy noise needs one.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -56,24 +57,22 @@ def torch_generator(seed: int, purpose: str, round: int = 0, client: int = 0) ->
     return torch.Generator().manual_seed(torch_seed(seed, purpose, round, client))
 
 
-def noise_generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> Generator:
-    """A torch CPU generator for privacy noise, whose whole state comes from a seed of up to 128 bits.
+def noise_generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
+    """A generator for privacy noise: ChaCha20 with a key of the seed, which may have any number of bits.
 
-    Of the seed that ``manual_seed`` is given, torch's CPU generator uses 32 bits: few enough to try all of them and to
-    subtract the noise.
+    Who knows some of the noise cannot compute the rest, as with numpy's and torch's own generators.
     """
-    import torch
+    from randomgen import ChaCha
 
-    generator = torch.Generator()
-    generator.set_state(_state(sequence(seed, purpose, round, client), generator.get_state()))
-    return generator
+    key = hashlib.sha256(f"{seed} {purpose} {round} {client}".encode()).digest()
+    return np.random.Generator(ChaCha(key=int.from_bytes(key, "little"), rounds=20))
 
 
 def seed_globals(seed: int, purpose: str, round: int, client: int = 0) -> None:
     """Seed the global generators, for the host's attacks and noise alone, which draw from no other.
 
-    A run that goes on after a kill then draws what the undisturbed one drew. As in :func:`noise_generator`, a seed may
-    have up to 128 bits, and all of them count on the CPU.
+    A run that goes on after a kill then draws what the undisturbed one drew. A seed may have up to 128 bits, and all of
+    them count on the CPU.
     """
     import torch
 

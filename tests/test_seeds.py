@@ -1,3 +1,4 @@
+import hashlib
 import random
 import re
 from pathlib import Path
@@ -5,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
 from fl_labelskew_plugins import seeds
 
@@ -43,21 +45,50 @@ def test_generators_repeat():
     assert seeds.numpy_generator(1, "x").integers(1000) == seeds.numpy_generator(1, "x").integers(1000)
 
 
-def test_a_noise_generator_is_seeded_with_more_than_the_32_bits_of_manual_seed():
-    # an independent Mersenne twister that starts from the same 624 words
-    words = seeds.sequence(2**127 + 5, "noise", 3, 4).generate_state(624)
-    twister = np.random.MT19937()
-    twister.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
+def test_a_noise_generator_is_chacha20_with_a_key_of_its_own():
+    """The key stream that `cryptography` computes, for the key of this secret, purpose, round and client."""
+    key = hashlib.sha256(f"{2**127 + 5} noise 3 4".encode()).digest()
+    stream = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8000))
     ours = seeds.noise_generator(2**127 + 5, "noise", 3, 4)
-    draws = torch.randint(2**16, (2000,), generator=ours)
-    assert draws.tolist() == [raw % 2**16 for raw in twister.random_raw(2000).tolist()]
+    assert ours.bit_generator.random_raw(1000).tolist() == np.frombuffer(stream, "<u8").tolist()
+
+
+def following(words):
+    """The next 32 bits of a Mersenne twister, from 624 that it has drawn: each word's tempering is undone."""
+
+    def undone(word, shift, mask, *, left):
+        result = word
+        for _ in range(32 // shift + 1):
+            result = word ^ ((result << shift if left else result >> shift) & mask)
+        return result & 0xFFFFFFFF
+
+    state = []
+    for drawn in words:
+        word = undone(drawn, 18, 0xFFFFFFFF, left=False)
+        word = undone(word, 15, 0xEFC60000, left=True)
+        word = undone(word, 7, 0x9D2C5680, left=True)
+        state.append(undone(word, 11, 0xFFFFFFFF, left=False))
+    twister = np.random.MT19937()
+    twister.state = {"bit_generator": "MT19937", "state": {"key": np.array(state, np.uint32), "pos": 624}}
+    return twister.random_raw(20).tolist()
+
+
+def test_who_knows_some_of_the_noise_cannot_compute_the_rest():
+    """As with the Mersenne twister that noise was drawn from before."""
+    secret = np.random.MT19937(seeds.sequence(2**127 + 5, "noise"))
+    known, rest = secret.random_raw(624).tolist(), secret.random_raw(20).tolist()
+    assert following(known) == rest
+    ours = seeds.noise_generator(2**127 + 5, "noise").bit_generator
+    known, rest = ((ours.random_raw(count) & 0xFFFFFFFF).tolist() for count in (624, 20))
+    assert not set(following(known)) & set(rest)
 
 
 @pytest.mark.parametrize("other", [6, 5 + 2**32, 5 + 2**64, 5 + 2**127])
 def test_every_bit_of_a_secret_counts(other):
-    one, two = (torch.rand(4, generator=seeds.noise_generator(secret, "noise")) for secret in (5, other))
-    assert not torch.equal(one, two)
-    assert torch.equal(one, torch.rand(4, generator=seeds.noise_generator(5, "noise")))
+    one, two, again = (seeds.noise_generator(secret, "noise").bytes(16) for secret in (5, other, 5))
+    assert one == again != two
+    others = [("another", 0, 0), ("noise", 1, 0), ("noise", 0, 1)]
+    assert one not in {seeds.noise_generator(5, *of).bytes(16) for of in others}
 
     def drawn(secret):
         seeds.seed_globals(secret, "host", 1, 2)

@@ -234,7 +234,7 @@ class Sums:
         vector = self.added(client, round, start, result)
         if self.noise is not None:
             assert result.noise_seed is not None  # of a turn in this process
-            vector = self.noisy(vector, seeds.numpy_generator(result.noise_seed, "noise of a sum", round, client))
+            vector = self.noisy(vector, seeds.noise_generator(result.noise_seed, "noise of a sum", round, client))
         upload = {VECTOR: travelling(vector)}
         return replace(result, upload=upload, contributions={}, loss_terms={}, personalised=None, noise_seed=None)
 

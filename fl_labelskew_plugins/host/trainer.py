@@ -6,8 +6,11 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from fedml.core import ClientTrainer
+from fedml.core.dp.fedml_differential_privacy import FedMLDifferentialPrivacy
+from fedml.core.dp.mechanisms import Gaussian, Laplace
 from fedml.core.security.attack.label_flipping_attack import LabelFlippingAttack
 from fedml.core.security.fedml_attacker import FedMLAttacker
 from torch import Tensor
@@ -65,7 +68,9 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]  # the host is unty
         self.set_id(client)
         if self.hooks:
             secret = turn.get("noise_seed")
-            seeds.seed_globals(local.noise_seed if secret is None else secret, "host's client hooks", round, client)
+            secret = local.noise_seed if secret is None else secret
+            seeds.seed_globals(secret, "host's client hooks", round, client)
+            draw_noise_from(seeds.noise_generator(secret, "host's noise", round, client))
             tell_attacker(local.federation.seed, round, client)
         self.update_dataset(data, ClientBatches(local.test, test, size), len(data.index))
         samples = None if self.local_train_dataset is data else poisoned(self.local_train_dataset, local.device)
@@ -93,6 +98,15 @@ def tell_attacker(seed: int, round: int, client: int) -> None:
     if isinstance(attack, LabelFlippingAttack):
         attack.counter = seeds.torch_seed(seed, "host's poisoned clients", round, client) % 2**31
         attack.get_ite_num = lambda: round
+
+
+def draw_noise_from(generator: np.random.Generator) -> None:
+    """Let the host's local differential privacy draw from a generator, not from numpy's or torch's global one."""
+    noise = getattr(getattr(FedMLDifferentialPrivacy.get_instance().dp_solution, "ldp", None), "dp", None)
+    if isinstance(noise, Laplace):
+        noise.compute_noise = lambda size: torch.from_numpy(generator.laplace(0.0, noise.scale, size))
+    elif isinstance(noise, Gaussian):
+        noise.compute_noise = lambda size: torch.from_numpy(generator.normal(0.0, noise.scale, size)).float()
 
 
 def floating(weights: Weights) -> Weights:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from fl_labelskew_registry.contracts import ClientView, Federation, Method
 from pydantic import Field, model_validator
@@ -31,7 +32,7 @@ __all__ = ["FedRS", "privacy_epsilon", "private_update", "restricted_logits"]
 
 
 def private_update(
-    update: Mapping[str, Tensor], *, clip: float, sigma: float, generator: torch.Generator
+    update: Mapping[str, Tensor], *, clip: float, sigma: float, generator: np.random.Generator
 ) -> dict[str, Tensor]:
     r"""Clip an update's norm, then add Gaussian noise to every value (appendix B).
 
@@ -45,9 +46,10 @@ def private_update(
         update: upload minus the round's start.
         clip: ``L``.
         sigma: standard deviation of the noise; 0 only clips.
-        generator: the only source of the noise, drawn on its own device tensor by tensor.
+        generator: the only source of the noise, drawn tensor by tensor.
 
-    >>> private_update({"w": torch.tensor([3.0, 4.0])}, clip=1.0, sigma=0.0, generator=torch.Generator())["w"]
+    >>> unused = np.random.Generator(np.random.PCG64())
+    >>> private_update({"w": torch.tensor([3.0, 4.0])}, clip=1.0, sigma=0.0, generator=unused)["w"]
     tensor([0.6000, 0.8000])
     """
     floating = [tensor for tensor in update.values() if tensor.is_floating_point()]
@@ -62,7 +64,7 @@ def private_update(
         if tensor.is_floating_point():
             private[name] = tensor * factor.to(tensor.dtype)
             if sigma:
-                noise = torch.randn(tensor.shape, generator=generator, device=generator.device)
+                noise = torch.from_numpy(generator.standard_normal(tensor.shape))
                 private[name] = private[name] + sigma * noise.to(tensor)
     return private
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from fl_labelskew_registry.contracts import ClientView, Federation, Method, Total
 from pydantic import Field
@@ -118,7 +119,7 @@ def shifted_logits(logits: Tensor, counts: Tensor, prior: Tensor, *, smoothing: 
 
 
 def noisy_counts(
-    counts: Tensor, *, scale: float, noise: Literal["laplace", "gaussian"], generator: torch.Generator
+    counts: Tensor, *, scale: float, noise: Literal["laplace", "gaussian"], generator: np.random.Generator
 ) -> Tensor:
     """Class counts with noise on each, rounded to whole samples and not below 0.
 
@@ -135,13 +136,9 @@ def noisy_counts(
         ``(C,)``, of the type of ``counts``.
     """
     check_choice("noise", noise, ("laplace", "gaussian"))
-    shape = (2, *counts.shape)
-    if noise == "laplace":  # the difference of two exponential variables
-        draw = torch.empty(shape, dtype=torch.float64, device=generator.device).exponential_(generator=generator)
-        standard = draw[0] - draw[1]
-    else:
-        standard = torch.randn(shape[1:], dtype=torch.float64, generator=generator, device=generator.device)
-    return (counts + scale * standard.to(counts.device)).round().clamp(min=0).to(counts.dtype)
+    draw = generator.laplace if noise == "laplace" else generator.normal
+    drawn = torch.from_numpy(draw(0.0, scale, tuple(counts.shape)))
+    return (counts + drawn.to(counts.device)).round().clamp(min=0).to(counts.dtype)
 
 
 def counts_epsilon(scale: float) -> float:

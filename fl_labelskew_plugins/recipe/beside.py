@@ -35,8 +35,15 @@ class Expected(Params):
 
 
 ACCOUNT = "account.json"
-NOISES = ("count_noise", "upload_sigma", "dp")
+NOISES = ("count_noise", "upload_sigma", "dp", "noise_multiplier")
 Sent = Literal["weights", "prototypes", "counts", "moments", "measures", "optimizer", "other"]
+
+
+class LeastNoise(Params):
+    """Noise of one kind: Laplace and Gaussian noise of one scale do not protect alike."""
+
+    kind: Literal["laplace", "gaussian"] = Field(description="distribution of the noise")
+    scale: float = Field(gt=0, description="least scale (laplace), or standard deviation (gaussian)")
 
 
 class Policy(Params):
@@ -50,6 +57,9 @@ class Policy(Params):
     )
     min_clients: Positive | None = Field(
         None, description="uploads that a round needs, by the recipe's comm_args.min_clients and the server's word"
+    )
+    require_secure_aggregation: bool = Field(
+        False, description="only recipes with comm_args.secure_aggregation: true, and no surveys"
     )
     several_runs: bool = Field(
         False,
@@ -67,12 +77,29 @@ class Policy(Params):
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the server's certificate, as labelskew certs show has it",
     )
-    noise_at_least: dict[str, float] = Field(
+    noise_at_least: dict[str, float | LeastNoise] = Field(
         {},
         description="least noise: count_noise (scale, on class counts), upload_sigma (std, on weights), dp (scale of"
-        " the host's noise on weights, dp_args)",
+        " the host's noise on weights, dp_args), noise_multiplier (of sums, privacy_args); a number, or {kind: laplace"
+        " or gaussian, scale: number}",
         json_schema_extra={
-            "properties": {name: {"type": "number", "exclusiveMinimum": 0} for name in NOISES},
+            "properties": {
+                name: {
+                    "anyOf": [
+                        {"type": "number", "exclusiveMinimum": 0},
+                        {
+                            "type": "object",
+                            "properties": {
+                                "kind": {"enum": ["laplace", "gaussian"]},
+                                "scale": {"type": "number", "exclusiveMinimum": 0},
+                            },
+                            "required": ["kind", "scale"],
+                            "additionalProperties": False,
+                        },
+                    ]
+                }
+                for name in NOISES
+            },
             "additionalProperties": False,
         },
     )
@@ -83,9 +110,23 @@ class Policy(Params):
     @field_validator("noise_at_least", mode="before")
     @classmethod
     def _known_noise(cls, value: Any) -> Any:
-        numbers: list[Any] = list(value.values()) if isinstance(value, dict) else [None]
-        if not all(type(number) in (int, float) and number > 0 for number in numbers) or not value.keys() <= {*NOISES}:
+        def right(least: Any) -> bool:
+            if (
+                isinstance(least, dict)
+                and least.keys() == {"kind", "scale"}
+                and least["kind"] in ("laplace", "gaussian")
+            ):
+                least = least["scale"]
+            return type(least) in (int, float) and least > 0
+
+        if not isinstance(value, dict) or not value.keys() <= {*NOISES} or not all(map(right, value.values())):
             raise ValueError(
-                f"{show(value)} is no mapping of noise; allowed: {', '.join(NOISES)}, each a number above 0"
+                f"{show(value)} is no mapping of noise; allowed: {', '.join(NOISES)}, each a number above 0 or "
+                "{kind: laplace or gaussian, scale: number above 0}"
             )
         return value
+
+    def least_noise(self, name: str) -> tuple[float, str]:
+        """Scale and kind of ``noise_at_least``; 0 without, and no kind if any will do."""
+        least = self.noise_at_least.get(name, 0.0)
+        return (least.scale, least.kind) if isinstance(least, LeastNoise) else (least, "")

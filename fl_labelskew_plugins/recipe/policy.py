@@ -36,14 +36,18 @@ def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield _line(policy, "min_clients", f"comm_args.min_clients {uploads}")
     if policy.server_fingerprint is not None and recipe.comm.certs is None:
         yield _line(policy, "server_fingerprint", "a connection without certificates (comm_args.certs)")
+    if policy.require_secure_aggregation and not recipe.comm.secure_aggregation:
+        yield _line(policy, "require_secure_aggregation", "comm_args.secure_aggregation false")
     leaving = list(sent(recipe))
     for kind, what in leaving:
         if policy.send is not None and kind not in policy.send:
             yield _line(policy, "send", f"{kind}: {what}")
-    for name, least in policy.noise_at_least.items():
+    for name in policy.noise_at_least:
+        (least, wanted), key = policy.least_noise(name), f"noise_at_least.{name}"
         if (strength := _noise(recipe, name, [what for kind, what in leaving if kind == "counts"])) < least:
-            key, text = f"noise_at_least.{name}", f"noise of {strength:g}"
-            yield key, f"{least:g} does not allow {text}; set more noise, or change this policy"
+            yield key, f"{least:g} does not allow noise of {strength:g}; set more noise, or change this policy"
+        elif wanted and (others := _kinds(recipe, name) - {wanted}):
+            yield key, f"{wanted} does not allow {', '.join(others)} noise; set that kind, or change this policy"
 
 
 def _line(policy: Policy, key: str, demand: str) -> tuple[str, str]:
@@ -73,8 +77,8 @@ def sent(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def _noise(recipe: Recipe, name: str, counts: list[str]) -> float:
     """Strength of one kind of noise, 0 without; infinite where there is nothing to add it to."""
-    if name == "dp":
-        return host_noise(recipe)
+    if name in ("dp", "noise_multiplier"):
+        return host_noise(recipe) if name == "dp" else recipe.privacy.noise_multiplier or 0.0
     parts = methods(recipe)
     strengths = [float(getattr(method.params, name, None) or 0) for method in parts]
     if name == "upload_sigma":
@@ -83,6 +87,14 @@ def _noise(recipe: Recipe, name: str, counts: list[str]) -> float:
     exact = [what for what in counts if OPENING not in what]
     opens = [method.uses("opening") and "counts" in method.sends.values() for method in parts]
     return 0.0 if exact else min(itertools.compress(strengths, opens), default=math.inf)
+
+
+def _kinds(recipe: Recipe, name: str) -> set[str]:
+    """Distributions of one kind of noise; those of a sum and of FedRS are Gaussian."""
+    if name == "count_noise":
+        params = [method.params for method in methods(recipe) if getattr(method.params, name, None)]
+        return {getattr(each, "count_noise_type", "laplace") for each in params}
+    return {recipe.dp.mechanism_type or "none"} if name == "dp" else {"gaussian"}
 
 
 def methods(recipe: Recipe) -> list[Any]:

@@ -12,6 +12,7 @@ import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation
 from torch import Tensor, nn
 
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.engine.turn import fit
@@ -84,7 +85,7 @@ def world(federation: Federation) -> SimpleNamespace:
             "shared": {},
             "state": {},
             "generator": torch.Generator().manual_seed(1),
-            "noise": torch.Generator().manual_seed(2),
+            "noise": seeds.noise_generator(2, "noise"),
             "times_selected": 1,
             "federation": federation,
             "model": net,

@@ -1,6 +1,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -8,7 +9,7 @@ from fl_labelskew_plugins.methods.fedrs import FedRS, privacy_epsilon, private_u
 
 
 def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
+    return np.random.default_rng(seed)
 
 
 @pytest.mark.parametrize("params", [{}, {"alpha": 0.0}, {"scaling": "proportional"}, {"min_count": 14}])

@@ -16,6 +16,7 @@ client_specific_args: {{data_silo_config: [north.yaml, b.yaml, c.yaml]}}
 {more}
 """
 COUNTS, SIGMA = "noise_at_least: {count_noise: 4}", "noise_at_least: {upload_sigma: 0.1}"
+SUMS = ", secure_aggregation: true, certs: certs"
 LDP = "dp_args: {enable_dp: true, dp_solution_type: ldp, epsilon: 0.5, sensitivity: 2, "
 
 
@@ -59,6 +60,27 @@ def lines(tmp_path, text, method="method: fedavg", train="", comm="", more="", o
             {"method": "method: fedshift", "own": "method_args: {count_noise: 3}"},
             "count_noise: 4 does not allow noise of 3;",
         ),
+        (
+            "noise_at_least: {count_noise: {kind: gaussian, scale: 4}}",
+            {"method": "method: fedshift", "own": "method_args: {count_noise: 4}"},
+            "noise_at_least.count_noise: gaussian does not allow laplace noise; set that kind, or change this policy",
+        ),
+        (
+            "noise_at_least: {count_noise: {kind: laplace, scale: 4}}",
+            {"method": "method: fedshift", "own": "method_args: {count_noise: 4, count_noise_type: gaussian}"},
+            "noise_at_least.count_noise: laplace does not allow gaussian noise;",
+        ),
+        (
+            "noise_at_least: {dp: {kind: gaussian, scale: 4}}",
+            {"more": LDP + "mechanism_type: laplace, delta: 0}"},
+            "noise_at_least.dp: gaussian does not allow laplace noise;",
+        ),
+        ("noise_at_least: {noise_multiplier: 1}", {}, "noise_at_least.noise_multiplier: 1 does not allow noise of 0;"),
+        (
+            "require_secure_aggregation: true",
+            {},
+            "require_secure_aggregation: true does not allow comm_args.secure_aggregation false; use a recipe that",
+        ),
         ("noise_at_least: {dp: 1}", {}, "noise_at_least.dp: 1 does not allow noise of 0;"),
         ("noise_at_least: {dp: 5}", {"more": LDP + "mechanism_type: laplace, delta: 0}"}, "allow noise of 4;"),
     ],
@@ -76,6 +98,15 @@ def test_what_a_recipe_asks_for_beyond_the_policy_is_refused_with_its_line(tmp_p
         ("max_rounds: 4", {"train": ", client_num_per_round: 1"}),  # asked in some of them
         ("max_rounds: 5, min_clients: 3", {"comm": ", min_clients: 3"}),
         ("send: [weights]", {"method": "method: fedmr, mu2: 0"}),
+        ("require_secure_aggregation: true", {"comm": SUMS}),
+        (
+            "noise_at_least: {noise_multiplier: 1}",
+            {"comm": SUMS, "more": "privacy_args: {noise_multiplier: 1, clip: 1}"},
+        ),
+        (
+            "noise_at_least: {count_noise: {kind: laplace, scale: 4}}",
+            {"method": "method: fedshift", "own": "method_args: {count_noise: 4}"},
+        ),
         ("send: [weights]", {"method": "method: fedmr", "own": "comm_args: {send_contributions: false}"}),
         ("send: [weights, prototypes, counts]", {"method": "method: fedmr"}),
         ("send: [weights, prototypes]", {"method": "method: fd"}),

@@ -72,6 +72,8 @@ class Guard:
 
     def survey(self, question: str) -> None:
         """Raise PolicyError unless class counts may leave for a survey; it is an answer, and written down as such."""
+        if self.policy.require_secure_aggregation:
+            self._refuse("require_secure_aggregation", "a survey, whose class counts leave singly")
         if self.policy.send is not None and "counts" not in self.policy.send:
             self._refuse("send", "counts: those of its classes, for a survey")
         self._write_down("survey", question, question, "a survey")

@@ -339,7 +339,7 @@ class SummedSilo(SiloClient):
         if self.ledger is not None:
             self.ledger.spend(self._revealed()[1], self._answer(request), run=self._run, round=attempt.round)
         seed = noise_seed(self._secret, self._about, request)
-        return sums.noisy(vector, seeds.numpy_generator(seed, "noise of a sum", attempt.round, self.client))
+        return sums.noisy(vector, seeds.noise_generator(seed, "noise of a sum", attempt.round, self.client))
 
     def _charge(self, request: str, round: int) -> None:
         """With noise on the sum, the ledger is charged later, for each masked vector that leaves."""

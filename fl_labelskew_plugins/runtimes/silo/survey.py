@@ -163,15 +163,16 @@ class SurveyedSilo(SiloClient):
     def _survey(self, message: Message) -> None:
         scale, kind = count_noise(self.recipe)
         seed = self._seed
-        if self.guard is not None and (least := self.guard.policy.noise_at_least.get("count_noise", 0.0)) > scale:
-            scale = least
-            seed = noise_seed(self._secret, self._about, f"count_noise {scale}")
+        least, wanted = (0.0, "") if self.guard is None else self.guard.policy.least_noise("count_noise")
+        if least > scale or wanted not in ("", kind):
+            scale, kind = max(least, scale), wanted or kind
+            seed = noise_seed(self._secret, self._about, f"count_noise {scale} {kind}")
         try:
             if self.guard is not None:
                 self.guard.survey(hashlib.sha256(f"{seed} {scale}".encode()).hexdigest()[:32])
             if self.ledger is not None:
                 # the method's own noise: what the opening of a run of these settings reveals
-                answer = self._answer() if seed == self._seed else self._answer(f"survey {scale}")
+                answer = self._answer() if seed == self._seed else self._answer(f"survey {scale} {kind}")
                 self.ledger.spend([on_counts(scale, kind, self.data.facts.samples)], answer, run="survey")
         except (PolicyError, SpentError) as error:
             log.warn(f"no class counts leave this silo: {error}")

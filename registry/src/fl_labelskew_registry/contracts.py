@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from fl_labelskew_registry.plugin import Plugin, hooks
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Generator, Tensor, nn
 
     Tensors = Mapping[str, Tensor]
@@ -77,8 +78,8 @@ class ClientView:
         shared: tensors that the server sent with the model (see :meth:`Method.combine`).
         state: private tensors that stay with this client from round to round; a method may replace entries.
         generator: CPU generator of this (seed, round, client), for the method's own draws.
-        noise: CPU generator for privacy noise alone. Across silos it is seeded from a secret of the silo's own: the
-            recipe's seed is known to the server, which could otherwise subtract the noise.
+        noise: numpy generator for privacy noise only (ChaCha20). Across silos its key comes from a secret of the silo:
+            the server knows the recipe's seed, and could otherwise subtract the noise.
         times_selected: how often this client was selected, this round included.
         federation: the run as a whole.
         stage: name of the stage in training.
@@ -103,7 +104,7 @@ class ClientView:
     federation: Federation
     stage: str = "train"
     model: nn.Module | None = None
-    noise: Generator | None = None
+    noise: np.random.Generator | None = None
     frozen: Callable[[Tensors], nn.Module] | None = None
     fresh: Callable[[], Tensors] | None = None
     features: Callable[[], tuple[Tensor, Tensor]] | None = None
