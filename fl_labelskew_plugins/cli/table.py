@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from fl_labelskew_plugins.machine.text import room, shortened, wrapped
+from fl_labelskew_plugins.machine.text import csv_cell, room, shortened, wrapped
 
 Rows = Sequence[Sequence[str]]
 Marks = Sequence[Sequence[int]]
@@ -178,7 +178,7 @@ def markdown(head: Sequence[str], rows: Rows, marks: Marks = (), words: int | No
 def comma_separated(head: Sequence[str], rows: Rows) -> str:
     """CSV with a head."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    csv.writer(text, lineterminator="\n").writerows([*map(csv_cell, row)] for row in (head, *rows))
     return text.getvalue().rstrip("\n")
 
 

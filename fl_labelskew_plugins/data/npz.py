@@ -6,9 +6,10 @@ tests needs ``x_test`` and ``y_test`` alone. ``groups`` (``groups_train``, ``gro
 sample, for the partition natural. Pickled objects are never read.
 """
 
+import math
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fl_labelskew_plugins.data.files import only_file
+from fl_labelskew_plugins.data.files import fits, only_file
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.split import picked, stratified
 from fl_labelskew_plugins.data.stats import moments
@@ -25,25 +26,55 @@ from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.params import Params
 
 Layout = Literal["auto", "nchw", "nhwc", "flat"]
+UNPACKED, MOST_PACKED = 2**28, 100
+"""An archive whose arrays have more bytes than the first may be packed to this part of them, and no further."""
 
 
-def read_archive(path: Path) -> dict[str, NDArray[Any]]:
+def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
     """The arrays of an ``.npz`` file, by name.
 
+    Args:
+        path: the file.
+        names: the arrays to load, where they are there; default: all.
+
     Raises:
-        LabelSkewError: the file cannot be read, is no such archive, or holds pickled objects.
+        LabelSkewError: the file cannot be read, is no such archive, holds pickled objects, or needs too much memory.
     """
     try:
         with path.open("rb") as stream:
             archive = np.load(stream, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise mistake(path, "holds a single array", "an .npz archive with x and y")
-            return {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+            names = [name for name in archive.files if names is None or name in names]
+            _check_sizes(path, archive.zip, names)
+            return {name: archive[name] for name in names}
+    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         broken = f"is not a sound .npz archive of plain arrays ({' '.join(str(error).split()) or 'empty'})"
         raise mistake(path, broken, "one written by numpy.savez, without objects") from error
     except OSError as error:
         raise LabelSkewError(f"{path}: cannot be read ({error.strerror or error})") from error
+
+
+def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -> None:
+    """Raise LabelSkewError unless arrays are as large as their headers say, and fit this machine's memory."""
+    form: Any = np.lib.format
+    read = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
+    need = 0
+    for info in archive.infolist():
+        name = info.filename.removesuffix(".npy")
+        if name not in names:
+            continue
+        with archive.open(info) as member:
+            shape, _, dtype = read[form.read_magic(member)](member)
+            size = math.prod(shape) * dtype.itemsize
+            if not dtype.hasobject and member.tell() + size != info.file_size:
+                raise ValueError(f"{clean(name, 40)} is of {info.file_size} bytes, and its header says {size}")
+        need += size
+    packed = path.stat().st_size
+    if need > max(UNPACKED, MOST_PACKED * packed):
+        what = f"{packed / 1e6:.1f} MB unpack to {need / 1e6:.0f} MB, more than {MOST_PACKED} times as many"
+        raise mistake(path, what, "one written by numpy.savez, which packs nothing")
+    fits(need, str(path), "its arrays", "fewer samples")
 
 
 def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str]]:
@@ -206,7 +237,7 @@ class Npz(Dataset):
 
     def splits_off(self, data_dir: Path | None) -> bool:
         """Whether the archive has no ``x_test``."""
-        return "x_test" not in read_archive(self.path(data_dir))
+        return "x_test" not in read_archive(self.path(data_dir), ["x_test"])
 
     def class_names(self, path: Path, labels: NDArray[np.int64], named: list[str]) -> list[str]:
         """The names of ``C`` classes: those that the archive names, or the numbers of all labels ``(N,)``.

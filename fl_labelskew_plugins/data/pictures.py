@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, TypeVar, cast
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError, MistakesError
+from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins.data.files import capped
@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 OnBadSample = Literal["stop", "skip"]
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Formats that are opened, whatever a file's name says; of others, such as EPS, Pillow starts another program."""
+LARGEST = 2**26
+"""Pixels of a picture at most, after its shorter side is resized."""
 
 
 def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, draft: int | None = None) -> Image:
     """A file's picture, decoded to its end.
 
     Args:
-        file: any format that Pillow knows.
+        file: of one of :data:`FORMATS`.
         mode: grey or colour.
         draft: decode a JPEG no larger than needed for sides of this many pixels, which is several times faster.
 
@@ -38,7 +42,7 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
 
     where = clean(file, 4096)
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=FORMATS) as image:
             if draft is not None:
                 image.draft(mode, (draft, draft))
             if image.mode[0] in "IF":  # of more than 8 bits, which a conversion cuts at 255
@@ -65,6 +69,10 @@ def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
     width, height = grey_or_colour.size
     scale = size / min(width, height)
     width, height = max(round(width * scale), size), max(round(height * scale), size)
+    if width * height > LARGEST:
+        was = "{} x {}".format(*grey_or_colour.size)
+        what = f"is of {was} pixels, and with a shorter side of {size} it would be of {width} x {height}"
+        raise mistake(clean(path, 4096), what, "a picture that is less long")
     left, top = (width - size) // 2, (height - size) // 2
     resized = grey_or_colour.resize((width, height), Image.Resampling.BILINEAR)
     pixels = np.asarray(resized.crop((left, top, left + size, top + size)), dtype=np.uint8)

@@ -11,6 +11,8 @@ from datetime import datetime, timezone
 
 TERM = re.compile(r"[A-Za-z0-9._+-]{1,40}")
 """What a term of a loss may be called: the name gets into logs, files and pictures."""
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+NUMBER = re.compile(r"[-+]?([\d.]+(e[-+]?\d+)?( ± [\d.]+)?( ?%)?)?|[-+](inf|nan)", re.IGNORECASE)
 TERMS = 8
 """Terms of a loss that a line or a picture has; silos may send more."""
 
@@ -43,6 +45,16 @@ def clean(text: object, most: int = 200) -> str:
     text = str(text)
     cut = text if len(text) <= most else text[: most - 3] + "..."
     return "".join(letter if letter.isprintable() else "?" for letter in cut)
+
+
+def csv_cell(value: object) -> object:
+    """A value of a CSV file; a text that a spreadsheet would take for a formula begins with an apostrophe (OWASP).
+
+    >>> csv_cell("=1+1"), csv_cell("-0.5 ± 0.1"), csv_cell("+cmd"), csv_cell(-0.5), csv_cell("cat")
+    ("'=1+1", '-0.5 ± 0.1', "'+cmd", -0.5, 'cat')
+    """
+    formula = isinstance(value, str) and value[:1] in FORMULA and not NUMBER.fullmatch(value)
+    return f"'{value}" if formula else value
 
 
 def few(names: Sequence[str], most: int = 10) -> str:

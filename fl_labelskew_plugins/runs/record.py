@@ -23,7 +23,7 @@ from fl_labelskew_plugins.engine.local import forms
 from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.machine import log, signals
 from fl_labelskew_plugins.machine.files import read_lines
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, csv_cell
 from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.network_file import changed as changed_file
@@ -287,7 +287,7 @@ class Record:
             logits, labels = session.trainer.predict(weights=self.weights)
             self.confusion = metrics.confusion(logits.argmax(1), labels, len(session.class_names)).cpu()
         text = io.StringIO()
-        names = [clean(name) for name in session.class_names]
+        names = [csv_cell(clean(name)) for name in session.class_names]
         rows = [[name, *counts] for name, counts in zip(names, self.confusion.tolist(), strict=True)]
         csv.writer(text, lineterminator="\n").writerows([["class", *names], *rows])
         self.folder.write_text("confusion.csv", text.getvalue())

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fl_labelskew_plugins.data.skew import Skew, skew
 from fl_labelskew_plugins.machine.files import write_text
-from fl_labelskew_plugins.machine.text import clean, counted, few
+from fl_labelskew_plugins.machine.text import clean, counted, csv_cell, few
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import finite
 from fl_labelskew_plugins.runs.session import divided
@@ -126,7 +126,8 @@ class Survey:
     def write(self, folder: Path, name: str) -> None:
         """Write ``name.csv``, ``name.json`` and the heat map ``name.png``, each as a whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / f"{name}.csv", self.frame.to_csv(lineterminator="\n"))
+        frame = self.frame.rename(index=csv_cell, columns=csv_cell)
+        write_text(folder / f"{name}.csv", frame.to_csv(lineterminator="\n"))
         write_text(folder / f"{name}.json", json.dumps(self.content(), indent=1, allow_nan=False) + "\n")
         self.draw(folder / f"{name}.png")
 

@@ -46,7 +46,7 @@ class TensorBoard(Tracker):
 
         last = int(summary["rounds"])
         for file in pictures:
-            with Image.open(file) as picture:
+            with Image.open(file, formats=["PNG"]) as picture:
                 pixels = np.asarray(picture.convert("RGB"))
             self._writer.add_image(file.stem, pixels, last, dataformats="HWC")
         self._writer.add_text("model", f"`{model}`", last)

@@ -190,7 +190,7 @@ def _archives(about: About) -> str:
 def _array(about: About, file: Path) -> NDArray[Any]:
     """The samples of an archive: its ``x``, or the only array that it has."""
     where = clean(file, 4096)
-    arrays = read_archive(file)
+    arrays = read_archive(file, ["x"]) or read_archive(file)
     if "x" not in arrays and len(arrays) != 1:
         raise mistake(where, f"has no x (it has {clean(', '.join(arrays) or 'nothing')})", "an array x (N, ...)")
     return fitted(about, arrays.get("x", next(iter(arrays.values()))), where)

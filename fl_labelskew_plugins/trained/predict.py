@@ -15,7 +15,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError
 
 from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.files import replacing
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, csv_cell
 from fl_labelskew_plugins.trained import inputs
 from fl_labelskew_plugins.trained.network import Trained
 
@@ -97,7 +97,7 @@ def _csv(out: Path, head: Sequence[str]) -> Iterator[Write]:
     with replacing(out) as part, part.open("w", encoding="utf-8", newline="") as stream:
         table = csv.writer(stream, lineterminator="\n")
         table.writerow(head)
-        yield table.writerows
+        yield lambda some: table.writerows([*map(csv_cell, row)] for row in some)
 
 
 @contextmanager

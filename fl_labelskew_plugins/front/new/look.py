@@ -195,10 +195,12 @@ def sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
     """The median of the shorter sides of some pictures, in pixels, and the channels that fit them."""
     from PIL import Image
 
+    from fl_labelskew_plugins.data.pictures import FORMATS
+
     sides, modes = [], set()
     for file in files[:: -(-len(files) // SAMPLED)]:
         try:
-            with Image.open(file) as image:
+            with Image.open(file, formats=FORMATS) as image:
                 sides.append(min(image.size))
                 modes.add(image.mode)
         except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):

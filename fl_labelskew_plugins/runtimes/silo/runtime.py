@@ -200,6 +200,9 @@ class CrossSilo(Runtime):
 
         for warning in files.warnings:
             log.warn(warning)
+        if (authority := Path(folder) / "ca.key").exists():
+            what = f"{authority}: the authority's key; whoever reads it can make certificates of other silos"
+            log.warn(f"{what}; move it to the machine where certificates are made")
         kept = self.folder.path / names.REVOKED
         return files, Revocations(Path(folder), files, kept=kept, say=self._list)
 

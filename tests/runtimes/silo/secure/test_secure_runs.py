@@ -51,7 +51,10 @@ def killed(*processes):
 @pytest.mark.parametrize("overrides", METHODS.values(), ids=METHODS)
 def test_the_same_bits_as_in_one_process(secure, sp_weights, overrides):
     federation = secure(*overrides)
-    finished(federation.server(), *federation.silos())
+    processes = [federation.server(), *federation.silos()]
+    finished(*processes)
+    warning = "ca.key: the authority's key; whoever reads it can make certificates of other silos; move it to"
+    assert all(warning in process.text for process in processes)
     same(federation.weights(), sp_weights(SECURE, *overrides))
     sums = audited(federation.run_dir, "sum")
     assert [(line.get("round"), line["silos"], line["lost"]) for line in sums] == [
