@@ -152,6 +152,13 @@ def asks_for_right_answers_under_noise():
 
 
 @cheat
+def says_that_all_silos_have_one_sample():
+    """So that silos answer why they cannot believe it."""
+    honest = SummedServer._tell
+    SummedServer._tell = lambda self, rounds, samples: honest(self, rounds, 1)
+
+
+@cheat
 def begins_a_second_run():
     """After a round, the same question in another run, on the connections that are there, without silo 4."""
     honest, exchanges = SummedUploads.total, SummedServer._exchanges

@@ -165,3 +165,12 @@ def all_of(path):
     """A document, and the project file beside it."""
     project = path.parent / "pyproject.toml"
     return path.read_text() + (project.read_text() if path.parent != ROOT and project.exists() else "")
+
+
+def test_threat_model_names_existing_tests():
+    text = (ROOT / "docs/threat_model.md").read_text(encoding="utf-8")
+    source = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("tests/**/test_*.py"))
+    names = set(re.findall(r"`(test_\w+)`", text))
+    assert len(names) > 20
+    assert not {name for name in names if f"def {name}(" not in source}
+    assert all((ROOT / path).exists() for path in re.findall(r"`(tests/[\w/.]+)`", text))

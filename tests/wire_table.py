@@ -108,7 +108,8 @@ class Wire:
         plain = json.dumps(described, separators=(",", ":")).encode()
         assert text == plain + b" " * (-len(plain) % 8)  # nothing twice, nothing beside it
         metadata, end = described.pop("__metadata__"), 0
-        assert metadata.keys() == {"meta"}
+        assert metadata.keys() == {"meta", "nonce"}
+        assert re.fullmatch("[0-9a-f]{32}", metadata["nonce"])
         meta = json.loads(metadata["meta"])
         assert json.dumps(meta) == metadata["meta"]
         for name, entry in sorted(described.items(), key=lambda item: item[1]["data_offsets"]):

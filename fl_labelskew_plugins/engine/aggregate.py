@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from fl_labelskew_registry import Aggregation, Contribution, Federation, Method, Optimizer, RunError, Total
+from fl_labelskew_registry import Aggregation, Contribution, Federation, Method, Optimizer, RunError, Total, shareable
 from torch import Tensor
 
 from fl_labelskew_plugins.checked import SENT, HookError
@@ -183,19 +183,15 @@ def check_upload(
     """
     if upload.keys() != old.keys():
         strange = sorted(upload.keys() ^ old.keys())[:3]
-        raise RunError(f"{where} has other tensors than the model: {_shown(strange)}")
+        raise shareable(RunError(f"{where} has other tensors than the model: {_shown(strange)}"))
     for key, value in upload.items():
         if value.shape != old[key].shape or value.dtype != old[key].dtype:
-            raise RunError(
-                f"{where}: {key} is {tuple(value.shape)} {value.dtype}, expected {tuple(old[key].shape)} "
-                f"{old[key].dtype}"
-            )
+            expected = f"{tuple(old[key].shape)} {old[key].dtype}"
+            raise shareable(RunError(f"{where}: {key} is {tuple(value.shape)} {value.dtype}, expected {expected}"))
         if not _finite(value):
             others = f", or another value of one of {', '.join(keys)}" if keys else ""
-            raise RunError(
-                f"{where}: {key} is not finite, training diverged; use a smaller train_args.learning_rate, or a "
-                f"train_args.gradient_clip_norm{others}"
-            )
+            use = f"use a smaller train_args.learning_rate, or a train_args.gradient_clip_norm{others}"
+            raise shareable(RunError(f"{where}: {key} is not finite, training diverged; {use}"))
 
 
 def check_form(state: Mapping[str, Tensor], old: Mapping[str, Tensor], what: str, use: str) -> None:
@@ -259,7 +255,8 @@ def check_terms(terms: Mapping[str, float], upload: Mapping[str, Tensor], method
     for name, value in terms.items():
         if not math.isfinite(value) and all(map(_finite, upload.values())):
             keys = ", or another ".join(["train_args.learning_rate", *numbers(method)])
-            raise RunError(f"{where}: loss term {name} is {value}, training diverged; use a smaller {keys}")
+            error = RunError(f"{where}: loss term {name} is {value}, training diverged; use a smaller {keys}")
+            raise shareable(error)
 
 
 def check_extra(
@@ -285,7 +282,7 @@ def check_extra(
         if value.dtype not in (expected := (dtypes or {}).get(key, SENT)):
             raise RunError(f"{where}: {key} is {value.dtype}, expected {' or '.join(map(str, expected))}")
         if not _finite(value):
-            raise RunError(f"{where}: {key} is not finite")
+            raise shareable(RunError(f"{where}: {key} is not finite"))
         if not value.is_floating_point() and bool((value < 0).any()):
             raise RunError(f"{where}: {key} has whole numbers below 0")
 

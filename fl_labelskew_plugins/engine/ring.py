@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fl_labelskew_registry import RunError
+from fl_labelskew_registry import RunError, shareable
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
@@ -105,7 +105,8 @@ class Ring:
             if not reached <= most:
                 diverged = clean(name, 80), "training diverged; use a smaller train_args.learning_rate"
                 what, use = words.get(name, diverged)
-                raise RunError(f"{where}: {what} reaches {reached:.4g}, and at most {most:.4g} fits; {use}")
+                error = RunError(f"{where}: {what} reaches {reached:.4g}, and at most {most:.4g} fits; {use}")
+                raise shareable(error, f"{where}: {what} is out of range; {use}")
             if isinstance(entry, Narrow):
                 whole = (value * (share * self.steps(entry))).round_().long() & (2**self.bits - 1)
                 narrow[: len(whole)], narrow = whole.numpy(), narrow[len(whole) :]

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from fl_labelskew_registry import Batch, ClientView, LocalWork, Method, RunError
+from fl_labelskew_registry import Batch, ClientView, LocalWork, Method, RunError, shareable
 from torch import Tensor, nn
 
 from fl_labelskew_plugins import seeds
@@ -206,10 +206,9 @@ class Turn:
             if not isinstance(error, torch.cuda.OutOfMemoryError) and "can't allocate memory" not in str(error):
                 raise
             trainer, view = self.trainer, self.view
-            raise RunError(
-                f"round {view.round + 1}: {trainer.name(view.id)}: out of memory ({trainer.device}); use a "
-                f"train_args.batch_size below {trainer.settings.batch_size}, or a smaller network"
-            ) from error
+            what = f"round {view.round + 1}: {trainer.name(view.id)}: out of memory ({trainer.device})"
+            use = f"use a train_args.batch_size below {trainer.settings.batch_size}, or a smaller network"
+            raise shareable(RunError(f"{what}; {use}")) from error
 
     def _check_network(self, state: Weights, weights: Weights, *hooks: str) -> None:
         """Raise HookError if one of these hooks of the method left a network that the server cannot average."""

@@ -81,15 +81,6 @@ def without_paths(text: str) -> str:
     return re.sub(r"[^\s:;,'\"()]*[/\\][^\s:;,'\"()]*", "(path)", text)
 
 
-def without_values(text: str) -> str:
-    """A sentence for another machine, which need not know how far a value reaches here.
-
-    >>> without_values("round 1: the change of fc.bias reaches 4.4, and at most 4 fits; use a larger clip")
-    'round 1: the change of fc.bias is out of range; use a larger clip'
-    """
-    return re.sub(r" reaches \S+, and at most \S+ fits", " is out of range", text)
-
-
 def room() -> int:
     """Letters of a line: ``COLUMNS``, or as many as the terminal has; no limit in a pipe or a file."""
     return shutil.get_terminal_size((sys.maxsize, 24)).columns

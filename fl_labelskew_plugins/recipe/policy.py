@@ -93,7 +93,7 @@ def _kinds(recipe: Recipe, name: str) -> set[str]:
     """Distributions of one kind of noise; those of a sum and of FedRS are Gaussian."""
     if name == "count_noise":
         params = [method.params for method in methods(recipe) if getattr(method.params, name, None)]
-        return {getattr(each, "count_noise_type", "laplace") for each in params}
+        return {getattr(values, "count_noise_type", "laplace") for values in params}
     return {recipe.dp.mechanism_type or "none"} if name == "dp" else {"gaussian"}
 
 

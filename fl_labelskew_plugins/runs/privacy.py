@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from fl_labelskew_registry import LabelSkewError, RunError
+from fl_labelskew_registry import LabelSkewError, RunError, shareable
 from pydantic import BaseModel
 
 from fl_labelskew_plugins.machine import extras
@@ -116,10 +116,11 @@ class Ledger:
         if self.budget is not None and so_far[self.level] > self.budget.epsilon:
             before = epsilon(at(self._spent.get(client, Counter()), self.level), delta)
             what = "an answer before the first round" if round < 0 else f"an answer to round {round + 1}"
-            raise SpentError(
+            error = SpentError(
                 f"{BUDGET}: epsilon {self.budget.epsilon:g} at delta {delta:g} does not allow {what}: {before:.3g} are "
                 f"spent, and with it {so_far[self.level]:.3g} would be; see {self.file}"
             )
+            raise shareable(error, f"{BUDGET} does not allow {what}")
         return delta, so_far
 
     def _spend(self, noises: Sequence[Noise], answer: str, run: str, round: int, client: int | None) -> None:

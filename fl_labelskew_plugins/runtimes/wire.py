@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import secrets
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -137,7 +138,8 @@ def encode(
         end = placed[name][1]
         if tensor.numel():
             views.append(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    described: dict[str, Any] = {_META: {"meta": json.dumps(meta, allow_nan=False)}}
+    # without the nonce, who has the digest of a small message in an audit log could find what it was by trying
+    described: dict[str, Any] = {_META: {"meta": json.dumps(meta, allow_nan=False), "nonce": secrets.token_hex(16)}}
     if last:
         described[_META][_LAST] = json.dumps(last)
     for name, tensor in ready.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fl_labelskew_registry import Federation, Images, LabelSkewError, RunError
+from fl_labelskew_registry import Federation, Images, LabelSkewError, RunError, shareable
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -24,7 +24,7 @@ from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import Versions
 from fl_labelskew_plugins.engine.local import LocalResult, forms
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.text import clean, counted, without_paths, without_values
+from fl_labelskew_plugins.machine.text import clean, counted, without_paths
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.network_file import portable
 from fl_labelskew_plugins.recipe.privacy import Noise, leaving
@@ -108,19 +108,20 @@ class SiloClient(Manager):
         except LabelSkewError as error:
             self._fail(error)
         except (KeyError, TypeError, ValueError) as error:  # a server of another version, or none of ours
-            self._fail(LabelSkewError(f"a message of the server makes no sense here: {clean(repr(error))}"))
+            what = "a message of the server makes no sense here"
+            self._fail(shareable(LabelSkewError(f"{what}: {clean(repr(error))}"), what))
 
     def _fail(self, error: LabelSkewError) -> None:
         self.failure = error
-        # what an exception of a plugin's own code says may hold values of samples
-        reason = str(error).partition(": ")[0] if error.frames else str(error)
-        self.send(Kind.FAILED, SERVER, meta={"reason": without_paths(without_values(reason))})
+        # the message of an exception of a plugin's own code may contain values of samples
+        text = str(error).partition(": ")[0] if error.frames else error.public
+        self.send(Kind.FAILED, SERVER, meta={"reason": without_paths(text) or "its own log has the reason"})
         self.transport.stop_receive_message()
 
     def _welcome(self, message: Message) -> None:
         meta = message.meta
         if not re.fullmatch("[0-9a-f]{16}", str(meta["run"])):  # it names a folder
-            raise LabelSkewError("the server's name of the run is not one of ours")
+            raise shareable(LabelSkewError("the server's name of the run is not one of ours"))
         facts.check_agreement(meta["settings"], self.recipe)
         federation = facts.federation(meta["federation"], self.recipe, self.data.facts)
         if self.guard is not None:
@@ -173,12 +174,13 @@ class SiloClient(Manager):
         return session.opening(self.client).tensors
 
     def _survey(self, message: Message) -> None:
-        raise LabelSkewError("the server takes a survey, and this silo was started for a run; use --survey here, too")
+        what = "the server takes a survey, and this silo was started for a run; use --survey here, too"
+        raise shareable(LabelSkewError(what))
 
     def _train(self, message: Message) -> None:
         session, round, meta = self.session, message.round, message.meta
         if session is None:
-            raise RunError("the server asks for training before it has said what the run is")
+            raise shareable(RunError("the server asks for training before it has said what the run is"))
         if self._upload is not None and self._upload[0] == round:
             self._send_upload()
             return
@@ -263,7 +265,7 @@ class SiloClient(Manager):
         """Test the global model after a round on the silo's own test part; tell it where that is allowed."""
         session, round = self.session, message.round
         if session is None:
-            raise RunError("the server asks for a test before it has said what the run is")
+            raise shareable(RunError("the server asks for a test before it has said what the run is"))
         facts.number({"round": round}, "round", 0, session.federation.rounds - 1, "TEST")
         weights = group(message.tensors, "model")
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Arrays, Data, Federation, LabelSkewError, Method, RunError, mistake
+from fl_labelskew_registry import Arrays, Data, Federation, LabelSkewError, Method, RunError, mistake, shareable
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -295,7 +295,8 @@ def _common(method: Method, keys: Mapping[str, Any]) -> dict[str, Any]:
 def check_agreement(server: Any, recipe: Recipe) -> None:
     """Raise LabelSkewError unless the server's settings are this silo's, naming the first that differ."""
     if not isinstance(server, dict) or not all(isinstance(section, dict) for section in server.values()):
-        raise LabelSkewError("the server's settings are no sections of keys; use the same version here and there")
+        what = "the server's settings are no sections of keys; use the same version here and there"
+        raise shareable(LabelSkewError(what))
     local = agreed(recipe)
     # as text, for true and 1.0 are 1 otherwise
     if differing := different(
@@ -309,7 +310,8 @@ def check_agreement(server: Any, recipe: Recipe) -> None:
             here, there = (f"SHA-256 {digest[1:17]}..." for digest in (here, there))
         else:
             place, use = clean(differing[0]), "the server's recipe"
-        raise LabelSkewError(f"{place}: {here} here and {there} at the server{more}; use {use}")
+        error = LabelSkewError(f"{place}: {here} here and {there} at the server{more}; use {use}")
+        raise shareable(error, f"{place}: {there} at the server, another value here{more}; use {use}")
 
 
 def number(meta: Mapping[str, Any], key: str, least: int, most: int, where: str) -> int:
@@ -321,7 +323,8 @@ def number(meta: Mapping[str, Any], key: str, least: int, most: int, where: str)
     value = meta.get(key)
     if type(value) is not int or not least <= value <= most:
         bounds = f"{least}" if least == most else f"a whole number from {least} to {most}"
-        raise LabelSkewError(f"{where}: {key} is {mistakes.show(value)} at the server; expected here: {bounds}")
+        what = f"{where}: {key} is {mistakes.show(value)} at the server"
+        raise shareable(LabelSkewError(f"{what}; expected here: {bounds}"), f"{what}, which this silo does not accept")
     return value
 
 

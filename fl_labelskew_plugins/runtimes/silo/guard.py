@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fl_labelskew_registry import Federation, LabelSkewError, RunError
+from fl_labelskew_registry import Federation, LabelSkewError, RunError, shareable
 from pydantic import BaseModel
 from torch import Tensor, uint8
 
@@ -112,7 +112,7 @@ class Guard:
     def _refuse(self, key: str, demand: str, whose: str = "which the server asks for") -> None:
         value = getattr(self.policy, key)
         limit = value if isinstance(value, str) else show(value)
-        raise PolicyError(f"{self.file}: {POLICY}.{key}: {limit} does not allow {demand}, {whose}")
+        raise shareable(PolicyError(f"{self.file}: {POLICY}.{key}: {limit} does not allow {demand}, {whose}"))
 
     def _runs(self) -> dict[str, dict[str, list[str]]]:
         """Questions answered, by run and round; read each time, for another process may have written them."""

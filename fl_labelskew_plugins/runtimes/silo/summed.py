@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fl_labelskew_registry import Federation, LabelSkewError, RunError
+from fl_labelskew_registry import Federation, LabelSkewError, RunError, shareable
 from torch import Tensor
 
 from fl_labelskew_plugins import seeds
@@ -287,7 +287,7 @@ class SummedSilo(SiloClient):
 
     def _take_step(self, message: Message) -> None:
         if self.session is None:
-            raise RunError("the server asks for a sum before it has said what the run is")
+            raise shareable(RunError("the server asks for a sum before it has said what the run is"))
         self._part.take(self._run, message)
 
     def _facts(self) -> Facts:
@@ -297,14 +297,16 @@ class SummedSilo(SiloClient):
         run = str(message.meta["run"])
         if self._run not in ("", run) and not self._several_runs:
             what = "the server begins a second run, and could compare its sums with those of the first"
-            raise LabelSkewError(f"{what}; restart this silo to agree, or set {POLICY}.several_runs in the silo's file")
+            agree = f"restart this silo to agree, or set {POLICY}.several_runs in the silo's file"
+            raise shareable(LabelSkewError(f"{what}; {agree}"))
         super()._welcome(message)
 
     def _open(self, session: Session, federation: Federation) -> None:
         """Nothing is sent: the server asks for the opening sum. It says once of how many samples that is."""
         samples, known = federation.num_samples, session.federation.num_samples
         if known and samples != known:
-            raise RunError(f"the server says that all silos have {samples} training samples, and before {known}")
+            what = f"the server says that all silos have {samples} training samples, and before {known}"
+            raise shareable(RunError(what))
         if samples != known:
             self._use(replace(session, federation=federation, trainer=replace(session.trainer, federation=federation)))
 
@@ -381,7 +383,7 @@ class SummedSilo(SiloClient):
         assert self.session is not None
         sums = self.session.sums
         if sums is None or not self.session.federation.num_samples:
-            raise RunError("the server asks for training before the samples of all silos are summed")
+            raise shareable(RunError("the server asks for training before the samples of all silos are summed"))
         vector = sums.added(self.client, round, start, result, measures=self.recipe.comm.send_measures)
         return LocalResult({VECTOR: travelling(vector)}, {}, {}, {})
 

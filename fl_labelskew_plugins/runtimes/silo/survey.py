@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fl_labelskew_registry import LabelSkewError, RunError
+from fl_labelskew_registry import LabelSkewError, RunError, shareable
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
@@ -158,7 +158,8 @@ class SurveyedSilo(SiloClient):
         self.data = replace(self.data, facts=replace(self.data.facts, counts=None), sums=None)
 
     def _welcome(self, message: Message) -> None:
-        raise LabelSkewError("the server trains, and this silo was started for a survey; leave --survey away")
+        what = "the server trains, and this silo was started for a survey; leave --survey away"
+        raise shareable(LabelSkewError(what))
 
     def _survey(self, message: Message) -> None:
         scale, kind = count_noise(self.recipe)
@@ -176,7 +177,7 @@ class SurveyedSilo(SiloClient):
                 self.ledger.spend([on_counts(scale, kind, self.data.facts.samples)], answer, run="survey")
         except (PolicyError, SpentError) as error:
             log.warn(f"no class counts leave this silo: {error}")
-            self.send(Kind.SURVEY, SERVER, meta={"reason": without_paths(str(error))})
+            self.send(Kind.SURVEY, SERVER, meta={"reason": without_paths(error.public)})
             return
         counts = torch.from_numpy(self.data.counts)
         if scale:

@@ -15,7 +15,7 @@ from fl_labelskew_registry.contracts import (
     Total,
 )
 from fl_labelskew_registry.data import Arrays, Data, Dataset, Images, Network, Partitioner
-from fl_labelskew_registry.errors import LabelSkewError, MistakesError, PluginError, RunError, mistake
+from fl_labelskew_registry.errors import LabelSkewError, MistakesError, PluginError, RunError, mistake, shareable
 from fl_labelskew_registry.tracker import TrackedRun, Tracker
 
 __version__ = "0.2.1"
@@ -52,4 +52,5 @@ __all__ = [
     "mistake",
     "namespace",
     "nearest",
+    "shareable",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 
 class LabelSkewError(Exception):
@@ -11,6 +12,8 @@ class LabelSkewError(Exception):
     exit_code = 2
     frames = ""
     """Lines of a traceback, of a plugin author's own code alone, where that code raised something."""
+    public = ""
+    """What another machine may be told of it, see :func:`shareable`; empty: nothing."""
 
     def shown(self) -> str:
         """What the command line shows: a line for each mistake, and the frames."""
@@ -45,3 +48,18 @@ class RunError(LabelSkewError):
     """A run that could not go on, such as one whose training diverged. One line as well, but exit code 1."""
 
     exit_code = 1
+
+
+Error = TypeVar("Error", bound=LabelSkewError)
+
+
+def shareable(error: Error, text: str = "") -> Error:
+    """The error with a message for other machines: ``text``, or its own if that contains no value of local data.
+
+    A silo sends its server this message, and of other errors only that there was one.
+
+    >>> shareable(RunError("labels.csv: 12 rows are without a label"), "rows are without a label").public
+    'rows are without a label'
+    """
+    error.public = text or str(error)
+    return error

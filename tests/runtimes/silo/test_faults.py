@@ -191,7 +191,10 @@ def test_a_silo_with_other_settings_is_told_which(federation):
     assert odd.wait() == 2
     *_, last = odd.text.strip().splitlines()
     assert last == "error: train_args.epochs: 3 here and 2 at the server; use the server's recipe"
-    assert "silo 3 cannot go on: train_args.epochs: 3 here and 2 at the server" in server.text
+    assert (
+        "silo 3 cannot go on: train_args.epochs: 2 at the server, another value here; use the server's recipe"
+        in server.text
+    )
     finished(server, *others)
 
 

@@ -9,7 +9,7 @@ from fl_labelskew_registry import RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.engine.ring import Ring, Vector
-from fl_labelskew_plugins.machine.text import clean, without_paths
+from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo.secure import wire
@@ -75,7 +75,7 @@ class Part:
                     raise
                 self._round = None
                 self._warn(str(error))
-                self._answer = {"meta": {"attempt": number, "reason": without_paths(str(error))}}
+                self._answer = {"meta": {"attempt": number, "reason": error.public}}
             else:
                 if tensors is None:
                     return

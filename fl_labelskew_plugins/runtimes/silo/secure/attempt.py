@@ -20,6 +20,11 @@ OPENING = -1
 class SecureError(RunError):
     """Somebody did not keep to the protocol, or too few are left of it."""
 
+    @property
+    def public(self) -> str:  # type: ignore[override]
+        """All of it: it names silos and steps, and nothing of their data."""
+        return str(self)
+
 
 class SitsOutError(SecureError):
     """Why a silo takes no part in an attempt; it stays in the run, for this need not be the server's doing."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import time
 
@@ -303,6 +304,19 @@ def test_a_server_that_begins_a_second_run_on_live_connections(secure):
     silos[3].says("vector ")
     killed(server, silos[3])
     assert "difference" not in server.text
+
+
+def test_a_server_that_asks_for_the_size_of_a_silo(secure):
+    """A silo that cannot believe the number of all samples sends no message with its own number."""
+    federation = secure()
+    server, silos = federation.server(cheat="says_that_all_silos_have_one_sample"), federation.silos()
+    assert [silo.wait() for silo in silos] == [2, 2, 2]
+    what = "the server's federation: num_samples is 1 at the server"
+    sizes = [re.search(f"error: {what}; expected here: a whole number from (\\d+) to", silo.text) for silo in silos]
+    for rank in (1, 2, 3):
+        server.says(f"silo {rank} cannot go on: {what}, which this silo does not accept")
+    killed(server)
+    assert not any(re.search(rf"\b{size[1]}\b", server.text) for size in sizes)
 
 
 SILOS = {
