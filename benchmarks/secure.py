@@ -55,10 +55,10 @@ LOST = f"""
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SitsOutError
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
 mask = SiloRound.mask
-def lost(self, vector):
+def lost(self, *args):
     if self.attempt.round != OPENING:
         raise SitsOutError("lost")
-    return mask(self, vector)
+    return mask(self, *args)
 SiloRound.mask = lost
 {MAIN}
 """

@@ -5,7 +5,7 @@ import numpy as np
 from fl_labelskew_plugins.engine.ring import unit
 from fl_labelskew_plugins.runtimes.silo import certs
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, Sizes
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
@@ -27,8 +27,8 @@ class Hospital:
         return SiloRound(attempt, self.rank, self.identity, self.authority, account, **options)
 
 
-def attempt(round=0, number=0, *, bits=32, length=7, at_least=3, wide=0):
-    return Attempt(RUN, round, number, bits, length, at_least, wide=wide)
+def attempt(round=0, number=0, *, bits=32, length=7, at_least=3, at_most=99, wide=0):
+    return Attempt(RUN, round, number, bits, length, Sizes(at_least, at_most, 99), wide=wide)
 
 
 def vectors(ranks, about, seed=0):

@@ -26,7 +26,7 @@ from fl_labelskew_plugins.data.idx import FashionMNIST
 
 ROOT = Path(__file__).parent.parent
 CARRY = ROOT / "carry"
-NEEDED = ("click", "pydantic", "pytest", "pyyaml", "rich", "stevedore")
+NEEDED = ("click", "pydantic", "pytest", "pyyaml", "randomgen", "rich", "stevedore")
 """Ours need them and torch does not bring them; numpy, jinja2, Pillow and safetensors are there."""
 LIMIT = 64
 """MiB that may be carried."""

@@ -7,6 +7,7 @@ client sends in each round must therefore be summed over all clients, or differ 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from fl_labelskew_registry import Federation, Method, Optimizer
 
@@ -47,16 +48,33 @@ def static_values(recipe: Sections, method: Method, optimizer: Optimizer) -> lis
     """Values in each round's sum that can be the same in each round, such as class counts."""
     train, some = recipe.train, Federation(2, 2, 1, 1, 2, 1, 2, 1, 0)  # names do not depend on sizes
     values = ["train_args.proxy_aggregation: class"] if train.proxy_aggregation == "class" else []
+    if train.weight_decay:  # weights that get no gradient shrink by a factor of the client's weight and steps
+        values.append("train_args.weight_decay")
+    # rows of the classifier that stay as they are show which classes a client lacks
+    for name, value in (("alpha", 0), ("missing", "mask")):
+        values += [f"missing classes ({name}: {value})"] if value in parameters(method, name) else []
     sent = method.contribution_shapes(some) if recipe.comm.send_contributions else ()
     values += [f"{name} of the method" for name in sorted(sent)]
     beside = optimizer.contribution_shapes(SHAPES).keys() - SHAPES  # one value for each parameter follows the training
     return values + [f"{name} of federated_optimizer {train.federated_optimizer}" for name in sorted(beside)]
 
 
+def parameters(method: Method, name: str) -> list[Any]:
+    """Values of a parameter of the method, or of the parts of a combination that have one of this name."""
+    parts = getattr(method, "parts", {"": method}).values()
+    return [getattr(part.params, name) for part in parts if hasattr(part.params, name)]
+
+
 def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterator[Conflict]:
-    """Values that two rounds' sums over different clients would reveal of one client."""
+    """Values that a sum over few clients, or two rounds' sums over different clients, would reveal of one client."""
     train, noise = recipe.train, recipe.privacy.noise_multiplier
-    if not recipe.comm.secure_aggregation or noise is not None or sums_of_all(recipe):
+    if not recipe.comm.secure_aggregation:
+        return
+    for share in parameters(method, "share_prototypes"):
+        if share < 1:
+            what = f"{share:g}: the sum of prototypes would be of few clients; allowed: 1, or no secure aggregation"
+            yield Conflict("method_args.share_prototypes", what, ("comm_args.secure_aggregation",))
+    if noise is not None or sums_of_all(recipe):
         return  # with noise, a recipe may send weights only
     if values := static_values(recipe, method, optimizer):
         every = train.client_num_in_total

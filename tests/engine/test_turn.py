@@ -334,9 +334,7 @@ def test_privacy_noise_has_streams_of_its_own():
 
     def draw(client=0, round=0, selected=1, **more):
         view = Turn(more.pop("trainer", trainer), client, round, times_selected=selected, **more).view
-        return tuple(torch.rand(3, generator=view.noise).tolist()), tuple(
-            torch.rand(3, generator=view.generator).tolist()
-        )
+        return tuple(view.noise.random(3)), tuple(torch.rand(3, generator=view.generator).tolist())
 
     public = draw()
     assert public == draw()

@@ -115,10 +115,14 @@ FEDAVG = yaml.write({**GOOD, "method_args": {"method": "fedavg"}})
         (["method_args.method=fd"], "held of the method, outputs of the method"),
         (["train_args.proxy_aggregation=class"], "train_args.proxy_aggregation: class"),
         (["train_args.federated_optimizer=FedNova"], "tau of federated_optimizer FedNova"),
+        (["train_args.weight_decay=0.001"], "train_args.weight_decay"),
+        (["method_args.method=fedrs", "method_args.alpha=0"], "missing classes (alpha: 0)"),
+        (["method_args.method=fedlc", "method_args.missing=mask"], "missing classes (missing: mask)"),
     ],
 )
 def test_values_that_sums_over_different_clients_would_reveal(overrides, values):
-    base = [f"{SUMS}=true", "method_args.method=fedavg", "train_args.client_num_in_total=5", *overrides]
+    base = [f"{SUMS}=true", "train_args.weight_decay=0", "method_args.method=fedavg"]
+    base += ["train_args.client_num_in_total=5", *overrides]
     what = f"the sums of two rounds can reveal one client's {values}; allowed: 5, or no secure aggregation"
     assert only_line(FEDAVG, *base, SOME) == f"--set train_args.client_num_per_round: 4 of 5 clients: {what}"
     lost = "comm_args.secure_threshold=4"
@@ -130,7 +134,16 @@ def test_values_that_sums_over_different_clients_would_reveal(overrides, values)
 @pytest.mark.parametrize("optimizer", ["FedAvg", "SCAFFOLD", "FedDyn"])
 def test_values_that_change_in_each_round_may_be_summed_over_some_clients(optimizer):
     base = [f"{SUMS}=true", "method_args.method=fedshift", "train_args.client_num_in_total=5", SOME]
+    base.append("train_args.weight_decay=0")
     parse.parse(FEDAVG, overrides=[*base, f"train_args.federated_optimizer={optimizer}"])
+
+
+def test_a_sum_of_few_clients_prototypes():
+    line = "0.3: the sum of prototypes would be of few clients; allowed: 1, or no secure aggregation"
+    for method in ("fedmr", "fedshift+fedmr"):
+        key = "method_args." + ("fedmr." if "+" in method else "") + "share_prototypes"
+        overrides = [f"{SUMS}=true", f"method_args.method={method}", f"{key}=0.3"]
+        assert only_line(FEDAVG, *overrides).endswith(f"share_prototypes: {line}")
 
 
 FOUR = ["comm_args.certs=certs", "train_args.client_num_in_total=4", "client_specific_args.data_silo_config=[]"]

@@ -29,6 +29,7 @@ train_args: {client_num_in_total: 4, client_num_per_round: 3, comm_round: 2, bat
 method_args: {method: fedmr}
 device_args: {threads: 1}
 """
+SUMS = ["comm_args.secure_aggregation=true"]
 SHORT = ["train_args.batch_size=4096", "train_args.epochs=3"]
 """Three batches in a client's turn; then the time may be up."""
 ALONE = """\
@@ -122,7 +123,7 @@ def record(tmp_path):
     return record
 
 
-@pytest.mark.parametrize("secure", [[], ["comm_args.secure_aggregation=true"]], ids=["clear", "sums"])
+@pytest.mark.parametrize("secure", [[], [*SUMS, "train_args.client_num_per_round=4"]], ids=["clear", "sums"])
 def test_who_stops_early_goes_on_later(record, secure):
     """In the same process, or from the checkpoint."""
     first = record(*secure)

@@ -126,6 +126,7 @@ class SiloClient(Manager):
         federation = facts.federation(meta["federation"], self.recipe, self.data.facts)
         if self.guard is not None:
             self.guard.join(federation, meta.get("quorum"))
+        self._join(str(meta["run"]))
         if self._run != meta["run"]:
             data = self.data
             normal, self._normalisation = data.data, {}
@@ -156,6 +157,9 @@ class SiloClient(Manager):
         assert self.session is not None
         self._open(self.session, federation)
         self._send_upload()  # the last one may have been lost with the connection
+
+    def _join(self, run: str) -> None:
+        """Raise LabelSkewError if this silo must not answer this run."""
 
     def _use(self, session: Session) -> None:
         """Train with this from now on."""
@@ -374,6 +378,7 @@ def secret(folder: Path) -> int:
 def about(recipe: Recipe, data: SiloData) -> bytes:
     """Digest of all that this silo's answers depend on beside what the server sends: its samples, and its settings."""
     resolved = portable(recipe)
+    del resolved["train_args"]["comm_round"]  # a run can be resumed for more
     sections = ("common_args", "model_args", "train_args", "method_args", "dp_args")
     settings: list[Any] = [{name: resolved[name] for name in sections}, recipe.device.precision]
     settings += [data.data.mean, data.data.std]

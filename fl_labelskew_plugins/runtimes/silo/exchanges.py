@@ -120,6 +120,11 @@ class Uploads:
         """Nobody is asked any more."""
         self._poll, self._news = Poll(self._members, [], "uploads", {}), {}
 
+    @property
+    def personalised(self) -> bool:
+        """Whether silos measure their own models in this round."""
+        return self._record.personalised and self._record.tests(self._members.round)
+
     def awaits(self, client: int) -> bool:
         """Whether a silo is asked for an upload that has not come."""
         return self._poll.awaits(client)
@@ -135,7 +140,7 @@ class Uploads:
                 "times_selected": states.times_selected(client) + 1,
                 "state_round": states.committed.get(client, -1),
                 "kept_rounds": states.kept(client),
-                "personalised": self._record.personalised and self._record.tests(round),
+                "personalised": self.personalised,
             },
             tensors=self._news,
         )

@@ -7,6 +7,7 @@ by :mod:`.secure`, and repeated with new masks where too many are lost meanwhile
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
@@ -23,7 +24,7 @@ from fl_labelskew_plugins.engine.ring import Ring, Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, arrived, travelling
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
-from fl_labelskew_plugins.recipe.model import POLICY, Recipe
+from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.privacy import MULTIPLIER
 from fl_labelskew_plugins.recipe.summed import fewest_opened, fewest_summed
 from fl_labelskew_plugins.runs.rounds import Rounds
@@ -41,7 +42,7 @@ from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
 from fl_labelskew_plugins.runtimes.silo.secure.answering import Part
 from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, listed, number_of_test
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, Sizes, listed, number_of_test
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.secure.masks import POINT
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
@@ -114,7 +115,7 @@ class SummedUploads(Uploads):
         assert made is not None
         members.round, self._ready = round, {}
         self._news = joined(model=server.weights, shared=server.shared)
-        about = common_question(server.federation, round, self._news)
+        about = common_question(server.federation, round, self._news, personalised=self.personalised)
 
         def ready(without: Collection[int]) -> list[int]:
             waited = [client for client in clients if client not in without]
@@ -164,7 +165,7 @@ class SummedServer(SiloServer):
         super().__init__(*args)
         transport = self.transport
         ways = self.members, _identity(transport)[1], self.send, transport.limits, transport.audit
-        self._sums = Sums(*ways, at_least=needed(self.recipe))
+        self._sums = Sums(*ways, sizes=sizes(self.recipe))
         if warning := comparable(self.recipe):
             self.warn(warning)
         self._opened = self.folder.path / OPENED
@@ -277,7 +278,7 @@ class SummedSilo(SiloClient):
             self.send,
             partial(self.show.note, level=log.WARNING),
             self.transport.audit,
-            at_least=needed(self.recipe),
+            sizes=sizes(self.recipe),
             least=0 if policy is None else policy.min_clients or 0,
         )
 
@@ -293,16 +294,26 @@ class SummedSilo(SiloClient):
     def _facts(self) -> Facts:
         return super()._facts().summed()
 
-    def _welcome(self, message: Message) -> None:
-        run = str(message.meta["run"])
-        if self._run not in ("", run) and not self._several_runs:
-            what = "the server begins a second run, and could compare its sums with those of the first"
-            agree = f"restart this silo to agree, or set {POLICY}.several_runs in the silo's file"
-            raise shareable(LabelSkewError(f"{what}; {agree}"))
-        super()._welcome(message)
+    def _join(self, run: str) -> None:
+        if not self._several_runs:
+            self._account.join(run)
+
+    def _finish(self, message: Message) -> None:
+        super()._finish(message)
+        if self.failure is None:
+            self._account.leave()
 
     def _open(self, session: Session, federation: Federation) -> None:
         """Nothing is sent: the server asks for the opening sum. It says once of how many samples that is."""
+        comm, before = self.recipe.comm, self._account.question_of(self._run, OPENING)
+        answers = f"{self._about.hex()} {comm.send_contributions} {comm.send_measures}"
+        opening = (
+            f"{session.reported_tests(self.client)} {hashlib.blake2b(answers.encode(), digest_size=16).hexdigest()}"
+        )
+        if before not in ("", opening):  # the difference of two sums would be this silo's
+            what = "this silo's data or settings have changed since it joined the run; begin a new run"
+            raise SecureError(f"run {self._run}: {what}")
+        self._account.ask(self._run, OPENING, opening)
         samples, known = federation.num_samples, session.federation.num_samples
         if known and samples != known:
             what = f"the server says that all silos have {samples} training samples, and before {known}"
@@ -316,12 +327,6 @@ class SummedSilo(SiloClient):
         sums = self.session.sums
         assert sums is not None
         if round == OPENING:
-            tests = str(self.session.reported_tests(self.client))
-            before = self._account.question_of(self._run, OPENING)
-            if before not in ("", tests):  # the difference of two sums would be this silo's
-                what = "this silo's test samples or send_measures have changed; begin a new run"
-                raise SecureError(f"secure aggregation, opening exchange: {what}")
-            self._account.ask(self._run, OPENING, tests)
             return sums.opening, arrived(self._opening(self.session)[VECTOR]), ""
         if round < OPENING:
             if self._tested is None or self._tested[0] != round or sums.right is None:
@@ -343,6 +348,24 @@ class SummedSilo(SiloClient):
         seed = noise_seed(self._secret, self._about, request)
         return sums.noisy(vector, seeds.noise_generator(seed, "noise of a sum", attempt.round, self.client))
 
+    def _use(self, session: Session) -> None:
+        super()._use(session)
+        if self.recipe.privacy.noise_multiplier is not None:
+            self._take = partial(self._trained, self._take)
+
+    def _trained(
+        self, take: Callable[..., LocalResult], client: int, round: int, weights: Weights, **turn: Any
+    ) -> LocalResult:
+        """A turn, or if it fails one that changes nothing: the failure itself would reveal something of the data."""
+        try:
+            return take(client, round, weights, **turn)
+        except LabelSkewError as error:
+            self._unchanged(error)
+            return LocalResult(dict(weights), {}, dict(turn["state"]), {})
+
+    def _unchanged(self, error: LabelSkewError) -> None:
+        self.show.note(f"{error}; this silo adds only noise to the sum of this round", log.WARNING)
+
     def _charge(self, request: str, round: int) -> None:
         """With noise on the sum, the ledger is charged later, for each masked vector that leaves."""
         if self.recipe.privacy.noise_multiplier is None:
@@ -352,10 +375,16 @@ class SummedSilo(SiloClient):
 
     def _train(self, message: Message) -> None:
         if self.session is not None:
-            self._question = common_question(self.session.federation, message.round, message.tensors)
-            alone = message.meta["state_round"], message.meta["times_selected"]  # which are not the same for all
+            meta, round = message.meta, message.round
+            common = {"personalised": meta["personalised"] is True}
+            self._question = common_question(self.session.federation, round, message.tensors, **common)
+            before, times = meta["state_round"], meta["times_selected"]  # which are not the same for all
             try:
-                self._account.ask(self._run, message.round, f"{self._question} {alone}")
+                self._account.check_state(self._run, round, before, times)
+                if before >= 0 and not self.states.has(before):
+                    what = f"the state of round {before + 1} is not in {self.states.folder}; begin a new run"
+                    raise SecureError(f"round {round + 1}: {what}")
+                self._account.ask(self._run, round, f"{self._question} {before} {times}")
             except SecureError as error:
                 self.transport.audit.note("sum", run=self._run, round=message.round, why=str(error))
                 raise
@@ -372,7 +401,7 @@ class SummedSilo(SiloClient):
         self._tested = None
         if made is None or made.right is None:
             return {}
-        if str(samples) == self._account.question_of(self._run, OPENING):
+        if str(samples) == self._account.question_of(self._run, OPENING).partition(" ")[0]:
             question = common_question(self.session.federation, message.round, message.tensors)
             with contextlib.suppress(SecureError):  # it was another model before in this round
                 self._account.ask(self._run, round, question)
@@ -384,7 +413,13 @@ class SummedSilo(SiloClient):
         sums = self.session.sums
         if sums is None or not self.session.federation.num_samples:
             raise shareable(RunError("the server asks for training before the samples of all silos are summed"))
-        vector = sums.added(self.client, round, start, result, measures=self.recipe.comm.send_measures)
+        try:
+            vector = sums.added(self.client, round, start, result, measures=self.recipe.comm.send_measures)
+        except RunError as error:
+            if self.recipe.privacy.noise_multiplier is None:
+                raise
+            self._unchanged(error)
+            vector = sums.round.zeros()
         return LocalResult({VECTOR: travelling(vector)}, {}, {}, {})
 
     def _send_upload(self) -> None:
@@ -397,10 +432,12 @@ class SummedSilo(SiloClient):
         self._part.end()
 
 
-def needed(recipe: Recipe) -> Callable[[int], int]:
-    """How many silos must be there to the end of a round's sum, or of the opening."""
-    opened, summed = fewest_opened(recipe), fewest_summed(recipe)
-    return lambda round: summed if round > OPENING else opened
+def sizes(recipe: Recipe) -> Callable[[int], Sizes]:
+    """Numbers of silos of a round's sum; of the opening, and of tests, for rounds up to :data:`OPENING`."""
+    silos = recipe.train.client_num_in_total
+    rounds = Sizes(fewest_summed(recipe), recipe.train.clients_per_round, silos)
+    others = Sizes(fewest_opened(recipe), silos, silos)
+    return lambda round: rounds if round > OPENING else others
 
 
 def comparable(recipe: Recipe) -> str:
@@ -409,9 +446,9 @@ def comparable(recipe: Recipe) -> str:
     return "" if recipe.privacy.noise_multiplier is not None else f"{what}; {MULTIPLIER} adds noise to the sums"
 
 
-def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor]) -> str:
+def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor], **meta: bool) -> str:
     """Digest of what all silos are asked in a round."""
-    return question(replace(federation, rounds=0), round, {}, tensors, {})  # a run may be resumed for more rounds
+    return question(replace(federation, rounds=0), round, meta, tensors, {})  # a run may be resumed for more rounds
 
 
 def _identity(transport: ServerTransport | SiloTransport) -> tuple[Identity, Authority]:

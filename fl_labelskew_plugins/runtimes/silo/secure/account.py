@@ -11,13 +11,14 @@ import json
 import os
 from pathlib import Path
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, shareable
 from pydantic import BaseModel
 
 from fl_labelskew_plugins.machine.files import replacing
+from fl_labelskew_plugins.recipe.model import POLICY
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SecureError, SitsOutError, listed
 
-NAME = "secure.json"
+NAME, JOINED = "secure.json", "joined_run"
 
 
 class Opened(BaseModel):
@@ -38,7 +39,7 @@ class Account:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / NAME
+        self.file, self.joined = folder / NAME, folder / JOINED
         self._read()
 
     def check(self, attempt: Attempt, there: list[int]) -> None:
@@ -60,25 +61,68 @@ class Account:
         opened.runs.setdefault(attempt.run, {})[attempt.round] = there
         self._write(opened, f"{attempt.where}: ", "opens")
 
-    def mask(self, attempt: Attempt, sharing: list[int]) -> None:
+    def mask(self, attempt: Attempt, sharing: list[int], *, once: bool) -> None:
         """Write down the silos that share masks with this one in a round; on disk when this returns.
 
         Two sums with the same vector and different silos can be opened without this silo, by disjoint sets of others.
+        ``once``: the vector of a round may be masked for one set of silos only, because it has no noise.
 
         Raises:
             SitsOutError: its vector of this round was masked with others.
             SecureError: nothing can be written.
         """
-        if (
-            attempt.round <= OPENING
-        ):  # no two of these sums can be opened by disjoint sets: each needs most of all silos
+        if attempt.round <= OPENING:  # each needs most of all silos, so no two of them can be opened by disjoint sets
             return
         opened = self._read()
         before = opened.masked.setdefault(attempt.run, {}).setdefault(attempt.round, sharing)
-        if before != sharing:
+        if before != sharing and once:
             what = f"this silo has masked its vector with {listed(before)}, and now {listed(sharing)} share masks"
             raise SitsOutError(f"{attempt.where}: {what}; the two sums would differ by single uploads ({self.file})")
         self._write(opened, f"{attempt.where}: ", "sends")
+
+    def check_state(self, run: str, round: int, before: int, times: int) -> None:
+        """Raise SecureError unless a server names this silo's own last state, and how often it has taken part.
+
+        With another state, the sum of one more round with the same model could differ by this silo's answer only. In a
+        sum that this silo has masked its vector for, and not opened, it may have been or not.
+
+        Args:
+            run: the run's name.
+            round: that the server asks for.
+            before: the round whose private state it is to continue from, or -1.
+            times: how often it was selected, this round included.
+        """
+        account = self._read()
+        opened = {number for number in account.runs.get(run, {}) if 0 <= number < round}
+        masked = opened | {number for number in account.masked.get(run, {}) if number < round}
+        last = max(opened, default=-1)
+        if not (before == last or (before > last and before in masked)) or not len(opened) < times <= len(masked) + 1:
+            what = f"the server continues from round {before + 1} and has selected this silo {times} times"
+            here = f"here {len(opened)} sums before this round are noted, the last one of round {last + 1}"
+            raise SecureError(f"round {round + 1}: {what}; {here} ({self.file})")
+
+    def join(self, run: str) -> None:
+        """Write down the run that this silo answers, until :meth:`leave`.
+
+        Raises:
+            LabelSkewError: it answers another one; the message says how its operator agrees.
+        """
+        before = self.joined.read_text(encoding="ascii", errors="replace").strip() if self.joined.exists() else run
+        if before != run:
+            what = "the server begins another run, and could compare its sums with those of a run that has not ended"
+            agree = f"to agree, remove {self.joined}, or set {POLICY}.several_runs in the silo's file"
+            raise shareable(LabelSkewError(f"{what}; {agree}"), what)
+        try:
+            with replacing(self.joined) as part:
+                part.write_text(run, encoding="ascii")
+        except OSError as error:
+            raise SecureError(
+                f"{self.joined} cannot be written ({error.strerror}); this silo answers nothing"
+            ) from None
+
+    def leave(self) -> None:
+        """The run is over."""
+        self.joined.unlink(missing_ok=True)
 
     def question_of(self, run: str, round: int) -> str:
         """What this silo was asked in a round; empty if nothing."""

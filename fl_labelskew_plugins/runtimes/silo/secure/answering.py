@@ -9,12 +9,20 @@ from fl_labelskew_registry import RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.engine.ring import Ring, Vector
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, without_paths
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SecureError, SitsOutError, about, listed, where
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
+    Attempt,
+    SecureError,
+    SitsOutError,
+    Sizes,
+    about,
+    listed,
+    where,
+)
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.secure.shares import SEALED
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
@@ -30,7 +38,7 @@ class Part:
         send: sends a message.
         warn: told in a line why this silo sits an attempt out.
         least: silos that a sum has to be of, by this silo's policy.
-        at_least: silos that a round's sum needs.
+        sizes: numbers of silos of a round's sum.
         noisy: adds noise to a vector before it is masked; None: sums have none.
     """
 
@@ -46,12 +54,12 @@ class Part:
         warn: Callable[[str], None],
         audit: Audit,
         *,
-        at_least: Callable[[int], int],
+        sizes: Callable[[int], Sizes],
         least: int,
     ) -> None:
         self._rank, self._identity, self._authority, self._account = rank, identity, authority, account
         self._vector, self._noisy, self._send, self._warn, self._audit = vector, noisy, send, warn, audit
-        self._at_least, self._least = at_least, least
+        self._sizes, self._least = sizes, least
         self._round: SiloRound | None = None
         self._answered: tuple[Any, ...] = ()
         self._answer: dict[str, Any] = {}
@@ -75,7 +83,7 @@ class Part:
                     raise
                 self._round = None
                 self._warn(str(error))
-                self._answer = {"meta": {"attempt": number, "reason": error.public}}
+                self._answer = {"meta": {"attempt": number, "reason": without_paths(error.public)}}
             else:
                 if tensors is None:
                     return
@@ -94,7 +102,7 @@ class Part:
             if has is None:
                 raise SitsOutError(f"{where(round)}: this silo has nothing to send")
             ring, _, question = has
-            attempt = Attempt(run, round, number, ring.bits, ring.size, self._at_least(round), question, ring.wide)
+            attempt = Attempt(run, round, number, ring.bits, ring.size, self._sizes(round), question, ring.wide)
             self._round = SiloRound(
                 attempt,
                 self._rank,

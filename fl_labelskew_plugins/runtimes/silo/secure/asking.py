@@ -20,6 +20,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
     OPENING,
     Attempt,
     SecureError,
+    Sizes,
     about,
     listed,
 )
@@ -40,7 +41,7 @@ class Sums:
         members: who is there.
         send: sends a message.
         limits: bytes of a message of each kind, at most; changed here.
-        at_least: silos that a round's sum needs.
+        sizes: numbers of silos of a round's sum.
     """
 
     def __init__(
@@ -51,15 +52,15 @@ class Sums:
         limits: dict[Kind, int],
         audit: Audit,
         *,
-        at_least: Callable[[int], int],
+        sizes: Callable[[int], Sizes],
     ) -> None:
         self._members, self._authority, self._send, self._limits = members, authority, send, limits
-        self._audit, self._at_least = audit, at_least
+        self._audit, self._sizes = audit, sizes
         self._numbers: dict[int, int] = {}
         self._faults: Counter[int] = Counter()
         self._complaints: Counter[tuple[int, int]] = Counter()
         self._until = self._deadline = 0.0
-        self._attempt = Attempt("", OPENING, 0, 32, 0, LEAST_SUMMED)
+        self._attempt = Attempt("", OPENING, 0, 32, 0, Sizes(LEAST_SUMMED, LEAST_SUMMED, LEAST_SUMMED))
         self._kind = Kind.KEYS
         self._said: Callable[[int], Said] = lambda rank: ({}, {})
         self._taken: Callable[[int, Mapping[str, Tensor]], None] = lambda rank, got: None
@@ -87,7 +88,7 @@ class Sums:
                 return self.total(run, round, clients, ring, question)
             except SecureError as error:
                 tries[tuple(clients)] += 1
-                if len(clients) < self._at_least(round) or tries[tuple(clients)] == TRIES:
+                if len(clients) < self._sizes(round).at_least or tries[tuple(clients)] == TRIES:
                     raise RunError(f"{error}; {self._members.go_on}") from None
                 self._members.warn(f"{error}; nothing is opened, and it is repeated with new masks")
 
@@ -106,7 +107,7 @@ class Sums:
         """
         number = self._numbers[round] = self._numbers.get(round, -1) + 1
         self._attempt = attempt = Attempt(
-            run, round, number, ring.bits, ring.size, self._at_least(round), question, ring.wide
+            run, round, number, ring.bits, ring.size, self._sizes(round), question, ring.wide
         )
         self._limits[Kind.MASKED] = streams.LIMIT + 4 * ring.size
         facts, server, clock = about(run, round, number), ServerRound(attempt, self._authority), self._members.clock

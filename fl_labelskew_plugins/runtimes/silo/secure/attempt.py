@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fl_labelskew_registry import RunError
 
@@ -30,6 +30,14 @@ class SitsOutError(SecureError):
     """Why a silo takes no part in an attempt; it stays in the run, for this need not be the server's doing."""
 
 
+class Sizes(NamedTuple):
+    """Numbers of silos: that a sum needs, from the first step to the last; that it has at most; of the federation."""
+
+    at_least: int
+    at_most: int
+    federation: int
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One attempt at one sum.
@@ -40,7 +48,7 @@ class Attempt:
         number: which attempt at it this is, from 0.
         bits: of the ring; sums of narrow entries are modulo ``2 ** bits``.
         length: entries of a vector.
-        at_least: silos that must be there from the first step to the last; of a test all of them must.
+        sizes: numbers of silos, of each silo's own recipe; in the sum of a test all of the opening must be there.
         question: digest of what all of them were asked; with another model for each, a sum would be of one of them.
         wide: values of 64 bits, with which a vector begins.
     """
@@ -50,7 +58,7 @@ class Attempt:
     number: int
     bits: int
     length: int
-    at_least: int
+    sizes: Sizes
     question: str = ""
     wide: int = 0
 
@@ -63,20 +71,23 @@ class Attempt:
         """What keys are derived for, and what is signed: this attempt, a step of it and no other."""
         return json.dumps(["fl-labelskew secure aggregation 2", asdict(self), step, *more]).encode()
 
-    def threshold(self, silos: int) -> int:
-        """How many of so many silos have to be there to the end.
+    def threshold(self, ranks: Collection[int]) -> int:
+        """How many of these silos have to be there to the end.
 
         Raises:
             SecureError: they are too few, or so many that the server could open two sums of them.
 
-        >>> Attempt("", 0, 0, 32, 1, at_least=4).threshold(5)
+        >>> Attempt("", 0, 0, 32, 1, Sizes(at_least=4, at_most=5, federation=8)).threshold([1, 2, 3, 4, 8])
         4
         """
-        least = max(LEAST, self.at_least)
+        silos, least = len(ranks), max(LEAST, self.sizes.at_least)
         if silos < least:
             raise self.error(f"{silos} silos are there, and the sum needs {least} (comm_args.secure_threshold)")
-        if silos >= 2 * least:
-            raise self.error(f"{silos} silos are there, twice as many as the sum needs (comm_args.secure_threshold)")
+        if silos > self.sizes.at_most or silos >= 2 * least:
+            most = min(self.sizes.at_most, 2 * least - 1)
+            raise self.error(f"{silos} silos are there, and the sum may be of {most} at most")
+        if (last := max(ranks)) > self.sizes.federation:
+            raise self.error(f"silo {last} is there, and the federation has {self.sizes.federation} silos")
         return silos if self.round < OPENING else least
 
     def error(self, what: str) -> SecureError:

@@ -98,7 +98,7 @@ class ServerRound:
     def roster(self) -> dict[int, bytes]:
         """Everybody's keys, for everybody; closes step 0."""
         if not self._roster:
-            self._threshold = self.attempt.threshold(len(self._adverts))
+            self._threshold = self.attempt.threshold(self._adverts)
             self._roster = dict(sorted(self._adverts.items()))
             self._digest = roster_digest(self.attempt, self._roster)
         return self._roster

@@ -87,7 +87,7 @@ class SiloRound:
         attempt, ranks = self.attempt, sorted(roster)
         if roster.get(self.rank) != self._advert:
             raise attempt.error("the server's list has not this silo's own keys")
-        self._threshold = attempt.threshold(len(ranks))
+        self._threshold = attempt.threshold(ranks)
         self._enough(ranks, "are there")
         self._adverts = {rank: Advert.unpack(roster[rank]) for rank in ranks}
         for rank, advert in self._adverts.items():
@@ -127,8 +127,7 @@ class SiloRound:
             raise attempt.error(f"the server says that {listed(sharing)} share masks, of {listed(self._shares)}")
         self._enough(sharing, "share masks")
         self._shares = {rank: self._shares[rank] for rank in sharing}
-        if not self._noisy:
-            self._account.mask(attempt, sorted(self._shares))
+        self._account.mask(attempt, sorted(self._shares), once=not self._noisy)
         masked = attempt.vector(vector, "what this silo would send").copy()
         masks.add_own(masked, self._seed, self.rank, attempt)
         for peer in self._shares.keys() - {self.rank}:

@@ -90,7 +90,7 @@ def test_repeated_with_new_masks(hospitals):
 
 @pytest.mark.parametrize(("silos", "at_least"), [(5, 3), (5, 5), (4, 3)])
 def test_any_threshold_shares_are_enough(silos, at_least):
-    needed = attempt(at_least=at_least).threshold(silos)
+    needed = attempt(at_least=at_least).threshold(range(1, silos + 1))
     secret, ranks = 2**255 + 19, [2, 3, 5, 7, 11][:silos]
     dealt, commitments = shares.dealt(secret, needed, ranks, os.urandom)
     for chosen in itertools.combinations(ranks, needed):
@@ -127,16 +127,18 @@ def test_commitments_that_are_no_points_fit_nothing(text):
 
 
 @pytest.mark.parametrize(
-    ("silos", "at_least", "line"),
+    ("ranks", "at_least", "line"),
     [
-        (2, 2, "2 silos are there, and the sum needs 3 (comm_args.secure_threshold)"),
-        (4, 5, "4 silos are there, and the sum needs 5 (comm_args.secure_threshold)"),
-        (6, 3, "6 silos are there, twice as many as the sum needs (comm_args.secure_threshold)"),
+        ([1, 2], 2, "2 silos are there, and the sum needs 3 (comm_args.secure_threshold)"),
+        ([1, 2, 3, 4], 5, "4 silos are there, and the sum needs 5 (comm_args.secure_threshold)"),
+        ([1, 2, 3, 4, 5, 6], 3, "6 silos are there, and the sum may be of 5 at most"),
+        ([1, 2, 3, 4, 5, 6, 7, 8], 5, "8 silos are there, and the sum may be of 7 at most"),
+        ([1, 2, 100], 3, "silo 100 is there, and the federation has 99 silos"),
     ],
 )
-def test_thresholds_that_are_refused(silos, at_least, line):
+def test_thresholds_that_are_refused(ranks, at_least, line):
     with pytest.raises(SecureError) as error:
-        attempt(at_least=at_least).threshold(silos)
+        attempt(at_least=at_least, at_most=7).threshold(ranks)
     assert str(error.value) == f"secure aggregation, round 1: {line}"
 
 
