@@ -11,10 +11,11 @@ import time
 from types import SimpleNamespace
 
 import numpy as np
+from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.cli.main import main
-from fl_labelskew_plugins.engine import sums
-from fl_labelskew_plugins.engine.ring import Ring, Wide, parts
+from fl_labelskew_plugins.engine import sums, turn
+from fl_labelskew_plugins.engine.ring import Ring, Wide, parts, trim
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
@@ -152,6 +153,22 @@ def asks_for_right_answers_under_noise():
 
 
 @cheat
+def continues_from_another_state():
+    """At one silo, whose answer would then be the only one that differs."""
+    honest = SummedUploads.ask
+
+    def ask(self, client):
+        committed = self._record.states.committed
+        before = dict(committed)
+        if self._members.round == ROUND and client == 3:
+            committed.pop(client)
+        honest(self, client)
+        committed.update(before)
+
+    SummedUploads.ask = ask
+
+
+@cheat
 def says_that_all_silos_have_one_sample():
     """So that silos answer why they cannot believe it."""
     honest = SummedServer._tell
@@ -180,8 +197,11 @@ def begins_a_second_run():
                 server._welcome(client)
             _, without = honest(self, round, others)
             server.record.run = self._run = first
-            mask = self._rounds.session.sums.round.mask
-            print("difference", hashlib.sha256((vector - without) & mask).hexdigest(), flush=True)
+            ring, difference = self._rounds.session.sums.round, vector.copy()
+            for ours, theirs in zip(parts(difference, ring.wide), parts(without, ring.wide), strict=True):
+                np.subtract(ours, theirs, out=ours)
+            trim(difference, ring.bits, ring.wide)
+            print("difference", hashlib.sha256(difference).hexdigest(), flush=True)
         return came, vector
 
     SummedServer._exchanges, SummedUploads.total = remembered, total
@@ -252,9 +272,34 @@ CHEATS["deals_a_wrong_share"] = deals_wrong_shares(2)
 
 @cheat
 def complains_of_others():
-    """Of one silo in each attempt, though its shares fit."""
-    blamed = iter((1, 1, 2, 2, 3, 3))
-    replaced(SiloRound, "check", lambda silo, honest, dealt: [*honest(), next(blamed)])
+    """Though their shares fit."""
+    replaced(
+        SiloRound, "check", lambda silo, honest, dealt: honest() | {1: silo._share_secret.to_bytes(masks.SECRET, "big")}
+    )
+
+
+@cheat
+def shows_the_point_at_infinity():
+    def advertise(silo, honest):
+        shown = Advert.unpack(honest())
+        keys = shown.share_key, b"\4" + bytes(64), shown.seed_key
+        silo._advert = silo._identity.advert(silo.rank, *keys, silo.attempt).pack()
+        return silo._advert
+
+    replaced(SiloRound, "advertise", advertise)
+
+
+@cheat
+def fails_in_training():
+    """In the second round; as a model of the server's making can bring about."""
+    honest = turn.Turn.fit
+
+    def fit(self, *args, **kwargs):
+        if self.view.round == ROUND:
+            raise RunError("round 2: client 2: fc.weight is not finite")
+        return honest(self, *args, **kwargs)
+
+    turn.Turn.fit = fit
 
 
 @cheat

@@ -201,7 +201,11 @@ class SummedServer(SiloServer):
         except SecureError as error:
             self.warn(f"{error}; no accuracy of this round, for its sum is over all silos of the opening only")
             return {}
-        return metrics.pooled(made.read_tested(vector), tests)
+        right = made.read_tested(vector)
+        if not 0 <= right <= tests:
+            self.warn(f"{members.where}: {right} right answers of {tests} cannot be; no accuracy of this round")
+            return {}
+        return metrics.pooled(right, tests)
 
     def _exchanges(self, rounds: Rounds) -> tuple[Opening, Uploads]:
         run = self.record.run

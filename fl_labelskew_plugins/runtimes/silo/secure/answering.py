@@ -128,10 +128,9 @@ class Part:
             sealed, commitments = part.share(texts)
             answer = {0: commitments, **sealed}
         elif kind == Kind.CHECKED:
-            wrong = part.check({dealer: (text[:SEALED], text[SEALED:]) for dealer, text in texts.items()})
-            if wrong:
-                self._warn(f"{attempt.where}: the shares of {listed(wrong)} do not fit together")
-            answer = dict.fromkeys(wrong, b"wrong")
+            answer = part.check({dealer: (text[:SEALED], text[SEALED:]) for dealer, text in texts.items()})
+            if answer:
+                self._warn(f"{attempt.where}: the shares of {listed(answer)} do not fit together")
         elif kind == Kind.THERE:
             answer = {self._rank: part.agree(self._ranks(message, "there", attempt))}
         else:

@@ -58,7 +58,6 @@ class Sums:
         self._audit, self._sizes = audit, sizes
         self._numbers: dict[int, int] = {}
         self._faults: Counter[int] = Counter()
-        self._complaints: Counter[tuple[int, int]] = Counter()
         self._until = self._deadline = 0.0
         self._attempt = Attempt("", OPENING, 0, 32, 0, Sizes(LEAST_SUMMED, LEAST_SUMMED, LEAST_SUMMED))
         self._kind = Kind.KEYS
@@ -79,11 +78,10 @@ class Sums:
             RunError: too few are left, or the same silos have failed :data:`TRIES` times.
         """
         self._faults.clear()
-        self._complaints.clear()
         self._until = self._members.clock.now + self._members.comm.round_deadline_s
         tries: Counter[tuple[int, ...]] = Counter()
         while True:
-            clients = who(self._excluded())
+            clients = who({client for client, faults in self._faults.items() if faults > 1})
             try:
                 return self.total(run, round, clients, ring, question)
             except SecureError as error:
@@ -119,10 +117,9 @@ class Sums:
             raise
         finally:
             self._close()
-            self._complaints.update(server.complaints)
-            for rank in sorted(server.liars):
+            for rank, what in sorted(server.cheats.items()):
                 self._faults[rank - 1] += 2
-                self._members.warn(f"{attempt.where}: silo {rank} reveals wrong shares")
+                self._members.warn(f"{attempt.where}: silo {rank} {what}")
         self._audit.note("sum", **facts, silos=there, lost=lost)
         if lost:
             log.warn(f"{attempt.where}: {listed(lost)} lost after masks were shared; the sum is of {listed(there)}")
@@ -150,7 +147,7 @@ class Sums:
             Kind.CHECKED,
             here,
             lambda rank: ({}, wire.tensors({dealer: b"".join(texts) for dealer, texts in server.dealt(rank).items()})),
-            lambda rank, got: server.checked(rank, wire.texts(got, attempt).keys()),
+            lambda rank, got: server.checked(rank, wire.texts(got, attempt)),
         )
         sharing = server.sharing()
         here = self._step(
@@ -223,16 +220,6 @@ class Sums:
         meta, tensors = self._said(client + 1)
         attempt = {"attempt": self._attempt.number}
         self._send(self._kind, client + 1, round=self._attempt.round, meta=attempt | meta, tensors=tensors)
-
-    def _excluded(self) -> set[int]:
-        """Clients with two faults, dealers of two complaints, and silos that complain of two dealers.
-
-        Of one complaint nobody can tell which of the two is wrong; a silo that is wrong about others is so again.
-        """
-        dealers = Counter(dealer for _, dealer in self._complaints.elements())
-        silos = Counter(silo for silo, _ in self._complaints)
-        ranks = {rank for counts in (dealers, silos) for rank, count in counts.items() if count > 1}
-        return {rank - 1 for rank in ranks} | {client for client, faults in self._faults.items() if faults > 1}
 
     def _close(self) -> None:
         """Nobody is asked any more, and nothing is kept of the attempt."""

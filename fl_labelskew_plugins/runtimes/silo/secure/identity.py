@@ -16,8 +16,8 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.runtimes.silo.names import Files, silo_name
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SitsOutError
+from fl_labelskew_plugins.runtimes.silo.secure.masks import POINT, is_point
 
-KEY = 65
 MOST = 10_000
 """Bytes of an advertisement."""
 
@@ -43,7 +43,16 @@ class Advert:
     @property
     def keys(self) -> bytes:
         """What is signed."""
-        return self.share_key + self.mask_key + self.seed_key
+        return b"".join(self.points)
+
+    def has_keys(self) -> bool:
+        """Whether the keys are three different points of the curve, none of them at infinity."""
+        return len(set(self.points)) == len(self.points) and all(map(is_point, self.points))
+
+    @property
+    def points(self) -> tuple[bytes, bytes, bytes]:
+        """The three keys."""
+        return self.share_key, self.mask_key, self.seed_key
 
     def pack(self) -> bytes:
         """As bytes."""
@@ -52,9 +61,11 @@ class Advert:
     @classmethod
     def unpack(cls, text: bytes) -> Advert:
         """Of bytes; whether they make sense is for :meth:`Authority.check` to say."""
-        length = text[3 * KEY] if 3 * KEY < len(text) <= MOST else 0
-        end = 3 * KEY + 1 + length
-        return cls(text[:KEY], text[KEY : 2 * KEY], text[2 * KEY : 3 * KEY], text[3 * KEY + 1 : end], text[end:])
+        length = text[3 * POINT] if 3 * POINT < len(text) <= MOST else 0
+        end = 3 * POINT + 1 + length
+        return cls(
+            text[:POINT], text[POINT : 2 * POINT], text[2 * POINT : 3 * POINT], text[3 * POINT + 1 : end], text[end:]
+        )
 
 
 class Authority:
@@ -66,6 +77,8 @@ class Authority:
     def check(self, rank: int, advert: Advert, attempt: Attempt) -> None:
         """Raise SecureError unless this silo has shown these keys for this attempt."""
         certificate = self._certificate(rank, advert, attempt)
+        if not advert.has_keys():
+            raise attempt.error(f"silo {rank} shows keys that are no three points of the curve")
         try:
             _verify(certificate, advert.signature, attempt.about("keys", rank) + advert.keys)
         except InvalidSignature:
@@ -92,7 +105,7 @@ class Authority:
             raise attempt.error(f"the certificate that silo {rank} shows is another's")
         now = datetime.now(timezone.utc)
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
-            raise attempt.error(f"the certificate that silo {rank} shows does not hold today")
+            raise SitsOutError(f"{attempt.where}: the certificate that silo {rank} shows does not hold today")
         if why := self._barred(certificate.public_bytes(Encoding.PEM)):
             raise SitsOutError(f"{attempt.where}: silo {rank} is not to be believed: {why}")
         return certificate

@@ -48,6 +48,15 @@ def public(key: EllipticCurvePrivateKey) -> bytes:
     return key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
 
 
+def is_point(text: bytes) -> bool:
+    """Whether these bytes are an uncompressed point of the curve, and not the one at infinity."""
+    try:
+        EllipticCurvePublicKey.from_encoded_point(SECP256R1(), text)
+    except ValueError:
+        return False
+    return len(text) == POINT
+
+
 def common(key: EllipticCurvePrivateKey, other: bytes, about: bytes) -> bytes:
     """The key of 32 bytes that two have together; raises ValueError for a public key that is none."""
     both = b"".join(sorted((public(key), other)))

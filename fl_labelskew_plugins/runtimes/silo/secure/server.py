@@ -10,6 +10,7 @@ from fl_labelskew_plugins.engine.ring import Vector, add, trim, unit
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, Attempt, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert, Authority
+from fl_labelskew_plugins.runtimes.silo.secure.shares import Way
 from fl_labelskew_plugins.runtimes.silo.secure.silo import agreement, roster_digest
 
 
@@ -27,10 +28,9 @@ class ServerRound:
         self._digest = b""
         self._dealt: dict[int, tuple[dict[int, bytes], bytes]] = {}
         self._fine: set[int] = set()
-        self.complaints: set[tuple[int, int]] = set()
-        """Silos that say that a dealer's shares are wrong, with the dealer."""
-        self.liars: set[int] = set()
-        """Silos that have revealed shares which do not fit the dealer's commitments."""
+        self.cheats: dict[int, str] = {}
+        """Silos that have cheated, which is proven, and how."""
+        self._wronged: list[int] = []
         self._passed_on: list[int] = []
         self._sharing: list[int] = []
         self._added: set[int] = set()
@@ -46,6 +46,8 @@ class ServerRound:
         self._in_time(rank, self._roster)
         shown = Advert.unpack(advert)
         self._authority.check(rank, shown, self.attempt)
+        if known := {other for other, theirs in self._shown.items() if set(theirs.points) & set(shown.points)}:
+            raise self.attempt.error(f"silo {rank} shows a key of {listed(known)}")
         self._adverts[rank], self._shown[rank] = advert, shown
 
     def shared(self, rank: int, sealed: Mapping[int, bytes], commitments: bytes) -> None:
@@ -59,13 +61,19 @@ class ServerRound:
             raise self.attempt.error(f"silo {rank} has not sent {self._threshold} commitments to each of its secrets")
         self._dealt[rank] = dict(sealed), commitments
 
-    def checked(self, rank: int, wrong: Collection[int]) -> None:
-        """Step 2: a silo has checked its shares; whose are wrong."""
+    def checked(self, rank: int, wrong: Mapping[int, bytes]) -> None:
+        """Step 2: a silo has checked its shares; with its key, those who have dealt it wrong ones."""
         self._among(rank, self._passed_on, "an answer")
         self._in_time(rank, self._sharing)
         if not {*wrong} <= {*self._passed_on} - {rank}:
             raise self.attempt.error(f"silo {rank} complains of {listed(wrong)}, of {listed(self._passed_on)}")
-        self.complaints |= {(rank, dealer) for dealer in wrong}
+        for dealer, secret in wrong.items():
+            if self._proven(rank, dealer, secret):
+                self.cheats[dealer] = f"has dealt silo {rank} shares that do not fit"
+            else:
+                self.cheats[rank] = f"complains of silo {dealer}, whose shares fit"
+                raise self.attempt.error(f"silo {rank} {self.cheats[rank]}")
+        self._wronged += [rank] if wrong else []
         self._fine |= {rank} if not wrong else set()
 
     def masked(self, rank: int, vector: Vector) -> None:
@@ -112,10 +120,10 @@ class ServerRound:
         return {dealer: (sealed[rank], commitments) for dealer, (sealed, commitments) in dealt.items()}
 
     def sharing(self) -> list[int]:
-        """Who shares masks; closes step 2, and the attempt where somebody complains."""
+        """Who shares masks; closes step 2, and the attempt if somebody complains with reason."""
         if not self._sharing:
-            for rank, dealer in sorted(self.complaints):
-                raise self.attempt.error(f"silo {rank} says that the shares of silo {dealer} do not fit together")
+            if self._wronged:
+                raise self.attempt.error(f"{listed(self._wronged)} got wrong shares")
             self._enough(self._fine, "have checked their shares")
             self._sharing = sorted(self._fine)
         return self._sharing
@@ -163,11 +171,20 @@ class ServerRound:
             if secret and masks.public(masks.key_pair(secret)) == public:
                 return secret
             wrong = {rank for rank, share in given.items() if not shares.fits(share, rank, known)}
-            self.liars |= wrong
+            self.cheats |= dict.fromkeys(wrong, "reveals wrong shares")
             given = {rank: share for rank, share in given.items() if rank not in wrong}
             if len(given) < self._threshold:
                 break
-        raise self.attempt.error(f"{listed(self.liars)} reveals a wrong share of the {what} of silo {dealer}")
+        raise self.attempt.error(f"there are {len(given)} right shares of the {what} of silo {dealer}")
+
+    def _proven(self, rank: int, dealer: int, secret: bytes) -> bool:
+        """Whether what a dealer has sealed for a silo is wrong, as that silo's own key shows."""
+        number, (sealed, commitments) = int.from_bytes(secret, "big"), self._dealt[dealer]
+        key = masks.key_pair(number) if len(secret) == masks.SECRET and 0 < number < masks.ORDER else None
+        if key is None or masks.public(key) != self._shown[rank].share_key:
+            return False
+        way = Way(self.attempt, dealer, rank, self._digest, commitments)
+        return shares.checked(way, sealed[rank], key, self._shown[dealer], self._threshold) is None
 
     def _among(self, rank: int, ranks: Collection[int], what: str) -> None:
         if rank not in ranks:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from fl_labelskew_plugins.runtimes.silo.secure import masks
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt
+from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.masks import ORDER, POINT, SECRET
 
 SEED, KEY = "seed", "key"
@@ -63,7 +64,7 @@ def fits(share: int, rank: int, commitments: Sequence[bytes]) -> bool:
 
 
 def _point(text: bytes) -> EccPoint:
-    if len(text) != POINT or text[0] != 4:  # as uncompressed points begin
+    if not masks.is_point(text):  # EccPoint takes infinity, and coordinates that are too large
         raise ValueError("no point")
     half = 1 + SECRET
     return EccPoint(int.from_bytes(text[1:half], "big"), int.from_bytes(text[half:], "big"), "p256")
@@ -111,6 +112,26 @@ class Way:
 
     def _cipher(self, key: EllipticCurvePrivateKey, other: bytes) -> ChaCha20Poly1305:
         return ChaCha20Poly1305(masks.common(key, other, self.attempt.about("sealed", self.dealer, self.receiver)))
+
+
+def checked(
+    way: Way, text: bytes, key: EllipticCurvePrivateKey, dealer: Advert, at_least: int
+) -> tuple[int, int] | None:
+    """The pair of shares that was sealed for a receiver, or None if they do not open or do not fit the commitments.
+
+    Args:
+        way: from the dealer to the receiver.
+        text: the sealed pair.
+        key: the receiver's, for shares.
+        dealer: its public keys.
+        at_least: shares that make a secret, as many as commitments to each.
+    """
+    pair = way.opened(text, key, dealer.share_key)
+    of_secrets = list(commitments(way.commitments, dealer.seed_key, dealer.mask_key).values())
+    if pair is None or any(len(points) != at_least for points in of_secrets):
+        return None
+    fit = all(fits(share, way.receiver, points) for share, points in zip(pair, of_secrets, strict=True))
+    return pair if fit else None
 
 
 def published(seed: Sequence[bytes], key: Sequence[bytes]) -> bytes:

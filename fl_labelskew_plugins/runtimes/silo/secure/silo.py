@@ -52,7 +52,8 @@ class SiloRound:
         self._identity, self._authority, self._account, self._least = identity, authority, account, least
         self._noisy = noisy
         self._random, self._seed, self._secret = random, masks.scalar(random), masks.scalar(random)
-        self._share_key, self._mask_key = masks.key_pair(masks.scalar(random)), masks.key_pair(self._secret)
+        self._share_secret = masks.scalar(random)
+        self._share_key, self._mask_key = masks.key_pair(self._share_secret), masks.key_pair(self._secret)
         self._commitments = b""
         self._done = 0
         self._advert = b""
@@ -92,9 +93,7 @@ class SiloRound:
         self._adverts = {rank: Advert.unpack(roster[rank]) for rank in ranks}
         for rank, advert in self._adverts.items():
             self._authority.check(rank, advert, attempt)
-        shown = [
-            key for advert in self._adverts.values() for key in (advert.share_key, advert.mask_key, advert.seed_key)
-        ]
+        shown = [key for advert in self._adverts.values() for key in advert.points]
         if len(set(shown)) != len(shown):
             raise attempt.error("the server's list has a key twice")
         self.roster = roster_digest(attempt, roster)
@@ -104,10 +103,13 @@ class SiloRound:
         # its own pair, too: it is one of those that open the sum
         return {rank: self._sealed((seeds[rank], keys[rank]), rank) for rank in ranks}, self._commitments
 
-    def check(self, dealt: Mapping[int, tuple[bytes, bytes]]) -> list[int]:
-        """Step 2: by dealer, the pair that it has sealed for this silo, and its commitments; whose shares are wrong.
+    def check(self, dealt: Mapping[int, tuple[bytes, bytes]]) -> dict[int, bytes]:
+        """Step 2: by dealer, the pair that it has sealed for this silo, and its commitments.
 
-        A complaint reveals nothing. The attempt is over with it, before any silo has masked its vector.
+        Returns:
+            For each dealer whose shares are wrong, the key of this silo that opens them, so that the server can see
+            it. This silo has then no further step in the attempt; to others, it counts like one that works together
+            with the server.
         """
         self._begin("check")
         if self.rank not in dealt or not dealt.keys() <= self._adverts.keys():
@@ -115,9 +117,14 @@ class SiloRound:
         if dealt[self.rank][1] != self._commitments:
             raise self.attempt.error("the server has changed this silo's own commitments")
         self._enough(dealt, "have shared")
-        pairs = {dealer: self._opened(dealer, *texts) for dealer, texts in dealt.items()}
-        self._shares = {dealer: pair for dealer, pair in pairs.items() if pair is not None}
-        return sorted(pairs.keys() - self._shares.keys())
+        for dealer, (text, published) in dealt.items():
+            way, shown = Way(self.attempt, dealer, self.rank, self.roster, published), self._adverts[dealer]
+            pair = shares.checked(way, text, self._share_key, shown, self._threshold)
+            if pair is not None:
+                self._shares[dealer] = pair
+        if wrong := sorted(dealt.keys() - self._shares.keys()):
+            self._done = len(STEPS)
+        return dict.fromkeys(wrong, self._share_secret.to_bytes(masks.SECRET, "big"))
 
     def mask(self, vector: Vector, sharing: Collection[int]) -> Vector:
         """Step 3: the vector, with a mask of its own and one for each other silo that shares masks, by the server."""
@@ -132,10 +139,7 @@ class SiloRound:
         masks.add_own(masked, self._seed, self.rank, attempt)
         for peer in self._shares.keys() - {self.rank}:
             key = self._adverts[peer].mask_key
-            try:
-                masks.add_shared(masked, self._mask_key, self.rank, key, peer, attempt)
-            except ValueError:
-                raise attempt.error(f"the keys of silo {peer} are none") from None
+            masks.add_shared(masked, self._mask_key, self.rank, key, peer, attempt)
         trim(masked, attempt.bits, attempt.wide)
         return masked
 
@@ -178,16 +182,4 @@ class SiloRound:
 
     def _sealed(self, pair: tuple[int, int], rank: int) -> bytes:
         way = Way(self.attempt, self.rank, rank, self.roster, self._commitments)
-        try:
-            return way.sealed(pair, self._share_key, self._adverts[rank].share_key)
-        except ValueError:
-            raise self.attempt.error(f"the keys of silo {rank} are none") from None
-
-    def _opened(self, dealer: int, text: bytes, published: bytes) -> tuple[int, int] | None:
-        """The pair of shares, or None where they do not open, or do not fit the dealer's commitments."""
-        shown, way = self._adverts[dealer], Way(self.attempt, dealer, self.rank, self.roster, published)
-        pair = way.opened(text, self._share_key, shown.share_key)
-        seed, key = shares.commitments(published, shown.seed_key, shown.mask_key).values()
-        if pair is None or len(seed) != self._threshold or len(key) != self._threshold:
-            return None
-        return pair if shares.fits(pair[0], self.rank, seed) and shares.fits(pair[1], self.rank, key) else None
+        return way.sealed(pair, self._share_key, self._adverts[rank].share_key)

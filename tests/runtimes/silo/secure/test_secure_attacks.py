@@ -6,13 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from fl_labelskew_registry import LabelSkewError
-from masked_rounds import Hospital, Play, attempt, naive, vectors
+from masked_rounds import RUN, Hospital, Play, attempt, naive, vectors
 from scipy.stats import chisquare
 
 from fl_labelskew_plugins.runtimes.silo import issuing
 from fl_labelskew_plugins.runtimes.silo.secure import account, masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
+from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.silo.secure.silo import STEPS
 
 ABOUT = attempt()
@@ -107,9 +108,8 @@ def test_a_server_that_shows_each_silo_another_list(play, hospitals):
     for rank in (2, 3, 4):
         play.server.shared(rank, *play.silos[rank].share(roster))
     play.server.shared(1, *mixed)
-    play.check()
-    assert refused(play.server.sharing) == "silo 1 says that the shares of silo 2 do not fit together"
-    assert play.server.complaints == {(1, 2), (1, 3), (1, 4), (2, 1), (3, 1), (4, 1)}
+    wrong = {rank: sorted(play.silos[rank].check(play.server.dealt(rank))) for rank in RANKS}
+    assert wrong == {1: [2, 3, 4], 2: [1], 3: [1], 4: [1]}
 
 
 def test_a_server_that_replays_shares(play, hospitals):
@@ -118,23 +118,23 @@ def test_a_server_that_replays_shares(play, hospitals):
     earlier.server.dealt(1)
     play.upto(2)
     dealt = {rank: play.server.dealt(rank) for rank in RANKS}
-    assert play.silos[1].check(dealt[1] | {2: earlier.server.dealt(1)[2]}) == [2]
-    assert play.silos[2].check(dealt[2] | {3: dealt[1][3]}) == [3]
+    assert [*play.silos[1].check(dealt[1] | {2: earlier.server.dealt(1)[2]})] == [2]
+    assert [*play.silos[2].check(dealt[2] | {3: dealt[1][3]})] == [3]
     sealed, commitments = dealt[3][4]
-    assert play.silos[3].check(dealt[3] | {4: (bytes([sealed[0] ^ 1]) + sealed[1:], commitments)}) == [4]
+    assert [*play.silos[3].check(dealt[3] | {4: (bytes([sealed[0] ^ 1]) + sealed[1:], commitments)})] == [4]
     sealed, commitments = dealt[4][2]
-    assert play.silos[4].check(dealt[4] | {2: (b"", commitments), 3: (dealt[4][3][0], b"")}) == [2, 3]
+    assert [*play.silos[4].check(dealt[4] | {2: (b"", commitments), 3: (dealt[4][3][0], b"")})] == [2, 3]
 
 
 def test_a_server_that_changes_commitments(play):
-    """A receiver then says that the shares do not fit, which reveals none of them; a dealer refuses to go on."""
+    """A receiver complains, and then masks nothing in this attempt: with its key the server can open its shares."""
     play.upto(2)
     dealt = {rank: play.server.dealt(rank) for rank in RANKS}
     sealed, commitments = dealt[1][2]
     swapped = commitments[65:130] + commitments[:65] + commitments[130:]
-    assert play.silos[1].check(dealt[1] | {2: (sealed, swapped)}) == [2]
-    why = "the server says that silos 1, 2, 3, 4 share masks, of silos 1, 3, 4"
-    assert refused(play.silos[1].mask, play.values[1], [1, 2, 3, 4]) == why
+    assert [*play.silos[1].check(dealt[1] | {2: (sealed, swapped)})] == [2]
+    why = "the server asks this silo to mask out of turn; each step is taken once"
+    assert refused(play.silos[1].mask, play.values[1], [1, 3, 4]) == why
     own = {2: (dealt[2][2][0], swapped)}
     assert refused(play.silos[2].check, dealt[2] | own) == "the server has changed this silo's own commitments"
 
@@ -289,7 +289,7 @@ def test_a_silo_that_reveals_wrong_shares_or_none(play):
         play.server.revealed(rank, given[rank])
     play.server.revealed(1, given[1] | {3: bytes(32), 4: b""})
     assert play.server.total().tolist() == naive(play.values.values(), ABOUT)
-    assert play.server.liars == {1}
+    assert play.server.cheats == {1: "reveals wrong shares"}
 
 
 def test_silos_of_which_too_few_reveal_right_shares(play):
@@ -298,7 +298,8 @@ def test_silos_of_which_too_few_reveal_right_shares(play):
     for rank in (1, 2, 3):
         wrong = {3: bytes(32)} if rank == 2 else {}
         play.server.revealed(rank, play.silos[rank].reveal(signatures) | wrong)
-    assert refused(play.server.total) == "silo 2 reveals a wrong share of the seed of silo 3"
+    assert refused(play.server.total) == "there are 2 right shares of the seed of silo 3"
+    assert play.server.cheats == {2: "reveals wrong shares"}
 
 
 @pytest.mark.parametrize("victims", [[2], [2, 3, 4]])
@@ -318,8 +319,8 @@ def test_a_silo_that_deals_wrong_shares(play, monkeypatch, victims):
     for rank in (2, 3, 4):
         play.server.shared(rank, *play.silos[rank].share(roster))
     play.check()
-    assert play.server.complaints == {(victim, 1) for victim in victims}
-    assert refused(play.server.sharing) == "silo 2 says that the shares of silo 1 do not fit together"
+    assert play.server.cheats == {1: f"has dealt silo {victims[-1]} shares that do not fit"}
+    assert refused(play.server.sharing).endswith(" got wrong shares")
     assert not play.server._added
     assert not any((silo._account.file).exists() for silo in play.silos.values())  # so it can be repeated
 
@@ -334,15 +335,27 @@ def test_a_silo_whose_shares_are_of_a_larger_polynomial(play, monkeypatch):
     monkeypatch.undo()
     for rank in (2, 3, 4):
         play.server.shared(rank, *play.silos[rank].share(play.server.roster()))
-    assert play.silos[2].check(play.server.dealt(2) | {1: (dealt[0][2], dealt[1])}) == [1]
+    assert [*play.silos[2].check(play.server.dealt(2) | {1: (dealt[0][2], dealt[1])})] == [1]
 
 
 def test_a_silo_that_complains_of_silos_that_did_not_deal(play):
     play.upto(2)
     play.server.dealt(1)
-    for wrong in ([5], [1]):
-        why = f"silo 1 complains of silo {wrong[0]}, of silos 1, 2, 3, 4"
-        assert refused(play.server.checked, 1, wrong) == why
+    for wrong in (5, 1):
+        why = f"silo 1 complains of silo {wrong}, of silos 1, 2, 3, 4"
+        assert refused(play.server.checked, 1, {wrong: bytes(32)}) == why
+
+
+@pytest.mark.parametrize("key", [None, bytes(32), b"\xff" * 32, b"", bytes(31) + b"\7"])
+def test_a_silo_that_complains_without_reason(play, key):
+    """With its own key, or with none that is its own; the attempt goes on without it."""
+    play.upto(2)
+    for rank in (1, 2, 3):
+        play.server.checked(rank, play.silos[rank].check(play.server.dealt(rank)))
+    key = play.silos[4]._share_secret.to_bytes(32, "big") if key is None else key
+    assert refused(play.server.checked, 4, {1: key}) == "silo 4 complains of silo 1, whose shares fit"
+    assert [*play.server.cheats] == [4]
+    assert play.server.sharing() == [1, 2, 3]
 
 
 def test_a_silo_that_sends_shares_for_some_alone(play):
@@ -372,7 +385,7 @@ def test_a_silo_that_sends_no_vector_of_the_ring(hospitals):
 
 def test_a_silo_that_comes_too_late(play):
     play.upto(6)
-    late = {"advertised": [play.sent[0, 1]], "shared": play.sent[1, 1], "checked": [[]], "masked": [play.sent[3, 1]]}
+    late = {"advertised": [play.sent[0, 1]], "shared": play.sent[1, 1], "checked": [{}], "masked": [play.sent[3, 1]]}
     for name, what in late.items():
         assert refused(getattr(play.server, name), 1, *what) == "what silo 1 sends comes too late"
 
@@ -386,16 +399,57 @@ def test_a_silo_that_signs_another_set(play):
     assert refused(play.server.agreed, 2, signature) == why.replace("silo 1 is", "silo 2 is")
 
 
-def test_keys_that_are_none(hospitals):
-    """A silo that shows, signed, what is no point of the curve is named."""
+def test_keys_that_are_no_points(hospitals):
+    """A silo that signs such keys is named by the server; a server that passes them on is refused."""
     wards = hospitals(4)
     play = Play(wards, ABOUT, vectors(RANKS, ABOUT)).upto(1)
-    advert = wards[1].identity.advert(2, bytes(65), b"\4" + b"\1" * 64, b"\4" + bytes(64), ABOUT).pack()
-    roster = play.server.roster() | {2: advert}
-    assert refused(play.silos[1].share, roster) == "the keys of silo 2 are none"
-    twice = Advert.unpack(play.server.roster()[1])
-    advert = wards[1].identity.advert(2, twice.share_key, twice.mask_key, twice.seed_key, ABOUT).pack()
-    assert refused(play.silos[3].share, roster | {2: advert}) == "the server's list has a key twice"
+    good = Advert.unpack(play.sent[0, 2]).points
+    why = "silo 2 shows keys that are no three points of the curve"
+    for wrong in (bytes(65), b"\4" + b"\1" * 64, b"\4" + bytes(64), good[1]):
+        advert = wards[1].identity.advert(2, wrong, *good[1:], ABOUT).pack()
+        assert refused(ServerRound(ABOUT, wards[0].authority).advertised, 2, advert) == why
+        silo = wards[0].joins(ABOUT)
+        assert refused(silo.share, play.server.roster() | {1: silo.advertise(), 2: advert}) == why
+
+
+def test_a_silo_that_shows_the_key_of_another(hospitals):
+    wards = hospitals(4)
+    play = Play(wards, ABOUT, vectors(RANKS, ABOUT)).upto(1)
+    first, second = (Advert.unpack(play.sent[0, rank]).points for rank in (1, 2))
+    advert = wards[1].identity.advert(2, *second[:2], first[0], ABOUT).pack()
+    server = ServerRound(ABOUT, wards[0].authority)
+    server.advertised(1, play.sent[0, 1])
+    assert refused(server.advertised, 2, advert) == "silo 2 shows a key of silo 1"
+    assert refused(play.silos[3].share, play.server.roster() | {2: advert}) == "the server's list has a key twice"
+
+
+def test_a_server_that_names_another_state(hospitals):
+    """After two sums, and one that the silo's masked vector may be in or not."""
+    ours = account.Account(hospitals(3)[0].folder)
+    for round in (0, 2):
+        ours.open(attempt(round), [1, 2, 3])
+    ours.mask(attempt(3), [1, 2, 3], once=True)
+    for before, times in ((2, 3), (3, 4), (2, 4)):
+        ours.check_state(RUN, 5, before, times)
+    ours.check_state(RUN, 2, 0, 2)  # a server that has gone back
+    for round, before, times in ((5, -1, 3), (5, 0, 3), (5, 1, 3), (5, 4, 3), (5, 2, 2), (5, 2, 5), (2, 2, 2)):
+        line = f"round {round + 1}: the server continues from round {before + 1} and has selected this silo {times} ti"
+        with pytest.raises(SecureError, match=line):
+            ours.check_state(RUN, round, before, times)
+
+
+def test_a_silo_answers_another_run_only_if_its_operator_agrees(hospitals):
+    folder = hospitals(3)[0].folder
+    account.Account(folder).join(RUN)
+    account.Account(folder).join(RUN)  # the server or the silo was started again
+    with pytest.raises(LabelSkewError, match="the server begins another run, and could compare") as error:
+        account.Account(folder).join("f" * 16)
+    assert str(folder / "joined_run") in str(error.value)
+    assert str(folder) not in error.value.public
+    (folder / "joined_run").unlink()
+    account.Account(folder).join("f" * 16)
+    account.Account(folder).leave()  # as the run is over
+    account.Account(folder).join(RUN)
 
 
 # -- what the server knows in the end
