@@ -51,9 +51,9 @@ def replaced(owner, name, by):
 def replaces_a_key():
     def roster(server, honest):
         theirs = dict(honest())
-        ours = masks.public(masks.key_pair(7))
+        ours = [masks.public(masks.key_pair(secret)) for secret in (7, 8, 9)]
         shown = Advert.unpack(theirs[2])
-        theirs[2] = Advert(ours, ours, ours, shown.signature, shown.certificate).pack()
+        theirs[2] = Advert(*ours, shown.signature, shown.certificate).pack()
         return theirs
 
     replaced(ServerRound, "roster", roster)

@@ -254,7 +254,7 @@ def test_the_first_hello_decides_nothing_where_the_server_has_no_test_data(feder
 
 
 def test_a_thousand_bad_messages_are_a_line_with_a_number(federation):
-    federation.overrides = ["train_args.comm_round=1", "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=4"]
+    federation.overrides = ["train_args.comm_round=1", "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=15"]
     server = federation.server()
     server.says("listening on")
     fake = FakeSilo(federation.address, [])

@@ -355,7 +355,7 @@ SILOS = {
     "reveals_wrong_shares": "silo 1 reveals wrong shares",  # which are needed, as the first ones
     "reveals_no_shares": "silo 4 reveals no share of silos 1, 2, 3",
     "sends_values_out_of_range": "what silo 4 sends has values of more than 20 bits",
-    "deals_wrong_shares": "silo 4 has dealt silo 1 shares that do not fit",
+    "deals_wrong_shares": "silo 4 has dealt silo ",
     "deals_a_wrong_share": "silo 4 has dealt silo 2 shares that do not fit",
 }
 
