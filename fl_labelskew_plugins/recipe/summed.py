@@ -49,7 +49,7 @@ def static_values(recipe: Sections, method: Method, optimizer: Optimizer) -> lis
     train, some = recipe.train, Federation(2, 2, 1, 1, 2, 1, 2, 1, 0)  # names do not depend on sizes
     values = ["train_args.proxy_aggregation: class"] if train.proxy_aggregation == "class" else []
     if train.weight_decay:  # weights that get no gradient shrink by a factor of the client's weight and steps
-        values.append("train_args.weight_decay")
+        values.append("samples and steps (train_args.weight_decay)")
     # rows of the classifier that stay as they are show which classes a client lacks
     for name, value in (("alpha", 0), ("missing", "mask")):
         values += [f"missing classes ({name}: {value})"] if value in parameters(method, name) else []
@@ -83,4 +83,5 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
             key, value = "comm_args.secure_threshold", fewest_summed(recipe)
         what = f"{value} of {every} clients: the sums of two rounds can reveal one client's {', '.join(values)}"
         related = ("comm_args.secure_aggregation", "method_args", "train_args.federated_optimizer")
-        yield Conflict(key, f"{what}; allowed: {every}, or no secure aggregation", related)
+        allowed = f"{every}, noise (privacy_args.noise_multiplier), or no secure aggregation"
+        yield Conflict(key, f"{what}; allowed: {allowed}", related)

@@ -115,7 +115,7 @@ FEDAVG = yaml.write({**GOOD, "method_args": {"method": "fedavg"}})
         (["method_args.method=fd"], "held of the method, outputs of the method"),
         (["train_args.proxy_aggregation=class"], "train_args.proxy_aggregation: class"),
         (["train_args.federated_optimizer=FedNova"], "tau of federated_optimizer FedNova"),
-        (["train_args.weight_decay=0.001"], "train_args.weight_decay"),
+        (["train_args.weight_decay=0.001"], "samples and steps (train_args.weight_decay)"),
         (["method_args.method=fedrs", "method_args.alpha=0"], "missing classes (alpha: 0)"),
         (["method_args.method=fedlc", "method_args.missing=mask"], "missing classes (missing: mask)"),
     ],
@@ -123,7 +123,8 @@ FEDAVG = yaml.write({**GOOD, "method_args": {"method": "fedavg"}})
 def test_values_that_sums_over_different_clients_would_reveal(overrides, values):
     base = [f"{SUMS}=true", "train_args.weight_decay=0", "method_args.method=fedavg"]
     base += ["train_args.client_num_in_total=5", *overrides]
-    what = f"the sums of two rounds can reveal one client's {values}; allowed: 5, or no secure aggregation"
+    what = f"the sums of two rounds can reveal one client's {values}; "
+    what += "allowed: 5, noise (privacy_args.noise_multiplier), or no secure aggregation"
     assert only_line(FEDAVG, *base, SOME) == f"--set train_args.client_num_per_round: 4 of 5 clients: {what}"
     lost = "comm_args.secure_threshold=4"
     assert only_line(FEDAVG, *base, lost) == f"--set comm_args.secure_threshold: 4 of 5 clients: {what}"
