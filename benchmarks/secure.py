@@ -100,7 +100,8 @@ def measured(recipe: Path, folder: Path, silos: int, lost: int, rounds: int) -> 
             marks.append([_cpu(process.pid) for process in processes])
     for process in processes:
         if process.wait(120):
-            sys.exit(f"{process.args!r}\nended with exit code {process.returncode}; logs in {folder}")
+            last = (folder / "server.log").read_text(encoding="utf-8", errors="replace").splitlines()[-1:]
+            sys.exit(f"{process.args!r}\nended with exit code {process.returncode}; the server's last line: {last}")
     seconds = np.diff(np.array(marks), axis=0)[: rounds - 2]
     moved: dict[int, int] = defaultdict(int)
     for line in map(json.loads, (folder / "server" / "audit.jsonl").read_text().splitlines()):
