@@ -15,6 +15,8 @@ from fl_labelskew_plugins.recipe.comm import to_the_end
 from fl_labelskew_plugins.recipe.mistakes import Conflict
 from fl_labelskew_plugins.recipe.model import Sections
 
+CORRECTED = ("FedDC", "Mime", "SCAFFOLD")
+"""Optimisers that add to each gradient what all clients have been sent."""
 SHAPES = {"classifier.weight": (1, 1)}
 """Parameters of some network; an optimiser's names do not depend on it."""
 
@@ -51,8 +53,10 @@ def static_values(recipe: Sections, method: Method, optimizer: Optimizer) -> lis
     if train.weight_decay:  # weights that get no gradient shrink by a factor of the client's weight and steps
         values.append("samples and steps (train_args.weight_decay)")
     # rows of the classifier that stay as they are show which classes a client lacks
-    for name, value in (("alpha", 0), ("missing", "mask")):
+    for name, value in (("alpha", 0), ("missing", "mask"), ("local", "positive")):
         values += [f"missing classes ({name}: {value})"] if value in parameters(method, name) else []
+    if train.federated_optimizer in CORRECTED:  # weights that get no gradient follow the correction, once in each step
+        values.append(f"steps (federated_optimizer: {train.federated_optimizer})")
     sent = method.contribution_shapes(some) if recipe.comm.send_contributions else ()
     values += [f"{name} of the method" for name in sorted(sent)]
     beside = optimizer.contribution_shapes(SHAPES).keys() - SHAPES  # one value for each parameter follows the training

@@ -118,6 +118,8 @@ FEDAVG = yaml.write({**GOOD, "method_args": {"method": "fedavg"}})
         (["train_args.weight_decay=0.001"], "samples and steps (train_args.weight_decay)"),
         (["method_args.method=fedrs", "method_args.alpha=0"], "missing classes (alpha: 0)"),
         (["method_args.method=fedlc", "method_args.missing=mask"], "missing classes (missing: mask)"),
+        (["method_args.method=fedaws", "method_args.local=positive"], "missing classes (local: positive)"),
+        (["train_args.federated_optimizer=SCAFFOLD"], "steps (federated_optimizer: SCAFFOLD)"),
     ],
 )
 def test_values_that_sums_over_different_clients_would_reveal(overrides, values):
@@ -132,7 +134,7 @@ def test_values_that_sums_over_different_clients_would_reveal(overrides, values)
     parse.parse(FEDAVG, overrides=[*base, "train_args.client_num_per_round=5", "comm_args.secure_threshold=5"])
 
 
-@pytest.mark.parametrize("optimizer", ["FedAvg", "SCAFFOLD", "FedDyn"])
+@pytest.mark.parametrize("optimizer", ["FedAvg", "FedProx", "FedDyn"])
 def test_values_that_change_in_each_round_may_be_summed_over_some_clients(optimizer):
     base = [f"{SUMS}=true", "method_args.method=fedshift", "train_args.client_num_in_total=5", SOME]
     base.append("train_args.weight_decay=0")

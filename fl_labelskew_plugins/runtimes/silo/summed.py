@@ -23,7 +23,7 @@ from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Ring, Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, arrived, travelling
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.text import counted
+from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.privacy import MULTIPLIER
 from fl_labelskew_plugins.recipe.summed import fewest_opened, fewest_summed
@@ -303,8 +303,9 @@ class SummedSilo(SiloClient):
             self._account.join(run)
 
     def _finish(self, message: Message) -> None:
+        joined = self.session is not None
         super()._finish(message)
-        if self.failure is None:
+        if joined and self.failure is None:
             self._account.leave()
 
     def _open(self, session: Session, federation: Federation) -> None:
@@ -363,12 +364,13 @@ class SummedSilo(SiloClient):
         """A turn, or if it fails one that changes nothing: the failure itself would reveal something of the data."""
         try:
             return take(client, round, weights, **turn)
-        except LabelSkewError as error:
+        except Exception as error:
             self._unchanged(error)
             return LocalResult(dict(weights), {}, dict(turn["state"]), {})
 
-    def _unchanged(self, error: LabelSkewError) -> None:
-        self.show.note(f"{error}; this silo adds only noise to the sum of this round", log.WARNING)
+    def _unchanged(self, error: Exception) -> None:
+        text = str(error) if isinstance(error, LabelSkewError) else clean(repr(error))
+        self.show.note(f"{text}; this silo adds only noise to the sum of this round", log.WARNING)
 
     def _charge(self, request: str, round: int) -> None:
         """With noise on the sum, the ledger is charged later, for each masked vector that leaves."""
@@ -419,7 +421,7 @@ class SummedSilo(SiloClient):
             raise shareable(RunError("the server asks for training before the samples of all silos are summed"))
         try:
             vector = sums.added(self.client, round, start, result, measures=self.recipe.comm.send_measures)
-        except RunError as error:
+        except Exception as error:
             if self.recipe.privacy.noise_multiplier is None:
                 raise
             self._unchanged(error)

@@ -118,7 +118,7 @@ class Part:
             return None  # of an attempt that this process has no keys of
         attempt, tensors = part.attempt, message.tensors
         if kind == Kind.MASKED:
-            sharing = self._ranks(message, "sharing", attempt)
+            sharing = wire.texts(tensors, attempt)
             has = self._vector(round)
             if has is None or has[2] != attempt.question:
                 raise SitsOutError(f"{attempt.where}: this silo has nothing to send any more")
@@ -129,7 +129,7 @@ class Part:
             answer = {0: commitments, **sealed}
         elif kind == Kind.CHECKED:
             answer = part.check({dealer: (text[:SEALED], text[SEALED:]) for dealer, text in texts.items()})
-            if answer:
+            if self._rank not in answer:
                 self._warn(f"{attempt.where}: the shares of {listed(answer)} do not fit together")
         elif kind == Kind.THERE:
             answer = {self._rank: part.agree(self._ranks(message, "there", attempt))}

@@ -149,11 +149,11 @@ class Sums:
             lambda rank: ({}, wire.tensors({dealer: b"".join(texts) for dealer, texts in server.dealt(rank).items()})),
             lambda rank, got: server.checked(rank, wire.texts(got, attempt)),
         )
-        sharing = server.sharing()
+        sharing = wire.tensors(server.sharing())
         here = self._step(
             Kind.MASKED,
             here,
-            lambda rank: ({"sharing": sharing}, {}),
+            lambda rank: ({}, sharing),
             lambda rank, got: server.masked(rank, wire.vector(got, attempt)),
         )
         there = server.there()

@@ -11,7 +11,7 @@ from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import LEAST, Attempt, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert, Authority
 from fl_labelskew_plugins.runtimes.silo.secure.shares import Way
-from fl_labelskew_plugins.runtimes.silo.secure.silo import agreement, roster_digest
+from fl_labelskew_plugins.runtimes.silo.secure.silo import agreement, checked, roster_digest
 
 
 class ServerRound:
@@ -27,12 +27,12 @@ class ServerRound:
         self._roster: dict[int, bytes] = {}
         self._digest = b""
         self._dealt: dict[int, tuple[dict[int, bytes], bytes]] = {}
-        self._fine: set[int] = set()
+        self._fine: dict[int, bytes] = {}
         self.cheats: dict[int, str] = {}
         """Silos that have cheated, which is proven, and how."""
         self._wronged: list[int] = []
         self._passed_on: list[int] = []
-        self._sharing: list[int] = []
+        self._sharing: dict[int, bytes] = {}
         self._added: set[int] = set()
         self._there: list[int] = []
         self._signatures: dict[int, bytes] = {}
@@ -61,20 +61,24 @@ class ServerRound:
             raise self.attempt.error(f"silo {rank} has not sent {self._threshold} commitments to each of its secrets")
         self._dealt[rank] = dict(sealed), commitments
 
-    def checked(self, rank: int, wrong: Mapping[int, bytes]) -> None:
-        """Step 2: a silo has checked its shares; with its key, those who have dealt it wrong ones."""
+    def checked(self, rank: int, answer: Mapping[int, bytes]) -> None:
+        """Step 2: a silo's signature that all shares fit, or with its key, those who have dealt it wrong ones."""
         self._among(rank, self._passed_on, "an answer")
         self._in_time(rank, self._sharing)
-        if not {*wrong} <= {*self._passed_on} - {rank}:
-            raise self.attempt.error(f"silo {rank} complains of {listed(wrong)}, of {listed(self._passed_on)}")
-        for dealer, secret in wrong.items():
+        if answer.keys() == {rank}:
+            if not self._authority.signed(rank, self._shown[rank], answer[rank], checked(self.attempt, self._digest)):
+                raise self.attempt.error(f"the signature of silo {rank} is not of its shares")
+            self._fine[rank] = answer[rank]
+            return
+        if not answer or not answer.keys() <= {*self._passed_on} - {rank}:
+            raise self.attempt.error(f"silo {rank} complains of {listed(answer)}, of {listed(self._passed_on)}")
+        for dealer, secret in answer.items():
             if self._proven(rank, dealer, secret):
                 self.cheats[dealer] = f"has dealt silo {rank} shares that do not fit"
             else:
                 self.cheats[rank] = f"complains of silo {dealer}, whose shares fit"
                 raise self.attempt.error(f"silo {rank} {self.cheats[rank]}")
-        self._wronged += [rank] if wrong else []
-        self._fine |= {rank} if not wrong else set()
+        self._wronged.append(rank)
 
     def masked(self, rank: int, vector: Vector) -> None:
         """Step 3: a silo's masked vector, which is added; once."""
@@ -119,13 +123,13 @@ class ServerRound:
         dealt = {dealer: self._dealt[dealer] for dealer in self._passed_on}
         return {dealer: (sealed[rank], commitments) for dealer, (sealed, commitments) in dealt.items()}
 
-    def sharing(self) -> list[int]:
-        """Who shares masks; closes step 2, and the attempt if somebody complains with reason."""
+    def sharing(self) -> dict[int, bytes]:
+        """Who shares masks, with their signatures; closes step 2, and the attempt if a complaint is proven."""
         if not self._sharing:
             if self._wronged:
                 raise self.attempt.error(f"{listed(self._wronged)} got wrong shares")
             self._enough(self._fine, "have checked their shares")
-            self._sharing = sorted(self._fine)
+            self._sharing = dict(sorted(self._fine.items()))
         return self._sharing
 
     def there(self) -> list[int]:

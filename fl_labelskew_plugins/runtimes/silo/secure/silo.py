@@ -28,6 +28,11 @@ def agreement(attempt: Attempt, roster: bytes, there: Collection[int]) -> bytes:
     return attempt.about("there", sorted(there), roster.hex())
 
 
+def checked(attempt: Attempt, roster: bytes) -> bytes:
+    """What a silo signs after it has checked its shares, if all of them fit."""
+    return attempt.about("checked", roster.hex())
+
+
 class SiloRound:
     """A silo, by its rank from 1, in one attempt; its secrets are in memory alone, and end with it.
 
@@ -107,9 +112,10 @@ class SiloRound:
         """Step 2: by dealer, the pair that it has sealed for this silo, and its commitments.
 
         Returns:
-            For each dealer whose shares are wrong, the key of this silo that opens them, so that the server can see
-            it. This silo has then no further step in the attempt; to others, it counts like one that works together
-            with the server.
+            By its own rank, this silo's signature that all shares fit. Else for each dealer whose shares are wrong, the
+            key of this silo that opens them, so that the server can see it; this silo has then no further step in the
+            attempt. Silos mask their vectors only with signatures of ``t`` silos, so at most ``n - t`` keys are known
+            to the server then.
         """
         self._begin("check")
         if self.rank not in dealt or not dealt.keys() <= self._adverts.keys():
@@ -124,14 +130,18 @@ class SiloRound:
                 self._shares[dealer] = pair
         if wrong := sorted(dealt.keys() - self._shares.keys()):
             self._done = len(STEPS)
-        return dict.fromkeys(wrong, self._share_secret.to_bytes(masks.SECRET, "big"))
+            return dict.fromkeys(wrong, self._share_secret.to_bytes(masks.SECRET, "big"))
+        return {self.rank: self._identity.sign(checked(self.attempt, self.roster))}
 
-    def mask(self, vector: Vector, sharing: Collection[int]) -> Vector:
-        """Step 3: the vector, with a mask of its own and one for each other silo that shares masks, by the server."""
+    def mask(self, vector: Vector, sharing: Mapping[int, bytes]) -> Vector:
+        """Step 3: the vector, with a mask of its own and one for each other silo that has signed that shares fit."""
         self._begin("mask")
-        attempt = self.attempt
-        if self.rank not in sharing or len({*sharing}) < len(sharing) or not {*sharing} <= self._shares.keys():
+        attempt, text = self.attempt, checked(self.attempt, self.roster)
+        if self.rank not in sharing or not sharing.keys() <= self._shares.keys():
             raise attempt.error(f"the server says that {listed(sharing)} share masks, of {listed(self._shares)}")
+        for rank, signature in sharing.items():
+            if not self._authority.signed(rank, self._adverts[rank], signature, text):
+                raise attempt.error(f"silo {rank} has not signed that all shares fit")
         self._enough(sharing, "share masks")
         self._shares = {rank: self._shares[rank] for rank in sharing}
         self._account.mask(attempt, sorted(self._shares), once=not self._noisy)

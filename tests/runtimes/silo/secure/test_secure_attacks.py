@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 
 from fl_labelskew_plugins.runtimes.silo import issuing
 from fl_labelskew_plugins.runtimes.silo.secure import account, masks, shares
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.silo.secure.silo import STEPS
@@ -134,7 +134,34 @@ def test_a_server_that_changes_commitments(play):
     swapped = commitments[65:130] + commitments[:65] + commitments[130:]
     assert [*play.silos[1].check(dealt[1] | {2: (sealed, swapped)})] == [2]
     why = "the server asks this silo to mask out of turn; each step is taken once"
-    assert refused(play.silos[1].mask, play.values[1], [1, 3, 4]) == why
+    assert refused(play.silos[1].mask, play.values[1], {}) == why
+
+
+def test_a_server_that_provokes_complaints(play):
+    """With the keys of all other silos it could open what silo 1 has dealt, and so its vector."""
+    play.upto(2)
+    dealt = {rank: play.server.dealt(rank) for rank in RANKS}
+    answers = {1: play.silos[1].check(dealt[1])}
+    for rank in (2, 3, 4):
+        sealed, commitments = dealt[rank][1]
+        answers[rank] = play.silos[rank].check(dealt[rank] | {1: (bytes([sealed[0] ^ 1]) + sealed[1:], commitments)})
+        assert [*answers[rank]] == [1]
+    keys = {rank: masks.key_pair(int.from_bytes(answers[rank][1], "big")) for rank in (2, 3, 4)}
+    assert [masks.public(key) for key in keys.values()] == [
+        Advert.unpack(play.sent[0, rank]).share_key for rank in keys
+    ]
+    signed = answers[1] | dict.fromkeys(keys, answers[1][1])
+    assert refused(play.silos[1].mask, play.values[1], signed) == "silo 2 has not signed that all shares fit"
+    again(play.silos[1], "mask")
+    line = refused(play.silos[1].mask, play.values[1], answers[1])
+    assert line == "1 silos share masks, and this silo takes part with 3 at least"
+
+
+def test_a_server_that_changes_the_commitments_of_their_dealer(play):
+    play.upto(2)
+    dealt = {rank: play.server.dealt(rank) for rank in RANKS}
+    commitments = dealt[1][2][1]
+    swapped = commitments[65:130] + commitments[:65] + commitments[130:]
     own = {2: (dealt[2][2][0], swapped)}
     assert refused(play.silos[2].check, dealt[2] | own) == "the server has changed this silo's own commitments"
 
@@ -199,12 +226,14 @@ def test_a_server_that_lies_about_who_is_in_the_sum(play):
     assert refused(play.silos[2].check, dealt | {7: dealt[1]}) == why
     again(play.silos[2], "check")
     assert refused(play.silos[2].check, {2: dealt[2], 3: dealt[3]}).startswith("2 silos have shared, and this silo")
-    for sharing in ([1, 2, 3, 4, 5], [2, 3, 4], [1, 1, 2, 3]):
+    signed = play.server.sharing()
+    for sharing in ([1, 2, 3, 4, 5], [2, 3, 4]):
         again(play.silos[1], "mask")
         why = f"the server says that silos {', '.join(map(str, sharing))} share masks, of silos 1, 2, 3, 4"
-        assert refused(play.silos[1].mask, play.values[1], sharing) == why
+        assert refused(play.silos[1].mask, play.values[1], dict.fromkeys(sharing, signed[1])) == why
     again(play.silos[1], "mask")
-    assert refused(play.silos[1].mask, play.values[1], [1, 2]).startswith("2 silos share masks, and this silo takes")
+    two = {rank: signed[rank] for rank in (1, 2)}
+    assert refused(play.silos[1].mask, play.values[1], two).startswith("2 silos share masks, and this silo takes")
 
 
 def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
@@ -231,7 +260,7 @@ def test_a_server_that_opens_a_vector_in_several_sums_by_other_silos_each(hospit
     wards, values = hospitals(7), vectors(range(1, 8), ABOUT)
     Play(wards[:4], ABOUT, values, lost={1: 4}).total()
     again = Play([wards[0], *wards[4:]], attempt(number=1), values).upto(3)
-    line = refused(again.silos[1].mask, values[1], [1, 5, 6, 7])
+    line = refused(again.silos[1].mask, values[1], again.server.sharing())
     assert line.startswith(
         "this silo has masked its vector with silos 1, 2, 3, 4, and now silos 1, 5, 6, 7 share masks"
     )
@@ -341,9 +370,10 @@ def test_a_silo_whose_shares_are_of_a_larger_polynomial(play, monkeypatch):
 def test_a_silo_that_complains_of_silos_that_did_not_deal(play):
     play.upto(2)
     play.server.dealt(1)
-    for wrong in (5, 1):
-        why = f"silo 1 complains of silo {wrong}, of silos 1, 2, 3, 4"
-        assert refused(play.server.checked, 1, {wrong: bytes(32)}) == why
+    for wrong in ({5: bytes(32)}, {1: bytes(32), 2: bytes(32)}, {}):
+        why = f"silo 1 complains of {listed(wrong)}, of silos 1, 2, 3, 4"
+        assert refused(play.server.checked, 1, wrong) == why
+    assert refused(play.server.checked, 1, {1: b"none"}) == "the signature of silo 1 is not of its shares"
 
 
 @pytest.mark.parametrize("key", [None, bytes(32), b"\xff" * 32, b"", bytes(31) + b"\7"])
@@ -355,7 +385,7 @@ def test_a_silo_that_complains_without_reason(play, key):
     key = play.silos[4]._share_secret.to_bytes(32, "big") if key is None else key
     assert refused(play.server.checked, 4, {1: key}) == "silo 4 complains of silo 1, whose shares fit"
     assert [*play.server.cheats] == [4]
-    assert play.server.sharing() == [1, 2, 3]
+    assert [*play.server.sharing()] == [1, 2, 3]
 
 
 def test_a_silo_that_sends_shares_for_some_alone(play):
@@ -372,7 +402,7 @@ def test_a_silo_that_sends_no_vector_of_the_ring(hospitals):
     about = attempt(bits=20)
     values = vectors(RANKS, about)
     play = Play(hospitals(4), about, values).upto(3)
-    play.server.sharing()
+    signed = play.server.sharing()
     for wrong in (values[1][:-1], values[1].astype(np.float32), values[1].reshape(1, -1)):
         assert refused(play.server.masked, 1, wrong) == "what silo 1 sends is no vector of 7 numbers of the ring"
     assert refused(play.server.masked, 1, values[1] | 2**20) == "what silo 1 sends has values of more than 20 bits"
@@ -380,7 +410,7 @@ def test_a_silo_that_sends_no_vector_of_the_ring(hospitals):
     play.server.masked(1, values[1])
     assert refused(play.server.masked, 1, values[1]) == "silo 1 sends a second vector"
     why = "what this silo would send has values of more than 20 bits"
-    assert refused(play.silos[1].mask, values[1] | 2**20, RANKS) == why
+    assert refused(play.silos[1].mask, values[1] | 2**20, signed) == why
 
 
 def test_a_silo_that_comes_too_late(play):
@@ -492,13 +522,15 @@ def test_two_silos_whose_data_are_swapped_look_alike(hospitals, monkeypatch):
             vector += values[rank] - swapped[rank]
 
     def run(values, lost):
-        drawn = np.random.default_rng(5)
+        random = np.random.default_rng(5)
         for ward in wards:
             (ward.folder / "secure.json").unlink(missing_ok=True)
-        play = Play(wards, about, values, lost=lost, random=drawn.bytes)
+        play = Play(wards, about, values, lost=lost, random=random.bytes)
         total = play.total()
         signed = {(0, rank): Advert.unpack(play.sent[0, rank]).keys for rank in RANKS}  # signatures are drawn, too
-        return total, play.sent | signed | dict.fromkeys(play.sent.keys() & {(4, rank) for rank in RANKS})
+        return total, play.sent | signed | dict.fromkeys(
+            play.sent.keys() & {(step, rank) for step in (2, 4) for rank in RANKS}
+        )
 
     for lost in ({}, {3: 3}, {4: 5}):
         first = run(values, lost)
