@@ -61,19 +61,127 @@ def test_a_long_picture_is_refused_before_it_is_resized(tmp_path):
     assert int(kilobytes) < 100_000
 
 
-def lying(shape):
-    """An archive whose array says that it has this shape, and has one number."""
+MEMORY = 2**20
+"""Kilobytes that a process may take for a file, the modules that it imports included."""
+
+
+def outcome(statement, *files, seconds=60):
+    """The line that a statement's LabelSkewError has, in a process of its own; ``files`` are its ``sys.argv[1:]``."""
+    code = (
+        "import resource, sys\nfrom pathlib import Path\nfrom fl_labelskew_registry import LabelSkewError\n"
+        f"try:\n    {statement}\nexcept LabelSkewError as error:\n    print(error)\n"
+        f"assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < {MEMORY}\n"
+    )
+    argv = [sys.executable, "-W", "ignore", "-c", code, *map(str, files)]
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=seconds).stdout
+
+
+HEADER = "{'descr': %r, 'fortran_order': False, 'shape': %s, }"
+
+
+def npy(header, content=b""):
+    """An array's file with any header."""
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode("latin1") + content
+
+
+def sound(array):
+    """An array's file."""
     content = io.BytesIO()
-    np.lib.format.write_array_header_1_0(content, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("x.npy", content.getvalue() + bytes(4))
-    return archive.getvalue()
+    np.save(content, array)
+    return content.getvalue()
+
+
+def archive(file, packed=zipfile.ZIP_DEFLATED, **members):
+    """Write an archive of these arrays' files; ``x`` and ``y`` are sound unless they are among them."""
+    members = {"x": sound(np.zeros((20, 4))), "y": sound(np.arange(20) % 2)} | members
+    with zipfile.ZipFile(file, "w", packed) as stream:
+        for name, content in members.items():
+            stream.writestr(f"{name}.npy", content)
+    return file
+
+
+def patched(file, changes):
+    """Change bytes of a file; ``changes``: by which ones they are found, with their distance."""
+    content = bytearray(file.read_bytes())
+    for (start, distance), value in changes.items():
+        at = content.find(start)
+        while at >= 0:
+            content[at + distance : at + distance + len(value)] = value
+            at = content.find(start, at + 1)
+    file.write_bytes(content)
+    return file
+
+
+ENCRYPTED = {(b"PK\x03\x04", 6): b"\1", (b"PK\x01\x02", 8): b"\1"}
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        *[
+            (lambda file, header=header: archive(file, x=npy(header)), "")
+            for header in (
+                "{'descr': (",  # TokenError
+                "-" * 9000 + "1",  # MemoryError
+                "{[]:1}",  # TypeError
+                HEADER.replace("%r", "(" * 60 + "'<f4'" + ",)" * 60) % ((1,),),  # IndexError
+            )
+        ],
+        (lambda file: archive(file, x=npy(HEADER % ("<f4", (True, 4)), bytes(16))), ""),  # TypeError
+        (lambda file: archive(file, y=npy(HEADER % ("<U1", (20,)), b"\xff" * 80)), ""),  # SystemError
+        (lambda file: patched(archive(file), ENCRYPTED), "is encrypted"),  # RuntimeError
+        (lambda file: patched(archive(file, zipfile.ZIP_LZMA), {(b"PK\x03\x04", 60): b"\x5a" * 40}), ""),  # LZMAError
+        (lambda file: archive(file, y=npy(HEADER % ("<U0", (3 * 10**8,)))), "y is of type <U0, neither numbers"),
+        (lambda file: archive(file, x=npy(HEADER % ("|S0", (3 * 10**8,)))), "x is of type |S0, neither numbers"),
+        (lambda file: archive(file, class_names=npy(HEADER % ("<U0", (3 * 10**8,)))), "class_names is of type <U0"),
+        (lambda file: archive(file, x=sound(np.zeros((20, 4), complex))), "x is of type complex128, neither"),
+    ],
+)
+def test_a_crafted_archive_is_one_line(tmp_path, write, says):
+    file = tmp_path / "x.npz"
+    write(file)
+    with pytest.raises(LabelSkewError) as error:
+        npz.Npz(npz.Npz.Params()).load(file, download=False, seed=0)
+    line = str(error.value)
+    assert line.startswith(f"{file}: is not a sound .npz archive of plain arrays (")
+    assert says in line
+    assert line.endswith("; use one written by numpy.savez, without objects")
+    assert "\n" not in line
+
+
+LOAD_ARCHIVE = (
+    "from fl_labelskew_plugins.data.npz import Npz; Npz(Npz.Params()).load(Path(sys.argv[1]), download=False, seed=0)"
+)
+
+
+@pytest.mark.parametrize(
+    "array", [{"x": np.zeros((2**20, 200), bool)}, {"y": np.zeros(3 * 10**7, "S1")}], ids=["bools", "bytes"]
+)
+def test_an_archive_counts_with_what_its_arrays_become(tmp_path, array):
+    """A byte becomes two float32, or a text of 150 bytes and more."""
+    file = archive(tmp_path / "x.npz", **{name: sound(value) for name, value in array.items()})
+    assert file.stat().st_size < 250_000
+    line = outcome(LOAD_ARCHIVE, file)
+    assert line.startswith(f"{file}: ")
+    assert " GB of memory, more than 100 times as many; use fewer samples, or an archive of numpy.savez" in line
+
+
+def test_an_array_that_the_data_set_does_not_read_may_be_of_any_type(tmp_path):
+    others = {"when": sound(np.zeros(3, "datetime64[s]")), "note": npy(HEADER % ("|S0", (3 * 10**8,)))}
+    file = archive(tmp_path / "x.npz", **others)
+    assert npz.read_named(file)[0].keys() == {"x", "y"}
+
+
+def test_a_single_array_of_no_bytes_is_not_read(tmp_path):
+    (tmp_path / "x.npz").write_bytes(npy(HEADER % ("|S0", (3 * 10**8,))))
+    assert outcome(LOAD_ARCHIVE, tmp_path / "x.npz").endswith(
+        "holds a single array; use an .npz archive with x and y\n"
+    )
 
 
 def test_an_archive_whose_header_lies_is_refused_before_its_memory_is_taken(tmp_path):
     file = tmp_path / "x.npz"
-    file.write_bytes(lying((10**6, 1500)))
+    archive(file, x=npy(HEADER % ("<f4", (10**6, 1500)), bytes(4)))
     with pytest.raises(LabelSkewError) as error:
         npz.read_archive(file)
     assert str(error.value).startswith(f"{file}: is not a sound .npz archive of plain arrays (x is of ")
@@ -81,11 +189,13 @@ def test_an_archive_whose_header_lies_is_refused_before_its_memory_is_taken(tmp_
 
 
 def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path):
-    """300 MB of zeros in 0.3 MB; an array that is not asked for is not unpacked."""
+    """300 MB of zeros in 0.3 MB, and once more as two parts; an array that is not asked for is not unpacked."""
     file = tmp_path / "x.npz"
     np.savez_compressed(file, x=np.zeros(300 * 2**20, np.uint8), y=np.arange(3))
     assert file.stat().st_size < 10**6
-    with pytest.raises(LabelSkewError, match=r"x\.npz: 0\.3 MB unpack to 315 MB, more than 100 times as many; use one"):
+    with pytest.raises(
+        LabelSkewError, match=r"x\.npz: 306\.2 kB become 629\.1 MB of memory, more than 100 times as many; use "
+    ):
         npz.read_archive(file)
     assert npz.read_archive(file, ["y"])["y"].tolist() == [0, 1, 2]
 

@@ -212,11 +212,11 @@ def sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
 
 def _archive(path: Path) -> Look:
     """An ``.npz`` archive, read as a run reads it."""
-    from fl_labelskew_plugins.data.npz import read_archive
+    from fl_labelskew_plugins.data.npz import KNOWN, read_archive
 
     if path.suffix.lower() != ".npz":
         raise mistake(clean(path), "is neither folder, archive nor table", KINDS)
-    arrays = read_archive(path)
+    arrays = read_archive(path, KNOWN)
     args: dict[str, Any] = {"data_cache_dir": str(path)}
     x, notes = arrays.get("x_train", arrays.get("x")), []
     if x is not None and x.ndim == 4 and sum(x.shape[axis] in (1, 3) for axis in (1, 3)) != 1:
