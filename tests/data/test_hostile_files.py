@@ -6,15 +6,19 @@ import os
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 import zlib
 
 import numpy as np
+import pandas as pd
 import pytest
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.data import npz, pictures
+from fl_labelskew_plugins.data import files, npz, pictures
+from fl_labelskew_plugins.data.columns import Encoding, Feature
+from fl_labelskew_plugins.data.table import Table
 from fl_labelskew_plugins.trained import predict
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
@@ -29,6 +33,25 @@ def png(width, height):
     head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     pixels = zlib.compress((b"\0" + bytes(width)) * height, 9)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+MEMORY = 2**20
+"""Kilobytes that a process may take for a file, the modules that it imports included."""
+
+
+def outcome(statement, *files, most=MEMORY):
+    """The line that a statement's LabelSkewError has, in a process of its own; ``files`` are its ``sys.argv[1:]``."""
+    code = (
+        "import re, sys\nfrom pathlib import Path\nfrom fl_labelskew_registry import LabelSkewError\n"
+        f"try:\n    {statement}\nexcept LabelSkewError as error:\n    print(error)\n"
+        "kilobytes = int(re.search(r'VmHWM:\\s*(\\d+)', Path('/proc/self/status').read_text())[1])\n"
+        f"assert kilobytes < {most}, kilobytes\n"
+    )
+    argv = [sys.executable, "-W", "ignore", "-c", code, *map(str, files)]
+    return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout
+
+
+DECODE = "from fl_labelskew_plugins.data import pictures; pictures.decode(Path(sys.argv[1]), size=64, channels=3)"
 
 
 def test_a_picture_that_is_postscript_starts_no_program(tmp_path, monkeypatch):
@@ -47,33 +70,9 @@ def test_a_long_picture_is_refused_before_it_is_resized(tmp_path):
     file = tmp_path / "long.png"
     file.write_bytes(png(1, 60_000))
     assert file.stat().st_size < 300
-    code = (
-        "import resource, sys\nfrom pathlib import Path\n"
-        "from fl_labelskew_plugins.data import pictures\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try:\n    pictures.decode(Path(sys.argv[1]), size=64, channels=3)\n"
-        "except Exception as error:\n    print(error)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
-    )
-    line, kilobytes = subprocess.check_output([sys.executable, "-c", code, str(file)], text=True).splitlines()
     what = "is of 1 x 60000 pixels, and with a shorter side of 64 it would be of 64 x 3840000"
-    assert line == f"{file}: {what}; use a picture that is less long"
-    assert int(kilobytes) < 100_000
-
-
-MEMORY = 2**20
-"""Kilobytes that a process may take for a file, the modules that it imports included."""
-
-
-def outcome(statement, *files, seconds=60):
-    """The line that a statement's LabelSkewError has, in a process of its own; ``files`` are its ``sys.argv[1:]``."""
-    code = (
-        "import resource, sys\nfrom pathlib import Path\nfrom fl_labelskew_registry import LabelSkewError\n"
-        f"try:\n    {statement}\nexcept LabelSkewError as error:\n    print(error)\n"
-        f"assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < {MEMORY}\n"
-    )
-    argv = [sys.executable, "-W", "ignore", "-c", code, *map(str, files)]
-    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=seconds).stdout
+    line = outcome(DECODE, file, most=200_000)
+    assert line == f"{file}: {what}; use a picture that is less long\n"
 
 
 HEADER = "{'descr': %r, 'fortran_order': False, 'shape': %s, }"
@@ -177,6 +176,67 @@ def test_a_single_array_of_no_bytes_is_not_read(tmp_path):
     assert outcome(LOAD_ARCHIVE, tmp_path / "x.npz").endswith(
         "holds a single array; use an .npz archive with x and y\n"
     )
+
+
+LOAD_TABLE = (
+    "from fl_labelskew_plugins.data.table import Table; "
+    "Table(Table.Params()).load(Path(sys.argv[1]), download=False, seed=0)"
+)
+
+
+@pytest.mark.parametrize("kind", ["int8", "text", "bytes of one length"])
+def test_a_parquet_file_that_unpacks_to_far_more_is_refused(tmp_path, kind):
+    """Many rows, or a long value that is stored once and is in every row."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file, count = tmp_path / "t.parquet", 3 * 10**7 if kind == "int8" else 5000
+    long = pa.scalar(b"0" * 10**6, pa.binary(10**6) if kind != "text" else pa.binary())
+    values = np.zeros(count, np.int8) if kind == "int8" else pa.array([long.as_py()] * 50, long.type)
+    part = pa.table({"f": values, "label": np.arange(len(values), dtype=np.int8) % 2})
+    with parquet.ParquetWriter(file, part.schema, compression="zstd") as stream:
+        for _ in range(count // len(values)):
+            stream.write_table(part)
+    line = outcome(LOAD_TABLE, file)
+    assert line.startswith(f"{file}: "), line
+    says = "column f: holds b'000" if kind == "text" else " GB of memory, more than 1000 times as many; use fewer rows"
+    assert says in line
+
+
+def test_a_column_of_lists_is_not_read(tmp_path):
+    """A single row may have any number of values."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "t.parquet"
+    values = [np.zeros(count, np.int8) for count in (2 * 10**8, 1)]
+    parquet.write_table(pa.table({"label": ["a", "b"], "f": values}), file)
+    assert file.stat().st_size < 10**5
+    says = "column f: holds several values, of type list<element: int8>; use data_args.features without it"
+    assert outcome(LOAD_TABLE, file).startswith(f"{file}: {says}")
+
+
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [
+        (20_000, "test_fraction=0.2 of 2 samples leaves no test sample"),
+        (60_000, "has 60001 columns; use at most 50000, or an .npz archive (data set npz)"),
+    ],
+)
+def test_a_table_of_many_columns_takes_seconds(tmp_path, count, says):
+    """Looking for two of one name took a time that grew with the square of their number."""
+    file = tmp_path / "t.csv"
+    names, values = ",".join(f"c{i}" for i in range(count)), ",".join("1" * count)
+    file.write_text(f"label,{names}\na,{values}\nb,{values}\n")
+    begun = time.process_time()
+    with pytest.raises(LabelSkewError) as error:
+        Table(Table.Params()).load(file, download=False, seed=0)
+    assert str(error.value).startswith(f"{file}: {says}")
+    assert time.process_time() - begun < 15
+
+
+def test_categories_count_before_they_become_features(monkeypatch):
+    monkeypatch.setattr(files, "free_memory", lambda: 10**6)
+    feature = Feature(name="f", categories=[str(i) for i in range(1000)])
+    encoding = Encoding(label="label", group=None, missing="refuse", features=[feature])
+    with pytest.raises(LabelSkewError, match=r"t\.csv: its features need 0\.0 GB, and 0\.0 GB are free"):
+        encoding.encoded(pd.DataFrame({"f": ["1"] * 100}), "t.csv")
 
 
 def test_an_archive_whose_header_lies_is_refused_before_its_memory_is_taken(tmp_path):

@@ -282,11 +282,12 @@ def _table(path: Path, label: str | None, group: str | None, classes: Sequence[s
     }
     names = [c for c in rest if len(categories.get(c, ())) > MOST_VALUES or re.fullmatch(COUNTS, c.lower())]
     # always listed: another table, of a silo or to evaluate on, may have them in another order
-    args["features"] = features = [column for column in rest if column not in names]
+    dropped = set(names)
+    args["features"] = features = [column for column in rest if column not in dropped]
     notes = []
     if names:
         notes.append(f"features: without columns that name or count the rows ({few(names)})")
-    if kept := {column: values for column, values in categories.items() if column not in names}:
+    if kept := {column: values for column, values in categories.items() if column not in dropped}:
         args["categorical"] = kept
         notes.append("categorical: the values of columns that are no numbers, each of which is a feature")
     gaps = [column for column in (label, *([group] if group else []), *features) if frame[column].isna().any()]
