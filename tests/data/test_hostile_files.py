@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fl_labelskew_registry import LabelSkewError
+from PIL import Image
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.data import files, npz, pictures
@@ -73,6 +74,27 @@ def test_a_long_picture_is_refused_before_it_is_resized(tmp_path):
     what = "is of 1 x 60000 pixels, and with a shorter side of 64 it would be of 64 x 3840000"
     line = outcome(DECODE, file, most=200_000)
     assert line == f"{file}: {what}; use a picture that is less long\n"
+
+
+def test_a_large_picture_is_refused_before_it_is_decoded(tmp_path):
+    """13300 x 13300 pixels in 172 kB took 900 MB in each thread; 8192 x 8192 are read."""
+    file = tmp_path / "large.png"
+    file.write_bytes(png(13_300, 13_300))
+    line = outcome(DECODE, file, most=200_000)
+    assert line == f"{file}: is of 13300 x 13300 pixels; use a picture of at most 67108864 pixels\n"
+    file.write_bytes(png(8192, 8192))
+    assert outcome(DECODE, file) == ""
+
+
+@pytest.mark.parametrize("kind", [2, 5, 7, 12])
+def test_a_crafted_tiff_is_one_line(tmp_path, kind):
+    """The tag that says where the pixels begin is of another type; Pillow raises TypeError."""
+    file = tmp_path / "a.tif"
+    Image.new("RGB", (24, 24)).save(file)
+    patched(file, {(struct.pack("<HH", 273, 4), 2): bytes([kind])})
+    with pytest.raises(LabelSkewError, match=r"a\.tif: is not a sound image \(.* integer\); use a BMP, GIF, ") as error:
+        pictures.decode(file, size=32, channels=3)
+    assert "\n" not in str(error.value)
 
 
 HEADER = "{'descr': %r, 'fortran_order': False, 'shape': %s, }"
