@@ -17,6 +17,7 @@ from fl_labelskew_plugins.cli import completion, cost, table
 from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun, writing
 from fl_labelskew_plugins.cli.options import FOLDER, QUIET, SET
 from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.typed import to_go_on
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def _estimate(
 ) -> None:
     """Print what the runs will take, so many at a time, and how much of that fits the budget, which bounds this too."""
     from fl_labelskew_plugins.studies.cost import probe
-    from fl_labelskew_plugins.studies.sweep.crew import free_memory, run_all
+    from fl_labelskew_plugins.studies.sweep.crew import run_all
     from fl_labelskew_plugins.studies.sweep.plan import of_experiments
 
     until = math.inf if budget is None else begun + budget

@@ -19,6 +19,7 @@ from fl_labelskew_plugins.cli.exits import guarded, refuse_mpirun
 from fl_labelskew_plugins.cli.options import FILE, FOLDER, HOST, PATH, QUIET, overrides
 from fl_labelskew_plugins.cli.report import shown
 from fl_labelskew_plugins.machine import locks
+from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.machine.typed import to_go_on
 
@@ -198,7 +199,7 @@ def _estimate(
     )
     here = crew.default_jobs(planned)
     most = [min(here, jobs or here), *([jobs] if jobs and jobs > here else [])]
-    free = crew.SHARE * crew.free_memory() if memory is None else memory * 1e9
+    free = crew.SHARE * free_memory() if memory is None else memory * 1e9
     cost.tell(planned, begin, out=planned[0].folder.path.parent, jobs=most, free=free, quiet=quiet, tasks=True)
 
 

@@ -10,6 +10,7 @@ import csv
 import numbers
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
@@ -21,7 +22,7 @@ from fl_labelskew_registry import LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fl_labelskew_plugins.data.files import fits, one_line
+from fl_labelskew_plugins.data.files import fits, one_line, unpacks
 from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.log import warn
 from fl_labelskew_plugins.machine.text import clean, few
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
 TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 HEAD = 2**16
 """Letters of a text file that tell its separator and its decimal sign."""
+MOST_COLUMNS = 50_000
+ROW, CELL = 100, 40
+"""Bytes of a row's label, and of one of its other values, from the file to the sample."""
+MOST_PACKED = 1000
+"""How many times as large as a Parquet file its rows may become, see :func:`.files.unpacks`."""
 
 
 @contextmanager
@@ -55,7 +61,7 @@ def header(path: Path) -> list[str]:
     """The names of a file's columns, in order; of Parquet, without an index that pandas wrote.
 
     Raises:
-        LabelSkewError: the file cannot be read, or a column has no name, or that of another one.
+        LabelSkewError: the file cannot be read, has too many columns, or one without a name, or two of one name.
     """
     with _sound(path):
         if path.suffix.lower() in PARQUET:
@@ -66,11 +72,18 @@ def header(path: Path) -> list[str]:
             names = [name.strip() for name in names]
     if not names:
         raise mistake(path, "is empty", "a line with the names of the columns, and a row for each sample")
+    if len(names) > MOST_COLUMNS:
+        raise mistake(path, f"has {len(names)} columns", f"at most {MOST_COLUMNS}, or an .npz archive (data set npz)")
     if "" in names:
         raise mistake(path, f"column {names.index('') + 1} has no name", "a first line with a name for each column")
-    if twice := [name for name in names if names.count(name) > 1]:
+    if twice := repeated(names):
         raise mistake(path, f"column {clean(twice[0], 40)} is there twice", "a name of its own for each column")
     return names
+
+
+def repeated(names: Sequence[str]) -> list[str]:
+    """The names that occur more than once."""
+    return [name for name, times in Counter(names).items() if times > 1]
 
 
 def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
@@ -83,7 +96,7 @@ def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
         fits(path.stat().st_size, f"data set table: {path}", "its rows", "a smaller table")
         if path.suffix.lower() in PARQUET:
             # without what pandas has noted there: a column may be an index to it
-            frame: pd.DataFrame = _parquet(path).read(columns=list(columns)).to_pandas(ignore_metadata=True)
+            frame: pd.DataFrame = _checked(path, columns).read(columns=list(columns)).to_pandas(ignore_metadata=True)
         else:
             import pandas as pd
 
@@ -113,9 +126,33 @@ def _signs(path: Path) -> tuple[str, str]:
     return separator, "," if separator != "," and re.search(r"\d,\d", head) else "."
 
 
-def _parquet(path: Path) -> Any:
+def _parquet(path: Path, texts: Sequence[str] = ()) -> Any:
+    """A Parquet file; a text of the columns ``texts`` is in memory once, however many rows have it."""
     parquet = extras.load("parquet", "pyarrow.parquet", what=f"{path}: Parquet", otherwise=", or use a CSV file")
-    return parquet.ParquetFile(path)
+    return parquet.ParquetFile(path, read_dictionary=list(texts))
+
+
+def _checked(path: Path, columns: Sequence[str]) -> Any:
+    """A Parquet file whose columns hold one value in a row, and whose rows fit this machine's memory.
+
+    Raises:
+        LabelSkewError: they do not.
+    """
+    file = _parquet(path)
+    metadata, schema = file.metadata, file.schema_arrow
+    for name in columns:
+        if (kind := schema.field(name).type).num_fields:
+            use = "data_args.features without it, or a number made of it"
+            raise mistake(path, f"column {clean(name, 40)}: holds several values, of type {clean(kind, 40)}", use)
+    stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
+    # a value of fixed length may be stored once and become one for each row
+    of_row = ROW + CELL * len(columns) + sum(max(column.length, 0) for column in stored)
+    need = metadata.num_rows * of_row + sum(
+        metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)
+    )
+    unpacks(path, need, "its rows", MOST_PACKED, "fewer rows, or a CSV file")
+    wanted = set(columns)
+    return _parquet(path, [c.path for c in stored if c.path in wanted and c.physical_type == "BYTE_ARRAY"])
 
 
 def texts(column: pd.Series[Any]) -> NDArray[np.object_]:
@@ -227,6 +264,8 @@ class Encoding(Params):
         Raises:
             LabelSkewError: a value is not a number, but all are in training.
         """
+        use = "fewer rows, fewer columns, or fewer categories"
+        fits(20 * len(frame) * len(self.shown), where, "its features", use)
         return np.hstack([f.encoded(frame[f.name], where) for f in self.features]).astype(np.float32)
 
 

@@ -10,11 +10,15 @@ from typing import ClassVar
 from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, MistakesError, mistake
 
 from fl_labelskew_plugins import params
+from fl_labelskew_plugins.machine.place import free_memory
 
 Key = tuple[str, str]
 """Part of the data set that a file belongs to, and what it holds of it."""
 MOST = 20
 """Mistakes in data that are printed one by one; of the others, only their number."""
+
+UNPACKED = 2**29
+"""Bytes that a packed file may always become."""
 
 
 def one_line(error: BaseException) -> str:
@@ -60,11 +64,22 @@ def refuse(wrong: Sequence[str]) -> None:
 
 
 def fits(need: int, where: str, what: str, use: str) -> None:
-    """Raise LabelSkewError unless so many bytes, of ``what``, fit this machine's memory; ``use`` takes less."""
-    have = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Raise LabelSkewError unless so many bytes, of ``what``, fit this machine's free memory; ``use`` takes less."""
+    have = free_memory()
     if need > have:
-        need_have = f"need {need / 1e9:.1f} GB, and this machine has {have / 1e9:.1f}"
-        raise mistake(where, f"{what} {need_have}", use)
+        raise mistake(where, f"{what} need {need / 1e9:.1f} GB, and {have / 1e9:.1f} GB are free", use)
+
+
+def unpacks(path: Path, need: int, what: str, most: int, use: str) -> None:
+    """Raise LabelSkewError unless so many bytes, of ``what``, are in proportion to a packed file, and fit as above.
+
+    More than :data:`UNPACKED` bytes may be ``most`` times as many as the file's, and no more.
+    """
+    packed = path.stat().st_size
+    if need > max(UNPACKED, most * packed):
+        far = f"{size_text(packed)} become {size_text(need)} of memory, more than {most} times as many"
+        raise mistake(path, far, use)
+    fits(need, str(path), what, use)
 
 
 def only_file(data_dir: Path | None, file: str | None, endings: Sequence[str], name: str) -> Path:

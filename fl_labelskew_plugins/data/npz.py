@@ -8,8 +8,8 @@ sample, for the partition natural. Pickled objects are never read.
 
 import math
 import zipfile
-import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fl_labelskew_plugins.data.files import fits, only_file
+from fl_labelskew_plugins.data.files import only_file, unpacks
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.split import picked, stratified
 from fl_labelskew_plugins.data.stats import moments
@@ -26,8 +26,28 @@ from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.params import Params
 
 Layout = Literal["auto", "nchw", "nhwc", "flat"]
-UNPACKED, MOST_PACKED = 2**28, 100
-"""An archive whose arrays have more bytes than the first may be packed to this part of them, and no further."""
+MOST_PACKED = 100
+"""How many times as large as the file its arrays may become, see :func:`.files.unpacks`."""
+TEXT = 150
+"""Bytes of a label that is a text beside its letters, while it becomes a number."""
+KNOWN = ["class_names", *(f"{name}{part}" for name in ("x", "y", "groups") for part in ("", "_train", "_test"))]
+"""The arrays that the data set reads."""
+
+
+@contextmanager
+def _sound(path: Path) -> Iterator[None]:
+    """Turn what goes wrong in reading or decoding an archive into a LabelSkewError."""
+    try:
+        yield
+    except LabelSkewError:
+        raise
+    except OSError as error:
+        raise LabelSkewError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except Exception as error:  # zipfile, its decoders, Python's parser and NumPy raise a dozen types
+        said = clean(" ".join(str(error).split()) or type(error).__name__)
+        raise mistake(
+            path, f"is not a sound .npz archive of plain arrays ({said})", "one written by numpy.savez, without objects"
+        ) from error
 
 
 def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
@@ -40,19 +60,14 @@ def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, 
     Raises:
         LabelSkewError: the file cannot be read, is no such archive, holds pickled objects, or needs too much memory.
     """
-    try:
-        with path.open("rb") as stream:
-            archive = np.load(stream, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise mistake(path, "holds a single array", "an .npz archive with x and y")
-            names = [name for name in archive.files if names is None or name in names]
-            _check_sizes(path, archive.zip, names)
-            return {name: archive[name] for name in names}
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        broken = f"is not a sound .npz archive of plain arrays ({' '.join(str(error).split()) or 'empty'})"
-        raise mistake(path, broken, "one written by numpy.savez, without objects") from error
-    except OSError as error:
-        raise LabelSkewError(f"{path}: cannot be read ({error.strerror or error})") from error
+    with _sound(path), path.open("rb") as stream:
+        if stream.read(6) == np.lib.format.MAGIC_PREFIX:  # which np.load would read at once, of whatever size
+            raise mistake(path, "holds a single array", "an .npz archive with x and y")
+        stream.seek(0)
+        archive = np.load(stream, allow_pickle=False)
+        names = [name for name in archive.files if names is None or name in names]
+        _check_sizes(path, archive.zip, names)
+        return {name: archive[name] for name in names}
 
 
 def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -> None:
@@ -66,15 +81,16 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -
             continue
         with archive.open(info) as member:
             shape, _, dtype = read[form.read_magic(member)](member)
-            size = math.prod(shape) * dtype.itemsize
-            if not dtype.hasobject and member.tell() + size != info.file_size:
+            if dtype.kind not in "biufSU" or not dtype.itemsize:
+                raise ValueError(f"{clean(name, 40)} is of type {clean(dtype, 40)}, neither numbers nor texts")
+            count, size = math.prod(shape), math.prod(shape) * dtype.itemsize
+            if member.tell() + size != info.file_size:
                 raise ValueError(f"{clean(name, 40)} is of {info.file_size} bytes, and its header says {size}")
-        need += size
-    packed = path.stat().st_size
-    if need > max(UNPACKED, MOST_PACKED * packed):
-        what = f"{packed / 1e6:.1f} MB unpack to {need / 1e6:.0f} MB, more than {MOST_PACKED} times as many"
-        raise mistake(path, what, "one written by numpy.savez, which packs nothing")
-    fits(need, str(path), "its arrays", "fewer samples")
+        # a text is decoded, sorted and counted; numbers become float32, all but uint8, and are dealt to the two parts
+        letters = dtype.itemsize // (4 if dtype.kind == "U" else 1)
+        becomes = TEXT + 16 * letters if dtype.kind in "SU" else 1 if dtype == np.uint8 else 8
+        need += size + count * becomes
+    unpacks(path, need, "its arrays", MOST_PACKED, "fewer samples, or an archive of numpy.savez, which packs nothing")
 
 
 def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str]]:
@@ -85,7 +101,11 @@ def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str
     Raises:
         LabelSkewError: the file cannot be read, or its names are none.
     """
-    arrays = {name: _text(array) for name, array in read_archive(path).items()}
+    with _sound(path):
+        return _named(path, {name: _text(array) for name, array in read_archive(path, KNOWN).items()})
+
+
+def _named(path: Path, arrays: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], list[str], list[str]]:
     given = arrays.pop("class_names", np.array([], str))
     if given.dtype.kind != "U" or given.ndim != 1:
         raise mistake(path, f"class_names is {given.dtype} of shape {given.shape}", "strings in one dimension")
@@ -161,8 +181,8 @@ def to_labels(y: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
         raise mistake(where, f"is {y.dtype} of shape {y.shape}", "integers or names in one dimension")
     if len(y) != samples:
         raise LabelSkewError(f"{where}: has {len(y)} labels for {samples} samples; give one label for each sample")
-    if y.min() < 0:
-        raise mistake(where, f"has label {y.min()}", "labels from 0")
+    if y.min() < 0 or y.max() >= 2**63:
+        raise mistake(where, f"has label {y.min() if y.min() < 0 else y.max()}", "labels from 0")
     return y.astype(np.int64)
 
 
@@ -273,7 +293,9 @@ class Npz(Dataset):
         """
         needed = [f"{name}{key}" for key in keys for name in "xy"]
         if missing := [name for name in needed if name not in arrays]:
-            got = f"has no {', '.join(missing)} (it has {', '.join(arrays) or 'nothing'})"
+            with zipfile.ZipFile(path) as archive:
+                there = few([name.removesuffix(".npy") for name in archive.namelist()])
+            got = f"has no {', '.join(missing)} (it has {there or 'nothing'})"
             raise mistake(path, got, "x and y, or x_train, y_train, x_test and y_test")
         return [self.part(path, arrays, key) for key in keys]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fl_labelskew_plugins.data.files import capped
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, few
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -24,7 +24,7 @@ OnBadSample = Literal["stop", "skip"]
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are opened, whatever a file's name says; of others, such as EPS, Pillow starts another program."""
 LARGEST = 2**26
-"""Pixels of a picture at most, after its shorter side is resized."""
+"""Pixels of a picture at most, in its file and after its shorter side is resized; such as 8192 x 8192."""
 
 
 def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, draft: int | None = None) -> Image:
@@ -36,13 +36,16 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
         draft: decode a JPEG no larger than needed for sides of this many pixels, which is several times faster.
 
     Raises:
-        LabelSkewError: it is not there, or no sound picture.
+        LabelSkewError: it is not there, no sound picture, or too large.
     """
     from PIL import Image
 
     where = clean(file, 4096)
     try:
         with Image.open(file, formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > LARGEST:  # before any of them is decoded
+                raise mistake(where, f"is of {width} x {height} pixels", f"a picture of at most {LARGEST} pixels")
             if draft is not None:
                 image.draft(mode, (draft, draft))
             if image.mode[0] in "IF":  # of more than 8 bits, which a conversion cuts at 255
@@ -53,8 +56,12 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
                     )
             converted: Image.Image = image.convert(mode)
             return converted
-    except (OSError, ValueError, SyntaxError, EOFError, Image.DecompressionBombError) as error:
-        raise LabelSkewError(f"{where}: is not a sound image ({clean(' '.join(str(error).split()), 4096)})") from error
+    except LabelSkewError:
+        raise
+    except Exception as error:  # Pillow's decoders raise a dozen types
+        said = clean(" ".join(str(error).split()) or type(error).__name__, 4096)
+        use = f"a {few(FORMATS)} file that is not damaged"
+        raise mistake(where, f"is not a sound image ({said})", use) from error
 
 
 def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:

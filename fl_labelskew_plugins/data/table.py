@@ -27,6 +27,7 @@ from fl_labelskew_plugins.data.columns import (
     measured,
     no_numbers,
     ordered,
+    repeated,
     rows,
     texts,
 )
@@ -141,14 +142,15 @@ class Table(Dataset):
         named = {"label": special[:1], "group": special[1:], "features": features}
         if isinstance(options.categorical, dict):
             named["categorical"] = list(options.categorical)
+        known = set(there)
         for key, names in named.items():
-            if absent := [name for name in names if name not in there]:
+            if absent := [name for name in names if name not in known]:
                 lacks = f"{path} has no column {few(absent, 20)}"
                 raise mistake(f"data_args.{key}", lacks, f"one of {few(there, 20)}")
         if not features:
             raise mistake(path, f"has no column beside {few(special)}", "a column for each feature")
         columns = [*special, *features]
-        if twice := [name for name in columns if columns.count(name) > 1]:
+        if twice := repeated(columns):
             use = "each as label, as group or as a feature"
             raise mistake("data_args", f"column {clean(twice[0], 40)} is named twice", use)
         return columns
@@ -173,7 +175,8 @@ class Table(Dataset):
         """The files' data; ``seed``: of the test part that is split off from one file, None: it is the test part."""
         columns = self.columns(paths[0])
         for path in paths[1:]:
-            if absent := [name for name in columns if name not in header(path)]:
+            there = set(header(path))
+            if absent := [name for name in columns if name not in there]:
                 lacks = f"has no column {clean(absent[0], 40)}, as {paths[0].name} has"
                 raise mistake(path, lacks, "the same columns in both files")
         frames = [self._complete(rows(path, columns), path) for path in paths]
@@ -222,7 +225,8 @@ class Table(Dataset):
         assert self.encoding is not None
         names = [feature.name for feature in self.encoding.features]
         there = header(table) if isinstance(table, Path) else list(table.columns)
-        if absent := [name for name in names if name not in there]:
+        known = set(there)
+        if absent := [name for name in names if name not in known]:
             raise mistake(where, f"has no column {few(absent)}", f"a table with the columns {few(names, 40)}")
         self._note_unused(there, where)
         frame = (rows(table, names) if isinstance(table, Path) else table[names]).reset_index(drop=True)

@@ -1,9 +1,10 @@
-"""Where this process stands: which one of several it is, and how many cores it has."""
+"""Where this process stands: which one of several it is, and how many cores and how much memory it has."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 
 RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
 """Where Open MPI, MPICH and Slurm say which process this is, and of how many."""
@@ -38,6 +39,18 @@ def place_on_node() -> tuple[int, int] | None:
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_memory() -> float:
+    """Bytes that processes can have here without any being pushed out: what Linux says, and no more than a limit."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = 1024 * float(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
+        for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+            with contextlib.suppress(OSError, ValueError):  # none, or "max"
+                free = min(free, float(Path(limit).read_text()))
+        return free
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def launched() -> bool:

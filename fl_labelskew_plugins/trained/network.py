@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,11 @@ import torch
 from fl_labelskew_registry import LabelSkewError, Network, catalog, mistake
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from fl_labelskew_plugins.data.files import fits
 from fl_labelskew_plugins.engine.samples import Normalise
+from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.text import clean, few
 from fl_labelskew_plugins.recipe import mistakes
 from fl_labelskew_plugins.recipe.network_file import find
@@ -24,6 +29,8 @@ from fl_labelskew_plugins.runs.model_file import About
 from fl_labelskew_plugins.tensors import Weights
 
 LAST, BEST = "model.safetensors", "best.safetensors"
+SMALL = 2**20
+"""Numbers of a batch whose layers are not measured beforehand, which takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -58,18 +65,49 @@ class Trained:
         """Logits ``(B, C)`` float32 of samples ``(B, ...)`` as the data set gives them.
 
         Raises:
-            LabelSkewError: the network does not take them.
+            LabelSkewError: the network does not take them, or one of them needs more memory than is free.
         """
-        whole = self.whole()
+        whole, size = self.whole(), len(samples)
+        if samples.size > SMALL:
+            self.check_memory(1)
+            size = max(1, int(free_memory() // max(self._memory, 1)))  # fewer at a time, if they do not fit
         try:
             with torch.inference_mode():
-                logits: Tensor = whole(torch.from_numpy(samples))
-                return logits
+                parts = [samples[start : start + size] for start in range(0, len(samples), size)]
+                return torch.cat([whole(torch.from_numpy(part)) for part in parts])
         except (RuntimeError, IndexError, ValueError) as error:  # such as the number of a character that is none
             first = clean(next(iter(str(error).splitlines()), type(error).__name__))
             raise LabelSkewError(
                 f"{clean(self.file, 4096)}: the network does not take these samples: {first}"
             ) from None
+
+    def check_memory(self, count: int) -> None:
+        """Raise LabelSkewError unless the layers' values for ``count`` samples fit this machine's free memory."""
+        use = "a machine with more memory, or a model of smaller samples"
+        fits(count * self._memory, clean(self.file, 4096), "the layers of its network", use)
+
+    @cached_property
+    def _memory(self) -> int:
+        """About how many bytes the layers take for one sample: three times the largest layer's inputs and outputs.
+
+        Only shapes are computed; 0 if the network does not allow that.
+        """
+        sizes = [0]
+
+        def measure(_: nn.Module, given: tuple[Any, ...], made: Any) -> None:
+            sizes.append(sum(t.numel() * t.element_size() for t in (*given, made) if isinstance(t, Tensor)))
+
+        kind = torch.uint8 if self.about.mean == [] and self.about.dtype == "uint8" else torch.float32
+        sample = torch.empty((1, *self.about.input_shape), dtype=kind, device="meta")
+        weights = {name: value.to("meta") for name, value in self.network.state_dict().items()}
+        hooks = [module.register_forward_hook(measure) for module in self.network.modules()]
+        try:
+            with suppress(Exception), torch.inference_mode():
+                torch.func.functional_call(self.network, weights, (sample,))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return 3 * max(sizes)
 
 
 class Whole(nn.Module):
@@ -113,7 +151,11 @@ def load(file: Path, network: Network | None = None, *, code: str | None = None)
     network = made(kind, about.network_params | dict(kind.trained_params), f"{where}: model {about.network}: ")
     # by shapes alone first: what a stranger says may be of any size; a network that cannot be built without numbers
     # raises one of these, and is built with them below, which checks the same
-    with suppress(NotImplementedError, RuntimeError, TypeError), torch.device("meta"):
+    with (
+        suppress(NotImplementedError, RuntimeError, TypeError),
+        _no_larger_than(weights, where),
+        torch.device("meta"),
+    ):
         check(network.build(tuple(about.input_shape), len(about.class_names)), weights, where)
     return Trained(file, about, build(network, about.input_shape, len(about.class_names), weights, where))
 
@@ -178,6 +220,29 @@ def check(module: nn.Module, weights: Weights, where: str) -> None:
         raise mistake(where, f"its weights are of another network: {what}", "the file as the run has written it")
 
 
+@contextmanager
+def _no_larger_than(weights: Weights, where: str) -> Iterator[None]:
+    """Stop a network from being built of far more tensors or numbers than the file has, before they take memory.
+
+    Some networks replace layers that they have built, so a few more are allowed.
+    """
+    left = [10 * len(weights) + 1000, 10 * sum(value.numel() for value in weights.values()) + 10**7]
+    thread = threading.get_ident()
+
+    def count(_: nn.Module, name: str, parameter: Any) -> None:
+        if parameter is not None and threading.get_ident() == thread:
+            left[0], left[1] = left[0] - 1, left[1] - parameter.numel()
+            if min(left) < 0:
+                what = "its weights are of another network: the file has far fewer of them"
+                raise mistake(where, what, "the file as the run has written it")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def build(network: Network, shape: Any, classes: int, weights: Weights, where: str) -> nn.Module:
     """A network with these weights, in eval mode; draws nothing from the caller's generator.
 
@@ -188,7 +253,8 @@ def build(network: Network, shape: Any, classes: int, weights: Weights, where: s
         network = type(network)(network.params.model_copy(update=dict(network.trained_params)))
     with torch.random.fork_rng([]):  # what the caller draws next does not depend on this
         try:
-            module = network.build(tuple(shape), classes)
+            with _no_larger_than(weights, where):
+                module = network.build(tuple(shape), classes)
         except LabelSkewError:
             raise
         except Exception as error:  # of a plugin of anybody's, or of numbers beyond all measure

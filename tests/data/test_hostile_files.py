@@ -6,15 +6,20 @@ import os
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 import zlib
 
 import numpy as np
+import pandas as pd
 import pytest
 from fl_labelskew_registry import LabelSkewError
+from PIL import Image
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.data import npz, pictures
+from fl_labelskew_plugins.data import files, npz, pictures
+from fl_labelskew_plugins.data.columns import Encoding, Feature
+from fl_labelskew_plugins.data.table import Table
 from fl_labelskew_plugins.trained import predict
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
@@ -29,6 +34,25 @@ def png(width, height):
     head = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     pixels = zlib.compress((b"\0" + bytes(width)) * height, 9)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+MEMORY = 2**20
+"""Kilobytes that a process may take for a file, the modules that it imports included."""
+
+
+def outcome(statement, *files, most=MEMORY):
+    """The line that a statement's LabelSkewError has, in a process of its own; ``files`` are its ``sys.argv[1:]``."""
+    code = (
+        "import re, sys\nfrom pathlib import Path\nfrom fl_labelskew_registry import LabelSkewError\n"
+        f"try:\n    {statement}\nexcept LabelSkewError as error:\n    print(error)\n"
+        "kilobytes = int(re.search(r'VmHWM:\\s*(\\d+)', Path('/proc/self/status').read_text())[1])\n"
+        f"assert kilobytes < {most}, kilobytes\n"
+    )
+    argv = [sys.executable, "-W", "ignore", "-c", code, *map(str, files)]
+    return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout
+
+
+DECODE = "from fl_labelskew_plugins.data import pictures; pictures.decode(Path(sys.argv[1]), size=64, channels=3)"
 
 
 def test_a_picture_that_is_postscript_starts_no_program(tmp_path, monkeypatch):
@@ -47,33 +71,199 @@ def test_a_long_picture_is_refused_before_it_is_resized(tmp_path):
     file = tmp_path / "long.png"
     file.write_bytes(png(1, 60_000))
     assert file.stat().st_size < 300
-    code = (
-        "import resource, sys\nfrom pathlib import Path\n"
-        "from fl_labelskew_plugins.data import pictures\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try:\n    pictures.decode(Path(sys.argv[1]), size=64, channels=3)\n"
-        "except Exception as error:\n    print(error)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
-    )
-    line, kilobytes = subprocess.check_output([sys.executable, "-c", code, str(file)], text=True).splitlines()
     what = "is of 1 x 60000 pixels, and with a shorter side of 64 it would be of 64 x 3840000"
-    assert line == f"{file}: {what}; use a picture that is less long"
-    assert int(kilobytes) < 100_000
+    line = outcome(DECODE, file, most=200_000)
+    assert line == f"{file}: {what}; use a picture that is less long\n"
 
 
-def lying(shape):
-    """An archive whose array says that it has this shape, and has one number."""
+def test_a_large_picture_is_refused_before_it_is_decoded(tmp_path):
+    """13300 x 13300 pixels in 172 kB took 900 MB in each thread; 8192 x 8192 are read."""
+    file = tmp_path / "large.png"
+    file.write_bytes(png(13_300, 13_300))
+    line = outcome(DECODE, file, most=200_000)
+    assert line == f"{file}: is of 13300 x 13300 pixels; use a picture of at most 67108864 pixels\n"
+    file.write_bytes(png(8192, 8192))
+    assert outcome(DECODE, file) == ""
+
+
+@pytest.mark.parametrize("kind", [2, 5, 7, 12])
+def test_a_crafted_tiff_is_one_line(tmp_path, kind):
+    """The tag that says where the pixels begin is of another type; Pillow raises TypeError."""
+    file = tmp_path / "a.tif"
+    Image.new("RGB", (24, 24)).save(file)
+    patched(file, {(struct.pack("<HH", 273, 4), 2): bytes([kind])})
+    with pytest.raises(LabelSkewError, match=r"a\.tif: is not a sound image \(.* integer\); use a BMP, GIF, ") as error:
+        pictures.decode(file, size=32, channels=3)
+    assert "\n" not in str(error.value)
+
+
+HEADER = "{'descr': %r, 'fortran_order': False, 'shape': %s, }"
+
+
+def npy(header, content=b""):
+    """An array's file with any header."""
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode("latin1") + content
+
+
+def sound(array):
+    """An array's file."""
     content = io.BytesIO()
-    np.lib.format.write_array_header_1_0(content, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr("x.npy", content.getvalue() + bytes(4))
-    return archive.getvalue()
+    np.save(content, array)
+    return content.getvalue()
+
+
+def archive(file, packed=zipfile.ZIP_DEFLATED, **members):
+    """Write an archive of these arrays' files; ``x`` and ``y`` are sound unless they are among them."""
+    members = {"x": sound(np.zeros((20, 4))), "y": sound(np.arange(20) % 2)} | members
+    with zipfile.ZipFile(file, "w", packed) as stream:
+        for name, content in members.items():
+            stream.writestr(f"{name}.npy", content)
+    return file
+
+
+def patched(file, changes):
+    """Change bytes of a file; ``changes``: by which ones they are found, with their distance."""
+    content = bytearray(file.read_bytes())
+    for (start, distance), value in changes.items():
+        at = content.find(start)
+        while at >= 0:
+            content[at + distance : at + distance + len(value)] = value
+            at = content.find(start, at + 1)
+    file.write_bytes(content)
+    return file
+
+
+ENCRYPTED = {(b"PK\x03\x04", 6): b"\1", (b"PK\x01\x02", 8): b"\1"}
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        *[
+            (lambda file, header=header: archive(file, x=npy(header)), "")
+            for header in (
+                "{'descr': (",  # TokenError
+                "-" * 9000 + "1",  # MemoryError
+                "{[]:1}",  # TypeError
+                HEADER.replace("%r", "(" * 60 + "'<f4'" + ",)" * 60) % ((1,),),  # IndexError
+            )
+        ],
+        (lambda file: archive(file, x=npy(HEADER % ("<f4", (True, 4)), bytes(16))), ""),  # TypeError
+        (lambda file: archive(file, y=npy(HEADER % ("<U1", (20,)), b"\xff" * 80)), ""),  # SystemError
+        (lambda file: patched(archive(file), ENCRYPTED), "is encrypted"),  # RuntimeError
+        (lambda file: patched(archive(file, zipfile.ZIP_LZMA), {(b"PK\x03\x04", 60): b"\x5a" * 40}), ""),  # LZMAError
+        (lambda file: archive(file, y=npy(HEADER % ("<U0", (3 * 10**8,)))), "y is of type <U0, neither numbers"),
+        (lambda file: archive(file, x=npy(HEADER % ("|S0", (3 * 10**8,)))), "x is of type |S0, neither numbers"),
+        (lambda file: archive(file, class_names=npy(HEADER % ("<U0", (3 * 10**8,)))), "class_names is of type <U0"),
+        (lambda file: archive(file, x=sound(np.zeros((20, 4), complex))), "x is of type complex128, neither"),
+    ],
+)
+def test_a_crafted_archive_is_one_line(tmp_path, write, says):
+    file = tmp_path / "x.npz"
+    write(file)
+    with pytest.raises(LabelSkewError) as error:
+        npz.Npz(npz.Npz.Params()).load(file, download=False, seed=0)
+    line = str(error.value)
+    assert line.startswith(f"{file}: is not a sound .npz archive of plain arrays (")
+    assert says in line
+    assert line.endswith("; use one written by numpy.savez, without objects")
+    assert "\n" not in line
+
+
+LOAD_ARCHIVE = (
+    "from fl_labelskew_plugins.data.npz import Npz; Npz(Npz.Params()).load(Path(sys.argv[1]), download=False, seed=0)"
+)
+
+
+@pytest.mark.parametrize(
+    "array", [{"x": np.zeros((2**20, 200), bool)}, {"y": np.zeros(3 * 10**7, "S1")}], ids=["bools", "bytes"]
+)
+def test_an_archive_counts_with_what_its_arrays_become(tmp_path, array):
+    """A byte becomes two float32, or a text of 150 bytes and more."""
+    file = archive(tmp_path / "x.npz", **{name: sound(value) for name, value in array.items()})
+    assert file.stat().st_size < 250_000
+    line = outcome(LOAD_ARCHIVE, file)
+    assert line.startswith(f"{file}: ")
+    assert " GB of memory, more than 100 times as many; use fewer samples, or an archive of numpy.savez" in line
+
+
+def test_an_array_that_the_data_set_does_not_read_may_be_of_any_type(tmp_path):
+    others = {"when": sound(np.zeros(3, "datetime64[s]")), "note": npy(HEADER % ("|S0", (3 * 10**8,)))}
+    file = archive(tmp_path / "x.npz", **others)
+    assert npz.read_named(file)[0].keys() == {"x", "y"}
+
+
+def test_a_single_array_of_no_bytes_is_not_read(tmp_path):
+    (tmp_path / "x.npz").write_bytes(npy(HEADER % ("|S0", (3 * 10**8,))))
+    assert outcome(LOAD_ARCHIVE, tmp_path / "x.npz").endswith(
+        "holds a single array; use an .npz archive with x and y\n"
+    )
+
+
+LOAD_TABLE = (
+    "from fl_labelskew_plugins.data.table import Table; "
+    "Table(Table.Params()).load(Path(sys.argv[1]), download=False, seed=0)"
+)
+
+
+@pytest.mark.parametrize("kind", ["int8", "text", "bytes of one length"])
+def test_a_parquet_file_that_unpacks_to_far_more_is_refused(tmp_path, kind):
+    """Many rows, or a long value that is stored once and is in every row."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file, count = tmp_path / "t.parquet", 3 * 10**7 if kind == "int8" else 5000
+    long = pa.scalar(b"0" * 10**6, pa.binary(10**6) if kind != "text" else pa.binary())
+    values = np.zeros(count, np.int8) if kind == "int8" else pa.array([long.as_py()] * 50, long.type)
+    part = pa.table({"f": values, "label": np.arange(len(values), dtype=np.int8) % 2})
+    with parquet.ParquetWriter(file, part.schema, compression="zstd") as stream:
+        for _ in range(count // len(values)):
+            stream.write_table(part)
+    line = outcome(LOAD_TABLE, file)
+    assert line.startswith(f"{file}: "), line
+    says = "column f: holds b'000" if kind == "text" else " GB of memory, more than 1000 times as many; use fewer rows"
+    assert says in line
+
+
+def test_a_column_of_lists_is_not_read(tmp_path):
+    """A single row may have any number of values."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "t.parquet"
+    values = [np.zeros(count, np.int8) for count in (2 * 10**8, 1)]
+    parquet.write_table(pa.table({"label": ["a", "b"], "f": values}), file)
+    assert file.stat().st_size < 10**5
+    says = "column f: holds several values, of type list<element: int8>; use data_args.features without it"
+    assert outcome(LOAD_TABLE, file).startswith(f"{file}: {says}")
+
+
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [
+        (20_000, "test_fraction=0.2 of 2 samples leaves no test sample"),
+        (60_000, "has 60001 columns; use at most 50000, or an .npz archive (data set npz)"),
+    ],
+)
+def test_a_table_of_many_columns_takes_seconds(tmp_path, count, says):
+    """Looking for two of one name took a time that grew with the square of their number."""
+    file = tmp_path / "t.csv"
+    names, values = ",".join(f"c{i}" for i in range(count)), ",".join("1" * count)
+    file.write_text(f"label,{names}\na,{values}\nb,{values}\n")
+    begun = time.process_time()
+    with pytest.raises(LabelSkewError) as error:
+        Table(Table.Params()).load(file, download=False, seed=0)
+    assert str(error.value).startswith(f"{file}: {says}")
+    assert time.process_time() - begun < 15
+
+
+def test_categories_count_before_they_become_features(monkeypatch):
+    monkeypatch.setattr(files, "free_memory", lambda: 10**6)
+    feature = Feature(name="f", categories=[str(i) for i in range(1000)])
+    encoding = Encoding(label="label", group=None, missing="refuse", features=[feature])
+    with pytest.raises(LabelSkewError, match=r"t\.csv: its features need 0\.0 GB, and 0\.0 GB are free"):
+        encoding.encoded(pd.DataFrame({"f": ["1"] * 100}), "t.csv")
 
 
 def test_an_archive_whose_header_lies_is_refused_before_its_memory_is_taken(tmp_path):
     file = tmp_path / "x.npz"
-    file.write_bytes(lying((10**6, 1500)))
+    archive(file, x=npy(HEADER % ("<f4", (10**6, 1500)), bytes(4)))
     with pytest.raises(LabelSkewError) as error:
         npz.read_archive(file)
     assert str(error.value).startswith(f"{file}: is not a sound .npz archive of plain arrays (x is of ")
@@ -81,11 +271,13 @@ def test_an_archive_whose_header_lies_is_refused_before_its_memory_is_taken(tmp_
 
 
 def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path):
-    """300 MB of zeros in 0.3 MB; an array that is not asked for is not unpacked."""
+    """300 MB of zeros in 0.3 MB, and once more as two parts; an array that is not asked for is not unpacked."""
     file = tmp_path / "x.npz"
     np.savez_compressed(file, x=np.zeros(300 * 2**20, np.uint8), y=np.arange(3))
     assert file.stat().st_size < 10**6
-    with pytest.raises(LabelSkewError, match=r"x\.npz: 0\.3 MB unpack to 315 MB, more than 100 times as many; use one"):
+    with pytest.raises(
+        LabelSkewError, match=r"x\.npz: 306\.2 kB become 629\.1 MB of memory, more than 100 times as many; use "
+    ):
         npz.read_archive(file)
     assert npz.read_archive(file, ["y"])["y"].tolist() == [0, 1, 2]
 

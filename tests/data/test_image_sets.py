@@ -1,6 +1,5 @@
 """CINIC-10, Tiny-ImageNet, an ImageNet subset, HyperKvasir and ODIR: their own layouts, and what goes wrong."""
 
-import os
 import shutil
 
 import numpy as np
@@ -9,7 +8,7 @@ from datasets import load, load_test
 from fl_labelskew_registry import LabelSkewError, MistakesError
 from mistakes import message
 
-from fl_labelskew_plugins.data import fakes
+from fl_labelskew_plugins.data import fakes, files
 from fl_labelskew_plugins.data.image_folder import ImageFolder
 from fl_labelskew_plugins.data.image_sets import CINIC10, ODIR, HyperKvasir, ImageNetSubset, TinyImageNet
 
@@ -196,11 +195,10 @@ def test_odir_tables_that_do_not_fit(tmp_path, old, new, says):
 
 def test_what_does_not_fit_memory_is_said_before_it_is_read(tmp_path, monkeypatch):
     ImageFolder().fake(tmp_path, samples=20, seed=0)
-    real = os.sysconf
-    monkeypatch.setattr(os, "sysconf", lambda name: 100 if name == "SC_PHYS_PAGES" else real(name))
-    pages = 100 * real("SC_PAGE_SIZE")
-    size = int((pages / 60) ** 0.5)
-    assert load(ImageFolder, tmp_path, image_size=size).train.x.nbytes < pages
+    free = 400_000
+    monkeypatch.setattr(files, "free_memory", lambda: free)
+    size = int((free / 60) ** 0.5)
+    assert load(ImageFolder, tmp_path, image_size=size).train.x.nbytes < free
     text = message(lambda: load(ImageFolder, tmp_path, image_size=size + 1))
-    assert f"image_folder: 20 images of {size + 1} pixels need 0.0 GB, and this machine has 0.0" in text
+    assert f"image_folder: 20 images of {size + 1} pixels need 0.0 GB, and 0.0 GB are free" in text
     assert text.endswith("; use a smaller data_args.image_size")

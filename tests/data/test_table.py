@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from fl_labelskew_registry import MistakesError
 
 from fl_labelskew_plugins.cli.main import main
-from fl_labelskew_plugins.data import columns
+from fl_labelskew_plugins.data import files
 from fl_labelskew_plugins.data.table import Table
 
 load, load_test = (functools.partial(read, Table) for read in (datasets.load, datasets.load_test))
@@ -249,7 +249,7 @@ def test_files_that_are_no_tables(tmp_path, content, text):
 def test_parquet_of_anybody(tmp_path, monkeypatch):
     path = tmp_path / "t.parquet"
     dates = pd.date_range("2026-01-01", periods=40)
-    for column, text in ((dates, "Timestamp"), ([[1]] * 40, "ndarray"), ([b"x"] * 40, "bytes")):
+    for column, text in ((dates, "Timestamp"), ([[1]] * 40, "list<element: int64>"), ([b"x"] * 40, "bytes")):
         write(path, hospital=None, when=column)
         line = message(lambda: load(tmp_path))
         assert f"of type {text}; use data_args.features without it" in line
@@ -282,8 +282,8 @@ def test_which_file(tmp_path):
 
 def test_a_table_that_does_not_fit_is_not_read(tmp_path, monkeypatch):
     write(tmp_path / "t.csv", hospital=None)
-    monkeypatch.setattr(columns.fits.__globals__["os"], "sysconf", lambda name: 1)
-    assert "t.csv: its rows need 0.0 GB, and this machine has 0.0; use a smaller" in message(lambda: load(tmp_path))
+    monkeypatch.setattr(files, "free_memory", lambda: 1)
+    assert "t.csv: its rows need 0.0 GB, and 0.0 GB are free; use a smaller" in message(lambda: load(tmp_path))
 
 
 def test_the_command_checks_and_fakes_tables(tmp_path):

@@ -203,7 +203,7 @@ def sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
             with Image.open(file, formats=FORMATS) as image:
                 sides.append(min(image.size))
                 modes.add(image.mode)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        except Exception:  # Pillow's decoders raise a dozen types
             continue  # a run tells of it
     if not sides:
         raise mistake(clean(path), "has no picture that opens among those looked at", "sound ones")
@@ -212,11 +212,11 @@ def sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
 
 def _archive(path: Path) -> Look:
     """An ``.npz`` archive, read as a run reads it."""
-    from fl_labelskew_plugins.data.npz import read_archive
+    from fl_labelskew_plugins.data.npz import KNOWN, read_archive
 
     if path.suffix.lower() != ".npz":
         raise mistake(clean(path), "is neither folder, archive nor table", KINDS)
-    arrays = read_archive(path)
+    arrays = read_archive(path, KNOWN)
     args: dict[str, Any] = {"data_cache_dir": str(path)}
     x, notes = arrays.get("x_train", arrays.get("x")), []
     if x is not None and x.ndim == 4 and sum(x.shape[axis] in (1, 3) for axis in (1, 3)) != 1:
@@ -282,11 +282,12 @@ def _table(path: Path, label: str | None, group: str | None, classes: Sequence[s
     }
     names = [c for c in rest if len(categories.get(c, ())) > MOST_VALUES or re.fullmatch(COUNTS, c.lower())]
     # always listed: another table, of a silo or to evaluate on, may have them in another order
-    args["features"] = features = [column for column in rest if column not in names]
+    dropped = set(names)
+    args["features"] = features = [column for column in rest if column not in dropped]
     notes = []
     if names:
         notes.append(f"features: without columns that name or count the rows ({few(names)})")
-    if kept := {column: values for column, values in categories.items() if column not in names}:
+    if kept := {column: values for column, values in categories.items() if column not in dropped}:
         args["categorical"] = kept
         notes.append("categorical: the values of columns that are no numbers, each of which is a feature")
     gaps = [column for column in (label, *([group] if group else []), *features) if frame[column].isna().any()]

@@ -237,9 +237,9 @@ def _places(seen: Look, stems: Sequence[str], part: Path, out: Path) -> Iterator
 
 def _deal_archive(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
     """Write each group's samples as an archive; one without a test part of its own has ``x`` and ``y`` alone."""
-    from fl_labelskew_plugins.data.npz import read_archive
+    from fl_labelskew_plugins.data.npz import KNOWN, read_archive
 
-    arrays = read_archive(Path(seen.args["data_cache_dir"]))
+    arrays = read_archive(Path(seen.args["data_cache_dir"]), KNOWN)
     train = "_train" if "x_train" in arrays else ""
     labels = arrays[f"y{train}"]  # where they are names, a silo's lack some, and do not tell the numbers of the others
     names = arrays.get("class_names", np.unique(labels) if labels.dtype.kind in "US" else np.array(seen.classes))

@@ -27,7 +27,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError
 
 from fl_labelskew_plugins.machine import locks, log
 from fl_labelskew_plugins.machine.files import read_lines
-from fl_labelskew_plugins.machine.place import available_cores
+from fl_labelskew_plugins.machine.place import available_cores, free_memory
 from fl_labelskew_plugins.machine.signals import end_with_parent, interrupting
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe.compatibility import host_installed
@@ -121,18 +121,6 @@ def default_jobs(planned: Sequence[Planned]) -> int:
     if gpus := _gpus(planned):
         return len(gpus)
     return max(1, available_cores() // _threads(planned))
-
-
-def free_memory() -> float:
-    """Bytes that processes can have here without any being pushed out: what Linux says, and no more than a limit."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = 1024 * float(next(line for line in lines if line.startswith("MemAvailable:")).split()[1])
-        for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-            with contextlib.suppress(OSError, ValueError):  # none, or "max"
-                free = min(free, float(Path(limit).read_text()))
-        return free
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 @dataclass
