@@ -378,7 +378,7 @@ def check_objects(
     """
     try:
         environment = json.loads((folder.path / "environment.json").read_text("utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return
     had = environment.get("objects", {}) if isinstance(environment, dict) else None
     if not isinstance(had, dict):

@@ -51,7 +51,7 @@ def read_lines(file: Path) -> list[dict[str, Any]]:
     if file.exists():
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             value = None
-            with suppress(json.JSONDecodeError):
+            with suppress(ValueError, RecursionError):  # such as a number of 5000 digits
                 value = json.loads(line)
             if not isinstance(value, dict):
                 break

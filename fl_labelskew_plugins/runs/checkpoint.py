@@ -69,7 +69,7 @@ def _opened(file: Path, device: torch.device = CPU) -> Iterator[tuple[dict[str, 
     try:
         with safe_open(file, "pt", device=str(device)) as opened:
             yield json.loads(opened.metadata()["labelskew"]), opened
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise LabelSkewError(f"{file} is no checkpoint of a run: {error}".splitlines()[0]) from error
 
 

@@ -108,6 +108,21 @@ class RunFolder:
             raise mistake(f"--resume {self.path}", "no such folder", "the folder of an earlier run")
         if not self.recipe.is_file():
             raise LabelSkewError(f"--resume {self.path}: no recipe.yaml in it, so it is not the folder of a run")
+        if file := self._damaged():
+            raise mistake(file, "is damaged: it is not what a run writes", "the folder as the run has written it")
+
+    def _damaged(self) -> Path | None:
+        """The first file that lacks what a run needs of it to go on."""
+        file = self.path / "environment.json"
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                known = self._environment
+                if not isinstance(known["run"], str) or not isinstance(known["optimizer"]["source"], str):
+                    return file
+            except (ValueError, KeyError, TypeError, RecursionError):
+                return file
+        files = (self.metrics, self.timings)
+        return next((f for f in files if any(type(line.get("round")) is not int for line in read_lines(f))), None)
 
     def broke_off_at_once(self) -> bool:
         """Whether all that is here is of a run that ended, if by force, before its recipe was written."""
@@ -128,7 +143,7 @@ class RunFolder:
         try:
             if json.loads(self.summary.read_text(encoding="utf-8"))["rounds"] != rounds:
                 return False
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return False
         results = [self.path / name for name in ("model.safetensors", "curves.png")]
         drawn = [*self.path.glob("partition.json"), *self.path.glob("confusion.csv"), *self.diagnostics.glob("*.jsonl")]

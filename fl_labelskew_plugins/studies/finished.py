@@ -8,6 +8,7 @@ import math
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -126,9 +127,10 @@ def number(line: Mapping[str, Any], key: str) -> float | None:
 
 
 def _real(value: object) -> float | None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        return None
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(OverflowError):  # of an integer of 400 digits
+            return float(value) if math.isfinite(value) else None
+    return None
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -199,7 +201,7 @@ def _described(folder: Path) -> tuple[str | None, str | None, bool, Sequence[str
     """
     try:
         facts = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         facts = None
     facts = facts if isinstance(facts, dict) else {}
     data, partition = (value if isinstance(value := facts.get(key), str) else None for key in ("data", "partition"))

@@ -117,7 +117,7 @@ class Run(NamedTuple):
 
     def read(self, name: str) -> dict[str, Any]:
         """A file of JSON in the folder; empty if there is none."""
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             content = json.loads((self.folder / name).read_text("utf-8"))
             return content if isinstance(content, dict) else {}
         return {}

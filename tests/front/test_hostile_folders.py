@@ -1,0 +1,87 @@
+"""Run folders of strangers: commands that read them show one line for a damaged file, and no markup of theirs."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from commands import call, errors
+
+import fl_labelskew_plugins as fl
+
+DEEP, LONG = '{"a": ' * 100_000, '{"round": ' + "9" * 5000 + "}"
+"""JSON that Python's reader refuses with RecursionError, and with a ValueError of its own."""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run of one round."""
+    folder = tmp_path_factory.mktemp("run")
+    np.savez(folder / "data.npz", x=np.random.default_rng(0).normal(size=(60, 4)), y=np.arange(60) % 3)
+    recipe = {
+        "data_args": {"dataset": "npz", "data_cache_dir": str(folder / "data.npz")},
+        "model_args": {"model": "logistic"},
+        "train_args": {"comm_round": 1, "client_num_in_total": 2},
+        "method_args": {"method": "fedavg"},
+        "device_args": {"threads": 1},
+    }
+    for _ in (loop := fl.simulate(recipe, folder / "run")):
+        pass
+    return loop.run.folder
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of that folder, to be changed."""
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+READ = ["metrics.jsonl", "timings.jsonl", "environment.json", "summary.json", "partition.json", "status.json"]
+
+
+@pytest.mark.parametrize("text", [DEEP, LONG], ids=["deep", "long number"])
+@pytest.mark.parametrize("name", READ)
+def test_report_and_status_of_damaged_files(run, name, text):
+    (run / name).write_text(text)
+    for words in (["report", run], ["report", run, "--html", run / "page.html"]):
+        if name == "metrics.jsonl":
+            assert errors(*words)[-1].startswith(f"{run}: no results yet: metrics.jsonl has no test")
+        else:
+            call(*words)
+    call("status", run, code=2 if name == "status.json" else 0)
+
+
+def test_report_of_integers_that_are_no_floats(run):
+    line = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    changes = {"bytes_up": 10**400, "recall": [10**400] * 3}
+    (run / "metrics.jsonl").write_text(json.dumps(line | changes) + "\n")
+    call("report", run, "--html", run / "page.html")
+
+
+@pytest.mark.parametrize("name", ["environment.json", "metrics.jsonl", "timings.jsonl"])
+@pytest.mark.parametrize("text", ['{"round": [0]}\n', "[]\n", DEEP], ids=["of another type", "a list", "deep"])
+def test_resume_of_damaged_files(run, name, text):
+    (run / name).write_text(text)
+    words = ["run", "--resume", run, "--host", "none", "--set", "train_args.comm_round=2", "--dry-run"]
+    if name == "environment.json" or text.startswith('{"round": [0]}'):
+        says = "is damaged: it is not what a run writes; use the folder as the run has written it"
+        assert errors(*words) == [f"{run / name}: {says}"]
+    else:  # lines of rounds from a damaged one on count as missing
+        call(*words)
+
+
+def test_evaluate_beside_a_damaged_environment(run, finished):
+    (run / "environment.json").write_text(DEEP)
+    call("evaluate", run, finished.parent / "data.npz")
+
+
+def test_page_escapes_markup_of_a_stranger(run):
+    """Names of classes and of the folder become text of the page."""
+    markup = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+    environment = json.loads((run / "environment.json").read_text())
+    (run / "environment.json").write_text(json.dumps(environment | {"class_names": [markup] * 3}))
+    named = run.rename(run.with_name("<script>alert(3)<"))
+    call("report", named, "--html", run.parent / "page.html")
+    page = (run.parent / "page.html").read_text()
+    assert "<img src=x" not in page
+    assert "<script>alert" not in page
