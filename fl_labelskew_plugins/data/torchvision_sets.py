@@ -152,8 +152,8 @@ class TorchvisionSet(Dataset):
     def _copy(self, file: Path) -> Data:
         """The samples of a small copy."""
         data = Npz(Npz.Params(file=file.name)).load(file.parent, download=False, seed=0)
-        found = (data.class_names, data.train.x.shape[1:], data.train.x.dtype)
-        if found != (list(self.class_names), self.shape, np.uint8):
+        form = (data.class_names, data.train.x.shape[1:], data.train.x.dtype)
+        if form != (list(self.class_names), self.shape, np.uint8):
             raise mistake(file, f"was not written for data set {self.kind}", "the copy's own data set and data_args")
         mean, std = self.moments
         return replace(data, mean=mean, std=std)
