@@ -72,7 +72,7 @@ def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, .
     if broken:
         raise RunError(f"{where}: {counted(len(broken), 'broken file')}")
     sound = ", every file opened" if deep else ""
-    click.echo(f"{where}: {'' if fakes.read_mark(place) is None else 'a small copy, '}complete{sound}")
+    click.echo(f"{where}: {'a small copy, ' if fakes.made_up(place) else ''}complete{sound}")
 
 
 @data_group.command("fake")
@@ -83,10 +83,10 @@ def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, .
 @SET
 @guarded
 def fake(name: str, out: Path, *, samples: int | None, seed: int, overrides: tuple[str, ...]) -> None:
-    """Write a small data set in NAME's own layout and format.
+    """Write a small data set that NAME reads.
 
-    Its content is made up and can be learnt. It is for trying recipes and loaders; numbers on it say nothing about the
-    real data set.
+    Its content is made up and can be learnt. It is for trying recipes; numbers on it say nothing about the real data
+    set. Image folders and tables have the real layout; data sets that torchvision downloads are one .npz file.
     """
     from fl_labelskew_plugins.data import fakes
 

@@ -1,9 +1,9 @@
-"""Small copies of data sets in the real layouts: where they are written, and how they are told from the real ones."""
+"""Small copies of data sets: where they are written, and how they are told from the real ones."""
 
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from fl_labelskew_registry import Arrays, Dataset, LabelSkewError, mistake
 from fl_labelskew_plugins import seeds
 
 MARK = "labelskew-fake.json"  # beside the files: what a small copy has less of than the real data set
+ARRAYS = "labelskew-fake.npz"  # the samples of a small copy whose real files are in a format of their own
 Rows = list[tuple[str, str, str]]
 
 
@@ -90,6 +91,22 @@ def read_mark(data_dir: Path | None) -> dict[str, str] | None:
     if not isinstance(less, dict) or not all(isinstance(text, str) for text in less.values()):
         raise LabelSkewError(f"{data_dir / MARK}: is not what labelskew data fake wrote; write the copy again")
     return less
+
+
+def made_up(data_dir: Path | None) -> bool:
+    """Whether ``data_dir`` has a small copy; its arrays count without the mark, too: nobody publishes them."""
+    return read_mark(data_dir) is not None or arrays_file(data_dir) is not None
+
+
+def arrays_file(data_dir: Path | None) -> Path | None:
+    """The file of :func:`write_arrays` in ``data_dir``, if there is one."""
+    return data_dir / ARRAYS if data_dir is not None and os.path.isfile(data_dir / ARRAYS) else None
+
+
+def write_arrays(out: Path, made: Mapping[str, Arrays], class_names: Sequence[str]) -> None:
+    """Write the samples of all parts to one ``.npz`` file that the data set ``npz`` can read, too."""
+    arrays = {f"{axis}_{part}": getattr(content, axis) for part, content in made.items() for axis in "xy"}
+    np.savez(out / ARRAYS, class_names=np.array(class_names), **arrays)
 
 
 def wrong(rows: Sequence[tuple[str, str, str]]) -> Rows:

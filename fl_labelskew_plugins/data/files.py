@@ -1,19 +1,15 @@
-"""Data sets of a few files with fixed names, in one of a few folders; torchvision fetches them where asked to."""
+"""What data sets share when they read files: errors, sizes, and the choice of a file in a folder."""
 
 import csv
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
 
-from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, MistakesError, mistake
+from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 
-from fl_labelskew_plugins import params
 from fl_labelskew_plugins.machine.place import free_memory
 
-Key = tuple[str, str]
-"""Part of the data set that a file belongs to, and what it holds of it."""
 MOST = 20
 """Mistakes in data that are printed one by one; of the others, only their number."""
 
@@ -105,134 +101,3 @@ def only_file(data_dir: Path | None, file: str | None, endings: Sequence[str], n
         what = "is a folder" if os.path.isdir(path) else "does not exist"
         raise mistake(f"data set {name}", f"{path} {what}", f"a {kinds} file")
     return path
-
-
-class Files(Dataset):
-    """Finds the files, has them fetched, and reads one part at a time.
-
-    Subclasses say what the files are called (:meth:`files`), how one part is read (:meth:`part`), and what the real
-    files look like (:meth:`facts`, :meth:`expected`).
-    """
-
-    kind: ClassVar[str]  # torchvision's class
-    below: ClassVar[str] = ""  # torchvision's folder inside data_cache_dir
-    endings: ClassVar[tuple[str, ...]] = ("",)  # what a file's name may end with beside its own; the last one wins
-    class_names: tuple[str, ...]
-    moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]]
-    Params = params.Params
-
-    def files(self) -> Mapping[Key, str]:
-        """Names of all files, the training part's first."""
-        raise NotImplementedError
-
-    def part(self, files: Mapping[Key, Path], part: str) -> Arrays:
-        """One part, ``train`` or ``test``, checked.
-
-        Raises:
-            LabelSkewError: a file is broken.
-        """
-        raise NotImplementedError
-
-    def expected(self) -> Mapping[Key, str]:
-        """What :meth:`facts` says of the real data set's files."""
-        raise NotImplementedError
-
-    def facts(self, key: Key, path: Path) -> str:
-        """What can be said of a file without reading it all."""
-        return size_text(path.stat().st_size)
-
-    def fetch(self, root: str) -> None:
-        """Let torchvision download the files below ``root``; any of its errors may come through."""
-        from torchvision import datasets
-
-        getattr(datasets, self.kind)(root, train=True, download=True)
-
-    def candidates(self, data_dir: Path | None) -> list[Path]:
-        """The folders that are looked in, best first."""
-        root = data_dir if data_dir is not None else Path(self.default_dir) if self.default_dir else None
-        return [] if root is None else [root, root / self.below] if self.below else [root]
-
-    def located(self, folder: Path, part: str | None = None) -> dict[Key, Path]:
-        """The files of a part, or of both, that are in ``folder``."""
-        return {
-            key: path
-            for key, name in self.files().items()
-            for path in (folder / f"{name}{ending}" for ending in self.endings)
-            if part in (None, key[0]) and os.path.isfile(path)  # unlike Path's, False where the folder is closed to us
-        }
-
-    def find(self, data_dir: Path | None, part: str | None = None) -> tuple[dict[Key, Path], str]:
-        """All files, or one part's; where some are missing, no files and a message that says which."""
-        needed = {key: name for key, name in self.files().items() if part in (None, key[0])}
-        folders = self.candidates(data_dir)
-        if not folders:
-            return {}, f"data set {self.kind}: data_args.data_cache_dir is not set; get the files from {self.source}"
-        best = max((self.located(folder, part) for folder in folders), key=len)
-        if len(best) == len(needed):
-            return best, ""
-        ending = f"[{self.endings[0]}]" if self.endings[0] else ""
-        return {}, (
-            f"data set {self.kind}: no {', '.join(f'{needed[key]}{ending}' for key in needed if key not in best)} "
-            f"in {' or '.join(str(folder) for folder in folders)}; get them from {self.source}"
-        )
-
-    def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if files are missing, unless they may be downloaded to ``data_dir``."""
-        self._check(data_dir, download)
-
-    def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`, for the files of the test part."""
-        self._check(data_dir, download, "test")
-
-    def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """A row for each file of the folder that has most of them; raise LabelSkewError where none is named."""
-        folders = self.candidates(data_dir)
-        if not folders:
-            raise LabelSkewError(self.find(data_dir)[1])
-        best = max((self.located(folder) for folder in folders), key=len)
-        expected = self.expected()
-        return [
-            (name, self.facts(key, best[key]) if key in best else "missing", expected[key])
-            for key, name in self.files().items()
-        ]
-
-    def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read all files; ``seed`` is not used."""
-        files = self._fetched(data_dir, download)
-        return self._data(self.part(files, "train"), self.part(files, "test"))
-
-    def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the files of the test part; ``seed`` is not used."""
-        test = self.part(self._fetched(data_dir, download, "test"), "test")
-        return self._data(Arrays(test.x[:0], test.y[:0]), test)
-
-    def _check(self, data_dir: Path | None, download: bool, part: str | None = None) -> dict[Key, Path]:
-        files, message = self.find(data_dir, part)
-        if not files and not (download and data_dir is not None):
-            raise LabelSkewError(message)
-        return files
-
-    def _fetched(self, data_dir: Path | None, download: bool, part: str | None = None) -> dict[Key, Path]:
-        files = self._check(data_dir, download, part)
-        if not files and data_dir is not None:
-            self.download(data_dir)
-            files = self._check(data_dir, False, part)
-        return files
-
-    def _data(self, train: Arrays, test: Arrays) -> Data:
-        mean, std = self.moments
-        return Data(train, test, list(self.class_names), mean=mean, std=std)
-
-    def download(self, data_dir: Path) -> None:
-        """Fetch the files to torchvision's layout under ``data_dir``.
-
-        Raises:
-            LabelSkewError: they cannot be fetched.
-        """
-        try:
-            self.fetch(str(data_dir))
-        except Exception as error:  # torchvision lets errors of the network, the disk and the archive through
-            raise LabelSkewError(
-                f"data set {self.kind}: the download to {data_dir} failed ({one_line(error)}); "
-                f"get the files from {self.source.removesuffix(', or download: true')}"
-            ) from error

@@ -2,6 +2,9 @@
 
 Both layouts are read: the four files in the folder itself, as Debian's package has them, or in torchvision's
 ``<folder>/<name>/raw/``; each file plain or gzip. Format: LeCun, Cortes, Burges, "The MNIST database".
+
+torchvision reads only plain files, in its own layout, which would mean an unpacked copy of Debian's folder; and its
+import alone takes seconds and 160 MiB, several times what these files need.
 """
 
 import gzip
@@ -12,15 +15,14 @@ import string
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from fl_labelskew_registry import Arrays, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.files import Files, Key
+from fl_labelskew_plugins.data.torchvision_sets import Key, TorchvisionSet
 from fl_labelskew_plugins.params import Params
 
 FILES = {
@@ -30,7 +32,7 @@ FILES = {
     ("test", "y"): "t10k-labels-idx1-ubyte",
 }
 FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
-DEFLATE_LIMIT = 1040  # gzip cannot shrink more than about this much, so a header that says so is wrong
+UNREADABLE = (OSError, EOFError, MemoryError, ValueError, zlib.error)
 
 
 def read_idx(path: Path, dims: int) -> NDArray[np.uint8]:
@@ -40,64 +42,52 @@ def read_idx(path: Path, dims: int) -> NDArray[np.uint8]:
         LabelSkewError: the file cannot be read, is cut short, or is not such a file.
     """
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
-            return _read(path, cast("io.BufferedIOBase", stream), dims)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise LabelSkewError(f"{path}: broken gzip file ({error}); fetch it again") from error
-    except OSError as error:
-        raise LabelSkewError(f"{path}: cannot be read ({error.strerror or error})") from error
-
-
-def _read(path: Path, stream: io.BufferedIOBase, dims: int) -> NDArray[np.uint8]:
-    head = stream.read(4 + 4 * dims)
-    if head[:4] != bytes((0, 0, 8, dims)):
-        raise LabelSkewError(
-            f"{path}: starts with {head[:4].hex() or 'nothing'}; an IDX file of unsigned bytes in {dims} "
-            f"dimension{'s' * (dims > 1)} starts with 000008{dims:02x}"
-        )
-    shape = tuple(np.frombuffer(head[4:], dtype=">u4", count=(len(head) - 4) // 4).tolist())
-    size = math.prod(shape)
-    possible = path.stat().st_size * (DEFLATE_LIMIT if path.suffix == ".gz" else 1)
-    got = 0
-    if len(shape) == dims and size <= possible:  # otherwise the header is broken; allocate nothing
+        shape = idx_shape(path)
+        if len(shape) != dims:
+            raise LabelSkewError(f"{path}: is not a complete IDX file of bytes in {dims} dimensions; get it again")
         values = np.empty(shape, np.uint8)
-        flat = values.reshape(-1)
-        while got < size and (n := stream.readinto(flat[got:].data)):
-            got += n
-        if got == size and not stream.read(1):
-            return values
-    raise LabelSkewError(f"{path}: the header says {shape}, but the data is shorter or longer; fetch it again")
+        rest = values.reshape(-1).data
+        with _opened(path) as stream:
+            stream.read(4 + 4 * dims)
+            while n := stream.readinto(rest):
+                rest = rest[n:]
+            if rest or stream.read(1):
+                raise EOFError(f"the header says {shape}, but the data are shorter or longer")
+    except UNREADABLE as error:
+        reason = getattr(error, "strerror", None) or error
+        raise LabelSkewError(f"{path}: cannot be read ({reason}); make it readable, or get it again") from error
+    return values
 
 
-def write_idx(path: Path, values: NDArray[np.uint8]) -> None:
-    """Write ``values``, uint8 of any shape, as a plain IDX file."""
-    head = bytes((0, 0, 8, values.ndim)) + np.array(values.shape, ">u4").tobytes()
-    path.write_bytes(head + np.ascontiguousarray(values).tobytes())
+def idx_shape(path: Path) -> tuple[int, ...]:
+    """The shape in the header of an IDX file of unsigned bytes; ``()`` unless the file is as long as that says.
+
+    Raises:
+        One of UNREADABLE: the file cannot be read.
+    """
+    with _opened(path) as stream:
+        magic = stream.read(4)
+        dims = magic[3] if magic[:3] == b"\0\0\x08" and len(magic) == 4 else 0
+        shape = tuple(np.frombuffer(stream.read(4 * dims), ">u4").tolist())
+    size = path.stat().st_size
+    if path.suffix == ".gz":  # its last four bytes are the size of its content
+        with path.open("rb") as raw:
+            raw.seek(-4, os.SEEK_END)
+            size = int.from_bytes(raw.read(), "little")
+    return shape if size == 4 + 4 * dims + math.prod(shape) else ()
 
 
-def idx_shape(path: Path) -> tuple[int, ...] | None:
-    """What an IDX file's header says, or None where there is none, or the file's end does not fit it."""
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
-            magic = stream.read(4)
-            dims = magic[3] if len(magic) == 4 and magic[:3] == b"\0\0\x08" else 0
-            shape = tuple(np.frombuffer(stream.read(4 * dims), ">u4").tolist())
-        size = path.stat().st_size
-        if path.suffix == ".gz":  # its last four bytes are the size of what it holds
-            with path.open("rb") as raw:
-                raw.seek(-4, os.SEEK_END)
-                size = int.from_bytes(raw.read(), "little")
-    except (EOFError, zlib.error, OSError, ValueError):
-        return None
-    return shape if shape and size == (4 + 4 * dims + math.prod(shape)) % 2**32 else None
+def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
 
 
-class MNIST(Files):
+class MNIST(TorchvisionSet):
     """MNIST; samples are ``(1, 28, 28)`` uint8."""
 
     kind = "MNIST"
     below = "MNIST/raw"
     endings = (".gz", "")
+    shape = (1, 28, 28)
     source = (
         "torchvision.datasets.MNIST or https://ossci-datasets.s3.amazonaws.com/mnist/, about 11 MB, or download: true"
     )
@@ -111,13 +101,16 @@ class MNIST(Files):
         return FILES
 
     def expected(self) -> Mapping[Key, str]:
-        """Shapes that the headers say."""
+        """The shapes in the headers."""
         numbers = dict(zip(("train", "test"), self.sizes, strict=True))
-        return {(part, xy): _shape_text((numbers[part], 28, 28)[: 3 if xy == "x" else 1]) for part, xy in FILES}
+        return {(part, xy): f"{numbers[part]}x28x28" if xy == "x" else str(numbers[part]) for part, xy in FILES}
 
     def facts(self, key: Key, path: Path) -> str:
-        """The shape that the header says, if the file is as long as that."""
-        return _shape_text(idx_shape(path))
+        """The shape in the header, if the file is as long as that says."""
+        try:
+            return "x".join(map(str, idx_shape(path))) or "broken"
+        except UNREADABLE:
+            return "broken"
 
     def part(self, files: Mapping[Key, Path], part: str) -> Arrays:
         """One part, checked."""
@@ -125,25 +118,12 @@ class MNIST(Files):
         if images.shape[1:] != (28, 28) or not len(images):
             raise mistake(files[part, "x"], f"has images of shape {images.shape}", "(N, 28, 28)")
         if len(labels) != len(images):
-            raise LabelSkewError(f"{files[part, 'y']}: {len(labels)} labels for {len(images)} images; fetch it again")
+            raise LabelSkewError(f"{files[part, 'y']}: {len(labels)} labels for {len(images)} images; get it again")
         first, last = self.first_label, self.first_label + len(self.class_names) - 1
         if not first <= labels.min() <= labels.max() <= last:
             bad = labels.max() if labels.max() > last else labels.min()
             raise mistake(files[part, "y"], f"has label {bad}", f"labels from {first} to {last}")
         return Arrays(images[:, None], labels.astype(np.int64) - first)
-
-    def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write the four files, plain, in torchvision's layout; 300 samples by default."""
-        folder = fakes.fresh_folder(out) / self.below
-        folder.mkdir(parents=True)
-        names = self.files()
-        for part, arrays in fakes.parts(samples, classes=len(self.class_names), shape=(1, 28, 28), seed=seed).items():
-            write_idx(folder / names[part, "x"], arrays.x[:, 0])
-            write_idx(folder / names[part, "y"], (arrays.y + self.first_label).astype(np.uint8))
-
-
-def _shape_text(shape: tuple[int, ...] | None) -> str:
-    return "broken" if shape is None else "x".join(map(str, shape))
 
 
 class FashionMNIST(MNIST):

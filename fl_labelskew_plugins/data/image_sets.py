@@ -15,9 +15,9 @@ from fl_labelskew_registry import LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fl_labelskew_plugins.data.cifar import CLASSES_10
 from fl_labelskew_plugins.data.image_folder import ImageFolder, ImageParams
 from fl_labelskew_plugins.data.stats import IMAGENET
+from fl_labelskew_plugins.data.torchvision_sets import CLASSES_10
 from fl_labelskew_plugins.data.trees import Samples, images_in, list_images
 
 

@@ -210,7 +210,7 @@ def data_folder(recipe: Recipe) -> Path | None:
 
 def made_up(recipe: Recipe) -> bool:
     """Whether the data lie in a folder that ``labelskew data fake`` wrote."""
-    return fakes.read_mark(data_folder(recipe)) is not None
+    return fakes.made_up(data_folder(recipe))
 
 
 def divided(recipe: Recipe) -> tuple[Data, Clients]:

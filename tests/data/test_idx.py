@@ -1,4 +1,4 @@
-"""Fashion-MNIST and MNIST: the real files in every layout, and broken ones."""
+"""Fashion-MNIST, MNIST and EMNIST: the real files in every layout, and broken ones."""
 
 import gzip
 import shutil
@@ -11,7 +11,7 @@ import torchvision
 from datasets import assert_alone, load, load_test
 from mistakes import message
 
-from fl_labelskew_plugins.data.idx import FILES, MNIST, FashionMNIST, read_idx
+from fl_labelskew_plugins.data.idx import EMNIST, FILES, MNIST, SPLITS, FashionMNIST, idx_shape, read_idx
 
 DEBIAN = Path(FashionMNIST.default_dir)
 real = pytest.mark.skipif(not DEBIAN.is_dir(), reason="needs the Debian package dataset-fashion-mnist")
@@ -95,19 +95,23 @@ def test_missing_files(tmp_path):
     assert "no train-images" in message(lambda: MNIST().check(tmp_path / "file", download=False))
 
 
+PACKED = gzip.compress(idx(np.random.default_rng(0).integers(0, 9, 5000)))
+INCOMPLETE = "is not a complete IDX file of bytes in 1 dimensions; get it again"
 BROKEN = {
-    "cut.gz": (gzip.compress(idx(np.arange(256)))[:-12], "broken gzip file"),
-    "plain.gz": (idx(np.arange(9)), "broken gzip file"),
-    "crc.gz": (gzip.compress(idx(np.arange(256)))[:-8] + bytes(8), "broken gzip file"),
-    "empty.gz": (b"", "starts with nothing"),
-    "empty": (b"", "starts with nothing"),
-    "magic": (b"\x00\x00\x09\x01" + idx([1, 2])[4:], "starts with 00000901"),
-    "dims": (idx(np.zeros((2, 2))), "starts with 00000802"),
-    "html": (b"<html>not found</html>", "starts with 3c68746d"),
-    "head": (idx([1, 2])[:6], "shorter or longer"),
-    "short": (idx([1, 2, 3])[:-1], "shorter or longer"),
-    "long": (idx([1, 2, 3]) + b"x", "shorter or longer"),
-    "huge.gz": (gzip.compress(b"\x00\x00\x08\x01\xff\xff\xff\xff" + bytes(100)), "shorter or longer"),
+    "cut.gz": (gzip.compress(idx(np.arange(256)))[:-12], INCOMPLETE),
+    "plain.gz": (idx(np.arange(9)), "cannot be read (Not a gzipped file"),
+    "crc.gz": (PACKED[:-8] + bytes(4) + PACKED[-4:], "cannot be read (CRC check failed"),
+    "bits.gz": (PACKED[:200] + bytes(60) + PACKED[260:], "cannot be read ("),
+    "length.gz": (gzip.compress(idx(np.arange(9))[:-1])[:-4] + bytes([17, 0, 0, 0]), "cannot be read ("),
+    "empty.gz": (b"", "cannot be read ("),
+    "empty": (b"", INCOMPLETE),
+    "magic": (b"\x00\x00\x09\x01" + idx([1, 2])[4:], INCOMPLETE),
+    "dims": (idx(np.zeros((2, 2))), INCOMPLETE),
+    "html": (b"<html>not found</html>", INCOMPLETE),
+    "head": (idx([1, 2])[:6], "cannot be read ("),
+    "short": (idx([1, 2, 3])[:-1], INCOMPLETE),
+    "long": (idx([1, 2, 3]) + b"x", INCOMPLETE),
+    "huge.gz": (gzip.compress(b"\x00\x00\x08\x01\xff\xff\xff\xff" + bytes(100)), INCOMPLETE),
 }
 
 
@@ -119,13 +123,6 @@ def test_broken_files(tmp_path, name):
     text = message(lambda: read_idx(path, 1))
     assert text.startswith(f"{path}: ")
     assert says in text
-
-
-def test_garbage_in_the_middle_of_a_gzip_file(tmp_path):
-    raw = bytearray(gzip.compress(idx(np.random.default_rng(0).integers(0, 9, 5000))))
-    raw[200:260] = bytes(60)
-    (tmp_path / "x.gz").write_bytes(raw)
-    assert "fetch it again" in message(lambda: read_idx(tmp_path / "x.gz", 1))
 
 
 def test_unreadable_files(tmp_path):
@@ -162,3 +159,53 @@ def test_the_test_part_alone(tmp_path, kind):
     (folder / FILES["test", "y"]).unlink()
     assert "no t10k-labels-idx1-ubyte[.gz] in" in message(lambda: kind().check_test(folder, download=False))
     assert "no t10k-labels" in message(lambda: kind().load_test(folder, download=False, seed=0))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_emnist(tmp_path, split):
+    names = EMNIST(EMNIST.Params(split=split)).class_names
+    first, raw = int(split == "letters"), tmp_path / "EMNIST" / "raw"
+    raw.mkdir(parents=True)
+    labels = np.arange(len(names)) + first
+    for part in ("train", "test"):
+        images = np.arange(len(names) * 784).reshape(-1, 28, 28) % 251
+        (raw / f"emnist-{split}-{part}-images-idx3-ubyte").write_bytes(idx(images))
+        (raw / f"emnist-{split}-{part}-labels-idx1-ubyte").write_bytes(idx(labels))
+    data = load(EMNIST, tmp_path, split=split)
+    for part in ("train", "test"):
+        theirs = torchvision.datasets.EMNIST(str(tmp_path), split=split, train=part == "train")
+        np.testing.assert_array_equal(getattr(data, part).x[:, 0], theirs.data.numpy())
+        np.testing.assert_array_equal(getattr(data, part).y + first, theirs.targets.numpy())
+        assert data.class_names == theirs.classes[first:]
+    other = "digits" if split != "digits" else "mnist"
+    text = message(lambda: load(EMNIST, tmp_path, split=other))
+    assert f"no emnist-{other}-train-images-idx3-ubyte[.gz]" in text
+    assert "560 MB" in text
+    if first:
+        path = raw / "emnist-letters-test-labels-idx1-ubyte"
+        for bad in (0, 27):
+            path.write_bytes(idx([bad, *labels[1:]]))
+            line = message(lambda: load(EMNIST, tmp_path, split="letters"))
+            assert line == f"{path}: has label {bad}; use labels from 1 to 26"
+
+
+def test_emnist_download_fetches_the_split(tmp_path, monkeypatch):
+    splits = []
+    monkeypatch.setattr(torchvision.datasets, "EMNIST", lambda root, *, split, **_: splits.append(split))
+    kind = EMNIST(EMNIST.Params(split="mnist"))
+    assert "no emnist-mnist-train" in message(lambda: kind.load(tmp_path, download=True, seed=0))
+    assert splits == ["mnist"]
+
+
+def test_headers_are_read_without_the_data(tmp_path):
+    plain = idx(np.random.default_rng(0).integers(0, 256, (5, 28, 28)))
+    for name, whole in (("train-images-idx3-ubyte", plain), ("train-images-idx3-ubyte.gz", gzip.compress(plain))):
+        path = tmp_path / name
+        path.write_bytes(whole)
+        assert idx_shape(path) == (5, 28, 28)
+        assert ("train-images-idx3-ubyte", "5x28x28", "60000x28x28") in MNIST().survey(tmp_path)
+        for cut in (0, 3, 10, len(whole) - 1):
+            path.write_bytes(whole[:cut])
+            assert ("train-images-idx3-ubyte", "broken", "60000x28x28") in MNIST().survey(tmp_path)
+        path.unlink()
+    assert [actual for _, actual, _ in MNIST().survey(tmp_path)] == ["missing"] * 4

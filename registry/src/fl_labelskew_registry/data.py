@@ -200,7 +200,7 @@ class Dataset(Plugin):
         return []
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write a small data set in the real one's layout and format, whose content a network can learn.
+        """Write a small data set that :meth:`load` reads, and whose content a network can learn.
 
         Args:
             out: the folder that a recipe's ``data_cache_dir`` would name; it is made, or is empty.
