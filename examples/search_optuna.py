@@ -46,7 +46,8 @@ def objective(trial):
 def study(pruner=None):
     """The study of all machines, begun by the first one."""
     FOLDER.mkdir(exist_ok=True)
-    journal = optuna.storages.journal.JournalFileBackend(str(FOLDER / "journal.log"))
+    file = FOLDER.resolve() / "journal.log"  # absolute: else a killed process blocks the others for good
+    journal = optuna.storages.journal.JournalFileBackend(str(file))
     return optuna.create_study(
         storage=optuna.storages.JournalStorage(journal),
         study_name="quickstart",
