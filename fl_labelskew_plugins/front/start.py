@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import tempfile
 import time
@@ -106,7 +105,7 @@ def start(
     if place is not None and not recipe.comm.over_mpi:
         what = f"{recipe.comm.backend} is one process, and mpirun started {place[1]}"
         raise mistake("comm_args.backend", what, "MPI, or no mpirun")
-    recipe = compatibility.hosted(recipe, host, folder.host() if resume else None)
+    recipe = compatibility.hosted(recipe, host, folder.environment.get("host") if resume else None)
     by_hand = place is not None and not launched()  # mpirun then shows a terminal even where there is a file
     call = Call(
         path,
@@ -141,7 +140,7 @@ def train(
     """
     if not resume:
         folder.check_new()
-    recipe = compatibility.hosted(recipe, host, folder.host() if resume else None)
+    recipe = compatibility.hosted(recipe, host, folder.environment.get("host") if resume else None)
     show = progress(quiet)
     call = Call(None, tuple(overrides), resume, quiet, host=None if recipe.hosted else "none")
     if recipe.comm.in_process:
@@ -376,13 +375,7 @@ def check_objects(
         needed: sections whose object must be given, if the run had one.
         then: what follows on ``fl.open(...)`` in Python, for the message.
     """
-    try:
-        environment = json.loads((folder.path / "environment.json").read_text("utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):
-        return
-    had = environment.get("objects", {}) if isinstance(environment, dict) else None
-    if not isinstance(had, dict):
-        raise LabelSkewError(f"{folder.path / 'environment.json'}: damaged: it is not what a run writes")
+    had = folder.environment.get("objects", {})
     names = {section: name for name, section in SECTIONS.items()}
     for section, plugin in objects.items():
         if section not in had:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from fl_labelskew_plugins.data.stats import IMAGENET
 from fl_labelskew_plugins.machine.text import clean, counted, few, ranged, wrapped
 from fl_labelskew_plugins.recipe import compatibility, privacy
@@ -58,7 +56,7 @@ def _first_weights(session: Session) -> list[str]:
 
 def table(record: Record) -> str:
     """The final table."""
-    result = json.loads(record.folder.summary.read_text())
+    result = record.folder.results
     rows = []
     if "final_accuracy" in result:
         measure = NAMED[result.get("measure", GLOBAL)]

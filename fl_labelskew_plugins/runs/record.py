@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -301,7 +300,7 @@ class Record:
 
     def _compare(self, now: dict[str, Any]) -> None:
         """Refuse to go on with other data; say where another machine may give other numbers."""
-        before = json.loads((self.folder.path / "environment.json").read_text(encoding="utf-8"))
+        before = self.folder.environment
         changed = [key for key in ("data", "partition") if key in before and before[key] != now[key]]
         if changed:
             what = "the samples" if "data" in changed else "the clients' samples"
