@@ -16,9 +16,9 @@ from fl_labelskew_plugins.cli.options import PATH, SET
 from fl_labelskew_plugins.machine.text import clean, counted, ranged, wrapped
 
 if TYPE_CHECKING:
+    from fl_labelskew_plugins.ledgers.privacy import Entry, Ledger
     from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.recipe.privacy import Noise
-    from fl_labelskew_plugins.runs.privacy import Entry, Ledger
 
 MOST = 20
 """Clients of a simulation that are listed: those that have revealed most."""
@@ -51,7 +51,7 @@ def privacy_command(place: Path, overrides: tuple[str, ...], samples: int | None
         return
     if given := [option for option, value in (("--set", overrides), ("--samples", samples)) if value]:
         raise mistake(" and ".join(given), "with a ledger, which has been written", "a recipe, or the ledger alone")
-    from fl_labelskew_plugins.runs.privacy import NAME, Ledger
+    from fl_labelskew_plugins.ledgers.privacy import NAME, Ledger
 
     file = place / NAME if place.is_dir() else place
     if not file.is_file():
@@ -115,9 +115,9 @@ def _left(noises: list[Noise]) -> str:
 
 
 def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> Iterator[str]:
+    from fl_labelskew_plugins.ledgers import privacy
     from fl_labelskew_plugins.recipe.parse import load
     from fl_labelskew_plugins.recipe.privacy import leaving
-    from fl_labelskew_plugins.runs import privacy
 
     privacy.require("labelskew privacy")
     recipe = load(path, overrides)
@@ -151,7 +151,7 @@ def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> 
 
 
 def _carries(recipe: Recipe, sizes: list[int]) -> str:
-    from fl_labelskew_plugins.runs import privacy
+    from fl_labelskew_plugins.ledgers import privacy
 
     train, budget = recipe.train, recipe.privacy.budget
     assert budget is not None

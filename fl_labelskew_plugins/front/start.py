@@ -14,7 +14,7 @@ import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins.engine.globals import restored
-from fl_labelskew_plugins.front.tables import describe, table
+from fl_labelskew_plugins.ledgers import privacy
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
 from fl_labelskew_plugins.machine.place import launched, mpi_rank
@@ -24,13 +24,16 @@ from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.recipe.objects import SECTIONS, described
-from fl_labelskew_plugins.runs import checkpoint, privacy, status
+from fl_labelskew_plugins.runs import checkpoint, status
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Hear, Pause, Progress, progress
+from fl_labelskew_plugins.runs.progress import Hear, Pause, Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, made_up
-from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.base import Call, Runtime
+from fl_labelskew_plugins.show import card
+from fl_labelskew_plugins.show.progress import progress
+from fl_labelskew_plugins.show.tables import describe, table
+from fl_labelskew_plugins.survey.survey import Survey
 
 ROUNDS = "train_args.comm_round"
 """The only setting of a run that can change later."""
@@ -256,7 +259,7 @@ def _train(runtime: Runtime, record: Record) -> None:
             show.start(session.recipe.name, record.next_round, rounds, clients, record.pause)
             runtime.run(session, record)
             if record.next_round == federation.rounds:
-                record.finish()
+                record.finish(card.text)
     except (KeyboardInterrupt, OSError) as end:
         if isinstance(end, OSError) and not terminal_closed():
             raise

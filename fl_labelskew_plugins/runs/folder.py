@@ -18,10 +18,11 @@ from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.client_state import StateStore
+from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import copied, read_lines, write_text
 from fl_labelskew_plugins.recipe import yaml
-from fl_labelskew_plugins.runs import audit, checkpoint, status
+from fl_labelskew_plugins.runs import checkpoint, status
 from fl_labelskew_plugins.runs.checkpoint import CPU, Checkpoint
 from fl_labelskew_plugins.runs.measure import best_test, main_measure, main_tests
 from fl_labelskew_plugins.runs.reader import RunReader

@@ -27,7 +27,8 @@ from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Pause, clock
+from fl_labelskew_plugins.runs.progress import Pause
+from fl_labelskew_plugins.show.progress import clock
 from fl_labelskew_plugins.studies import report
 from fl_labelskew_plugins.studies.reproduce import PROBED, Cost
 from fl_labelskew_plugins.studies.sweep.plan import Planned

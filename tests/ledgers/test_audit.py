@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins.runs import audit
-from fl_labelskew_plugins.runs.audit import NAME, Audit
+from fl_labelskew_plugins.ledgers import audit
+from fl_labelskew_plugins.ledgers.audit import NAME, Audit
 from fl_labelskew_plugins.runs.folder import RunFolder
 
 

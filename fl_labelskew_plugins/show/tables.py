@@ -7,9 +7,9 @@ from fl_labelskew_plugins.machine.text import clean, counted, few, ranged, wrapp
 from fl_labelskew_plugins.recipe import compatibility, privacy
 from fl_labelskew_plugins.recipe.network_file import files
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
-from fl_labelskew_plugins.runs.progress import clock
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, of_classes
+from fl_labelskew_plugins.show.progress import clock
 from fl_labelskew_plugins.tensors import num_bytes
 
 WHOSE = {"own": "", "corrected": " (the host's, corrected)", "host": " (the host's as it is)"}

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fl_labelskew_plugins.front.tables import table
+from fl_labelskew_plugins.show.tables import table
 
 SILOS = ["silo 1, north", "silo 2, south", "silo 3"]
 RESULT = {

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from fl_labelskew_registry import LabelSkewError, RunError, shareable
 from pydantic import BaseModel
@@ -32,7 +32,7 @@ from fl_labelskew_plugins.recipe.sections import Budget, Level
 from fl_labelskew_plugins.recipe.summed import fewest_summed
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.runs.session import Session
+    from fl_labelskew_registry import Federation
 
 NAME = "privacy.jsonl"
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -199,10 +199,26 @@ def ledger_of(recipe: Recipe, folder: Path) -> Ledger | None:
     return Ledger(file, args.budget, args.level) if noisy or args.budget is not None or file.exists() else None
 
 
+class Accounted(Protocol):
+    """What accounts need of a :class:`.runs.session.Session`."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is run."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Training samples of each client."""
+
+    @property
+    def federation(self) -> Federation:
+        """The run as every client may know it."""
+
+
 class Clients:
     """The clients of a simulation, each with its budget."""
 
-    def __init__(self, ledger: Ledger, session: Session, run: str) -> None:
+    def __init__(self, ledger: Ledger, session: Accounted, run: str) -> None:
         recipe, least = session.recipe, session.federation.min_samples
         self.ledger, self.run = ledger, run
         self._leaving = [leaving(recipe, samples, least) for samples in session.sizes]
@@ -234,7 +250,7 @@ class Clients:
         return willing
 
 
-def clients_of(session: Session, folder: Path, run: str) -> Clients | None:
+def clients_of(session: Accounted, folder: Path, run: str) -> Clients | None:
     """The accounts of a simulation's clients; None where nothing has noise, and of silos, which keep their own."""
     recipe = session.recipe
     ledger = None if recipe.common.across_silos else ledger_of(recipe, folder)
@@ -310,7 +326,7 @@ def expected(recipe: Recipe) -> int:
     return math.ceil(train.comm_round * train.clients_per_round / train.client_num_in_total)
 
 
-def warnings(session: Session) -> list[str]:
+def warnings(session: Accounted) -> list[str]:
     """A sentence where a budget ends before a simulation does."""
     recipe, budget = session.recipe, session.recipe.privacy.budget
     if budget is None or recipe.common.across_silos:
