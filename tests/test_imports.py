@@ -17,7 +17,7 @@ FLOORS = (
     {"engine"},
     {"diagnostics", "ledgers"},
     {"runs"},
-    {"show", "survey"},
+    {"show", "surveys"},
     {"host"},
     {"runtimes"},
     {"trained"},

@@ -33,7 +33,7 @@ from fl_labelskew_plugins.runtimes.base import Call, Runtime
 from fl_labelskew_plugins.show import card
 from fl_labelskew_plugins.show.progress import progress
 from fl_labelskew_plugins.show.tables import describe, table
-from fl_labelskew_plugins.survey.survey import Survey
+from fl_labelskew_plugins.surveys.survey import Survey
 
 ROUNDS = "train_args.comm_round"
 """The only setting of a run that can change later."""

@@ -12,7 +12,7 @@ from commands import call, errors
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.cli.survey import text
 from fl_labelskew_plugins.studies.sweep.plan import plan
-from fl_labelskew_plugins.survey.survey import Survey
+from fl_labelskew_plugins.surveys.survey import Survey
 
 QUICK = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 SIX = ["--set", "train_args.client_num_in_total=6", "--set", "train_args.client_num_per_round=6"]

@@ -34,7 +34,7 @@ from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer, server_session
 from fl_labelskew_plugins.runtimes.silo.survey import SurveyedSilo, SurveyServer
 from fl_labelskew_plugins.runtimes.spool import Spool
-from fl_labelskew_plugins.survey.survey import Survey
+from fl_labelskew_plugins.surveys.survey import Survey
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.revocation import Revocations

@@ -29,7 +29,7 @@ from fl_labelskew_plugins.runtimes.silo.guard import PolicyError
 from fl_labelskew_plugins.runtimes.silo.members import Poll
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
-from fl_labelskew_plugins.survey.survey import Survey
+from fl_labelskew_plugins.surveys.survey import Survey
 
 MOST_NOISE = 1e9
 """Strength of noise that a silo may say; that of ``count_noise``."""

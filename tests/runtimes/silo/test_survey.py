@@ -26,7 +26,7 @@ from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.survey import SurveyedSilo, SurveyServer
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
-from fl_labelskew_plugins.survey.survey import of_partition
+from fl_labelskew_plugins.surveys.survey import of_partition
 
 OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"
 NOISY = ["method_args.method=fedshift", "method_args.count_noise=3"]

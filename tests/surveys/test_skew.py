@@ -7,8 +7,8 @@ import pytest
 from scipy.spatial import distance
 from scipy.stats import entropy
 
-from fl_labelskew_plugins.survey import skew as measures
-from fl_labelskew_plugins.survey.skew import skew
+from fl_labelskew_plugins.surveys import skew as measures
+from fl_labelskew_plugins.surveys.skew import skew
 
 HAND = np.array([[30, 10], [0, 40]])
 """Two clients: shares 3/4, 1/4 and 0, 1; the prior is 3/8, 5/8."""
