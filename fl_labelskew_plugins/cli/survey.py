@@ -34,11 +34,10 @@ HEADS = {
     "imbalance": "imbalance",
     "hellinger": "Hellinger",
     "chance": "by chance",
-    "jensen_shannon": "Jensen-Shannon",
 }
 
 
-LEAST = ("Jensen-Shannon", "imbalance", "effective")
+LEAST = ("imbalance", "effective")
 """Measures that a narrow terminal goes without, the least important one first."""
 
 

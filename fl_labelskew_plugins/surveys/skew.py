@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Numbers = NDArray[np.float64]
-MEASURES = ("held", "effective", "imbalance", "hellinger", "chance", "jensen_shannon")
+MEASURES = ("held", "effective", "imbalance", "hellinger", "chance")
 """The measures of a client in :class:`Skew`, in the order of tables."""
 
 
@@ -52,24 +52,6 @@ def hellinger(p: Numbers, q: Numbers) -> Numbers:
     return distance
 
 
-def jensen_shannon(p: Numbers, q: Numbers) -> Numbers:
-    r"""Jensen-Shannon distance of distributions, to base 2: 0 for the same, 1 where they have no class in common.
-
-    .. math:: J(p, q) = \sqrt{\tfrac12 \sum_c p_c \log_2 \frac{p_c}{m_c} + \tfrac12 \sum_c q_c \log_2 \frac{q_c}{m_c}},
-        \quad m = \tfrac12 (p + q)
-
-    The root of the divergence (Lin, IEEE Transactions on Information Theory 37, 1991) is a metric (Endres, Schindelin,
-    the same, 49, 2003). Shapes are those of :func:`hellinger`.
-
-    >>> round(float(jensen_shannon(np.array([1.0, 0.0]), np.array([0.5, 0.5]))), 4)
-    0.5579
-    """
-    middle = (p + q) / 2
-    divergence = (_relative_entropy(p, middle) + _relative_entropy(q, middle)) / 2
-    distance: Numbers = np.sqrt(divergence.clip(min=0))  # which rounding may leave just below 0
-    return distance
-
-
 def effective_classes(p: Numbers) -> Numbers:
     r"""Effective number of classes: as many, held in equal parts, have the entropy of ``p`` ``(..., C)``.
 
@@ -80,7 +62,8 @@ def effective_classes(p: Numbers) -> Numbers:
     >>> effective_classes(np.array([[0.5, 0.5, 0.0], [0.9, 0.1, 0.0]])).round(4)
     array([2.    , 1.3841])
     """
-    number: Numbers = np.exp(-_plogq(p, p))
+    logs = np.log(p, out=np.zeros(p.shape), where=p > 0)  # 0 ln 0 is 0
+    number: Numbers = np.exp(-(p * logs).sum(-1))
     return number
 
 
@@ -135,7 +118,6 @@ class Skew:
         imbalance: see :func:`imbalance`.
         hellinger: distance of ``P_k`` from the prior.
         chance: what of it chance would give, see :func:`by_chance`.
-        jensen_shannon: distance of ``P_k`` from the prior, to base 2.
     """
 
     prior: Numbers
@@ -146,7 +128,6 @@ class Skew:
     imbalance: Numbers
     hellinger: Numbers
     chance: Numbers
-    jensen_shannon: Numbers
 
     @property
     def missing_pairs(self) -> float:
@@ -204,17 +185,4 @@ def skew(counts: NDArray[np.int64]) -> Skew:
         imbalance=imbalance(counts),
         hellinger=hellinger(local, prior),
         chance=by_chance(samples, int((prior > 0).sum())),
-        jensen_shannon=jensen_shannon(local, prior),
     )
-
-
-def _relative_entropy(p: Numbers, q: Numbers) -> Numbers:
-    entropy: Numbers = (_plogq(p, p) - _plogq(p, q)) / np.log(2)
-    return entropy
-
-
-def _plogq(p: Numbers, q: Numbers) -> Numbers:
-    """Sum of ``p ln q``, where 0 ln 0 is 0; NaN where ``p`` is."""
-    logs = np.log(q, out=np.zeros(np.broadcast(p, q).shape), where=np.broadcast_to(q, np.broadcast(p, q).shape) > 0)
-    total: Numbers = (p * logs).sum(-1)
-    return total

@@ -44,7 +44,7 @@ def test_as_json_it_is_the_file_and_writes_none_unasked(tmp_path, monkeypatch):
     assert json.loads(Path("here/quickstart-survey.json").read_text()) == printed
     frame = fl.survey(QUICK)
     assert frame["samples"].tolist() == [client["samples"] for client in printed["clients"]]
-    assert frame["jensen_shannon"].tolist() == [client["jensen_shannon"] for client in printed["clients"]]
+    assert frame["hellinger"].tolist() == [client["hellinger"] for client in printed["clients"]]
 
 
 def test_compare_writes_a_sweep_of_the_suggested_methods(tmp_path):
