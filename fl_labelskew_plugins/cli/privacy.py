@@ -16,7 +16,7 @@ from fl_labelskew_plugins.cli.options import PATH, SET
 from fl_labelskew_plugins.machine.text import clean, counted, ranged, wrapped
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.ledgers.privacy import Entry, Ledger
+    from fl_labelskew_plugins.ledgers.privacy import Ledger, LedgerEntry
     from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.recipe.privacy import Noise
 
@@ -80,7 +80,7 @@ def _answers(ledger: Ledger) -> Iterator[str]:
 
 def _clients(ledger: Ledger) -> Iterator[str]:
     """A simulation's clients, those first that have revealed most."""
-    last: dict[int, Entry] = {}
+    last: dict[int, LedgerEntry] = {}
     times: dict[int, int] = {}
     for entry in ledger.entries:
         client = entry.client or 0
@@ -95,11 +95,11 @@ def _clients(ledger: Ledger) -> Iterator[str]:
     yield table.plain(["client", "rounds", "last", "epsilon, silo", "claim", "at delta", "answered last"], rows)
 
 
-def _round(entry: Entry) -> str:
+def _round(entry: LedgerEntry) -> str:
     return "before" if entry.round < 0 else str(entry.round + 1)
 
 
-def _epsilons(entry: Entry) -> list[str]:
+def _epsilons(entry: LedgerEntry) -> list[str]:
     silo, claim = (_epsilon(entry.epsilon[level]) if entry.epsilon else "?" for level in ("silo", "claim"))
     return [silo, claim, f"{entry.delta:g}"]
 

@@ -48,7 +48,7 @@ class SpentError(RunError):
     """Another answer would be more than a client's budget allows."""
 
 
-class Entry(BaseModel):
+class LedgerEntry(BaseModel):
     """A line of a ledger: an answer, and epsilon with it; None: no bound. ``round``: -1 before the first."""
 
     time: str
@@ -75,7 +75,7 @@ class Ledger:
         self.file, self.budget, self.level = file, budget, level
         if budget is not None:
             require(BUDGET)
-        self.entries: list[Entry] = []
+        self.entries: list[LedgerEntry] = []
         self._size = -1
         self._spent: dict[int | None, Counter[Noise]] = {}
         self._answers: set[tuple[int | None, str]] = set()
@@ -125,7 +125,7 @@ class Ledger:
 
     def _spend(self, noises: Sequence[Noise], answer: str, run: str, round: int, client: int | None) -> None:
         delta, so_far = self._after(noises, round, client)
-        entry = Entry(
+        entry = LedgerEntry(
             time=utc(),
             run=run,
             round=round,
@@ -138,7 +138,7 @@ class Ledger:
         self._write(entry)
         self._take(entry)
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, entry: LedgerEntry) -> None:
         self.entries.append(entry)
         self._answers.add((entry.client, entry.answer))
         self._spent.setdefault(entry.client, Counter()).update(entry.answered)
@@ -165,7 +165,7 @@ class Ledger:
                 return
             # a line that a kill has cut is of an answer that was not given
             whole, newline, _ = self.file.read_bytes().rpartition(b"\n")
-            lines = [Entry.model_validate_json(line) for line in whole.splitlines()]
+            lines = [LedgerEntry.model_validate_json(line) for line in whole.splitlines()]
         except (OSError, ValueError):
             raise LabelSkewError(
                 f"{self.file}: is no ledger of what was revealed; put back what was there, or remove it to begin anew"
@@ -175,7 +175,7 @@ class Ledger:
             self._take(entry)
         self._size = len(whole) + len(newline)
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: LedgerEntry) -> None:
         line = json.dumps(entry.model_dump(exclude_none=True) | {"epsilon": entry.epsilon}) + "\n"
         try:
             with self.file.open("r+b") as file:
@@ -215,7 +215,7 @@ class Accounted(Protocol):
         """The run as every client may know it."""
 
 
-class Clients:
+class ClientAccounts:
     """The clients of a simulation, each with its budget."""
 
     def __init__(self, ledger: Ledger, session: Accounted, run: str) -> None:
@@ -250,11 +250,11 @@ class Clients:
         return willing
 
 
-def clients_of(session: Accounted, folder: Path, run: str) -> Clients | None:
+def clients_of(session: Accounted, folder: Path, run: str) -> ClientAccounts | None:
     """The accounts of a simulation's clients; None where nothing has noise, and of silos, which keep their own."""
     recipe = session.recipe
     ledger = None if recipe.common.across_silos else ledger_of(recipe, folder)
-    return None if ledger is None else Clients(ledger, session, run)
+    return None if ledger is None else ClientAccounts(ledger, session, run)
 
 
 def at(noises: Mapping[Noise, int], level: Level) -> Spent:

@@ -27,11 +27,11 @@ from fl_labelskew_plugins.trained.inputs import fitted, reader
 from fl_labelskew_plugins.trained.network import Trained, known
 
 BATCH = 128
-Part = Literal["all", "test"]
+TestedPart = Literal["all", "test"]
 
 
 def evaluate(
-    trained: Trained, folder: Path, part: Part | None = None, settings: Mapping[str, Any] | None = None
+    trained: Trained, folder: Path, part: TestedPart | None = None, settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Measures of a model on the data in a folder, which is read as the recipe's data set is.
 
@@ -88,7 +88,7 @@ def _groups(data: Data, predicted: Tensor, labels: Tensor, classes: int) -> list
 
 
 def _data(
-    trained: Trained, folder: Path, part: Part | None, settings: Mapping[str, Any]
+    trained: Trained, folder: Path, part: TestedPart | None, settings: Mapping[str, Any]
 ) -> tuple[Data, dict[str, Any]]:
     """The data whose test part are the samples to test on, and which these are; classes have the model's numbers."""
     about, where, run = trained.about, clean(trained.file, 4096), _run(trained.file)
@@ -123,8 +123,13 @@ def _data(
 
 
 def _of_training(
-    folder: Path, data: Data, run: RunReader, args: Mapping[str, Any], part: Part | None, settings: Mapping[str, Any]
-) -> tuple[Part, str | None]:
+    folder: Path,
+    data: Data,
+    run: RunReader,
+    args: Mapping[str, Any],
+    part: TestedPart | None,
+    settings: Mapping[str, Any],
+) -> tuple[TestedPart, str | None]:
     """The ``part`` to test on, by default without samples of training, and a note if they may be among them."""
     known = run.environment.get("data")
     same = known == fingerprint(data)
