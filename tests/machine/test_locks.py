@@ -165,7 +165,12 @@ def test_what_stands_in_the_file_is_nobodys_to_forge(tmp_path, content, shown):
     assert str(refused(tmp_path)).startswith(f"{tmp_path}: {shown} is writing")
 
 
-def test_a_full_disk_leaves_no_lock(tmp_path, monkeypatch):
+def test_a_full_disk_or_a_missing_folder_is_one_line_and_leaves_no_lock(tmp_path, monkeypatch):
+    with (
+        pytest.raises(LabelSkewError, match="missing: cannot be written: No such file or directory; use another"),
+        locks.alone(tmp_path / "missing"),
+    ):
+        pass
     whole = os.write
     for written in (lambda *_: 3, lambda *_: whole(-1, b"")):
         monkeypatch.setattr(os, "write", written)
@@ -185,11 +190,3 @@ def test_a_process_that_is_forked_lets_nobody_in(tmp_path):
     finally:
         if not child:
             os._exit(0)
-
-
-def test_a_folder_where_nothing_can_be_written_is_one_line(tmp_path):
-    with (
-        pytest.raises(LabelSkewError, match="missing: cannot be written: No such file or directory; use another"),
-        locks.alone(tmp_path / "missing"),
-    ):
-        pass

@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import re
-import struct
 import subprocess
 import sys
 from itertools import islice
@@ -30,7 +29,6 @@ import fl_labelskew_plugins as fl
 loop = fl.simulate(json.loads(sys.argv[1]), sys.argv[2])
 print(len(list(loop)))
 """
-HEAD, BLOCK, WHOLE_OR_LAST = 7, 32768, (1, 4)
 UP = """\
 import fcntl, os, socket, struct, sys
 fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sH14s", b"lo", 0x49, b""))  # loopback, and nothing else
@@ -165,25 +163,10 @@ def test_mlflow_reads_it_back(shown):
     assert model.read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
-def wandb_records(data):
-    """What stands in a file of W&B: LevelDB's log, after a header of as many bytes as each piece of a record has."""
-    offset, record = HEAD, b""
-    while offset + HEAD < len(data):
-        left = BLOCK - offset % BLOCK
-        if left < HEAD:
-            offset += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, offset)
-        record += data[offset + HEAD : offset + HEAD + length]
-        offset += HEAD + length
-        if kind in WHOLE_OR_LAST:
-            yield record
-            record = b""
-
-
 def wandb_runs(folder):
     """For each offline run, oldest first: its config, history, summary and the kinds of its records."""
     from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
 
     def named(items):
         return {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}
@@ -191,7 +174,9 @@ def wandb_runs(folder):
     runs = []
     for file in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb")):
         config, history, summary, kinds = {}, [], {}, set()
-        for record in map(Record.FromString, wandb_records(file.read_bytes())):
+        records = DataStore()
+        records.open_for_scan(str(file))
+        for record in map(Record.FromString, iter(records.scan_data, None)):
             kinds.add(record.WhichOneof("record_type"))
             config |= named(record.run.config.update)
             if record.history.item:
