@@ -50,7 +50,7 @@ def test_run_leaves_the_callers_generators_and_threads_as_they_were(tmp_path, ho
 
 def test_simulate_has_its_own_threads_only_within_rounds(tmp_path, monkeypatch):
     before, finish, at_the_end = torch.get_num_threads(), Record.finish, []
-    monkeypatch.setattr(Record, "finish", lambda self: at_the_end.append(torch.get_num_threads()) or finish(self))
+    monkeypatch.setattr(Record, "finish", lambda *args: at_the_end.append(torch.get_num_threads()) or finish(*args))
     loop = fl.simulate(fl.load(RECIPE, {"device_args.threads": before + 1}), tmp_path / "run")
     assert [torch.get_num_threads() for _ in loop] == [before] * 2
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["threads"] == before + 1
