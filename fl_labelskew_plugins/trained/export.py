@@ -49,6 +49,7 @@ def export(trained: Trained, out: Path, form: str) -> float:
     if form == "onnx":
         what = f"{clean(out, 4096)}: ONNX"
         extras.load("onnx", "onnx", "onnxscript", "onnxruntime", what=what, otherwise=", or use --format pt2")
+    trained.check_memory(3)
     whole, example = trained.whole(), samples(trained.about, 2)
     said = trained.about.model_dump_json()
     with replacing(out) as part, _quiet():

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from fl_labelskew_plugins.data.files import fits
 from fl_labelskew_plugins.engine.samples import Normalise
+from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.text import clean, few
 from fl_labelskew_plugins.recipe import mistakes
 from fl_labelskew_plugins.recipe.network_file import find
@@ -26,6 +29,8 @@ from fl_labelskew_plugins.runs.model_file import About
 from fl_labelskew_plugins.tensors import Weights
 
 LAST, BEST = "model.safetensors", "best.safetensors"
+SMALL = 2**20
+"""Numbers of a batch whose layers are not measured beforehand, which takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +65,49 @@ class Trained:
         """Logits ``(B, C)`` float32 of samples ``(B, ...)`` as the data set gives them.
 
         Raises:
-            LabelSkewError: the network does not take them, or they need more memory than there is.
+            LabelSkewError: the network does not take them, or one of them needs more memory than is free.
         """
-        whole = self.whole()
+        whole, size = self.whole(), len(samples)
+        if samples.size > SMALL:
+            self.check_memory(1)
+            size = max(1, int(free_memory() // max(self._memory, 1)))  # fewer at a time, if they do not fit
         try:
             with torch.inference_mode():
-                logits: Tensor = whole(torch.from_numpy(samples))
-                return logits
+                parts = [samples[start : start + size] for start in range(0, len(samples), size)]
+                return torch.cat([whole(torch.from_numpy(part)) for part in parts])
         except (RuntimeError, IndexError, ValueError) as error:  # such as the number of a character that is none
             first = clean(next(iter(str(error).splitlines()), type(error).__name__))
             raise LabelSkewError(
                 f"{clean(self.file, 4096)}: the network does not take these samples: {first}"
             ) from None
+
+    def check_memory(self, count: int) -> None:
+        """Raise LabelSkewError unless the layers' values for ``count`` samples fit this machine's free memory."""
+        use = "a machine with more memory, or a model of smaller samples"
+        fits(count * self._memory, clean(self.file, 4096), "the layers of its network", use)
+
+    @cached_property
+    def _memory(self) -> int:
+        """About how many bytes the layers take for one sample: three times the largest layer's inputs and outputs.
+
+        Only shapes are computed; 0 if the network does not allow that.
+        """
+        sizes = [0]
+
+        def measure(_: nn.Module, given: tuple[Any, ...], made: Any) -> None:
+            sizes.append(sum(t.numel() * t.element_size() for t in (*given, made) if isinstance(t, Tensor)))
+
+        kind = torch.uint8 if self.about.mean == [] and self.about.dtype == "uint8" else torch.float32
+        sample = torch.empty((1, *self.about.input_shape), dtype=kind, device="meta")
+        weights = {name: value.to("meta") for name, value in self.network.state_dict().items()}
+        hooks = [module.register_forward_hook(measure) for module in self.network.modules()]
+        try:
+            with suppress(Exception), torch.inference_mode():
+                torch.func.functional_call(self.network, weights, (sample,))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return 3 * max(sizes)
 
 
 class Whole(nn.Module):

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from commands import errors
@@ -11,8 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fl_labelskew_plugins as fl
+from fl_labelskew_plugins.data import files
 from fl_labelskew_plugins.models.efficientnet import EfficientNetB0
 from fl_labelskew_plugins.runs import model_file
+from fl_labelskew_plugins.trained import network
 from fl_labelskew_plugins.trained.network import build, file_of, load
 
 
@@ -75,6 +78,23 @@ def test_what_a_stranger_says_is_a_line_and_takes_no_memory(pictures, tmp_path, 
     line = message(lambda: load(file))
     assert says in line
     assert "\x1b" not in line
+
+
+def test_samples_that_do_not_fit_together_are_taken_one_by_one(pictures, monkeypatch):
+    """Layers of a stranger's network may take far more than its samples."""
+    trained = load(pictures[1].folder / "model.safetensors")
+    x = np.random.default_rng(0).integers(0, 256, (3, 3, 16, 16)).astype(np.uint8)
+    expected, taken = trained.logits(x), []
+    monkeypatch.setattr(network, "SMALL", 0)
+    trained.network.register_forward_hook(lambda _, given, made: taken.append(len(given[0])))
+    first = 6 * 12 * 12 * 4  # bytes of what the first convolution makes of a sample; its samples are 3 x 16 x 16
+    monkeypatch.setattr(network, "free_memory", lambda: 3.5 * (first + 3 * 16 * 16 * 4))
+    monkeypatch.setattr(files, "free_memory", network.free_memory)
+    torch.testing.assert_close(trained.logits(x), expected)
+    assert taken[-3:] == [1, 1, 1]
+    monkeypatch.setattr(files, "free_memory", lambda: 3 * first)
+    line = message(lambda: trained.logits(x))
+    assert "model.safetensors: the layers of its network need 0.0 GB, and 0.0 GB are free; use a machine with" in line
 
 
 def test_a_file_without_a_normalisation_says_where_there_is_one(pictures, tmp_path):
