@@ -50,7 +50,6 @@ def start(
     rank: int | None = None,
     server: str | None = None,
     pause: Pause | None = None,
-    passphrase_fd: int | None = None,
     survey: bool = False,
     host: str | None = None,
     held: RunFolder | None = None,
@@ -69,7 +68,6 @@ def start(
         rank: which silo, from 1, in the client's role.
         server: address of the server, in place of the recipe's.
         pause: when to stop early, to be gone on with; default: that of the command that has started this process.
-        passphrase_fd: descriptor of encrypted keys' passphrase; default: the environment, or the terminal.
         survey: across silos: train nothing.
         host: ``fedml`` or ``none``; default: as an earlier run was begun, else FedML where it is installed.
         held: ``run_dir`` or ``resume``, where this process keeps others out of it already.
@@ -117,7 +115,6 @@ def start(
         rank,
         server,
         pause or Pause.inherited(),
-        passphrase_fd,
         survey,
         host or ("none" if not recipe.hosted and compatibility.host_installed() else None),
     )

@@ -20,14 +20,14 @@ from fl_labelskew_plugins.recipe import addresses, compatibility
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing
 from fl_labelskew_plugins.runtimes.silo import streams
-from fl_labelskew_plugins.runtimes.silo.names import Files, fingerprint
+from fl_labelskew_plugins.runtimes.silo.keys import Files, fingerprint
 from fl_labelskew_plugins.runtimes.silo.streams import LIMIT, LOOKED, METHOD, PATIENCE_S, SERVICE, TAKEN, Outbox
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport, reason
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
+    from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
 LOOK_S = 10.0

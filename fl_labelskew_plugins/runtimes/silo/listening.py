@@ -14,7 +14,7 @@ from fl_labelskew_registry import mistake
 from fl_labelskew_plugins.recipe import addresses, compatibility
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing
-from fl_labelskew_plugins.runtimes.silo import door, names, streams
+from fl_labelskew_plugins.runtimes.silo import door, keys, streams
 from fl_labelskew_plugins.runtimes.silo.door import Door
 from fl_labelskew_plugins.runtimes.silo.streams import LIMIT, LOOKED, PATIENCE_S, TAKEN, Broadcast, Outbox, RefusedError
 from fl_labelskew_plugins.runtimes.spool import Spool
@@ -22,7 +22,7 @@ from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
+    from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
 UNREAD = 4
 """Messages of one silo that wait for their turn; after that, nothing more is read from it."""
@@ -64,7 +64,7 @@ class _Connection:
         self.known = {"peer": addresses.join(*addresses.of_peer(context.peer()))}
         """What the audit log has of it: its address, and its certificate's fingerprint."""
         if self.certificate:
-            self.known["fingerprint"] = names.fingerprint(self.certificate)
+            self.known["fingerprint"] = keys.fingerprint(self.certificate)
         self.outbox = Outbox(audit, lambda: {"rank": self.rank, **self.known})
         self.slots = threading.Semaphore(UNREAD)
         self.greeted = self.closed = self.gone = False
@@ -103,7 +103,7 @@ class ServerTransport(Transport):
         address: str,
         *,
         silos: int,
-        tls: names.Files | None = None,
+        tls: keys.Files | None = None,
         spool: Spool | None = None,
         audit: Audit | None = None,
         revoked: Revocations | None = None,
@@ -193,7 +193,7 @@ class ServerTransport(Transport):
         rank, refusal = 0, None
         if self.tls is not None:
             name = b"".join(context.auth_context().get("x509_common_name", ())).decode(errors="replace")
-            rank = names.rank_of(name)
+            rank = keys.rank_of(name)
             if not 1 <= rank <= self.silos:
                 rank = 0
                 text = f"its certificate is not one of silo-1 to silo-{self.silos}"
@@ -356,7 +356,7 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
     return server
 
 
-def _listen(server: Any, host: str, port: int, tls: names.Files | None, knock: Callable[[], None]) -> str:
+def _listen(server: Any, host: str, port: int, tls: keys.Files | None, knock: Callable[[], None]) -> str:
     """Have a gRPC server listen; its address. ``knock`` is called for each connection whose handshake begins."""
     address = addresses.join(host, port)
     try:

@@ -27,7 +27,7 @@ from fl_labelskew_plugins.runs.session import Session, assemble, build, of_class
 from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.base import Runtime
 from fl_labelskew_plugins.runtimes.processes import Part, together
-from fl_labelskew_plugins.runtimes.silo import facts, keys, names
+from fl_labelskew_plugins.runtimes.silo import facts, keys
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.guard import guard_of
@@ -37,7 +37,7 @@ from fl_labelskew_plugins.runtimes.silo.survey import SurveyedSilo, SurveyServer
 from fl_labelskew_plugins.runtimes.spool import Spool
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
+    from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
 ServerT = TypeVar("ServerT", bound=SiloServer)
 
@@ -164,8 +164,8 @@ class CrossSilo(Runtime):
         held = of_classes(data.data.class_names, torch.from_numpy(data.counts)[None], data.facts.samples)
         self.show.note(f"data: {recipe.data.dataset}, {held}")
         self._audit = Audit(digests=comm.audit_digests)
-        self._audit.open(self.folder.path, names.silo_name(rank))
-        tls, revoked = self._certificate(comm.certs, names.silo_name(rank))
+        self._audit.open(self.folder.path, keys.silo_name(rank))
+        tls, revoked = self._certificate(comm.certs, keys.silo_name(rank))
         if revoked is not None:
             revoked.keep()
         transport = SiloTransport(
@@ -189,25 +189,25 @@ class CrossSilo(Runtime):
 
     @cached_property
     def _passphrase(self) -> keys.Passphrase:
-        return keys.Passphrase(self.call.passphrase_fd)
+        return keys.Passphrase()
 
-    def _certificate(self, folder: str | None, name: str) -> tuple[names.Files | None, Revocations | None]:
+    def _certificate(self, folder: str | None, name: str) -> tuple[keys.Files | None, Revocations | None]:
         """What this process shows of itself, if anything, and who is not to be believed; warns of what is wrong."""
         if folder is None:
             return None, None
         files = self._files(Path(folder), name)
-        from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
+        from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
         for warning in files.warnings:
             log.warn(warning)
         if (authority := Path(folder) / "ca.key").exists():
             what = f"{authority}: the authority's key; whoever reads it can make certificates of other silos"
             log.warn(f"{what}; move it to the machine where certificates are made")
-        kept = self.folder.path / names.REVOKED
+        kept = self.folder.path / keys.REVOKED
         return files, Revocations(Path(folder), files, kept=kept, say=self._list)
 
-    def _files(self, folder: Path, name: str) -> names.Files:
-        names.require()
+    def _files(self, folder: Path, name: str) -> keys.Files:
+        keys.require()
         from fl_labelskew_plugins.runtimes.silo import certs
 
         return certs.read(folder, name, self._passphrase)
@@ -224,9 +224,9 @@ class CrossSilo(Runtime):
         for rank in range(1, silos + 1):
             silo = recipes.silo(self.recipe, rank, survey=self.call.survey)
             check_extras(silo)
-            folders[names.silo_name(rank)] = silo.comm.certs
+            folders[keys.silo_name(rank)] = silo.comm.certs
         for name, folder in folders.items():
-            if folder is not None and keys.encrypted(names.content(Path(folder) / f"{name}.key")):
+            if folder is not None and keys.encrypted(keys.content(Path(folder) / f"{name}.key")):
                 self._files(Path(folder), name)
         return self._passphrase.environment()
 

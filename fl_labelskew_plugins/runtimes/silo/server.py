@@ -35,10 +35,9 @@ from fl_labelskew_plugins.runtimes.messages import SERVER, Manager
 from fl_labelskew_plugins.runtimes.silo import facts
 from fl_labelskew_plugins.runtimes.silo.census import Census, OtherClassesError, form, server_classes
 from fl_labelskew_plugins.runtimes.silo.exchanges import LATE, ClientTests, Opening, Uploads
-from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
 from fl_labelskew_plugins.runtimes.silo.flood import Flood
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
-from fl_labelskew_plugins.runtimes.silo.members import Members
+from fl_labelskew_plugins.runtimes.silo.members import Excluded, Members
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes
 

@@ -21,7 +21,7 @@ from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.chunks import Hashing, Sha256, assemble, cut, hashed, tensors_hashed
-from fl_labelskew_plugins.runtimes.silo import names
+from fl_labelskew_plugins.runtimes.silo import keys
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
@@ -67,7 +67,7 @@ def predicate(error: WireError) -> str:
     return str(error) if isinstance(error, RefusedError) else f"sent {error}"
 
 
-def checked(address: str, tls: names.Files | None) -> tuple[str, int]:
+def checked(address: str, tls: keys.Files | None) -> tuple[str, int]:
     """Host and port; raises LabelSkewError where others could listen in."""
     try:
         host, port = addresses.split(address)
