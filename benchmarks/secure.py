@@ -35,7 +35,7 @@ import numpy as np
 import psutil
 from Crypto.Protocol.SecretSharing import Shamir
 
-from fl_labelskew_plugins.runtimes.silo import issuing
+from fl_labelskew_plugins.runtimes.silo import certs
 from fl_labelskew_plugins.runtimes.silo.secure import shares
 
 RECIPE = """\
@@ -167,7 +167,7 @@ def main() -> None:
         for secure, lost in ((False, 0), *([] if options.tiny else [(True, 0)]), (True, max(1, silos // 5))):
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
-                issuing.new(folder / "certs", silos)
+                certs.new(folder / "certs", silos)
                 data, rng, size = folder / "data.npz", np.random.default_rng(0), 20 * silos
                 x = rng.integers(0, 256, (size, 8, 8), dtype=np.uint8)
                 np.savez(data, x=x, y=np.arange(size) % 10)

@@ -17,11 +17,11 @@ from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.engine import sums, turn
 from fl_labelskew_plugins.engine.ring import Ring, Wide, parts, trim
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
-from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
+from fl_labelskew_plugins.runtimes.silo.secure.asking import ServerSums
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.silo.secure.silo import STEPS, SiloRound
-from fl_labelskew_plugins.runtimes.silo.summed import SummedServer, SummedUploads
+from fl_labelskew_plugins.runtimes.silo.summed import SummedOpening, SummedUploads
 
 ROUND = 1
 CHEATS = {}
@@ -90,7 +90,7 @@ def drops_a_silo_after_the_masks():
 @cheat
 def asks_for_both_kinds_of_share():
     """Silo 1 is told that silo 4 is in the sum, the others that it is not."""
-    honest = Sums._ask
+    honest = ServerSums._ask
 
     def ask(self, client):
         if self._kind.name == "THERE" and self._attempt.round == ROUND and client:
@@ -101,7 +101,7 @@ def asks_for_both_kinds_of_share():
         else:
             honest(self, client)
 
-    Sums._ask = ask
+    ServerSums._ask = ask
     ServerRound.agreed = lambda self, rank, signature: self._signatures.__setitem__(rank, signature)
 
 
@@ -112,13 +112,13 @@ def lies_about_who_is_in_the_sum():
 
 @cheat
 def asks_one_round_twice_with_other_silos():
-    honest = Sums.total
+    honest = ServerSums.total
 
     def total(self, run, round, clients, *about):
         result = honest(self, run, round, clients, *about)
         return honest(self, run, round, clients[:-1], *about) if round == ROUND else result
 
-    Sums.total = total
+    ServerSums.total = total
 
 
 @cheat
@@ -128,7 +128,7 @@ def shows_one_silo_another_model():
 
     def ask(self, client):
         news = self._news
-        if self._members.round == ROUND and client == 3:
+        if self.server.members.round == ROUND and client == 3:
             self._news = {name: value / 2 for name, value in news.items()}
         honest(self, client)
         self._news = news
@@ -142,14 +142,14 @@ def shows_one_silo_another_model():
 
 @cheat
 def asks_for_right_answers_under_noise():
-    honest, content = sums.Sums.__init__, SummedServer._content
+    honest, content = sums.Sums.__init__, SummedOpening.content.fget
 
     def init(self, trainer, *args, bits, **kwargs):
         honest(self, trainer, *args, bits=bits, **kwargs)
         self.right = Ring({"right": Wide((), sums.SUMMED)}, bits, trainer.federation.num_clients)
 
     sums.Sums.__init__ = init
-    SummedServer._content = lambda self: content(self) | {"test_samples": 9}
+    SummedOpening.content = property(lambda self: content(self) | {"test_samples": 9})
 
 
 @cheat
@@ -158,9 +158,9 @@ def continues_from_another_state():
     honest = SummedUploads.ask
 
     def ask(self, client):
-        committed = self._record.states.committed
+        committed = self.rounds.record.states.committed
         before = dict(committed)
-        if self._members.round == ROUND and client == 3:
+        if self.server.members.round == ROUND and client == 3:
             committed.pop(client)
         honest(self, client)
         committed.update(before)
@@ -171,40 +171,34 @@ def continues_from_another_state():
 @cheat
 def says_that_all_silos_have_one_sample():
     """So that silos answer why they cannot believe it."""
-    honest = SummedServer._tell
-    SummedServer._tell = lambda self, rounds, samples: honest(self, rounds, 1)
+    honest = SummedOpening._tell
+    SummedOpening._tell = lambda self, samples: honest(self, 1)
 
 
 @cheat
 def begins_a_second_run():
     """After a round, the same question in another run, on the connections that are there, without silo 4."""
-    honest, exchanges = SummedUploads.total, SummedServer._exchanges
-    servers = []
-
-    def remembered(server, rounds):
-        servers.append(server)
-        return exchanges(server, rounds)
+    honest = SummedUploads.total
 
     def total(self, round, clients):
-        (server,), first = servers, self._run
-        weights, others = dict(self._rounds.server.weights), clients[:-1]
+        server, first = self.server, self.server.record.run
+        weights, others = dict(self.rounds.server.weights), clients[:-1]
         came, vector = honest(self, round, clients)
         if round == ROUND:
-            self._rounds.server.weights = weights
+            self.rounds.server.weights = weights
             server.record = SimpleNamespace(**{**vars(server.record), "run": "f" * 16})
-            self._run = "f" * 16
             for client in others:
-                server._welcome(client)
+                server.welcome(client)
             _, without = honest(self, round, others)
-            server.record.run = self._run = first
-            ring, difference = self._rounds.session.sums.round, vector.copy()
+            server.record.run = first
+            ring, difference = self.rounds.session.sums.round, vector.copy()
             for ours, theirs in zip(parts(difference, ring.wide), parts(without, ring.wide), strict=True):
                 np.subtract(ours, theirs, out=ours)
             trim(difference, ring.bits, ring.wide)
             print("difference", hashlib.sha256(difference).hexdigest(), flush=True)
         return came, vector
 
-    SummedServer._exchanges, SummedUploads.total = remembered, total
+    SummedUploads.total = total
 
 
 # -- silos

@@ -100,7 +100,7 @@ def revoke(*, names: tuple[str, ...], folder: Path) -> None:
         click.echo(f"written to {path}: {listed}, {new} of them new")
         click.echo("to the server's host and every silo, beside their certificates: " + REVOKED)
     else:
-        click.echo(f"written to {path}: nothing, all of them are on it or there is none")
+        click.echo(f"written to {path}: nothing, all of them are on it")
 
 
 @certs_group.command("show")

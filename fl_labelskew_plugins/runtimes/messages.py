@@ -27,16 +27,13 @@ class Manager:
 
     def __init__(self, host: Host, transport: Transport, rank: int, size: int) -> None:
         self.host, self.transport, self.rank, self.size = host, transport, rank, size
-        self._handlers = self.handlers()
-        self._manager = host.manager(transport, rank, size, self)
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
+        self.handlers: Mapping[Kind, Callable[[Message], None]] = {}
         """What to do with a message of each kind."""
-        return {}
+        self._manager = host.manager(transport, rank, size, self)
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
         """Hand a message to its handler."""
-        if (handler := self._handlers.get(Kind(msg_type))) is not None:
+        if (handler := self.handlers.get(Kind(msg_type))) is not None:
             handler(msg_params)
 
     def run(self) -> None:

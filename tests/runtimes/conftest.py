@@ -113,8 +113,8 @@ def sp_weights(sp_run):
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
     """The folder of a federation's certificates: a server and three silos."""
-    from fl_labelskew_plugins.runtimes.silo import issuing
+    from fl_labelskew_plugins.runtimes.silo import certs
 
     folder = tmp_path_factory.mktemp("certs")
-    issuing.new(folder, 3)
+    certs.new(folder, 3)
     return folder

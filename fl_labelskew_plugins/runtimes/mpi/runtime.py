@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -138,10 +138,7 @@ class Server(Manager):
         self._logits: dict[int, Tensor] = {}
         self._informed: set[int] = set()
         self._model: Weights = {}
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Uploads, logits, and what went wrong elsewhere."""
-        return {Kind.UPLOAD: self._uploaded, Kind.LOGITS: self._tested, Kind.FAILED: self._failed}
+        self.handlers = {Kind.UPLOAD: self._uploaded, Kind.LOGITS: self._tested, Kind.FAILED: self._failed}
 
     def train(self) -> None:
         """All rounds that are left."""
@@ -257,10 +254,7 @@ class Worker(Manager):
         self._sums = session.sums
         self._weights: dict[str, Tensor] = {}
         self._shared: dict[str, Tensor] = {}
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Clients to train, parts of the test set, and the end."""
-        return {
+        self.handlers = {
             Kind.TRAIN: self._train,
             Kind.TEST: self._test,
             Kind.FINISH: lambda _: self.transport.stop_receive_message(),

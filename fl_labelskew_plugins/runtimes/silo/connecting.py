@@ -18,12 +18,21 @@ from fl_labelskew_registry import LabelSkewError, RunError
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import addresses, compatibility
 from fl_labelskew_plugins.runs.audit import Audit
-from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing
 from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.keys import Files, fingerprint
-from fl_labelskew_plugins.runtimes.silo.streams import LIMIT, LOOKED, METHOD, PATIENCE_S, SERVICE, TAKEN, Outbox
+from fl_labelskew_plugins.runtimes.silo.streams import (
+    LIMIT,
+    LOOKED,
+    METHOD,
+    PATIENCE_S,
+    SERVICE,
+    TAKEN,
+    CutShortError,
+    Hashing,
+    Outbox,
+)
 from fl_labelskew_plugins.runtimes.spool import Spool
-from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport, reason
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
 if TYPE_CHECKING:
@@ -162,7 +171,7 @@ class SiloTransport(Transport):
         outbox = self._outbox
         if outbox is None:
             return
-        if self._trust.doubt() or not outbox.put(streams.encoded(msg, msg.tensors), reason(msg)):
+        if self._trust.doubt() or not outbox.put(msg):
             self._cancel()  # the server takes nothing any more, or should get nothing: a new connection may
 
     def stop_receive_message(self) -> None:
@@ -227,7 +236,7 @@ class SiloTransport(Transport):
         looked = ((LOOKED, "1"),) if self._trust.certificate else None
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(outbox.chunks(), metadata=looked)
         try:
-            outbox.put(streams.encoded(hello := self.hello(), hello.tensors))
+            outbox.put(self.hello())
             with self._lock:
                 self._cancel = call.cancel
                 if self._stopping.is_set():

@@ -21,7 +21,6 @@ from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.files import replacing
-from fl_labelskew_plugins.recipe import mistakes
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
@@ -93,6 +92,8 @@ def named(folder: Path, names: Sequence[str]) -> list[str]:
     Raises:
         LabelSkewError: one is not there, or is the authority's.
     """
+    from fl_labelskew_plugins.recipe import mistakes
+
     there = [path.stem for path in paths(folder) if path.stem == "server" or rank_of(path.stem)]
     for name in names:
         if name == "ca":

@@ -13,10 +13,18 @@ from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.recipe import addresses, compatibility
 from fl_labelskew_plugins.runs.audit import Audit
-from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing
 from fl_labelskew_plugins.runtimes.silo import door, keys, streams
 from fl_labelskew_plugins.runtimes.silo.door import Door
-from fl_labelskew_plugins.runtimes.silo.streams import LIMIT, LOOKED, PATIENCE_S, TAKEN, Broadcast, Outbox, RefusedError
+from fl_labelskew_plugins.runtimes.silo.streams import (
+    LIMIT,
+    LOOKED,
+    PATIENCE_S,
+    TAKEN,
+    CutShortError,
+    Hashing,
+    Outbox,
+    RefusedError,
+)
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
@@ -124,7 +132,6 @@ class ServerTransport(Transport):
         self._open: dict[int, _Connection] = {}
         self._shown: dict[int, bytes] = {}
         """The certificate that each silo came with last."""
-        self._broadcast = Broadcast(digests=self.audit.digests)
         places = door.places()
         self._door = Door(places, self._turned_out, tls=tls is not None)
         self._server = _server(self._stream, silos, places)
@@ -141,7 +148,7 @@ class ServerTransport(Transport):
         connection = self._open.get(msg.receiver)
         if connection is None or connection.closed:
             return
-        if not connection.outbox.put(*self._broadcast.prepared(msg)):
+        if not connection.outbox.put(msg):
             self._refuse(connection, RefusedError("does not take what is sent to it", "UNAVAILABLE"))
 
     def stop_receive_message(self) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
@@ -28,18 +29,16 @@ from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.base import Runtime
 from fl_labelskew_plugins.runtimes.processes import Part, together
 from fl_labelskew_plugins.runtimes.silo import facts, keys
-from fl_labelskew_plugins.runtimes.silo.client import SiloClient
+from fl_labelskew_plugins.runtimes.silo.client import Answers, SiloClient
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.guard import guard_of
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
-from fl_labelskew_plugins.runtimes.silo.server import SiloServer, server_session
-from fl_labelskew_plugins.runtimes.silo.survey import SurveyedSilo, SurveyServer
+from fl_labelskew_plugins.runtimes.silo.server import SiloExchange, SiloServer, TrainingExchanges, server_session
+from fl_labelskew_plugins.runtimes.silo.survey import SurveyAnswers, SurveyExchange
 from fl_labelskew_plugins.runtimes.spool import Spool
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.certs import Revocations
-
-ServerT = TypeVar("ServerT", bound=SiloServer)
 
 
 class CrossSilo(Runtime):
@@ -94,15 +93,16 @@ class CrossSilo(Runtime):
         checkpoint = self.folder.load_checkpoint(tensors=False) if self.call.resume else None
         if self._over(checkpoint) and (self.call.role is None or self.folder.summary.exists()):
             return self._alone(list(checkpoint.sizes))
-        server = SiloServer
-        if self.recipe.sums_alone:
-            server = _summing().SummedServer
-        self._server = self._listen(server, checkpoint)
+        exchanges = _summing().exchanges if self.recipe.sums_alone else TrainingExchanges.single
+        self._server = self._listen(exchanges, checkpoint)
         return self._server.gather()
 
     def survey(self) -> Survey:
         """Listen, wait for the silos, and ask them; the result is in the folder, too."""
-        survey = self._listen(SurveyServer).survey(self._names)
+        server = self._listen(lambda server: [SurveyExchange(server)], survey=True)
+        (exchange,) = server.exchanges
+        assert isinstance(exchange, SurveyExchange)
+        survey = exchange.survey(self._names)
         survey.write(self.folder.path, "survey")
         self.show.note(f"results: {self.folder.path / 'survey'}.csv, .json and .png")
         return survey
@@ -112,7 +112,13 @@ class CrossSilo(Runtime):
         """Of the silos' own files; empty where they have none."""
         return status.names(self.recipe.client_specific.data_silo_config, self.recipe.train.client_num_in_total)
 
-    def _listen(self, server: type[ServerT], checkpoint: Checkpoint | None = None) -> ServerT:
+    def _listen(
+        self,
+        exchanges: Callable[[SiloServer], Sequence[SiloExchange]],
+        checkpoint: Checkpoint | None = None,
+        *,
+        survey: bool = False,
+    ) -> SiloServer:
         comm, train = self.recipe.comm, self.recipe.train
         seen = status.Silos(self._names)
         self._audit = Audit(hear=seen.hear, digests=comm.audit_digests)
@@ -133,7 +139,9 @@ class CrossSilo(Runtime):
         self._audit.open(self.folder.path, "server")
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
         host, go_on = self.host(self.recipe, self.folder.path), self.call.go_on(self.folder.path)
-        return server(host, transport, self.recipe, checkpoint, self.show, go_on, self.folder, seen)
+        return SiloServer(
+            host, transport, self.recipe, checkpoint, self.show, go_on, self.folder, seen, exchanges, survey=survey
+        )
 
     def run(self, session: Session, record: Record) -> None:
         """The server's part."""
@@ -180,8 +188,8 @@ class CrossSilo(Runtime):
         )
         self._transport = transport
         host = self.host(recipe, self.folder.path, rank=rank)
-        kind = SurveyedSilo if self.call.survey else _summing().SummedSilo if recipe.sums_alone else SiloClient
-        client = kind(host, transport, rank, recipe, data, self.folder.path, self.show, guard, ledger)
+        answers = SurveyAnswers if self.call.survey else _summing().SummedAnswers if recipe.sums_alone else Answers
+        client = SiloClient(host, transport, rank, recipe, data, self.folder.path, self.show, guard, ledger, answers)
         transport.start()
         client.run()
         if client.failure is not None:

@@ -22,9 +22,11 @@ from fl_labelskew_plugins.runs.session import assemble
 from fl_labelskew_plugins.runs.survey import of_partition
 from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo import facts
+from fl_labelskew_plugins.runtimes.silo.client import SiloClient
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
-from fl_labelskew_plugins.runtimes.silo.survey import SurveyedSilo, SurveyServer
+from fl_labelskew_plugins.runtimes.silo.server import SiloServer
+from fl_labelskew_plugins.runtimes.silo.survey import SurveyAnswers, SurveyExchange
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 
 OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"
@@ -65,7 +67,8 @@ def silo(tmp_path):
         (tmp_path / folder / "secret").write_text(folder.encode().hex())
         (tmp_path / folder / "secret").chmod(0o600)
         guard = Guard(Policy(**policy), "/home/ann/north.yaml", tmp_path / folder) if policy else None
-        return SurveyedSilo(Host(), Sent(), 2, recipe, facts.load(recipe, 1), tmp_path / folder, Lines(), guard)
+        place, data = tmp_path / folder, facts.load(recipe, 1)
+        return SiloClient(Host(), Sent(), 2, recipe, data, place, Lines(), guard, answers=SurveyAnswers)
 
     return make
 
@@ -92,7 +95,7 @@ def test_noise_is_that_of_the_opening_of_a_run_and_the_same_each_time(silo):
     made = silo(*NOISY)
     data = made.data
     parts = ({1: data.train}, {1: data.test}, [data.facts.samples] * 3)
-    session = assemble(made.recipe, data.data, *parts, secret=made._seed)
+    session = assemble(made.recipe, data.data, *parts, secret=made.seed())
     assert torch.equal(smoothed_counts(counts(made), smoothing=1.0), session.opening(1).tensors["smoothed"])
     assert torch.equal(counts(made), counts(silo(*NOISY)))
     assert not torch.equal(counts(made), torch.from_numpy(data.counts))
@@ -166,8 +169,19 @@ def server(tmp_path, transports):
         folder.hold()
         seen = status.Silos([""] * 3)
         show = Lines()
-        server = SurveyServer(Host(), transports[0], recipe, None, show, "again", folder, seen)
-        server.lines = show.lines
+        made = [
+            Host(),
+            transports[0],
+            recipe,
+            None,
+            show,
+            "again",
+            folder,
+            seen,
+            lambda server: [SurveyExchange(server)],
+        ]
+        server = SiloServer(*made, survey=True)
+        server.lines, server.survey = show.lines, server.exchanges[0].survey
         return server
 
     return make

@@ -11,7 +11,6 @@ import sys
 import textwrap
 import threading
 import time
-import weakref
 
 import grpc
 import numpy as np
@@ -23,13 +22,12 @@ from scenes import Hostile, Peer
 
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
-from fl_labelskew_plugins.runtimes.chunks import cut
-from fl_labelskew_plugins.runtimes.silo import certs, door, issuing, listening
+from fl_labelskew_plugins.runtimes.silo import certs, door, listening
 from fl_labelskew_plugins.runtimes.silo.connecting import FROM_SERVER, SiloTransport, in_words
+from fl_labelskew_plugins.runtimes.silo.keys import Files
 from fl_labelskew_plugins.runtimes.silo.listening import FROM_SILOS, UNREAD, DaemonThreads, ServerTransport
-from fl_labelskew_plugins.runtimes.silo.names import Files
 from fl_labelskew_plugins.runtimes.silo.runtime import free_port
-from fl_labelskew_plugins.runtimes.silo.streams import METHOD, QUEUED, SERVICE, TAKEN, Broadcast
+from fl_labelskew_plugins.runtimes.silo.streams import METHOD, QUEUED, SERVICE, TAKEN, cut
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
 from fl_labelskew_plugins.runtimes.wire import Header
@@ -173,28 +171,6 @@ def test_both_sides_note_a_message_alike_with_its_digest_where_that_is_wanted(st
     assert [sent[key] for key in ("kind", "round", "bytes")] == [received[key] for key in ("kind", "round", "bytes")]
     assert sent.get("sha256") == received.get("sha256")
     assert (len(sent.get("sha256") or "") == 64) is digests
-
-
-def test_messages_to_several_silos_share_one_copy_and_one_hash():
-    broadcast = Broadcast(digests=True)
-    tensors = {"columns": torch.randn(5, 4).t()}
-
-    def prepared():
-        parts, _, state = broadcast.prepared(Message(Kind.TRAIN, 0, 1, tensors=dict(tensors)))
-        assert bytes(parts[1]) == tensors["columns"].contiguous().numpy().tobytes()
-        return parts[1].obj.ctypes.data, state
-
-    place, state = prepared()
-    assert prepared() == (place, state)
-    tensors["columns"] += 1
-    place, other = prepared()
-    assert other.digest() != state.digest()
-    tensors["columns"] = tensors["columns"].contiguous()
-    place, again = prepared()
-    assert (place, again.digest()) == (tensors["columns"].data_ptr(), other.digest())
-    gone = weakref.ref(tensors["columns"])
-    tensors.clear()
-    assert gone() is None  # the last broadcast's own tensors are not kept
 
 
 def test_a_limit_may_be_raised_while_handling_what_came_before(start):
@@ -604,7 +580,7 @@ def test_a_pickle_runs_nothing(start, tmp_path):
 def others(tmp_path_factory, certificates):
     """Certificates of another authority; ``mixed`` has them with our ca.pem."""
     made = tmp_path_factory.mktemp("others")
-    issuing.new(made, 3)
+    certs.new(made, 3)
     return made
 
 
@@ -702,7 +678,7 @@ def test_a_silo_says_what_it_does_not_trust(start, certificates, others, server_
 
 
 def test_a_server_of_another_name_is_not_the_server(start, tmp_path):
-    issuing.new(tmp_path, 1, ["fl.example.org"])
+    certs.new(tmp_path, 1, ["fl.example.org"])
     server = start(tls=certs.read(tmp_path, "server"))
     silo = start.silo(server.transport.address, tls=certs.read(tmp_path, "silo-1"))
     with pytest.raises(LabelSkewError, match="for another host; use `labelskew certs renew server --server"):

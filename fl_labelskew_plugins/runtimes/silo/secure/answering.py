@@ -29,7 +29,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
 
 
-class Part:
+class SiloSums:
     """A silo's part in secure sums.
 
     Args:

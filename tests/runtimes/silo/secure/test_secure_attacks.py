@@ -9,7 +9,7 @@ from fl_labelskew_registry import LabelSkewError
 from masked_rounds import RUN, Hospital, Play, attempt, naive, vectors
 from scipy.stats import chisquare
 
-from fl_labelskew_plugins.runtimes.silo import issuing
+from fl_labelskew_plugins.runtimes.silo import certs
 from fl_labelskew_plugins.runtimes.silo.secure import account, masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
@@ -61,7 +61,7 @@ def test_a_server_that_puts_its_own_key_in_the_place_of_a_silos(play):
 def test_a_server_that_plays_silos_of_its_own(play, tmp_path):
     """Certificates of another authority, of another silo and of the server are none."""
     play.upto(1)
-    issuing.new(tmp_path / "certs", 3)
+    certs.new(tmp_path / "certs", 3)
     forged = Hospital(tmp_path / "certs", tmp_path, 2).joins(ABOUT).advertise()
     roster = play.server.roster()
     assert refused(play.silos[1].share, roster | {2: forged}) == (
