@@ -29,12 +29,11 @@ from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session, build
 from fl_labelskew_plugins.runtimes.base import Runtime
-from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.mpi import launch
 from fl_labelskew_plugins.runtimes.mpi.nodes import Nodes, greet
 from fl_labelskew_plugins.runtimes.mpi.transport import MPITransport
 from fl_labelskew_plugins.runtimes.spool import Spool
-from fl_labelskew_plugins.runtimes.transport import Kind, Message
+from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, upload, upload_meta, upload_tensors
 from fl_labelskew_plugins.tensors import Weights, group, joined, num_bytes
 
 

@@ -37,12 +37,11 @@ from fl_labelskew_plugins.runs.privacy import Ledger
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.session import Session, assemble
 from fl_labelskew_plugins.runtimes import wire
-from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.silo import facts, keys
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.facts import Facts, SiloData
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, question
-from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
+from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, reason, upload_meta, upload_tensors
 from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, num_bytes, rest, trim
 
 

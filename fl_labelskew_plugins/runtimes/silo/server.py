@@ -31,14 +31,13 @@ from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session, assemble
-from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, measures, upload
 from fl_labelskew_plugins.runtimes.silo import facts
-from fl_labelskew_plugins.runtimes.silo.census import Census, OtherClassesError, form, server_classes
+from fl_labelskew_plugins.runtimes.silo.facts import Census, OtherClassesError, form, server_classes
 from fl_labelskew_plugins.runtimes.silo.flood import Flood
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.members import Excluded, Members, Poll
 from fl_labelskew_plugins.runtimes.silo.outliers import Judge, norms
-from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
+from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, measures, reason, upload
 from fl_labelskew_plugins.runtimes.wire import plain
 from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes, trim
 
@@ -139,11 +138,11 @@ class Opening(SiloExchange):
         server.open([self._sent[client] for client in sorted(self._sent.keys() - excluded)])
 
 
-class Training(SiloExchange):
+class Uploads(SiloExchange):
     """The rounds: silos are asked to train, and answer with UPLOAD, of which they get a verdict."""
 
     total: Callable[[int, Sequence[int]], tuple[list[int], Vector]] | None = None
-    """What asks silos for a sum in place of uploads, see :class:`.Rounds`."""
+    """What asks silos for a sum in place of single uploads, see :class:`.Rounds`."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
@@ -151,6 +150,7 @@ class Training(SiloExchange):
         self._news: State
         self.close()
         self._taken: dict[int, int] = {}
+        self._comm, self._heavy = server.recipe.comm, set[tuple[int, int]]()
 
     def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
         """The uploads."""
@@ -188,39 +188,16 @@ class Training(SiloExchange):
             tensors=self._news,
         )
 
+    def begin(self) -> None:
+        """Compare uploads with those that earlier rounds have taken."""
+        self._judge = Judge(self._comm.max_update_ratio, self.rounds.record.norms)
+
     def of(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """Ask these silos; yield what they send, in ascending order, once enough have answered for a quorum.
 
         Raises:
             RunError: too few sent it in time.
         """
-        raise NotImplementedError
-
-    def take(self, client: int, message: Message) -> dict[str, Any] | None:
-        """An upload has come; what is to be said of it, if anything yet."""
-        raise NotImplementedError
-
-    def _received(self, message: Message) -> None:
-        client = message.sender - 1
-        self.server.members.away.discard(client)
-        verdict = LATE if self.server.rounds is None else self.take(client, message)
-        if verdict is not None:
-            self.server.send(Kind.VERDICT, client + 1, round=message.round, meta=verdict)
-
-
-class Uploads(Training):
-    """Training of which each silo's upload is seen."""
-
-    def __init__(self, server: SiloServer) -> None:
-        super().__init__(server)
-        self._comm, self._heavy = server.recipe.comm, set[tuple[int, int]]()
-
-    def begin(self) -> None:
-        """Compare uploads with those that earlier rounds have taken."""
-        self._judge = Judge(self._comm.max_update_ratio, self.rounds.record.norms)
-
-    def of(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """See :meth:`Training.of`."""
         members, record, server = self.server.members, self.rounds.record, self.rounds.server
         members.round = round
         poll: Poll[LocalResult] = Poll(members, clients, "uploads", {})
@@ -244,7 +221,7 @@ class Uploads(Training):
         self.server.transport.audit.sync()
 
     def take(self, client: int, message: Message) -> dict[str, Any] | None:
-        """See :meth:`Training.take`."""
+        """An upload has come; what is to be said of it, if anything yet."""
         poll, round, members = self._poll, message.round, self.server.members
         if round != members.round or not poll.awaits(client):
             return TAKEN if self._taken.get(client) == round else LATE  # sent twice, because its connection broke
@@ -268,6 +245,13 @@ class Uploads(Training):
             if not self._judge.add(client, measured):
                 poll.held.add(client)
         return TAKEN
+
+    def _received(self, message: Message) -> None:
+        client = message.sender - 1
+        self.server.members.away.discard(client)
+        verdict = LATE if self.server.rounds is None else self.take(client, message)
+        if verdict is not None:
+            self.server.send(Kind.VERDICT, client + 1, round=message.round, meta=verdict)
 
     def _refuse(self, client: int) -> bool:
         """Whether a client's upload is out of all proportion; it is then gone, and both sides are told."""
@@ -352,7 +336,7 @@ class TrainingExchanges(NamedTuple):
     """What a server asks silos for in a run."""
 
     opening: Opening
-    training: Training
+    uploads: Uploads
     tests: ClientTests
 
     @classmethod
@@ -460,10 +444,10 @@ class SiloServer(Manager):
         self.record, session = record, record.session
         self.transport.audit.note("run", run=record.run)
         assert isinstance(self.exchanges, TrainingExchanges)
-        opening, training, tests = self.exchanges
-        self._opening, self._training = opening, training
+        opening, uploads, tests = self.exchanges
+        self._opening, self._uploads = opening, uploads
         hooks = self.host.hooks(session.trainer.model)
-        self.rounds = rounds = Rounds(record, hooks=hooks, tested=tests.tested, summed=training.total)
+        self.rounds = rounds = Rounds(record, hooks=hooks, tested=tests.tested, summed=uploads.total)
         for exchange in self.exchanges:
             exchange.begin()
         if self.members.excluded:
@@ -476,7 +460,7 @@ class SiloServer(Manager):
         try:
             opening.exchange(resumed=record.next_round > 0)
             rounds.run(self)
-            training.close()
+            uploads.close()
             final, last = plain(joined(model=rounds.server.weights)), record.states.committed
             self.dismiss(lambda client: {"meta": {"done": True, "state_round": last.get(client, -1)}, "tensors": final})
         finally:
@@ -489,8 +473,8 @@ class SiloServer(Manager):
         return here
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """What these silos send, see :meth:`Training.of`."""
-        return self._training.of(round, clients)
+        """What these silos send, see :meth:`Uploads.of`."""
+        return self._uploads.of(round, clients)
 
     def dismiss(self, farewell: Callable[[int], dict[str, Any]]) -> None:
         """Tell everybody of the end, until they say that they know; who has just left gets its chance to come back.

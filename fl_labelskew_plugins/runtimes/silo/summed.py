@@ -28,7 +28,6 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.privacy import MULTIPLIER
 from fl_labelskew_plugins.recipe.summed import fewest_opened, fewest_summed
 from fl_labelskew_plugins.runs.session import Session
-from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.client import Answers, SiloClient
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
@@ -50,10 +49,10 @@ from fl_labelskew_plugins.runtimes.silo.server import (
     ClientTests,
     Opening,
     SiloServer,
-    Training,
     TrainingExchanges,
+    Uploads,
 )
-from fl_labelskew_plugins.runtimes.transport import Kind, Message
+from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message
 from fl_labelskew_plugins.runtimes.wire import plain
 from fl_labelskew_plugins.tensors import Weights, joined
 
@@ -142,7 +141,7 @@ class SummedOpening(Opening):
         sums.trainer, sums.clients = replace(sums.trainer, federation=server.federation), len(self.known)
 
 
-class SummedUploads(Training):
+class SummedUploads(Uploads):
     """Who is ready, and the sum of what they have."""
 
     def __init__(self, server: SiloServer, sums: ServerSums) -> None:

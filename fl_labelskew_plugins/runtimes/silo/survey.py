@@ -24,13 +24,12 @@ from fl_labelskew_plugins.methods.fedshift import noisy_counts
 from fl_labelskew_plugins.recipe.privacy import count_noise, on_counts
 from fl_labelskew_plugins.runs.privacy import SpentError
 from fl_labelskew_plugins.runs.survey import Survey
-from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo.client import Answers
 from fl_labelskew_plugins.runtimes.silo.facts import Facts
 from fl_labelskew_plugins.runtimes.silo.guard import PolicyError
 from fl_labelskew_plugins.runtimes.silo.members import Poll
 from fl_labelskew_plugins.runtimes.silo.server import SiloExchange, SiloServer
-from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
+from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message, reason
 
 MOST_NOISE = 1e9
 """Strength of noise that a silo may say; that of ``count_noise``."""

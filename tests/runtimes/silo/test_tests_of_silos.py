@@ -13,11 +13,10 @@ from scenes import Echo, finished
 
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import status
-from fl_labelskew_plugins.runtimes.messages import measures
 from fl_labelskew_plugins.runtimes.silo.client import OwnFolder
 from fl_labelskew_plugins.runtimes.silo.members import Excluded, Members
 from fl_labelskew_plugins.runtimes.silo.server import ClientTests
-from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport, measures
 from fl_labelskew_plugins.studies.finished import read
 
 PER_CLIENT = ("validation_args.per_client=true", "method_args.method=map", "train_args.client_num_per_round=2")
