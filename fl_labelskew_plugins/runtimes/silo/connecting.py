@@ -20,17 +20,6 @@ from fl_labelskew_plugins.recipe import addresses, compatibility
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.keys import Files, fingerprint
-from fl_labelskew_plugins.runtimes.silo.streams import (
-    LIMIT,
-    LOOKED,
-    METHOD,
-    PATIENCE_S,
-    SERVICE,
-    TAKEN,
-    CutShortError,
-    Hashing,
-    Outbox,
-)
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
@@ -146,13 +135,13 @@ class SiloTransport(Transport):
         self.audit = audit or Audit()
         self._grpc = compatibility.grpc()
         self.address, self.rank = address, rank
-        self.limits = dict.fromkeys(FROM_SERVER, LIMIT)
+        self.limits = dict.fromkeys(FROM_SERVER, streams.LIMIT)
         """Bytes of a message of each kind, at most; may be changed at any time, as by the handler of WELCOME."""
         self.hello: Callable[[], Message] = lambda: Message(Kind.HELLO, rank, 0)
         """Makes the first message of every connection, in another thread."""
         self.tls, self.revoked, self._trust = tls, revoked, Trust(address, tls, self.audit, pin, revoked)
         self._spool, self._say = spool or Spool(), say
-        self._outbox: Outbox | None = None
+        self._outbox: streams.Outbox | None = None
         self._cancel: Callable[[], Any] = lambda: None
         self._handling = False
         self._lock = threading.Lock()
@@ -188,7 +177,7 @@ class SiloTransport(Transport):
             outbox.close(flush=True)
             streams.wait_while_moving(self._ended, [outbox])
         cancel()
-        self._ended.wait(PATIENCE_S)
+        self._ended.wait(streams.PATIENCE_S)
 
     def _next(self, timeout: float | None) -> Message:
         if self._handling:
@@ -231,29 +220,29 @@ class SiloTransport(Transport):
         """
         joined = heard = False
         known = self._trust.known
-        outbox = Outbox(self.audit, lambda: known)
+        outbox = streams.Outbox(self.audit, lambda: known)
         channel = self._channel()
-        looked = ((LOOKED, "1"),) if self._trust.certificate else None
-        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(outbox.chunks(), metadata=looked)
+        looked = ((streams.LOOKED, "1"),) if self._trust.certificate else None
+        call = channel.stream_stream(f"/{streams.SERVICE}/{streams.METHOD}")(outbox.chunks(), metadata=looked)
         try:
             outbox.put(self.hello())
             with self._lock:
                 self._cancel = call.cancel
                 if self._stopping.is_set():
                     return False, False, ""
-            joined = any(key == TAKEN for key, _ in call.initial_metadata() or ())
+            joined = any(key == streams.TAKEN for key, _ in call.initial_metadata() or ())
             if joined:
                 self._say(f"connected to the server at {self.address}")
                 self.audit.note("connected", **known)
                 self._outbox = outbox
                 self.arrived.put(Message(Kind.JOINED, 0, self.rank))
-            hashing = Hashing(call, wanted=self.audit.digests)
+            hashing = streams.Hashing(call, wanted=self.audit.digests)
             while self._read(hashing):
                 heard = True
             why = "it has closed the connection"
         except self._grpc.RpcError:
             why = self._ending(call, joined=joined)
-        except CutShortError:
+        except streams.CutShortError:
             why = "the connection was lost"
         except WireError as error:
             why = streams.predicate(error)
@@ -303,7 +292,7 @@ class SiloTransport(Transport):
         credentials = self._grpc.ssl_channel_credentials(roots, self.tls.key, self.tls.certificate)
         return self._grpc.secure_channel(self.address, credentials, options)
 
-    def _read(self, stream: Hashing) -> bool:
+    def _read(self, stream: streams.Hashing) -> bool:
         got = streams.received(stream, self._admit, self._spool)
         if got is None:
             return False

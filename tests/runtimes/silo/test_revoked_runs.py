@@ -8,16 +8,14 @@ import torch
 from fl_labelskew_registry import LabelSkewError
 from recipe_texts import SILOS, simulation
 from safetensors.torch import load_file
-from scenes import Peer, finished
+from scenes import finished
 
 from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.runs import audit
 from fl_labelskew_plugins.runtimes.silo import certs
 from fl_labelskew_plugins.runtimes.silo.certs import Revocations, revoke
 from fl_labelskew_plugins.runtimes.silo.client import secret
-from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.keys import REVOKED
-from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.sp import runtime
 from fl_labelskew_plugins.runtimes.transport import Kind
 
@@ -52,23 +50,20 @@ def at(folder, tmp_path):
 
 
 @pytest.fixture
-def start(at, transports):
-    """Makes servers and silos."""
+def start(start, at):
+    """Makes servers and silos of which each has its own machine, with the list that was copied to it."""
+
+    def tls_of(kept, name):
+        tls = certs.read(kept, name)
+        return {"tls": tls, "revoked": Revocations(kept, tls)}
 
     def server(address="127.0.0.1:0", machine="server", **options):
-        kept = at(machine, "server")
-        tls = certs.read(kept, "server")
-        transports.append(ServerTransport(address, silos=3, tls=tls, revoked=Revocations(kept, tls), **options))
-        return Peer(transports[-1])
+        return start(address, **tls_of(at(machine, "server"), "server"), **options)
 
     def silo(address, rank=1, thief=None, **options):
         name = f"silo-{rank}"
-        kept = thief or at(name, name)
-        tls = certs.read(kept, name)
-        revoked = None if thief else Revocations(kept, tls)
-        transports.append(SiloTransport(address, rank, tls=tls, revoked=revoked, **options))
-        transports[-1].start()
-        return Peer(transports[-1])
+        own = tls_of(at(name, name), name) if thief is None else {"tls": certs.read(thief, name)}
+        return start.silo(address, rank, **own, **options)
 
     server.silo = silo
     return server

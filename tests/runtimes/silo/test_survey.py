@@ -339,16 +339,3 @@ def test_policies_and_every_byte_of_a_survey(federation):
         line["why"] for _, _, line in audit.read(federation.run_dir) if line.get("kind") == "SURVEY" and "why" in line
     ]
     assert len(why) == 1
-
-
-@pytest.mark.slow
-def test_a_surveyed_silo_gives_a_training_server_nothing(federation):
-    federation.overrides = ["train_args.comm_round=1", "comm_args.min_clients=2"]
-    server = federation.server()
-    server.says("listening on")
-    odd, *others = federation.silo(2, "--survey"), federation.silo(1), federation.silo(3)
-    finished(server, *others)
-    assert odd.wait() == 2
-    assert "the server trains, and this silo was started for a survey; leave --survey away" in odd.text
-    kinds = [line["kind"] for _, _, line in audit.read(federation.folder / "silo-2") if line["event"] == "sent"]
-    assert kinds == ["HELLO", "FAILED"]
