@@ -90,8 +90,8 @@ def start(
     elif resume is not None:
         recipe, folder = _resumed(path, overrides, resume)
         folder = held or folder
-        if from_round is not None and recipe.sums_alone and recipe.privacy.noise_multiplier is not None:
-            what = "silos have added noise to the sums of this run, and answer no round again"
+        if from_round is not None and recipe.sums_alone:
+            what = "with secure aggregation silos answer no earlier round again"
             raise LabelSkewError(f"--from-round {from_round}: {what}; use --resume without it, or begin a new run")
         if from_round is not None and not worker:
             _go_back(folder, from_round, quiet=quiet)

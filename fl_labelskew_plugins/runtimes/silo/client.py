@@ -171,7 +171,7 @@ class SiloClient(Manager):
     def _fail(self, error: LabelSkewError) -> None:
         self.failure = error
         # the message of an exception of a plugin's own code may contain values of samples
-        text = str(error).partition(": ")[0] if error.frames else error.public
+        text = error.public or (str(error).partition(": ")[0] if error.frames else "")
         self.send(Kind.FAILED, SERVER, meta={"reason": without_paths(text) or "its own log has the reason"})
         self.transport.stop_receive_message()
 
@@ -455,7 +455,7 @@ def about(recipe: Recipe, data: SiloData) -> bytes:
     sections = ("common_args", "model_args", "train_args", "method_args", "dp_args")
     settings: list[Any] = [{name: resolved[name] for name in sections}, recipe.device.precision]
     settings += [data.data.mean, data.data.std]
-    if recipe.privacy.noise_multiplier is not None:
+    if recipe.comm.secure_aggregation:
         ring = {key: value for key, value in resolved["comm_args"].items() if key.startswith("secure_")}
         settings += [recipe.privacy.noise_multiplier, recipe.privacy.clip, ring]
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=32)

@@ -18,6 +18,7 @@ from fl_labelskew_registry import Federation, LabelSkewError, RunError, shareabl
 from torch import Tensor
 
 from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Ring, Vector
@@ -311,7 +312,7 @@ class SummedAnswers(Answers):
         """Nothing is sent: the server asks for the opening sum. It says once of how many samples that is."""
         silo, run = self.silo, self.silo.run_name
         comm, before = silo.recipe.comm, self._account.question_of(run, OPENING)
-        answers = f"{silo.about.hex()} {comm.send_contributions} {comm.send_measures}"
+        answers = f"{silo.about.hex()} {fingerprint(silo.data.data)} {comm.send_contributions} {comm.send_measures}"
         tests, digest = session.reported_tests(silo.client), hashlib.blake2b(answers.encode(), digest_size=16)
         opening = f"{tests} {digest.hexdigest()}"
         if before not in ("", opening):  # the difference of two sums would be this silo's
@@ -332,7 +333,8 @@ class SummedAnswers(Answers):
         self._question = common_question(session.federation, round, message.tensors, **common)
         before, times = meta["state_round"], meta["times_selected"]  # which are not the same for all
         try:
-            self._account.check_state(silo.run_name, round, before, times)
+            if not self._noise:
+                self._account.check_state(silo.run_name, round, before, times)
             if before >= 0 and not silo.states.has(before):
                 what = f"the state of round {before + 1} is not in {silo.states.folder}; begin a new run"
                 raise SecureError(f"round {round + 1}: {what}")
@@ -354,7 +356,7 @@ class SummedAnswers(Answers):
             return take(*args, **turn)
         except Exception as error:
             if not self._noise:
-                raise
+                raise self._without_reason(error) from error
             self._unchanged(error)
             _, _, weights = args
             return LocalResult(dict(weights), {}, dict(turn["state"]), {})
@@ -369,7 +371,7 @@ class SummedAnswers(Answers):
             vector = session.sums.added(self.silo.client, round, start, result, measures=measures)
         except Exception as error:
             if not self._noise:
-                raise
+                raise self._without_reason(error) from error
             self._unchanged(error)
             vector = session.sums.round.zeros()
         return LocalResult({VECTOR: travelling(vector)}, {}, {}, {})
@@ -430,6 +432,18 @@ class SummedAnswers(Answers):
             silo.ledger.spend(silo.revealed()[1], silo.answer(request), run=silo.run_name, round=round)
         noise = seeds.noise_generator(silo.seed(request), "noise of a sum", round, silo.client)
         return silo.session.sums.noisy(vector, noise)
+
+    @staticmethod
+    def _without_reason(error: Exception) -> Exception:
+        """An error with no reason for the server, and an exit code after which no service manager starts the silo again.
+
+        A server can send a model with which training fails only if a known sample is among the data.
+        """
+        if not isinstance(error, LabelSkewError):
+            return error
+        failed = LabelSkewError(f"{error}; the server was not told why. To take part again, start this silo again")
+        failed.frames = error.frames
+        return shareable(failed, "its training failed")
 
     def _unchanged(self, error: Exception) -> None:
         text = str(error) if isinstance(error, LabelSkewError) else clean(repr(error))

@@ -1,8 +1,9 @@
 """A silo's account of the sums that it has helped to open: of one round, one set of silos, also after a restart.
 
 Of two sums over sets that differ in one silo, the difference is what that one has sent; of two sums over one set, of
-which one silo was asked something else, that of its two answers. So of one round it takes one question, too. Numbers of
-right answers change little from round to round, so all sums of them are over the silos of the opening.
+which one silo was asked something else, that of its two answers. So of one round it takes one question, too, and without
+noise it adds one vector, even if its data or settings have changed since. Numbers of right answers change little from
+round to round, so all sums of them are over the silos of the opening.
 """
 
 from __future__ import annotations
@@ -10,15 +11,20 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 from fl_labelskew_registry import LabelSkewError, shareable
 from pydantic import BaseModel
 
+from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.machine.files import replacing
 from fl_labelskew_plugins.recipe.model import POLICY
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SecureError, SitsOutError, listed
 
 NAME, JOINED = "secure.json", "joined_run"
+KEPT = "secure_vector_{}.npz"
+"""The vector of the last sum of its kind: ``opening``, ``round`` or ``test``."""
 
 
 class Opened(BaseModel):
@@ -80,11 +86,40 @@ class Account:
             raise SitsOutError(f"{attempt.where}: {what}; the two sums would differ by single uploads ({self.file})")
         self._write(opened, f"{attempt.where}: ", "sends")
 
-    def check_state(self, run: str, round: int, before: int, times: int) -> None:
-        """Raise SecureError unless a server names this silo's own last state, and how often it has taken part.
+    def only(self, attempt: Attempt, vector: Vector) -> Vector:
+        """The vector that this silo adds to a round's sum: the first one, also after a restart; on disk by then.
 
-        With another state, the sum of one more round with the same model could differ by this silo's answer only. In a
-        sum that this silo has masked its vector for, and not opened, it may have been or not.
+        Raises:
+            SecureError: the first one is missing, or nothing can be written.
+        """
+        kind = "round" if attempt.round > OPENING else "test" if attempt.round < OPENING else "opening"
+        file, key = self.file.with_name(KEPT.format(kind)), f"{attempt.run} {attempt.round}"
+        try:
+            with np.load(file, allow_pickle=False) as kept:
+                if str(kept["key"]) == key:
+                    return cast(Vector, kept["vector"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError):
+            raise SecureError(f"{attempt.where}: {file} is damaged; begin a new run") from None
+        if attempt.round in self._read().masked.get(attempt.run, {}):
+            what = f"this silo has masked a vector of this round before, which is no longer in {file}"
+            raise SecureError(f"{attempt.where}: {what}; begin a new run")
+        try:
+            with replacing(file) as part, part.open("wb") as opened:
+                np.savez(opened, key=np.array(key), vector=vector)
+                opened.flush()
+                os.fsync(opened.fileno())
+        except OSError as error:
+            what = f"{file} cannot be written ({error.strerror}), and without it this silo sends nothing"
+            raise SecureError(f"{attempt.where}: {what}") from None
+        return vector
+
+    def check_state(self, run: str, round: int, before: int, times: int) -> None:
+        """Raise SecureError unless a server names this silo's last state, and goes from round to round.
+
+        Without noise, all silos open each sum. If a server could choose the state of one silo, the sum of one more
+        round would differ by this silo's answer only, or contain only its change.
 
         Args:
             run: the run's name.
@@ -93,10 +128,13 @@ class Account:
             times: how often it was selected, this round included.
         """
         account = self._read()
-        opened = {number for number in account.runs.get(run, {}) if 0 <= number < round}
-        masked = opened | {number for number in account.masked.get(run, {}) if number < round}
-        last = max(opened, default=-1)
-        if not (before == last or (before > last and before in masked)) or not len(opened) < times <= len(masked) + 1:
+        opened = {number for number in account.runs.get(run, {}) if number >= 0}
+        asked = {number for number in account.questions.get(run, {}) if number >= 0}
+        if round < (last := max(opened | asked, default=-1)):
+            what = f"the server asks for a round before round {last + 1}, which this silo was asked for already"
+            raise SecureError(f"round {round + 1}: {what} ({self.file})")
+        opened.discard(round)
+        if (before, times) != (last := max(opened, default=-1), len(opened) + 1):
             what = f"the server continues from round {before + 1} and has selected this silo {times} times"
             here = f"here {len(opened)} sums before this round are noted, the last one of round {last + 1}"
             raise SecureError(f"round {round + 1}: {what}; {here} ({self.file})")
