@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +19,7 @@ from fl_labelskew_plugins.engine import sums, turn
 from fl_labelskew_plugins.engine.ring import Ring, Wide, parts, trim
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.asking import ServerSums
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError, number_of_test
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.silo.secure.silo import STEPS, SiloRound
@@ -169,6 +171,30 @@ def continues_from_another_state():
 
 
 @cheat
+def continues_from_a_sum_that_was_not_opened():
+    """All silos mask their vectors of another model; in the next round one silo continues from it: only it has changed."""
+    honest = SummedUploads.total
+
+    def unopened(server):
+        raise SecureError("not opened")
+
+    def total(self, round, clients):
+        if round != ROUND:
+            return honest(self, round, clients)
+        server, there, states = self.rounds.server, ServerRound.there, self.rounds.record.states
+        weights, server.weights = server.weights, {name: 3 * value for name, value in server.weights.items()}
+        ServerRound.there = unopened
+        with suppress(RunError):
+            honest(self, round, clients)
+        ServerRound.there, server.weights = there, weights
+        states.select(3)
+        states.committed[3] = round
+        return honest(self, round + 1, clients)
+
+    SummedUploads.total = total
+
+
+@cheat
 def says_that_all_silos_have_one_sample():
     """So that silos answer why they cannot believe it."""
     honest = SummedOpening._tell
@@ -307,6 +333,19 @@ def dies_at(step):
         os.kill(os.getpid(), signal.SIGKILL)
 
     return lambda: replaced(SiloRound, step, method)
+
+
+@cheat
+def dies_in_a_test():
+    """After the second round."""
+    honest = SiloRound.advertise
+
+    def advertise(silo):
+        if silo.attempt.round == number_of_test(ROUND):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return honest(silo)
+
+    SiloRound.advertise = advertise
 
 
 for step in STEPS:

@@ -50,7 +50,7 @@ def conflicts(recipe: Sections, method: Method) -> Iterator[Conflict]:
         ("comm_args.secure_threshold", fewest_summed(recipe)),
     ):
         if clients < every and recipe.privacy.noise_multiplier is None:
-            what = f"{clients} of {every} clients: sums over different clients can be compared, and reveal single clients"
+            what = f"{clients} of {every} clients: sums over different clients can be compared, and reveal single ones"
             allowed = f"{every}, noise (privacy_args.noise_multiplier), or no secure aggregation"
             yield Conflict(key, f"{what}; allowed: {allowed}", ("comm_args.secure_aggregation",))
             return

@@ -460,7 +460,7 @@ def sizes(recipe: Recipe) -> Callable[[int], Sizes]:
 
 def comparable(recipe: Recipe) -> str:
     """Warning that sums have no noise; empty if they have."""
-    what = "secure aggregation without noise: a server that gets two sums over different silos can compare them"
+    what = "secure aggregation without noise does not protect silos from a server that cheats"
     return "" if recipe.privacy.noise_multiplier is not None else f"{what}; {MULTIPLIER} adds noise to the sums"
 
 

@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 
 from fl_labelskew_plugins.runtimes.silo import certs
 from fl_labelskew_plugins.runtimes.silo.secure import account, masks, shares
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.silo.secure.silo import STEPS
@@ -454,18 +454,37 @@ def test_a_silo_that_shows_the_key_of_another(hospitals):
 
 
 def test_a_server_that_names_another_state(hospitals):
-    """After two sums, and one that the silo's masked vector may be in or not."""
+    """After two sums, and one that this silo has masked a vector for."""
     ours = account.Account(hospitals(3)[0].folder)
-    for round in (0, 2):
+    for round in (0, 1):
+        ours.check_state(RUN, round, round - 1, round + 1)
+        ours.ask(RUN, round, "question")
         ours.open(attempt(round), [1, 2, 3])
-    ours.mask(attempt(3), [1, 2, 3], once=True)
-    for before, times in ((2, 3), (3, 4), (2, 4)):
-        ours.check_state(RUN, 5, before, times)
-    ours.check_state(RUN, 2, 0, 2)  # a server that has gone back
-    for round, before, times in ((5, -1, 3), (5, 0, 3), (5, 1, 3), (5, 4, 3), (5, 2, 2), (5, 2, 5), (2, 2, 2)):
-        line = f"round {round + 1}: the server continues from round {before + 1} and has selected this silo {times} ti"
+    ours.check_state(RUN, 1, 0, 2)  # the server has lost the sum
+    ours.ask(RUN, 2, "question")
+    ours.mask(attempt(2), [1, 2, 3], once=True)
+    ours.check_state(RUN, 2, 1, 3)
+    for before, times in ((-1, 3), (0, 3), (2, 3), (1, 2), (1, 4), (2, 4)):
+        line = f"round 4: the server continues from round {before + 1} and has selected this silo {times} times"
         with pytest.raises(SecureError, match=line):
-            ours.check_state(RUN, round, before, times)
+            ours.check_state(RUN, 3, before, times)
+    with pytest.raises(SecureError, match="round 2: the server asks for a round before round 3, which this silo was"):
+        ours.check_state(RUN, 1, 0, 2)
+
+
+def test_a_silo_adds_one_vector_to_a_round(hospitals):
+    """The difference of two sums, before and after its data or settings have changed, would be about this silo."""
+    folder = hospitals(3)[0].folder
+    first, other = vectors([1, 2], attempt(0)).values()
+    assert not np.array_equal(first, other)
+    assert np.array_equal(account.Account(folder).only(attempt(0), first), first)
+    account.Account(folder).mask(attempt(0), [1, 2, 3], once=True)
+    assert np.array_equal(account.Account(folder).only(attempt(0), other), first)
+    assert np.array_equal(account.Account(folder).only(attempt(OPENING), other), other)
+    assert np.array_equal(account.Account(folder).only(attempt(1), other), other)
+    assert np.array_equal(account.Account(folder).only(attempt(OPENING), first), other)
+    with pytest.raises(SecureError, match=r"masked a vector of this round before, which is no longer in .*begin a new"):
+        account.Account(folder).only(attempt(0), first)
 
 
 def test_a_silo_answers_another_run_only_if_its_operator_agrees(hospitals):
@@ -524,7 +543,8 @@ def test_two_silos_whose_data_are_swapped_look_alike(hospitals, monkeypatch):
     def run(values, lost):
         random = np.random.default_rng(5)
         for ward in wards:
-            (ward.folder / "secure.json").unlink(missing_ok=True)
+            for file in ward.folder.glob("secure*"):
+                file.unlink()
         play = Play(wards, about, values, lost=lost, random=random.bytes)
         total = play.total()
         signed = {(0, rank): Advert.unpack(play.sent[0, rank]).keys for rank in RANKS}  # signatures are drawn, too
