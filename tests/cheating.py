@@ -172,7 +172,7 @@ def continues_from_another_state():
 
 @cheat
 def continues_from_a_sum_that_was_not_opened():
-    """All silos mask their vectors of another model; in the next round one silo continues from it: only it has changed."""
+    """All silos mask their vectors of another model; in the next round one silo alone continues from it."""
     honest = SummedUploads.total
 
     def unopened(server):

@@ -435,7 +435,7 @@ class SummedAnswers(Answers):
 
     @staticmethod
     def _without_reason(error: Exception) -> Exception:
-        """An error with no reason for the server, and an exit code after which no service manager starts the silo again.
+        """An error without a reason for the server, whose exit code keeps a service manager from another start.
 
         A server can send a model with which training fails only if a known sample is among the data.
         """

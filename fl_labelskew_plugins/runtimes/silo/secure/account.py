@@ -1,9 +1,9 @@
 """A silo's account of the sums that it has helped to open: of one round, one set of silos, also after a restart.
 
 Of two sums over sets that differ in one silo, the difference is what that one has sent; of two sums over one set, of
-which one silo was asked something else, that of its two answers. So of one round it takes one question, too, and without
-noise it adds one vector, even if its data or settings have changed since. Numbers of right answers change little from
-round to round, so all sums of them are over the silos of the opening.
+which one silo was asked something else, that of its two answers. So of one round it takes one question, too. Without
+noise it adds one vector to a round, even if its data or settings have changed since. Numbers of right answers change
+little from round to round, so all sums of them are over the silos of the opening.
 """
 
 from __future__ import annotations
