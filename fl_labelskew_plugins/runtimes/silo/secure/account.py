@@ -12,6 +12,7 @@ import json
 import os
 from pathlib import Path
 from typing import cast
+from zipfile import BadZipFile
 
 import numpy as np
 from fl_labelskew_registry import LabelSkewError, shareable
@@ -28,13 +29,10 @@ KEPT = "secure_vector_{}.npz"
 
 
 class Opened(BaseModel):
-    """The file: by run and round, the ranks in the sum that was opened, the digest of the question to this silo, and
-    the ranks with which its vector without noise was masked.
-    """
+    """The file: by run and round, the ranks in the sum that was opened, and the digest of the question to this silo."""
 
     runs: dict[str, dict[int, list[int]]]
     questions: dict[str, dict[int, str]] = {}
-    masked: dict[str, dict[int, list[int]]] = {}
 
 
 class Account:
@@ -67,30 +65,11 @@ class Account:
         opened.runs.setdefault(attempt.run, {})[attempt.round] = there
         self._write(opened, f"{attempt.where}: ", "opens")
 
-    def mask(self, attempt: Attempt, sharing: list[int], *, once: bool) -> None:
-        """Write down the silos that share masks with this one in a round; on disk when this returns.
-
-        Two sums with the same vector and different silos can be opened without this silo, by disjoint sets of others.
-        ``once``: the vector of a round may be masked for one set of silos only, because it has no noise.
-
-        Raises:
-            SitsOutError: its vector of this round was masked with others.
-            SecureError: nothing can be written.
-        """
-        if attempt.round <= OPENING:  # each needs most of all silos, so no two of them can be opened by disjoint sets
-            return
-        opened = self._read()
-        before = opened.masked.setdefault(attempt.run, {}).setdefault(attempt.round, sharing)
-        if before != sharing and once:
-            what = f"this silo has masked its vector with {listed(before)}, and now {listed(sharing)} share masks"
-            raise SitsOutError(f"{attempt.where}: {what}; the two sums would differ by single uploads ({self.file})")
-        self._write(opened, f"{attempt.where}: ", "sends")
-
     def only(self, attempt: Attempt, vector: Vector) -> Vector:
         """The vector that this silo adds to a round's sum: the first one, also after a restart; on disk by then.
 
         Raises:
-            SecureError: the first one is missing, or nothing can be written.
+            SecureError: the file is damaged, or nothing can be written.
         """
         kind = "round" if attempt.round > OPENING else "test" if attempt.round < OPENING else "opening"
         file, key = self.file.with_name(KEPT.format(kind)), f"{attempt.run} {attempt.round}"
@@ -100,11 +79,8 @@ class Account:
                     return cast(Vector, kept["vector"])
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile):
             raise SecureError(f"{attempt.where}: {file} is damaged; begin a new run") from None
-        if attempt.round in self._read().masked.get(attempt.run, {}):
-            what = f"this silo has masked a vector of this round before, which is no longer in {file}"
-            raise SecureError(f"{attempt.where}: {what}; begin a new run")
         try:
             with replacing(file) as part, part.open("wb") as opened:
                 np.savez(opened, key=np.array(key), vector=vector)

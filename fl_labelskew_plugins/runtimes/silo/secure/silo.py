@@ -146,7 +146,6 @@ class SiloRound:
         self._shares = {rank: self._shares[rank] for rank in sharing}
         if not self._noisy:
             vector = self._account.only(attempt, vector)
-        self._account.mask(attempt, sorted(self._shares), once=not self._noisy)
         masked = attempt.vector(vector, "what this silo would send").copy()
         masks.add_own(masked, self._seed, self.rank, attempt)
         for peer in self._shares.keys() - {self.rank}:

@@ -255,19 +255,6 @@ def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
         wards[0].joins(ABOUT)
 
 
-def test_a_server_that_opens_a_vector_in_several_sums_by_other_silos_each(hospitals):
-    """Silo 1 would be in two sums of one round that silos 2, 3, 4 and silos 5, 6, 7 open without it."""
-    wards, values = hospitals(7), vectors(range(1, 8), ABOUT)
-    Play(wards[:4], ABOUT, values, lost={1: 4}).total()
-    again = Play([wards[0], *wards[4:]], attempt(number=1), values).upto(3)
-    line = refused(again.silos[1].mask, values[1], again.server.sharing())
-    assert line.startswith(
-        "this silo has masked its vector with silos 1, 2, 3, 4, and now silos 1, 5, 6, 7 share masks"
-    )
-    noisy = Play([wards[0], *wards[4:]], attempt(number=2), values, lost={1: 4}, noisy=True)
-    assert noisy.total() == naive([values[rank] for rank in (1, 5, 6, 7)], ABOUT)  # whose noise is of this attempt
-
-
 def test_a_server_that_asks_each_silo_something_else(hospitals):
     """Another model for one of them: their signatures are of what each was asked, so no keys are agreed on."""
     play = Play(hospitals(4), replace(ABOUT, question="a model"), vectors(RANKS, ABOUT))
@@ -454,7 +441,7 @@ def test_a_silo_that_shows_the_key_of_another(hospitals):
 
 
 def test_a_server_that_names_another_state(hospitals):
-    """After two sums, and one that this silo has masked a vector for."""
+    """After two sums, and one that was not opened."""
     ours = account.Account(hospitals(3)[0].folder)
     for round in (0, 1):
         ours.check_state(RUN, round, round - 1, round + 1)
@@ -462,7 +449,6 @@ def test_a_server_that_names_another_state(hospitals):
         ours.open(attempt(round), [1, 2, 3])
     ours.check_state(RUN, 1, 0, 2)  # the server has lost the sum
     ours.ask(RUN, 2, "question")
-    ours.mask(attempt(2), [1, 2, 3], once=True)
     ours.check_state(RUN, 2, 1, 3)
     for before, times in ((-1, 3), (0, 3), (2, 3), (1, 2), (1, 4), (2, 4)):
         line = f"round 4: the server continues from round {before + 1} and has selected this silo {times} times"
@@ -478,13 +464,13 @@ def test_a_silo_adds_one_vector_to_a_round(hospitals):
     first, other = vectors([1, 2], attempt(0)).values()
     assert not np.array_equal(first, other)
     assert np.array_equal(account.Account(folder).only(attempt(0), first), first)
-    account.Account(folder).mask(attempt(0), [1, 2, 3], once=True)
     assert np.array_equal(account.Account(folder).only(attempt(0), other), first)
     assert np.array_equal(account.Account(folder).only(attempt(OPENING), other), other)
     assert np.array_equal(account.Account(folder).only(attempt(1), other), other)
     assert np.array_equal(account.Account(folder).only(attempt(OPENING), first), other)
-    with pytest.raises(SecureError, match=r"masked a vector of this round before, which is no longer in .*begin a new"):
-        account.Account(folder).only(attempt(0), first)
+    (folder / "secure_vector_round.npz").write_bytes(b"PK")
+    with pytest.raises(SecureError, match=r"secure_vector_round.npz is damaged; begin a new run"):
+        account.Account(folder).only(attempt(1), first)
 
 
 def test_a_silo_answers_another_run_only_if_its_operator_agrees(hospitals):
