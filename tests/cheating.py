@@ -176,7 +176,6 @@ def continues_from_a_sum_that_was_not_opened():
         with suppress(RunError):
             honest(self, round, clients)
         ServerRound.there, server.weights = there, weights
-        states.select(3)
         states.committed[3] = round
         return honest(self, round + 1, clients)
 

@@ -268,7 +268,7 @@ SERVERS = {
     "asks_for_both_kinds_of_share": "silo 1 has not signed that the sum is of silos 1, 2, 3",
     "shows_one_silo_another_model": "the keys of silo 4 are not signed with its certificate's key for this attempt",
     "continues_from_another_state": "the server continues from round 0 and has selected this silo 2 times; here 1 sums",
-    "continues_from_a_sum_that_was_not_opened": "the server continues from round 2 and has selected this silo 3 times",
+    "continues_from_a_sum_that_was_not_opened": "the server continues from round 2 and has selected this silo 2 times",
 }
 
 
