@@ -87,8 +87,8 @@ class SummedOpening(Opening):
 
     def begin(self) -> None:
         """Know the samples of a resumed run."""
-        if content := self.content:
-            self._tell(content["samples"])
+        if self.known:
+            self._tell(self.content["samples"])
 
     def exchange(self, *, resumed: bool) -> None:
         """Make it, where it is not made yet, or what was made of it is lost: of the same silos then."""
