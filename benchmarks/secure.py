@@ -35,19 +35,20 @@ import numpy as np
 import psutil
 from Crypto.Protocol.SecretSharing import Shamir
 
-from fl_labelskew_plugins.runtimes.silo import issuing
+from fl_labelskew_plugins.runtimes.silo import certs
 from fl_labelskew_plugins.runtimes.silo.secure import shares
 
 RECIPE = """\
 common_args: {{training_type: cross_silo}}
 data_args: {{dataset: npz, data_cache_dir: {data}}}
 partition_args: {{partition_method: iid}}
-model_args: {{model: {model}}}
+model_args: {{model: mlp, hidden: {hidden}}}
 train_args: {{client_num_in_total: {silos}, client_num_per_round: {silos}, comm_round: {rounds}, batch_size: 64}}
 method_args: {{method: fedavg}}
 validation_args: {{frequency_of_the_test: 0, personalised: false}}
 device_args: {{threads: 1}}
 comm_args: {{backend: GRPC, certs: {certs}, secure_aggregation: {secure}, secure_threshold: {threshold}}}
+privacy_args: {noise}
 tracking_args: {{checkpoint_every: 1000}}
 """
 MAIN = "from fl_labelskew_plugins.cli.main import main; main()"
@@ -167,14 +168,15 @@ def main() -> None:
         for secure, lost in ((False, 0), *([] if options.tiny else [(True, 0)]), (True, max(1, silos // 5))):
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
-                issuing.new(folder / "certs", silos)
+                certs.new(folder / "certs", silos)
                 data, rng, size = folder / "data.npz", np.random.default_rng(0), 20 * silos
                 x = rng.integers(0, 256, (size, 8, 8), dtype=np.uint8)
                 np.savez(data, x=x, y=np.arange(size) % 10)
-                recipe, model = folder / "recipe.yaml", "mlp" if options.tiny else "resnet18"
+                recipe, hidden = folder / "recipe.yaml", [128] if options.tiny else [3300, 3300]
                 facts = {"silos": silos, "rounds": rounds, "certs": folder / "certs", "secure": str(secure).lower()}
                 facts["threshold"] = 2 * silos // 3 + 1 if lost else "null"
-                recipe.write_text(RECIPE.format(data=data, model=model, **facts))
+                facts["noise"] = "{noise_multiplier: 0.5, clip: 1}" if lost else "{}"  # else no silo may be missing
+                recipe.write_text(RECIPE.format(data=data, hidden=hidden, **facts))
                 cost = measured(recipe, folder, silos, lost, rounds)
             clear = clear if secure else cost
             times, server, silo = cost.megabytes / clear.megabytes, cost.server - clear.server, cost.silo - clear.silo

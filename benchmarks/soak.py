@@ -49,7 +49,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.machine.signals import interrupting
-from fl_labelskew_plugins.runtimes.silo import issuing
+from fl_labelskew_plugins.runtimes.silo import certs
 
 RECIPE = """\
 common_args: {{training_type: cross_silo}}
@@ -417,7 +417,7 @@ def soak(folder: Path, options: argparse.Namespace, *, disks: bool) -> bool:
     rounds, silos = options.rounds, options.silos
     recipe = folder / "recipe.yaml"
     recipe.write_text(RECIPE.format(rounds=rounds, silos=silos), encoding="utf-8")
-    issuing.new(folder / "certs", silos)
+    certs.new(folder / "certs", silos)
     more = [word for override in options.set for word in ("--set", override)]
     more += ["--host", "none"] if options.tiny else []
     calm, run = (Run(folder / name, rounds, silos, disks) for name in ("undisturbed", "disturbed"))

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,11 +18,12 @@ from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.engine import sums, turn
 from fl_labelskew_plugins.engine.ring import Ring, Wide, parts, trim
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
-from fl_labelskew_plugins.runtimes.silo.secure.asking import Sums
+from fl_labelskew_plugins.runtimes.silo.secure.asking import ServerSums
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError, number_of_test
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.silo.secure.silo import STEPS, SiloRound
-from fl_labelskew_plugins.runtimes.silo.summed import SummedServer, SummedUploads
+from fl_labelskew_plugins.runtimes.silo.summed import SummedOpening, SummedUploads
 
 ROUND = 1
 CHEATS = {}
@@ -90,7 +92,7 @@ def drops_a_silo_after_the_masks():
 @cheat
 def asks_for_both_kinds_of_share():
     """Silo 1 is told that silo 4 is in the sum, the others that it is not."""
-    honest = Sums._ask
+    honest = ServerSums._ask
 
     def ask(self, client):
         if self._kind.name == "THERE" and self._attempt.round == ROUND and client:
@@ -101,7 +103,7 @@ def asks_for_both_kinds_of_share():
         else:
             honest(self, client)
 
-    Sums._ask = ask
+    ServerSums._ask = ask
     ServerRound.agreed = lambda self, rank, signature: self._signatures.__setitem__(rank, signature)
 
 
@@ -111,24 +113,13 @@ def lies_about_who_is_in_the_sum():
 
 
 @cheat
-def asks_one_round_twice_with_other_silos():
-    honest = Sums.total
-
-    def total(self, run, round, clients, *about):
-        result = honest(self, run, round, clients, *about)
-        return honest(self, run, round, clients[:-1], *about) if round == ROUND else result
-
-    Sums.total = total
-
-
-@cheat
 def shows_one_silo_another_model():
     """Of which the others' changes would be known, and the sum would be that silo's."""
     honest = SummedUploads.ask
 
     def ask(self, client):
         news = self._news
-        if self._members.round == ROUND and client == 3:
+        if self.server.members.round == ROUND and client == 3:
             self._news = {name: value / 2 for name, value in news.items()}
         honest(self, client)
         self._news = news
@@ -142,14 +133,14 @@ def shows_one_silo_another_model():
 
 @cheat
 def asks_for_right_answers_under_noise():
-    honest, content = sums.Sums.__init__, SummedServer._content
+    honest, content = sums.Sums.__init__, SummedOpening.content.fget
 
     def init(self, trainer, *args, bits, **kwargs):
         honest(self, trainer, *args, bits=bits, **kwargs)
         self.right = Ring({"right": Wide((), sums.SUMMED)}, bits, trainer.federation.num_clients)
 
     sums.Sums.__init__ = init
-    SummedServer._content = lambda self: content(self) | {"test_samples": 9}
+    SummedOpening.content = property(lambda self: (known := content(self)) and known | {"test_samples": 9})
 
 
 @cheat
@@ -158,9 +149,9 @@ def continues_from_another_state():
     honest = SummedUploads.ask
 
     def ask(self, client):
-        committed = self._record.states.committed
+        committed = self.rounds.record.states.committed
         before = dict(committed)
-        if self._members.round == ROUND and client == 3:
+        if self.server.members.round == ROUND and client == 3:
             committed.pop(client)
         honest(self, client)
         committed.update(before)
@@ -169,42 +160,59 @@ def continues_from_another_state():
 
 
 @cheat
+def continues_from_a_sum_that_was_not_opened():
+    """All silos mask their vectors of another model; in the next round one silo alone continues from it."""
+    honest = SummedUploads.total
+
+    def unopened(server):
+        raise SecureError("not opened")
+
+    def total(self, round, clients):
+        if round != ROUND:
+            return honest(self, round, clients)
+        server, there, states = self.rounds.server, ServerRound.there, self.rounds.record.states
+        weights, server.weights = server.weights, {name: 3 * value for name, value in server.weights.items()}
+        ServerRound.there = unopened
+        with suppress(RunError):
+            honest(self, round, clients)
+        ServerRound.there, server.weights = there, weights
+        states.committed[3] = round
+        return honest(self, round + 1, clients)
+
+    SummedUploads.total = total
+
+
+@cheat
 def says_that_all_silos_have_one_sample():
     """So that silos answer why they cannot believe it."""
-    honest = SummedServer._tell
-    SummedServer._tell = lambda self, rounds, samples: honest(self, rounds, 1)
+    honest = SummedOpening._tell
+    SummedOpening._tell = lambda self, samples: honest(self, 1)
 
 
 @cheat
 def begins_a_second_run():
     """After a round, the same question in another run, on the connections that are there, without silo 4."""
-    honest, exchanges = SummedUploads.total, SummedServer._exchanges
-    servers = []
-
-    def remembered(server, rounds):
-        servers.append(server)
-        return exchanges(server, rounds)
+    honest = SummedUploads.total
 
     def total(self, round, clients):
-        (server,), first = servers, self._run
-        weights, others = dict(self._rounds.server.weights), clients[:-1]
+        server, first = self.server, self.server.record.run
+        weights, others = dict(self.rounds.server.weights), clients[:-1]
         came, vector = honest(self, round, clients)
         if round == ROUND:
-            self._rounds.server.weights = weights
+            self.rounds.server.weights = weights
             server.record = SimpleNamespace(**{**vars(server.record), "run": "f" * 16})
-            self._run = "f" * 16
             for client in others:
-                server._welcome(client)
+                server.welcome(client)
             _, without = honest(self, round, others)
-            server.record.run = self._run = first
-            ring, difference = self._rounds.session.sums.round, vector.copy()
+            server.record.run = first
+            ring, difference = self.rounds.session.sums.round, vector.copy()
             for ours, theirs in zip(parts(difference, ring.wide), parts(without, ring.wide), strict=True):
                 np.subtract(ours, theirs, out=ours)
             trim(difference, ring.bits, ring.wide)
             print("difference", hashlib.sha256(difference).hexdigest(), flush=True)
         return came, vector
 
-    SummedServer._exchanges, SummedUploads.total = remembered, total
+    SummedUploads.total = total
 
 
 # -- silos
@@ -313,6 +321,19 @@ def dies_at(step):
         os.kill(os.getpid(), signal.SIGKILL)
 
     return lambda: replaced(SiloRound, step, method)
+
+
+@cheat
+def dies_in_a_test():
+    """After the second round."""
+    honest = SiloRound.advertise
+
+    def advertise(silo):
+        if silo.attempt.round == number_of_test(ROUND):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return honest(silo)
+
+    SiloRound.advertise = advertise
 
 
 for step in STEPS:

@@ -10,10 +10,9 @@ import click
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import guarded
-from fl_labelskew_plugins.cli.options import FOLDER, PASSPHRASE
+from fl_labelskew_plugins.cli.options import FOLDER
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.runtimes.silo import keys
-from fl_labelskew_plugins.runtimes.silo.names import REASONS, REVOKED, require
+from fl_labelskew_plugins.runtimes.silo.keys import REVOKED, require
 
 IN = click.option(
     "--certs",
@@ -48,17 +47,13 @@ def certs_group() -> None:
 @DAYS
 @click.option("--add", is_flag=True, help="Keep what is in DIR and make what is missing; needs the authority's key.")
 @ENCRYPT
-@PASSPHRASE
 @guarded
-def new(
-    *, silos: int, out: Path, hosts: tuple[str, ...], days: int, add: bool, encrypt: bool, descriptor: int | None
-) -> None:
+def new(*, silos: int, out: Path, hosts: tuple[str, ...], days: int, add: bool, encrypt: bool) -> None:
     """Make an authority, and certificates of the server and the silos."""
     require()
-    from fl_labelskew_plugins.runtimes.silo import issuing
+    from fl_labelskew_plugins.runtimes.silo import certs
 
-    passphrase = keys.Passphrase(descriptor)
-    made = issuing.new(out, silos, hosts, days=days, add=add, encrypt=encrypt, passphrase=passphrase)
+    made = certs.new(out, silos, hosts, days=days, add=add, encrypt=encrypt)
     click.echo(f"written to {out}: {', '.join(made) or 'nothing, all are there'}")
     for name in made:
         if name != "ca":
@@ -73,53 +68,39 @@ def new(
 @_server("as before")
 @DAYS
 @ENCRYPT
-@PASSPHRASE
 @guarded
-def renew(
-    *, names: tuple[str, ...], folder: Path, hosts: tuple[str, ...], days: int, encrypt: bool, descriptor: int | None
-) -> None:
+def renew(*, names: tuple[str, ...], folder: Path, hosts: tuple[str, ...], days: int, encrypt: bool) -> None:
     """Make certificates anew, each with a new key.
 
     NAME is server, silo-1 and so on, or all.
     """
     require()
-    from fl_labelskew_plugins.runtimes.silo import issuing
+    from fl_labelskew_plugins.runtimes.silo import certs
 
-    passphrase = keys.Passphrase(descriptor)
-    for name in issuing.renew(folder, names, hosts, days=days, encrypt=encrypt, passphrase=passphrase):
+    for name in certs.renew(folder, names, hosts, days=days, encrypt=encrypt):
         click.echo(f"to {_host_of(name)}, which takes them at its next start: {name}.pem {name}.key")
-    click.echo("what they replace holds until it expires; `labelskew certs revoke NAME --old` ends that")
+    click.echo("what they replace holds until it expires; to end that: `labelskew certs revoke NAME`, then renew again")
 
 
 @certs_group.command("revoke")
 @NAMES
 @IN
-@click.option(
-    "--why",
-    type=click.Choice(REASONS),
-    default=REASONS[0],
-    show_default=True,
-    metavar="REASON",
-    help=f"Reason that stands in the list: {', '.join(REASONS)}.",
-)
-@click.option("--old", is_flag=True, help="Revoke only what was renewed since, not what holds now.")
-@PASSPHRASE
 @guarded
-def revoke(*, names: tuple[str, ...], folder: Path, why: str, old: bool, descriptor: int | None) -> None:
+def revoke(*, names: tuple[str, ...], folder: Path) -> None:
     """Put certificates on a signed list of those that no longer count.
 
     NAME is server, silo-1 and so on, or all.
     """
     require()
-    from fl_labelskew_plugins.runtimes.silo import revocation
+    from fl_labelskew_plugins.runtimes.silo import certs
 
-    listed, new = revocation.revoke(folder, names, why=why, old=old, passphrase=keys.Passphrase(descriptor))
+    listed, new = certs.revoke(folder, names)
     path = folder / REVOKED
     if new:
         click.echo(f"written to {path}: {listed}, {new} of them new")
         click.echo("to the server's host and every silo, beside their certificates: " + REVOKED)
     else:
-        click.echo(f"written to {path}: nothing, all of them are on it or there is none")
+        click.echo(f"written to {path}: nothing, all of them are on it")
 
 
 @certs_group.command("show")
@@ -131,22 +112,10 @@ def show(folder: Path) -> None:
     Their SHA-256 fingerprints are there, too.
     """
     require()
-    from fl_labelskew_plugins.runtimes.silo import certs, revocation
+    from fl_labelskew_plugins.runtimes.silo import certs
 
-    shown, warnings = certs.show(folder)
-    listed = revocation.shown(folder)
-    rows = [
-        [
-            certificate.file,
-            certificate.who,
-            f"{certificate.until:%Y-%m-%d}",
-            f"{listed.entries[certificate.serial].since:%Y-%m-%d}" if certificate.serial in listed.entries else "-",
-            certificate.fingerprint,
-            " ".join(certificate.hosts) or "-",
-        ]
-        for certificate in shown
-    ]
-    click.echo(table.plain(["file", "who", "until", "revoked", "fingerprint", "hosts"], rows))
+    rows, listed, warnings = certs.show(folder)
+    click.echo(table.plain(certs.SHOWN, rows))
     if listed.number:
         click.echo(f"{REVOKED}: {listed}")
     for warning in warnings:

@@ -10,7 +10,6 @@ import click
 from fl_labelskew_registry import MistakesError
 
 from fl_labelskew_plugins.cli import completion
-from fl_labelskew_plugins.runtimes.silo import keys
 
 PATH = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -77,11 +76,3 @@ HOST = click.option(
     type=click.Choice(["fedml", "none"]),
     help="Run inside FedML or without it; numbers are the same.  [default: FedML where it is installed]",
 )
-PASSPHRASE = click.option(
-    keys.OPTION,
-    "descriptor",
-    type=click.IntRange(min=0),
-    metavar="N",
-    help=f"Read encrypted keys' passphrase from this file descriptor.  [default: {keys.VARIABLE}, or the terminal]",
-)
-"""Of every verb that reads or makes a key."""

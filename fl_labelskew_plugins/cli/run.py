@@ -9,7 +9,7 @@ import click
 
 from fl_labelskew_plugins.cli import completion
 from fl_labelskew_plugins.cli.exits import CONTEXT, guarded
-from fl_labelskew_plugins.cli.options import HOST, PASSPHRASE, PATH, SET
+from fl_labelskew_plugins.cli.options import HOST, PATH, SET
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.recipe import shipped
 
@@ -46,11 +46,8 @@ EPILOG = (
 @click.option("--rank", type=click.IntRange(min=1), help="Be this silo, from 1, with --role client.")
 @click.option("--server", metavar="HOST:PORT", help="Address of the server across silos, in place of the recipe's.")
 @HOST
-@PASSPHRASE
 @guarded
-def run_command(
-    recipe: Path | None, overrides: tuple[str, ...], run_dir: Path | None, descriptor: int | None, **options: Any
-) -> None:
+def run_command(recipe: Path | None, overrides: tuple[str, ...], run_dir: Path | None, **options: Any) -> None:
     """Run a recipe on this machine, or one part of it.
 
     RECIPE is a file, or the name of one that came with the package.
@@ -64,7 +61,7 @@ def run_command(
     from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
 
     with as_rank():
-        survey = start(recipe, overrides, run_dir=run_dir, passphrase_fd=descriptor, **options)
+        survey = start(recipe, overrides, run_dir=run_dir, **options)
     if survey is not None and not options["quiet"]:
         from fl_labelskew_plugins.cli.survey import text
 

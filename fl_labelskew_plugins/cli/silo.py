@@ -47,17 +47,16 @@ def data(file: Path, path: Path) -> None:
 @silo_group.command("exclude")
 @RUN
 @click.argument("rank", type=click.IntRange(1))
-@click.option("--why", default="", metavar="TEXT", help="Reason for the server's log and its audit log.")
 @guarded
-def exclude(folder: Path, rank: int, why: str) -> None:
+def exclude(folder: Path, rank: int) -> None:
     """Leave silo RANK out of a run, from its next round on.
 
     RUN is the server's folder. The silo stays connected and is not asked, and not waited for. A run that has ended
     keeps to it when it is resumed.
     """
-    from fl_labelskew_plugins.runtimes.silo import excluded
+    from fl_labelskew_plugins.runtimes.silo import members
 
-    _tell(f"silo {rank} is left out from the next round on", excluded.exclude(folder, rank, why))
+    _tell(f"silo {rank} is left out from the next round on", members.exclude(folder, rank))
 
 
 @silo_group.command("include")
@@ -69,10 +68,10 @@ def include(folder: Path, rank: int) -> None:
 
     RUN is the server's folder.
     """
-    from fl_labelskew_plugins.runtimes.silo import excluded
+    from fl_labelskew_plugins.runtimes.silo import members
 
-    _tell(f"silo {rank} takes part again from the next round on", excluded.include(folder, rank))
+    _tell(f"silo {rank} takes part again from the next round on", members.include(folder, rank))
 
 
-def _tell(what: str, known: dict[int, str]) -> None:
+def _tell(what: str, known: set[int]) -> None:
     click.echo(f"{what}; excluded now: {', '.join(map(str, sorted(known))) or 'none'}")

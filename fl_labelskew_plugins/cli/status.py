@@ -124,7 +124,7 @@ def _state(silo: dict[str, Any]) -> str:
     if silo["turned_away"] is not None:
         return "turned away"
     here = "connected" if silo["connected"] else "away" if silo["since"] else "not seen yet"
-    if silo["excluded"] is not None:
+    if silo["excluded"]:
         return f"{here}, excluded"
     return f"{here}, left out" if silo["left_out"] else here
 

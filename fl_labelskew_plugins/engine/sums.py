@@ -66,7 +66,6 @@ class Sums:
         clip: largest change of a parameter in a round.
         proxy_smoothing: lambda of per-class weights for the classifier's rows; None: as the model's.
         noise: multiplier, norm and fewest clients of :class:`.SumNoise`, if there is any.
-        all_clients: whether all clients are in each round's sum; else it has no measures of theirs.
 
     Raises:
         LabelSkewError: there is noise, and something of the network would leave without it, or there is no room for it.
@@ -81,7 +80,6 @@ class Sums:
         clip: float,
         proxy_smoothing: float | None,
         noise: tuple[float, float, int] | None = None,
-        all_clients: bool = True,
     ) -> None:
         self.trainer, self.forms, self.proxy_smoothing = trainer, forms, proxy_smoothing
         self.parameters = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
@@ -89,7 +87,7 @@ class Sums:
         self.clients = federation.num_clients
         """Clients of the opening sum."""
         entries = self._of_round(federation, clip)
-        if all_clients and noise is None:
+        if noise is None:
             entries["measured"] = Wide((4,), SUMMED)
         self.noise: SumNoise | None = None
         if noise is not None:

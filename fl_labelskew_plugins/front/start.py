@@ -52,7 +52,6 @@ def start(
     rank: int | None = None,
     server: str | None = None,
     pause: Pause | None = None,
-    passphrase_fd: int | None = None,
     survey: bool = False,
     host: str | None = None,
     held: RunFolder | None = None,
@@ -71,7 +70,6 @@ def start(
         rank: which silo, from 1, in the client's role.
         server: address of the server, in place of the recipe's.
         pause: when to stop early, to be gone on with; default: that of the command that has started this process.
-        passphrase_fd: descriptor of encrypted keys' passphrase; default: the environment, or the terminal.
         survey: across silos: train nothing.
         host: ``fedml`` or ``none``; default: as an earlier run was begun, else FedML where it is installed.
         held: ``run_dir`` or ``resume``, where this process keeps others out of it already.
@@ -94,8 +92,8 @@ def start(
     elif resume is not None:
         recipe, folder = _resumed(path, overrides, resume)
         folder = held or folder
-        if from_round is not None and recipe.sums_alone and recipe.privacy.noise_multiplier is not None:
-            what = "silos have added noise to the sums of this run, and answer no round again"
+        if from_round is not None and recipe.sums_alone:
+            what = "with secure aggregation silos answer no earlier round again"
             raise LabelSkewError(f"--from-round {from_round}: {what}; use --resume without it, or begin a new run")
         if from_round is not None and not worker:
             _go_back(folder, from_round, quiet=quiet)
@@ -119,7 +117,6 @@ def start(
         rank,
         server,
         pause or Pause.inherited(),
-        passphrase_fd,
         survey,
         host or ("none" if not recipe.hosted and compatibility.host_installed() else None),
     )

@@ -96,8 +96,8 @@ class CommArgs(Params):
     secure_threshold: int | None = Field(
         None,
         ge=LEAST_SUMMED,
-        description="cross_silo with secure_aggregation: silos that a round's sum needs to its end; default: all of"
-        " the round, or more than two thirds with privacy_args.noise_multiplier",
+        description="cross_silo with secure_aggregation: silos that a round's sum needs to its end; default: all,"
+        " or with privacy_args.noise_multiplier more than two thirds of a round's",
     )
 
     @property

@@ -88,7 +88,7 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
     if comm.secure_aggregation and method.individual:
         message = "true does not go with a method that needs what each client sends, not their sum; allowed: false"
         yield Conflict("comm_args.secure_aggregation", message, ("method_args.method",))
-    yield from summed.conflicts(recipe, method, optimizer)
+    yield from summed.conflicts(recipe, method)
     if optimizer.changes_upload and (blind := [kind for kind in recipe.tracking.diagnostics if kind in OF_UPLOADS]):
         message = f"{', '.join(blind)}: what clients upload with federated_optimizer {name} is no trained model"
         yield Conflict("tracking_args.diagnostics", f"{message}; allowed: others, or another optimiser", key)

@@ -30,7 +30,7 @@ from fl_labelskew_plugins.machine.place import available_cores, mpi_rank, place_
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.summed import fewest_summed, sums_of_all
+from fl_labelskew_plugins.recipe.summed import fewest_summed
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.tensors import Weights
 
@@ -133,7 +133,6 @@ class Session:
             clip=comm.largest_change,
             proxy_smoothing=self.recipe.train.proxies_by_class,
             noise=noise,
-            all_clients=sums_of_all(self.recipe),
         )
 
     def admit(self, client: int, samples: int, counts: Sequence[int] | None) -> None:

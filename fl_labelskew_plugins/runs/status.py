@@ -59,7 +59,6 @@ class Silo:
         since: when it came, or left.
         left_out: whether it is not waited for until it speaks again.
         turned_away: why, if it was.
-        excluded: why, if it is; empty where nobody has said it.
         upload: time, round and bytes of its last one.
         bytes_in, bytes_out: that came from it and went to it, since the server was started.
     """
@@ -70,7 +69,7 @@ class Silo:
     since: str | None = None
     left_out: bool = False
     turned_away: str | None = None
-    excluded: str | None = None
+    excluded: bool = False
     peer: str | None = None
     upload: dict[str, Any] | None = None
     bytes_in: int = 0
@@ -110,14 +109,14 @@ class Silos:
         return True
 
     def rows(
-        self, present: Collection[int], away: Collection[int], turned: Mapping[int, str], excluded: Mapping[int, str]
+        self, present: Collection[int], away: Collection[int], turned: Mapping[int, str], excluded: Collection[int]
     ) -> list[dict[str, Any]]:
-        """All silos; clients, from 0, that are connected, left out, or turned away or excluded and why."""
+        """All silos; clients, from 0, that are connected, left out, turned away and why, or excluded."""
         with self._lock:
             for client, silo in enumerate(self._silos):
                 silo.connected, silo.left_out = client in present, client in away
                 silo.turned_away = clean(turned[client], 300) if client in turned else None
-                silo.excluded = excluded.get(client)
+                silo.excluded = client in excluded
             return [asdict(silo) for silo in self._silos]
 
 

@@ -37,7 +37,6 @@ class Call:
         rank: which silo, ``1 .. K``, in the client's role.
         server: address of the server, in place of the recipe's.
         pause: when to stop early.
-        passphrase_fd: file descriptor that the passphrase of encrypted keys comes from.
         survey: ask silos for their class counts, and train nothing.
         host: ``fedml`` or ``none``, as asked for; None: FedML where it is installed.
     """
@@ -50,7 +49,6 @@ class Call:
     rank: int | None = None
     server: str | None = None
     pause: Pause | None = None
-    passphrase_fd: int | None = None
     survey: bool = False
     host: str | None = None
 

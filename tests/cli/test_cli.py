@@ -391,7 +391,7 @@ def test_run_hands_everything_on(monkeypatch, tmp_path):
     call("run", "--resume", tmp_path)
     call("run", QUICK, "--resume", tmp_path, "--from-round", "3")
     call("run", QUICK, "--role", "client", "--rank", "2", "--server", "[::1]:8890")
-    nothing = dict.fromkeys(("run_dir", "resume", "from_round", "role", "rank", "server", "host", "passphrase_fd")) | {
+    nothing = dict.fromkeys(("run_dir", "resume", "from_round", "role", "rank", "server", "host")) | {
         "dry_run": False,
         "quiet": False,
         "survey": False,

@@ -128,23 +128,6 @@ def test_the_mean_over_some_clients_is_scaled_by_their_number(came):
         torch.testing.assert_close(after[name].double(), expected, rtol=0, atol=1e-6)
 
 
-def test_no_tensor_of_a_rounds_sum_is_the_same_in_each_round_of_a_client():
-    """From such values, linear algebra over the sums of different clients would give those of single clients."""
-    mixtures = [["method_args.method=fedshift"], ["train_args.federated_optimizer=FedProx"]]
-    mixtures += [["train_args.federated_optimizer=FedDyn"], ["method_args.method=fedavg"]]
-    for mixture in mixtures:
-        run = Federation(SECURE, *mixture, "train_args.client_num_per_round=3")
-        ring, vectors = run.made.sums.round, []
-        for round in range(3):
-            uploads = list(run.sealed(round, [0, 1, 2]))
-            vectors.append(arrived(uploads[0][1].upload[VECTOR]))
-            run.server.run_round(range(4), run.made.sizes, iter(uploads), run.made.counts, round=round)
-        first, second, third = map(ring.decode, vectors)
-        assert "measured" not in first
-        for name in first:
-            assert not torch.equal(first[name], second[name]) or not torch.equal(second[name], third[name]), name
-
-
 def test_the_vector_is_all_that_leaves_a_client():
     run = Federation("method_args.method=fedmr", SECURE, "comm_args.secure_bits=16")
     ((client, sealed),) = run.sealed(0, [2])

@@ -154,17 +154,17 @@ def test_contributions_that_must_not_leave_are_refused_where_the_optimiser_needs
 
 
 def test_a_method_that_needs_single_contributions_does_not_go_with_sums(monkeypatch):
-    sums = "comm_args.secure_aggregation=true"
-    parse.parse(BASE, overrides=[sums])
+    sums = ["comm_args.secure_aggregation=true", "train_args.client_num_per_round=3"]
+    parse.parse(BASE, overrides=sums)
     monkeypatch.setattr(FedLC, "individual", True)
     with pytest.raises(LabelSkewError, match="a method that needs what each client sends, not their sum; allowed: fal"):
-        parse.parse(BASE, overrides=[sums])
+        parse.parse(BASE, overrides=sums)
 
 
 @pytest.mark.parametrize("wanted", ["host", "corrected", "null"])
 def test_the_hosts_code_sees_single_uploads(wanted):
     overrides = ["train_args.federated_optimizer=FedProx", f"train_args.optimizer_source={wanted}"]
-    overrides.append("comm_args.secure_aggregation=true")
+    overrides += ["comm_args.secure_aggregation=true", "train_args.client_num_per_round=3"]
     if wanted == "null":
         loaded = parse.parse(BASE, overrides=overrides)
         assert compatibility.source(loaded, loaded.network.build((1, 8, 8), 10)) == "own"

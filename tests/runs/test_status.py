@@ -198,16 +198,27 @@ def test_what_is_seen_of_silos():
         {"event": "refused", "rank": 3, "time": "8"},
     ):
         silos.hear(line)
-    north, south = silos.rows({0}, {1}, {1: "b\na"}, {1: "why"})
+    north, south = silos.rows({0}, {1}, {1: "b\na"}, {1})
     assert north == {
         "rank": 1, "name": "north", "connected": True, "since": "2", "left_out": False, "turned_away": None,
-        "excluded": None, "peer": "192.0.2.1:4711", "upload": {"time": "3", "round": 5, "bytes": 1000},
+        "excluded": False, "peer": "192.0.2.1:4711", "upload": {"time": "3", "round": 5, "bytes": 1000},
         "bytes_in": 1010, "bytes_out": 500,
     }  # fmt: skip
     assert south["upload"] == {"time": "5", "round": 0, "bytes": 7}
     assert (south["connected"], south["since"], south["turned_away"], south["bytes_out"]) == (False, "7", "b?a", 3)
-    assert south["excluded"] == "why"
-    assert [silos.due(), silos.due()] == [True, False]  # at most once a second
+    assert south["excluded"] is True
+
+
+def test_a_file_is_written_once_a_second_at_most(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(status.time, "monotonic", lambda: now[0])
+    silos = status.Silos([""])
+    assert [silos.due(), silos.due()] == [True, False]
+    now[0] += 1
+    assert silos.due()
+
+
+def test_silos_are_called_as_their_files():
     assert status.names(["a/north.yaml", "south.yaml"], 2) == ["north", "south"]
 
 

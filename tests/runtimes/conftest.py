@@ -16,6 +16,30 @@ def transports():
         transport.stop_receive_message()
 
 
+@pytest.fixture
+def start(certificates, transports):
+    """Makes servers, and by ``start.silo`` silos; ``tls``: a process's files, or True for its own certificate."""
+    from scenes import Peer
+
+    from fl_labelskew_plugins.runtimes.silo import certs
+    from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
+    from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
+
+    def server(address="127.0.0.1:0", *, tls=False, silos=3, **options):
+        files = certs.read(certificates, "server") if tls is True else tls or None
+        transports.append(ServerTransport(address, silos=silos, tls=files, **options))
+        return Peer(transports[-1])
+
+    def silo(address, rank=1, *, tls=False, **options):
+        files = certs.read(certificates, f"silo-{rank}") if tls is True else tls or None
+        transports.append(SiloTransport(address, rank, tls=files, **options))
+        transports[-1].start()
+        return Peer(transports[-1])
+
+    server.silo = silo
+    return server
+
+
 CHEATING = Path(__file__).parents[1] / "cheating.py"
 
 
@@ -113,8 +137,8 @@ def sp_weights(sp_run):
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
     """The folder of a federation's certificates: a server and three silos."""
-    from fl_labelskew_plugins.runtimes.silo import issuing
+    from fl_labelskew_plugins.runtimes.silo import certs
 
     folder = tmp_path_factory.mktemp("certs")
-    issuing.new(folder, 3)
+    certs.new(folder, 3)
     return folder

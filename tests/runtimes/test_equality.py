@@ -52,7 +52,7 @@ SETTINGS += [
 SUMS = [
     ["comm_args.secure_aggregation=true", *more]
     for more in (
-        ["method_args.method=map", PARTIAL],
+        ["method_args.method=map"],
         ["method_args.method=fedshift+fedmr", "train_args.federated_optimizer=SCAFFOLD", "comm_args.secure_bits=16"],
         ["train_args.proxy_aggregation=class", "train_args.proxy_smoothing=1", "method_args.method=fd"],
         [*WIDE, "comm_args.secure_clip=2"],

@@ -7,7 +7,7 @@ import pytest
 import torch
 from wire_tensors import EVERY
 
-from fl_labelskew_plugins.runtimes.chunks import assemble, cut
+from fl_labelskew_plugins.runtimes.silo.streams import assemble, cut
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.wire import decode, encode
 from fl_labelskew_plugins.tensors import PIECE, evict, pieces

@@ -14,7 +14,7 @@ from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import parse, yaml
 from fl_labelskew_plugins.runtimes.silo import facts
-from fl_labelskew_plugins.runtimes.silo.census import server_classes
+from fl_labelskew_plugins.runtimes.silo.facts import server_classes
 
 
 def bind(file: Path, place: Path) -> facts.SiloData:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,12 +29,11 @@ from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session, build
 from fl_labelskew_plugins.runtimes.base import Runtime
-from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.mpi import launch
 from fl_labelskew_plugins.runtimes.mpi.nodes import Nodes, greet
 from fl_labelskew_plugins.runtimes.mpi.transport import MPITransport
 from fl_labelskew_plugins.runtimes.spool import Spool
-from fl_labelskew_plugins.runtimes.transport import Kind, Message
+from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, upload, upload_meta, upload_tensors
 from fl_labelskew_plugins.tensors import Weights, group, joined, num_bytes
 
 
@@ -138,10 +137,7 @@ class Server(Manager):
         self._logits: dict[int, Tensor] = {}
         self._informed: set[int] = set()
         self._model: Weights = {}
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Uploads, logits, and what went wrong elsewhere."""
-        return {Kind.UPLOAD: self._uploaded, Kind.LOGITS: self._tested, Kind.FAILED: self._failed}
+        self.handlers = {Kind.UPLOAD: self._uploaded, Kind.LOGITS: self._tested, Kind.FAILED: self._failed}
 
     def train(self) -> None:
         """All rounds that are left."""
@@ -257,10 +253,7 @@ class Worker(Manager):
         self._sums = session.sums
         self._weights: dict[str, Tensor] = {}
         self._shared: dict[str, Tensor] = {}
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Clients to train, parts of the test set, and the end."""
-        return {
+        self.handlers = {
             Kind.TRAIN: self._train,
             Kind.TEST: self._test,
             Kind.FINISH: lambda _: self.transport.stop_receive_message(),

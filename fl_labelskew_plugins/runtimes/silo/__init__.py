@@ -1,5 +1,5 @@
 """How does a federation run whose clients are machines of others: connections, certificates, and what may go wrong?
 
 May import runs, host and below. Used by its name as a backend, ``GRPC``; ``labelskew certs`` uses the certificates.
-:mod:`.certs`, :mod:`.issuing` and :mod:`.revocation` need cryptography, so they are imported after ``names.require``.
+:mod:`.certs` needs cryptography, so it is imported after ``keys.require``.
 """

@@ -18,6 +18,7 @@ from fl_labelskew_registry import Federation, Images, LabelSkewError, RunError, 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.data.fingerprint import add_array, fingerprint
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.aggregate import check_upload
@@ -25,30 +26,91 @@ from fl_labelskew_plugins.engine.client_state import Versions
 from fl_labelskew_plugins.engine.local import LocalResult, forms
 from fl_labelskew_plugins.ledgers.privacy import Ledger
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import clean, counted, without_paths
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.network_file import portable
 from fl_labelskew_plugins.recipe.privacy import Noise, leaving
 from fl_labelskew_plugins.runs import model_file
+from fl_labelskew_plugins.runs.folder import RunFolder, summary
 from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.session import Session, assemble
 from fl_labelskew_plugins.runtimes import wire
-from fl_labelskew_plugins.runtimes.messages import SERVER, Manager, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.silo import facts, keys
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.facts import Facts, SiloData
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, question
-from fl_labelskew_plugins.runtimes.silo.own_folder import OwnFolder
-from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
+from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, reason, upload_meta, upload_tensors
 from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, num_bytes, rest, trim
+
+
+class Answers:
+    """How a silo's answers leave it; as it stands, each by itself."""
+
+    def __init__(self, silo: SiloClient) -> None:
+        self.silo = silo
+
+    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
+        """What to do with a message of each kind, in addition to or in place of the silo's own."""
+        return {Kind.SURVEY: self._survey}
+
+    def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
+        """What is told of this silo's data."""
+        return self.silo.data.facts, self.silo.data.sent()
+
+    def join(self, run: str) -> None:
+        """Raise LabelSkewError if this silo must not answer this run."""
+
+    def open(self, session: Session, federation: Federation) -> None:
+        """Take part in the opening exchange."""
+        if session.method.uses("opening"):
+            self.silo.send(Kind.OPENING, SERVER, tensors=self.silo.opening(session))
+
+    def asked(self, session: Session, message: Message) -> None:
+        """Raise LabelSkewError if this silo must not train."""
+
+    def charge(self, request: str, round: int) -> None:
+        """Write the answer to a request for training into the ledger, before it is worked out."""
+        if self.silo.ledger is not None:
+            self.silo.ledger.spend(
+                self.silo.revealed()[1], self.silo.answer(request), run=self.silo.run_name, round=round
+            )
+
+    def turn(self, take: Callable[..., LocalResult], *args: Any, **turn: Any) -> LocalResult:
+        """Train."""
+        return take(*args, **turn)
+
+    def leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
+        """What leaves this silo of a round's result, which began with ``start``."""
+        return result
+
+    def send(self, round: int, result: LocalResult) -> None:
+        """Send an upload."""
+        meta = upload_meta(result) if self.silo.recipe.comm.send_measures else {}
+        tensors = upload_tensors(result, with_state=False)
+        self.silo.send(Kind.UPLOAD, SERVER, round=round, meta=meta, tensors=tensors)
+
+    def tested(self, session: Session, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
+        """What leaves this silo of its answer to a test."""
+        return answer
+
+    def settled(self) -> None:
+        """The server has said what became of an upload."""
+
+    def finished(self) -> None:
+        """The run has ended well."""
+
+    def _survey(self, message: Message) -> None:
+        what = "the server takes a survey, and this silo was started for a run; use --survey here, too"
+        raise shareable(LabelSkewError(what))
 
 
 class SiloClient(Manager):
     """One silo, by its rank from 1, with its own recipe and samples.
 
     In ``folder`` are its secret and, run by run, its states and measures; ``guard`` keeps it to its policy, if any, and
-    ``ledger`` to its budget.
+    ``ledger`` to its budget. ``answers`` makes how its answers leave it.
     """
 
     transport: SiloTransport
@@ -64,6 +126,7 @@ class SiloClient(Manager):
         show: Progress,
         guard: Guard | None = None,
         ledger: Ledger | None = None,
+        answers: Callable[[SiloClient], Answers] = Answers,
     ) -> None:
         super().__init__(host, transport, rank, recipe.train.client_num_in_total + 1)
         self.recipe, self.data, self.folder, self.show = recipe, data, folder, show
@@ -71,35 +134,29 @@ class SiloClient(Manager):
         self.client = rank - 1
         self.failure: LabelSkewError | None = None
         self.session: Session | None = None
-        self._secret = secret(folder)
-        self._about = about(recipe, data)
-        self._seed = noise_seed(self._secret, self._about)
-        self._process = secrets.token_hex(8)
-        self._run = ""
+        self.about = about(recipe, data)
+        self.run_name = ""
+        self.upload: tuple[int, LocalResult] | None = None
+        """The last round's, until the server has said what became of it."""
+        self._secret, self._process = secret(folder), secrets.token_hex(8)
         self._normalisation: State = {}
         self._round = -1
-        self._upload: tuple[int, LocalResult] | None = None
-        transport.hello = self._hello
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """What the server sends; a WELCOME comes with every connection."""
-        return {
-            Kind.WELCOME: self._welcome,
+        self.answers = answers(self)
+        self.handlers = {
+            Kind.WELCOME: self._welcome,  # with every connection
             Kind.TRAIN: self._train,
             Kind.VERDICT: self._verdict,
             Kind.TEST: self._test,
             Kind.FINISH: self._finish,
-            Kind.SURVEY: self._survey,
+            **self.answers.handlers(),
         }
+        transport.hello = self._hello
 
     def _hello(self) -> Message:
         """First on every connection; may be asked for in any thread."""
-        meta = {**self._facts().meta(), "process": self._process, "round": self._round}
-        return Message(Kind.HELLO, self.rank, SERVER, meta=meta, tensors=self.data.sent())
-
-    def _facts(self) -> Facts:
-        """What is told of this silo's data."""
-        return self.data.facts
+        told, tensors = self.answers.hello()
+        meta = {**told.meta(), "process": self._process, "round": self._round}
+        return Message(Kind.HELLO, self.rank, SERVER, meta=meta, tensors=tensors)
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
         """Hand a message to its handler; where this silo cannot go on, tell the server, and end."""
@@ -114,7 +171,7 @@ class SiloClient(Manager):
     def _fail(self, error: LabelSkewError) -> None:
         self.failure = error
         # the message of an exception of a plugin's own code may contain values of samples
-        text = str(error).partition(": ")[0] if error.frames else error.public
+        text = error.public or (str(error).partition(": ")[0] if error.frames else "")
         self.send(Kind.FAILED, SERVER, meta={"reason": without_paths(text) or "its own log has the reason"})
         self.transport.stop_receive_message()
 
@@ -126,8 +183,8 @@ class SiloClient(Manager):
         federation = facts.federation(meta["federation"], self.recipe, self.data.facts)
         if self.guard is not None:
             self.guard.join(federation, meta.get("quorum"))
-        self._join(str(meta["run"]))
-        if self._run != meta["run"]:
+        self.answers.join(str(meta["run"]))
+        if self.run_name != meta["run"]:
             data = self.data
             normal, self._normalisation = data.data, {}
             if self.recipe.pools_moments:
@@ -140,52 +197,41 @@ class SiloClient(Manager):
                 {self.client: data.test},
                 [],
                 federation=federation,
-                secret=self._seed,
+                secret=self.seed(),
             )
             facts.check_features(federation, session.trainer.model)
-            self._use(replace(session, start=forms(session.start)))  # every round begins with the server's
-            self._run, self._round, self._upload = str(meta["run"]), -1, None
-            self.transport.audit.note("run", run=self._run)
+            self.use(replace(session, start=forms(session.start)))  # every round begins with the server's
+            self.run_name, self._round, self.upload = str(meta["run"]), -1, None
+            self.transport.audit.note("run", run=self.run_name)
             for kind in (Kind.TRAIN, Kind.TEST, Kind.FINISH):
                 self.transport.limits[kind] = _limit(session)
-            self.run_folder = OwnFolder(self.folder, self.recipe.name, self._run)
+            self.run_folder = OwnFolder(self.folder, self.recipe.name, self.run_name)
             self.run_folder.create()
             self.states = Versions(self.run_folder.path / "states")
             everybody = f" of {federation.num_samples}" if federation.num_samples else ""
             samples = counted(data.facts.samples, "training sample")
             self.show.note(f"joined: {samples}{everybody}, {counted(federation.rounds, 'round')}")
         assert self.session is not None
-        self._open(self.session, federation)
+        self.answers.open(self.session, federation)
         self._send_upload()  # the last one may have been lost with the connection
 
-    def _join(self, run: str) -> None:
-        """Raise LabelSkewError if this silo must not answer this run."""
-
-    def _use(self, session: Session) -> None:
+    def use(self, session: Session) -> None:
         """Train with this from now on."""
         self.session = session
         self._take = self.host.turns(session.trainer)
 
-    def _open(self, session: Session, federation: Federation) -> None:
-        """Take part in the opening exchange."""
-        if session.method.uses("opening"):
-            self.send(Kind.OPENING, SERVER, tensors=self._opening(session))
-
-    def _opening(self, session: Session) -> Mapping[str, Tensor]:
+    def opening(self, session: Session) -> Mapping[str, Tensor]:
         """What this silo opens with, which its ledger then has."""
         if self.ledger is not None:
-            self.ledger.spend(self._revealed()[0], self._answer(), run=self._run)
+            self.ledger.spend(self.revealed()[0], self.answer(), run=self.run_name)
         return session.opening(self.client).tensors
-
-    def _survey(self, message: Message) -> None:
-        what = "the server takes a survey, and this silo was started for a run; use --survey here, too"
-        raise shareable(LabelSkewError(what))
 
     def _train(self, message: Message) -> None:
         session, round, meta = self.session, message.round, message.meta
         if session is None:
             raise shareable(RunError("the server asks for training before it has said what the run is"))
-        if self._upload is not None and self._upload[0] == round:
+        self.answers.asked(session, message)
+        if self.upload is not None and self.upload[0] == round:
             self._send_upload()
             return
         begun = time.perf_counter()
@@ -206,11 +252,12 @@ class SiloClient(Manager):
             tensors = {**message.tensors, **self._normalisation}
             request = question(session.federation, round, rests_on, tensors, self.states.get(before))
         if self.guard is not None:
-            self.guard.answer(self._run, round, request)
-        self._charge(request, round)
+            self.guard.answer(self.run_name, round, request)
+        self.answers.charge(request, round)
         self._round = round
         self.states.keep({before, *kept})
-        result = self._take(
+        result = self.answers.turn(
+            self._take,
             self.client,
             round,
             weights,
@@ -218,45 +265,40 @@ class SiloClient(Manager):
             state=self._state(before),
             times_selected=times,
             personalised=meta["personalised"] is True and self.recipe.validation.personalised,
-            noise_seed=noise_seed(self._secret, self._about, request) if self._draws else None,
+            noise_seed=self.seed(request) if self._draws else None,
         )
         self.states.put(round, result.state)  # before the upload: what the server counts on has to be here
         if self.guard is not None:
             self.guard.leaving(result.contributions, session.method.sends)
-        upload = self._leaving(round, weights, result)
+        upload = self.answers.leaving(round, weights, result)
         sent = num_bytes(upload.upload.values()) + num_bytes(upload.contributions.values())
         self.run_folder.trained(round, result, bytes_up=sent, bytes_down=num_bytes(message.tensors.values()))
-        self._upload = (round, upload)
+        self.upload = (round, upload)
         self._send_upload()
         self.transport.audit.sync()
         self.show.note(
             f"round {round + 1}: trained in {time.perf_counter() - begun:.1f} s, {sent / 1e6:.2f} MB to send"
         )
 
-    def _charge(self, request: str, round: int) -> None:
-        """Write the answer to a request for training into the ledger, before it is worked out."""
-        if self.ledger is not None:
-            self.ledger.spend(self._revealed()[1], self._answer(request), run=self._run, round=round)
-
-    def _leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
-        """What leaves this silo of a round's result, which began with ``start``."""
-        return result
-
     @property
     def _draws(self) -> bool:
         """Whether a turn of this client draws noise."""
         return self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
 
-    def _revealed(self) -> tuple[list[Noise], list[Noise]]:
+    def revealed(self) -> tuple[list[Noise], list[Noise]]:
         """What leaves in the opening, and in an upload."""
         assert self.session is not None
         samples = self.data.facts.samples
         least = self.session.federation.min_samples or samples  # which nobody knows where sizes are summed
         return leaving(self.recipe, samples, min(samples, least))
 
-    def _answer(self, request: str = "opening") -> str:
+    def seed(self, request: str = "") -> int:
+        """Seed of noise, see :func:`noise_seed`."""
+        return noise_seed(self._secret, self.about, request)
+
+    def answer(self, request: str = "opening") -> str:
         """Digest of an answer: of a question, and of this silo's samples and settings."""
-        return hashlib.blake2b(self._about + request.encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(self.about + request.encode(), digest_size=16).hexdigest()
 
     def _state(self, round: int) -> State:
         assert self.session is not None
@@ -283,11 +325,7 @@ class SiloClient(Manager):
             if self.recipe.comm.send_measures and self._may_tell(round, message):
                 right = [int(matrix.diag().sum()), int(matrix.sum())]
                 answer = {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
-        self.send(Kind.TESTED, SERVER, round=round, meta=self._reported(message, answer))
-
-    def _reported(self, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
-        """What leaves this silo of its answer to a test."""
-        return answer
+        self.send(Kind.TESTED, SERVER, round=round, meta=self.answers.tested(session, message, answer))
 
     def _may_tell(self, round: int, message: Message) -> bool:
         """Whether the policy allows another test to be told; it is then counted."""
@@ -297,7 +335,7 @@ class SiloClient(Manager):
         tensors = {**message.tensors, **self._normalisation}
         request = question(self.session.federation, round, {}, tensors, {})
         try:
-            self.guard.answer(self._run, round, request, of="test")
+            self.guard.answer(self.run_name, round, request, of="test")
         except PolicyError as error:
             self.show.note(f"round {round + 1}: the test is not told: {error}", log.WARNING)
             return False
@@ -305,18 +343,16 @@ class SiloClient(Manager):
 
     def _send_upload(self) -> None:
         """Send the upload, again where the server has not said that it has it."""
-        if self._upload is None:
-            return
-        round, result = self._upload
-        measures = upload_meta(result) if self.recipe.comm.send_measures else {}
-        self.send(Kind.UPLOAD, SERVER, round=round, meta=measures, tensors=upload_tensors(result, with_state=False))
+        if self.upload is not None:
+            self.answers.send(*self.upload)
 
     def _verdict(self, message: Message) -> None:
         meta, round = message.meta, message.round
-        if self._upload is not None and self._upload[0] == round:
-            self._upload, self._round = None, -1  # who asks for it again has to be told that it is not on its way
+        if self.upload is not None and self.upload[0] == round:
+            self.upload, self._round = None, -1  # who asks for it again has to be told that it is not on its way
         if not meta.get("taken"):
             self.show.note(f"round {round + 1}: the server left this silo's upload out: {reason(message)}", log.WARNING)
+        self.answers.settled()
 
     def _finish(self, message: Message) -> None:
         meta = message.meta
@@ -341,7 +377,7 @@ class SiloClient(Manager):
                 file = self.run_folder.path / "personalised.safetensors"
                 model_file.save(personalised, file, said, private=True)
             method, samples = self.recipe.method_name, self.data.facts.samples
-            about = {"run": self._run, "silo": self.rank, "method": method, "samples": samples}
+            about = {"run": self.run_name, "silo": self.rank, "method": method, "samples": samples}
             accuracy = self.run_folder.finish(self.session, **about, data=fingerprint(self.data.data)).get(
                 "final_accuracy"
             )
@@ -351,6 +387,43 @@ class SiloClient(Manager):
             self.show.note(f"the run is over; results: {self.run_folder.path}")
         self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()
+        self.answers.finished()
+
+
+class OwnFolder(RunFolder):
+    """A run's folder in a silo's: named after the recipe and the time when the silo first joined, and found again.
+
+    ``run``: 16 hexadecimal digits, which end the folder's name.
+    """
+
+    def __init__(self, folder: Path, name: str, run: str) -> None:
+        earlier = sorted(folder.glob(f"*{run}"))
+        super().__init__(earlier[0] if earlier else folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{run}")
+
+    def trained(self, round: int, result: LocalResult, **sizes: int) -> None:
+        """Write down a round's training, and the ``sizes`` of messages; later rounds are of the past from here on."""
+        line: dict[str, Any] = {"round": round, "loss_terms": result.loss_terms}
+        if result.personalised is not None:
+            line["personalised_accuracy"] = result.personalised[0] / result.personalised[1]
+        self.truncate(round)
+        self.append(self.metrics, line | sizes)
+
+    def tested(self, round: int, measures: Mapping[str, Any]) -> None:
+        """Write down a test of the global model, beside the round's training if this silo took part in that."""
+        line = next((line for line in read_lines(self.metrics) if line["round"] == round), {"round": round})
+        self.truncate(round)
+        self.append(self.metrics, {**line, **measures})
+
+    def finish(self, session: Session, **facts: Any) -> dict[str, Any]:
+        """Write ``summary.json``, with these facts before all else, and ``curves.png``; returns the summary."""
+        lines, file, recipe = read_lines(self.metrics), self.path / "curves.png", session.recipe
+        result = summary(lines, recipe.validation.last_rounds)
+        result["rounds"] = sum("loss_terms" in line for line in lines)  # that this silo trained in
+        title = f"{recipe.method_name} on {recipe.data.dataset}, silo {facts['silo']}"
+        with plots.forgiving(file):
+            plots.curves(lines, file, title=title, own_models=session.own_models, tests="own test part")
+        self.write_json("summary.json", facts | result)
+        return result
 
 
 def _limit(session: Session) -> int:
@@ -382,7 +455,7 @@ def about(recipe: Recipe, data: SiloData) -> bytes:
     sections = ("common_args", "model_args", "train_args", "method_args", "dp_args")
     settings: list[Any] = [{name: resolved[name] for name in sections}, recipe.device.precision]
     settings += [data.data.mean, data.data.std]
-    if recipe.privacy.noise_multiplier is not None:
+    if recipe.comm.secure_aggregation:
         ring = {key: value for key, value in resolved["comm_args"].items() if key.startswith("secure_")}
         settings += [recipe.privacy.noise_multiplier, recipe.privacy.clip, ring]
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=32)

@@ -18,16 +18,14 @@ from fl_labelskew_registry import LabelSkewError, RunError
 from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import addresses, compatibility
-from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing
 from fl_labelskew_plugins.runtimes.silo import streams
-from fl_labelskew_plugins.runtimes.silo.names import Files, fingerprint
-from fl_labelskew_plugins.runtimes.silo.streams import LIMIT, LOOKED, METHOD, PATIENCE_S, SERVICE, TAKEN, Outbox
+from fl_labelskew_plugins.runtimes.silo.keys import Files, fingerprint
 from fl_labelskew_plugins.runtimes.spool import Spool
-from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport, reason
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
+    from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
 LOOK_S = 10.0
@@ -137,13 +135,13 @@ class SiloTransport(Transport):
         self.audit = audit or Audit()
         self._grpc = compatibility.grpc()
         self.address, self.rank = address, rank
-        self.limits = dict.fromkeys(FROM_SERVER, LIMIT)
+        self.limits = dict.fromkeys(FROM_SERVER, streams.LIMIT)
         """Bytes of a message of each kind, at most; may be changed at any time, as by the handler of WELCOME."""
         self.hello: Callable[[], Message] = lambda: Message(Kind.HELLO, rank, 0)
         """Makes the first message of every connection, in another thread."""
         self.tls, self.revoked, self._trust = tls, revoked, Trust(address, tls, self.audit, pin, revoked)
         self._spool, self._say = spool or Spool(), say
-        self._outbox: Outbox | None = None
+        self._outbox: streams.Outbox | None = None
         self._cancel: Callable[[], Any] = lambda: None
         self._handling = False
         self._lock = threading.Lock()
@@ -162,7 +160,7 @@ class SiloTransport(Transport):
         outbox = self._outbox
         if outbox is None:
             return
-        if self._trust.doubt() or not outbox.put(streams.encoded(msg, msg.tensors), reason(msg)):
+        if self._trust.doubt() or not outbox.put(msg):
             self._cancel()  # the server takes nothing any more, or should get nothing: a new connection may
 
     def stop_receive_message(self) -> None:
@@ -179,7 +177,7 @@ class SiloTransport(Transport):
             outbox.close(flush=True)
             streams.wait_while_moving(self._ended, [outbox])
         cancel()
-        self._ended.wait(PATIENCE_S)
+        self._ended.wait(streams.PATIENCE_S)
 
     def _next(self, timeout: float | None) -> Message:
         if self._handling:
@@ -222,29 +220,29 @@ class SiloTransport(Transport):
         """
         joined = heard = False
         known = self._trust.known
-        outbox = Outbox(self.audit, lambda: known)
+        outbox = streams.Outbox(self.audit, lambda: known)
         channel = self._channel()
-        looked = ((LOOKED, "1"),) if self._trust.certificate else None
-        call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(outbox.chunks(), metadata=looked)
+        looked = ((streams.LOOKED, "1"),) if self._trust.certificate else None
+        call = channel.stream_stream(f"/{streams.SERVICE}/{streams.METHOD}")(outbox.chunks(), metadata=looked)
         try:
-            outbox.put(streams.encoded(hello := self.hello(), hello.tensors))
+            outbox.put(self.hello())
             with self._lock:
                 self._cancel = call.cancel
                 if self._stopping.is_set():
                     return False, False, ""
-            joined = any(key == TAKEN for key, _ in call.initial_metadata() or ())
+            joined = any(key == streams.TAKEN for key, _ in call.initial_metadata() or ())
             if joined:
                 self._say(f"connected to the server at {self.address}")
                 self.audit.note("connected", **known)
                 self._outbox = outbox
                 self.arrived.put(Message(Kind.JOINED, 0, self.rank))
-            hashing = Hashing(call, wanted=self.audit.digests)
+            hashing = streams.Hashing(call, wanted=self.audit.digests)
             while self._read(hashing):
                 heard = True
             why = "it has closed the connection"
         except self._grpc.RpcError:
             why = self._ending(call, joined=joined)
-        except CutShortError:
+        except streams.CutShortError:
             why = "the connection was lost"
         except WireError as error:
             why = streams.predicate(error)
@@ -294,7 +292,7 @@ class SiloTransport(Transport):
         credentials = self._grpc.ssl_channel_credentials(roots, self.tls.key, self.tls.certificate)
         return self._grpc.secure_channel(self.address, credentials, options)
 
-    def _read(self, stream: Hashing) -> bool:
+    def _read(self, stream: streams.Hashing) -> bool:
         got = streams.received(stream, self._admit, self._spool)
         if got is None:
             return False

@@ -1,42 +1,135 @@
-"""Private keys in files, encrypted or not, and the passphrase that opens them.
+"""Files of a folder of certificates, common names and ranks, private keys, and the passphrase that opens them.
 
-Encrypted ones are PKCS#8 (AES-256, PBKDF2), which OpenSSL reads and writes too. A passphrase is on no command line and
-in no log: it is typed, or comes from a file descriptor or an environment variable.
+Nothing here imports cryptography before it is needed. Encrypted keys are PKCS#8 (AES-256, PBKDF2), which OpenSSL reads
+and writes too. A passphrase is on no command line and in no log: it is typed, or comes from an environment variable.
 """
 
 from __future__ import annotations
 
 import contextlib
 import getpass
+import hashlib
 import os
+import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, mistake
 
+from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.files import replacing
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
+ALL = "all"
+"""Stands for the server's and every silo's certificate."""
+OLD = "old"
+"""Where in the folder certificates are that were renewed."""
+REVOKED = "revoked.crl"
+"""The signed list of those that count no longer."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """What one process needs to prove who it is and to check its peers; PEM bytes.
+
+    Args:
+        name: ``server`` or ``silo-3``.
+        ca: the authority's certificate.
+        certificate: this process's own.
+        key: its private key, decrypted; no representation shows it.
+        warnings: a line for each thing that is not yet wrong.
+    """
+
+    name: str
+    ca: bytes
+    certificate: bytes
+    key: bytes = field(repr=False)
+    warnings: tuple[str, ...] = ()
+
+
+def require() -> None:
+    """Raise LabelSkewError unless what certificates are made of is installed."""
+    extras.load("grpc", "cryptography", what="a certificate")
+
+
+def silo_name(rank: int) -> str:
+    """The common name of a silo's certificate, and its files' stem."""
+    return f"silo-{rank}"
+
+
+def rank_of(name: str) -> int:
+    """The rank in a silo's common name; 0 where it is none."""
+    stem, _, digits = name.partition("-")
+    fits = stem == "silo" and digits.isascii() and digits.isdigit() and len(digits) < 10 and digits[0] != "0"
+    return int(digits) if fits else 0
+
+
+def fingerprint(pem: bytes) -> str:
+    """SHA-256 of a certificate, in hexadecimal."""
+    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode(errors="replace"))).hexdigest()
+
+
+def paths(folder: Path) -> list[Path]:
+    """The folder's certificates, silos' by rank.
+
+    Raises:
+        LabelSkewError: there is none.
+    """
+    there = sorted(folder.glob("*.pem"), key=lambda path: (rank_of(path.stem), path.stem))
+    if not there:
+        raise mistake(folder, "holds no certificate", "a folder that `labelskew certs new` made")
+    return there
+
+
+def named(folder: Path, names: Sequence[str]) -> list[str]:
+    """Names of certificates in a folder, each once, with :data:`ALL` spelt out.
+
+    Raises:
+        LabelSkewError: one is not there, or is the authority's.
+    """
+    from fl_labelskew_plugins.recipe import mistakes
+
+    there = [path.stem for path in paths(folder) if path.stem == "server" or rank_of(path.stem)]
+    for name in names:
+        if name == "ca":
+            use = "`labelskew certs new` with another --out, and give everybody new certificates"
+            raise mistake(name, "the authority can be neither revoked nor renewed", use)
+        if name not in (*there, ALL):
+            raise LabelSkewError(f"{folder}: {mistakes.unknown(name, [*there, ALL])}")
+    return there if ALL in names else list(dict.fromkeys(names))
+
+
+def content(path: Path) -> bytes:
+    """A file of a folder of certificates.
+
+    Raises:
+        LabelSkewError: it is missing or unreadable.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise mistake(path, "is not there", "`labelskew certs new` to make it, and copy it here") from None
+    except OSError as error:
+        raise LabelSkewError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 VARIABLE = "FL_LABELSKEW_KEY_PASSPHRASE"
-OPTION = "--passphrase-fd"
 MOST = 1000
 """Bytes of a passphrase; OpenSSL takes few more."""
 
 
 class Passphrase:
-    """The one passphrase of all encrypted keys that a command reads or makes; got when it is first needed.
-
-    Args:
-        descriptor: an open file whose first line it is; None: :data:`VARIABLE`, and without that the terminal.
+    """The one passphrase of all encrypted keys that a command reads or makes, from :data:`VARIABLE` or the terminal;
+    got when it is first needed.
     """
 
-    def __init__(self, descriptor: int | None = None) -> None:
-        self._descriptor, self._source = descriptor, ""
-        self._value = b""
+    def __init__(self) -> None:
+        self._source, self._value = "", b""
 
     def get(self, path: Path, *, new: bool = False) -> bytes:
         """The passphrase.
@@ -64,21 +157,11 @@ class Passphrase:
         return LabelSkewError(f"{path}: does not open with the passphrase of {self._source}, or it is damaged")
 
     def _read(self, path: Path, *, new: bool) -> bytes:
-        if self._descriptor is not None:
-            self._source = f"{OPTION} {self._descriptor}"
-            try:
-                with open(self._descriptor, "rb", closefd=False) as file:
-                    return file.readline(MOST + 3).rstrip(b"\r\n")
-            except (OSError, ValueError) as error:
-                why = getattr(error, "strerror", None) or "it cannot be open"
-                raise LabelSkewError(f"{self._source}: cannot be read: {why}") from None
         if (value := os.environ.get(VARIABLE)) is not None:
             self._source = VARIABLE
             return os.fsencode(value)
         if not _terminal():
-            raise LabelSkewError(
-                f"{path}: needs a passphrase, and there is no terminal to ask for it; set {VARIABLE}, or use {OPTION}"
-            )
+            raise LabelSkewError(f"{path}: needs a passphrase, and there is no terminal to ask for it; set {VARIABLE}")
         self._source = "the terminal"
         try:
             value = getpass.getpass(f"{'new ' if new else ''}passphrase of {path}: ")

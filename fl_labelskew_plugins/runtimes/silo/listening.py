@@ -13,16 +13,14 @@ from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.recipe import addresses, compatibility
-from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing
-from fl_labelskew_plugins.runtimes.silo import door, names, streams
+from fl_labelskew_plugins.runtimes.silo import door, keys, streams
 from fl_labelskew_plugins.runtimes.silo.door import Door
-from fl_labelskew_plugins.runtimes.silo.streams import LIMIT, LOOKED, PATIENCE_S, TAKEN, Broadcast, Outbox, RefusedError
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
+    from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
 UNREAD = 4
 """Messages of one silo that wait for their turn; after that, nothing more is read from it."""
@@ -64,8 +62,8 @@ class _Connection:
         self.known = {"peer": addresses.join(*addresses.of_peer(context.peer()))}
         """What the audit log has of it: its address, and its certificate's fingerprint."""
         if self.certificate:
-            self.known["fingerprint"] = names.fingerprint(self.certificate)
-        self.outbox = Outbox(audit, lambda: {"rank": self.rank, **self.known})
+            self.known["fingerprint"] = keys.fingerprint(self.certificate)
+        self.outbox = streams.Outbox(audit, lambda: {"rank": self.rank, **self.known})
         self.slots = threading.Semaphore(UNREAD)
         self.greeted = self.closed = self.gone = False
         self.peer = ""
@@ -78,7 +76,7 @@ class _Connection:
         self.context.set_details(reason)
         self.outbox.close(flush=False)
         # A peer that takes nothing would not even take the reason.
-        _later(PATIENCE_S, self.context.cancel)
+        _later(streams.PATIENCE_S, self.context.cancel)
 
 
 class ServerTransport(Transport):
@@ -103,7 +101,7 @@ class ServerTransport(Transport):
         address: str,
         *,
         silos: int,
-        tls: names.Files | None = None,
+        tls: keys.Files | None = None,
         spool: Spool | None = None,
         audit: Audit | None = None,
         revoked: Revocations | None = None,
@@ -114,7 +112,7 @@ class ServerTransport(Transport):
         host, port = streams.checked(address, tls)
         self._grpc = compatibility.grpc()
         self.silos = silos
-        self.limits = dict.fromkeys(FROM_SILOS, LIMIT)
+        self.limits = dict.fromkeys(FROM_SILOS, streams.LIMIT)
         """Bytes of a message of each kind, at most; may be changed at any time."""
         self.tls = tls
         self._spool = spool or Spool()
@@ -124,7 +122,6 @@ class ServerTransport(Transport):
         self._open: dict[int, _Connection] = {}
         self._shown: dict[int, bytes] = {}
         """The certificate that each silo came with last."""
-        self._broadcast = Broadcast(digests=self.audit.digests)
         places = door.places()
         self._door = Door(places, self._turned_out, tls=tls is not None)
         self._server = _server(self._stream, silos, places)
@@ -141,8 +138,8 @@ class ServerTransport(Transport):
         connection = self._open.get(msg.receiver)
         if connection is None or connection.closed:
             return
-        if not connection.outbox.put(*self._broadcast.prepared(msg)):
-            self._refuse(connection, RefusedError("does not take what is sent to it", "UNAVAILABLE"))
+        if not connection.outbox.put(msg):
+            self._refuse(connection, "does not take what is sent to it", "UNAVAILABLE")
 
     def stop_receive_message(self) -> None:
         """Send what is queued, then close all connections."""
@@ -154,7 +151,7 @@ class ServerTransport(Transport):
         for outbox in outboxes:
             outbox.close(flush=True)
         streams.wait_while_moving(ended, outboxes)
-        self._server.stop(0).wait(PATIENCE_S)
+        self._server.stop(0).wait(streams.PATIENCE_S)
 
     def _turn_out(self) -> None:
         """Once there is a newer list of revoked certificates: end the connections of who is on it.
@@ -168,7 +165,7 @@ class ServerTransport(Transport):
             connections = list(self._connections)
         for connection in connections:
             if why := self.revoked.barred(connection.certificate):
-                self._refuse(connection, RefusedError(why, "PERMISSION_DENIED"))
+                self._refuse(connection, why, "PERMISSION_DENIED")
         with self._lock:
             for rank, shown in self._shown.items():
                 if self.revoked.barred(shown):
@@ -190,33 +187,32 @@ class ServerTransport(Transport):
     # -- one thread that sends and one that reads for each connection
 
     def _stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        rank, refusal = 0, None
+        rank, refusal = 0, ""
         if self.tls is not None:
             name = b"".join(context.auth_context().get("x509_common_name", ())).decode(errors="replace")
-            rank = names.rank_of(name)
+            rank = keys.rank_of(name)
             if not 1 <= rank <= self.silos:
                 rank = 0
-                text = f"its certificate is not one of silo-1 to silo-{self.silos}"
-                refusal = RefusedError(text, "PERMISSION_DENIED")
+                refusal = f"its certificate is not one of silo-1 to silo-{self.silos}"
         connection = _Connection(context, rank, self.audit)
         with self._lock:
             self._connections[connection] = None
             silent = [c for c in self._connections if c.rank == rank and not (c.greeted or c.closed)]
         # only now that a newer list would find it among the others
-        if refusal is None and self.revoked is not None and (why := self.revoked.barred(connection.certificate)):
-            refusal, silent = RefusedError(why, "PERMISSION_DENIED"), []
-        looked = any(key == LOOKED for key, _ in context.invocation_metadata())
-        self._door.enter(context.peer(), member=refusal is None, looked=looked)
-        if refusal is None:
+        if not refusal and self.revoked is not None and (refusal := self.revoked.barred(connection.certificate)):
+            silent = []
+        looked = any(key == streams.LOOKED for key, _ in context.invocation_metadata())
+        self._door.enter(context.peer(), member=not refusal, looked=looked)
+        if not refusal:
             connection.peer = context.peer()
         for oldest in silent[: -SILENT if rank else -2 * self.silos - 16]:
             text = "has opened others with this certificate and not said HELLO" if rank else "is one of too many"
-            self._refuse(oldest, RefusedError(text, "RESOURCE_EXHAUSTED"))
+            self._refuse(oldest, text, "RESOURCE_EXHAUSTED")
         if not context.add_callback(lambda: self._ended(connection)):
             self._ended(connection)
             return
-        if refusal is not None:
-            self._refuse(connection, refusal)
+        if refusal:
+            self._refuse(connection, refusal, "PERMISSION_DENIED")
         else:
             threading.Thread(
                 target=self._read_all, args=(connection, requests), name="silo-reader", daemon=True
@@ -226,20 +222,20 @@ class ServerTransport(Transport):
     def _read_all(self, connection: _Connection, requests: Iterator[bytes]) -> None:
         timer = _later(HELLO_S, lambda: self._too_late(connection))
         try:
-            hashing = Hashing(requests, wanted=self.audit.digests)
+            hashing = streams.Hashing(requests, wanted=self.audit.digests)
             while self._read(connection, hashing):
                 timer.cancel()
-        except (CutShortError, self._grpc.RpcError):
+        except (streams.CutShortError, self._grpc.RpcError):
             pass  # the connection is lost, which is told as LEFT
         except WireError as error:
-            self._refuse(connection, error)
+            self._refuse(connection, streams.predicate(error), getattr(error, "code", "INVALID_ARGUMENT"))
         except OSError as error:
-            self._refuse(connection, RefusedError(f"sent what there is no room for: {error.strerror}", "UNAVAILABLE"))
+            self._refuse(connection, f"sent what there is no room for: {error.strerror}", "UNAVAILABLE")
         finally:
             timer.cancel()
             connection.outbox.close(flush=False)
 
-    def _read(self, connection: _Connection, requests: Hashing) -> bool:
+    def _read(self, connection: _Connection, requests: streams.Hashing) -> bool:
         got = streams.received(requests, lambda header: self._admit(connection, header), self._spool)
         if got is None:
             return False
@@ -263,9 +259,10 @@ class ServerTransport(Transport):
             raise WireError("a second HELLO" if connection.greeted else f"{kind.name} before HELLO")
         rank = connection.rank or header.sender
         if not 1 <= rank <= self.silos:
-            raise RefusedError(f"claims to be silo {rank}; 1 to {self.silos} are expected", "PERMISSION_DENIED")
+            text = f"claims to be silo {rank}; 1 to {self.silos} are expected"
+            raise streams.RefusedError(text, "PERMISSION_DENIED")
         if header.sender != rank:
-            raise RefusedError(f"claims to be silo {header.sender}", "PERMISSION_DENIED")
+            raise streams.RefusedError(f"claims to be silo {header.sender}", "PERMISSION_DENIED")
         if header.receiver != 0:
             raise WireError(f"a message to {header.receiver}, not to the server")
         streams.bound(header, self.limits)
@@ -275,8 +272,8 @@ class ServerTransport(Transport):
         old = self._present.get(rank)
         if old is not None and self.tls is None:
             # Who is not known by a certificate cannot push another one out.
-            raise RefusedError(f"claims to be silo {rank}, which is here already", "ALREADY_EXISTS")
-        connection.context.send_initial_metadata(((TAKEN, "1"),))
+            raise streams.RefusedError(f"claims to be silo {rank}, which is here already", "ALREADY_EXISTS")
+        connection.context.send_initial_metadata(((streams.TAKEN, "1"),))
         connection.rank, connection.greeted = rank, True
         if old is not None:
             self._leave(old)
@@ -310,11 +307,10 @@ class ServerTransport(Transport):
 
     def _too_late(self, connection: _Connection) -> None:
         if not connection.greeted:
-            self._refuse(connection, RefusedError(f"did not say HELLO within {HELLO_S:g} s", "DEADLINE_EXCEEDED"))
+            self._refuse(connection, f"did not say HELLO within {HELLO_S:g} s", "DEADLINE_EXCEEDED")
 
-    def _refuse(self, connection: _Connection, error: WireError) -> None:
-        why = streams.predicate(error)
-        code = error.code if isinstance(error, RefusedError) else "INVALID_ARGUMENT"
+    def _refuse(self, connection: _Connection, why: str, code: str) -> None:
+        """Close a connection, by gRPC's name of a status; the reason is a sentence's predicate."""
         with self._lock:
             if connection.closed or connection.gone:
                 return
@@ -356,7 +352,7 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
     return server
 
 
-def _listen(server: Any, host: str, port: int, tls: names.Files | None, knock: Callable[[], None]) -> str:
+def _listen(server: Any, host: str, port: int, tls: keys.Files | None, knock: Callable[[], None]) -> str:
     """Have a gRPC server listen; its address. ``knock`` is called for each connection whose handshake begins."""
     address = addresses.join(host, port)
     try:

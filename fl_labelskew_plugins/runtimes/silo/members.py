@@ -1,21 +1,29 @@
 """Who is there, who is waited for, and who is left out until it speaks again.
 
 A silo that left is waited for ``reconnect_s``; one that missed a deadline, or stayed away longer than that, is left out
-until it speaks again. All of it is time in which the server listened, see :class:`ListeningClock`.
+until it speaks again. All of it is time in which the server listened, see :class:`ListeningClock`. The silos that the
+operator excludes are in a file in the run's folder, which is read before each round.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Generic, TypeVar
 
-from fl_labelskew_registry import RunError
+from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
+from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.summed import fewest_opened, quorum
 from fl_labelskew_plugins.runs import status
-from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
+from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runtimes.transport import Transport
 
 Answer = TypeVar("Answer")
@@ -28,6 +36,51 @@ STALL_S = 0.5
 """A wait that took so much longer than asked for was none: the process was stopped, or its machine slept."""
 OVERTIME_S = 10.0
 """How long messages that waited already are taken after time is up; so long, as a peer may send without end."""
+NAME = "excluded.json"
+"""In the run's folder, the ranks of excluded silos."""
+
+
+class Excluded:
+    """Whom a running server leaves out; as text, the end of a message that says so, empty where nobody is.
+
+    ``say`` and, for the audit log, ``note`` are told when somebody is excluded or included; ``clients``: who is
+    excluded now, from 0.
+    """
+
+    def __init__(self, folder: Path, silos: int, say: Callable[[str], None], note: Callable[..., None]) -> None:
+        self.clients: set[int] = set()
+        self._folder, self._silos, self._say, self._note = folder, silos, say, note
+        self._mistake = ""
+
+    def __str__(self) -> str:
+        ranks = ", ".join(str(client + 1) for client in sorted(self.clients))
+        return f", excluded: {ranks} (labelskew silo include {self._folder} RANK)" if ranks else ""
+
+    def read(self) -> bool:
+        """Look it up; whether anything has changed. A file that makes no sense is said once, and changes nothing."""
+        try:
+            ranks, mistake = excluded(self._folder), ""
+        except LabelSkewError as error:
+            ranks, mistake = {client + 1 for client in self.clients}, str(error)
+        if mistake and mistake != self._mistake:
+            log.warn(f"{mistake}; until then it stays as it was")
+        self._mistake = mistake
+        before, self.clients = self.clients, {rank - 1 for rank in ranks if 1 <= rank <= self._silos}
+        changed = sorted(before ^ self.clients)
+        for client in changed:
+            now = "excluded" if client in self.clients else "included"
+            self._say(f"silo {client + 1} is {now}")
+            self._note(now, rank=client + 1)
+        return bool(changed)
+
+    def replaced(self, sampled: Sequence[int], round: int, seed: int) -> list[int]:
+        """Clients of a round, ascending, with others drawn in the place of excluded ones, where there are others."""
+        clients = [k for k in sampled if k not in self.clients]
+        spare = [k for k in range(self._silos) if k not in self.clients and k not in sampled]
+        if missing := min(len(sampled) - len(clients), len(spare)):
+            rng = seeds.numpy_generator(seed, "instead of excluded silos", round)
+            clients += rng.choice(spare, missing, replace=False).tolist()
+        return sorted(clients)
 
 
 class ListeningClock:
@@ -291,3 +344,62 @@ class Poll(Generic[Answer]):
     def _waiting(self, clients: Sequence[int]) -> list[int]:
         """Those of the clients whose answer may still come."""
         return [client for client in clients if self.awaits(client) and self._members.awaited(client)]
+
+
+def excluded(folder: Path) -> set[int]:
+    """Ranks of excluded silos, from 1.
+
+    Raises:
+        LabelSkewError: the file cannot be read.
+    """
+    file = folder / NAME
+    try:
+        return set(map(int, json.loads(file.read_text(encoding="utf-8"))))
+    except FileNotFoundError:
+        return set()
+    except (OSError, ValueError, TypeError) as error:
+        raise LabelSkewError(f"{file}: cannot be read: {clean(error)}; remove it to have all silos take part") from None
+
+
+def exclude(folder: Path, rank: int) -> set[int]:
+    """Leave a silo out from the next round on; all who are left out then."""
+    known = _excluded_in_run(folder, rank)
+    if rank in known:
+        raise mistake(folder, f"silo {rank} is excluded already", "`labelskew silo include` to bring it back")
+    return _write(folder, known | {rank})
+
+
+def include(folder: Path, rank: int) -> set[int]:
+    """Let a silo take part again from the next round on; all who are left out then."""
+    known = _excluded_in_run(folder, rank)
+    if rank not in known:
+        there = f"excluded: {', '.join(map(str, sorted(known)))}" if known else "no silo of this run is"
+        raise LabelSkewError(f"{folder}: silo {rank} is not excluded; {there}")
+    return _write(folder, known - {rank})
+
+
+def _excluded_in_run(folder: Path, rank: int) -> set[int]:
+    """Who is excluded in a run that has this rank.
+
+    Raises:
+        LabelSkewError: it is no run of silos, or has no such silo.
+    """
+    run = RunFolder(folder)
+    if not folder.is_dir():
+        raise mistake(folder, "no such folder", "the folder of the server's run")
+    if not run.recipe.is_file():
+        raise mistake(folder, "no recipe.yaml in it", "the folder of a server's run that has begun")
+    recipe = recipes.load(run.recipe)
+    if not recipe.common.across_silos:
+        raise mistake(folder, "is no run across silos", "the folder of one (training_type: cross_silo)")
+    if not 1 <= rank <= (silos := recipe.train.client_num_in_total):
+        raise LabelSkewError(f"{folder}: no silo {rank} in it; allowed: 1 to {silos}")
+    return excluded(folder)
+
+
+def _write(folder: Path, known: set[int]) -> set[int]:
+    try:
+        write_text(folder / NAME, json.dumps(sorted(known)) + "\n")
+    except OSError as error:
+        raise LabelSkewError(f"{folder / NAME}: cannot be written: {error.strerror}") from None
+    return known

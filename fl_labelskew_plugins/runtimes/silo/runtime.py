@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
@@ -26,20 +27,18 @@ from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, assemble, build, of_classes, refuse_host_switches
 from fl_labelskew_plugins.runtimes.base import Runtime
 from fl_labelskew_plugins.runtimes.processes import Part, together
-from fl_labelskew_plugins.runtimes.silo import facts, keys, names
-from fl_labelskew_plugins.runtimes.silo.client import SiloClient
+from fl_labelskew_plugins.runtimes.silo import facts, keys
+from fl_labelskew_plugins.runtimes.silo.client import Answers, SiloClient
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.guard import guard_of
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
-from fl_labelskew_plugins.runtimes.silo.server import SiloServer, server_session
-from fl_labelskew_plugins.runtimes.silo.survey import SurveyedSilo, SurveyServer
+from fl_labelskew_plugins.runtimes.silo.server import SiloExchange, SiloServer, TrainingExchanges, server_session
+from fl_labelskew_plugins.runtimes.silo.survey import SurveyAnswers, SurveyExchange
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.surveys.survey import Survey
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
-
-ServerT = TypeVar("ServerT", bound=SiloServer)
+    from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
 
 class CrossSilo(Runtime):
@@ -94,15 +93,16 @@ class CrossSilo(Runtime):
         checkpoint = self.folder.load_checkpoint(tensors=False) if self.call.resume else None
         if self._over(checkpoint) and (self.call.role is None or self.folder.summary.exists()):
             return self._alone(list(checkpoint.sizes))
-        server = SiloServer
-        if self.recipe.sums_alone:
-            server = _summing().SummedServer
-        self._server = self._listen(server, checkpoint)
+        exchanges = _summing().exchanges if self.recipe.sums_alone else TrainingExchanges.single
+        self._server = self._listen(exchanges, checkpoint)
         return self._server.gather()
 
     def survey(self) -> Survey:
         """Listen, wait for the silos, and ask them; the result is in the folder, too."""
-        survey = self._listen(SurveyServer).survey(self._names)
+        server = self._listen(lambda server: [SurveyExchange(server)], survey=True)
+        (exchange,) = server.exchanges
+        assert isinstance(exchange, SurveyExchange)
+        survey = exchange.survey(self._names)
         survey.write(self.folder.path, "survey")
         self.show.note(f"results: {self.folder.path / 'survey'}.csv, .json and .png")
         return survey
@@ -112,7 +112,13 @@ class CrossSilo(Runtime):
         """Of the silos' own files; empty where they have none."""
         return status.names(self.recipe.client_specific.data_silo_config, self.recipe.train.client_num_in_total)
 
-    def _listen(self, server: type[ServerT], checkpoint: Checkpoint | None = None) -> ServerT:
+    def _listen(
+        self,
+        exchanges: Callable[[SiloServer], Sequence[SiloExchange]],
+        checkpoint: Checkpoint | None = None,
+        *,
+        survey: bool = False,
+    ) -> SiloServer:
         comm, train = self.recipe.comm, self.recipe.train
         seen = status.Silos(self._names)
         self._audit = Audit(hear=seen.hear, digests=comm.audit_digests)
@@ -133,7 +139,9 @@ class CrossSilo(Runtime):
         self._audit.open(self.folder.path, "server")
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
         host, go_on = self.host(self.recipe, self.folder.path), self.call.go_on(self.folder.path)
-        return server(host, transport, self.recipe, checkpoint, self.show, go_on, self.folder, seen)
+        return SiloServer(
+            host, transport, self.recipe, checkpoint, self.show, go_on, self.folder, seen, exchanges, survey=survey
+        )
 
     def run(self, session: Session, record: Record) -> None:
         """The server's part."""
@@ -164,8 +172,8 @@ class CrossSilo(Runtime):
         held = of_classes(data.data.class_names, torch.from_numpy(data.counts)[None], data.facts.samples)
         self.show.note(f"data: {recipe.data.dataset}, {held}")
         self._audit = Audit(digests=comm.audit_digests)
-        self._audit.open(self.folder.path, names.silo_name(rank))
-        tls, revoked = self._certificate(comm.certs, names.silo_name(rank))
+        self._audit.open(self.folder.path, keys.silo_name(rank))
+        tls, revoked = self._certificate(comm.certs, keys.silo_name(rank))
         if revoked is not None:
             revoked.keep()
         transport = SiloTransport(
@@ -180,8 +188,8 @@ class CrossSilo(Runtime):
         )
         self._transport = transport
         host = self.host(recipe, self.folder.path, rank=rank)
-        kind = SurveyedSilo if self.call.survey else _summing().SummedSilo if recipe.sums_alone else SiloClient
-        client = kind(host, transport, rank, recipe, data, self.folder.path, self.show, guard, ledger)
+        answers = SurveyAnswers if self.call.survey else _summing().SummedAnswers if recipe.sums_alone else Answers
+        client = SiloClient(host, transport, rank, recipe, data, self.folder.path, self.show, guard, ledger, answers)
         transport.start()
         client.run()
         if client.failure is not None:
@@ -189,25 +197,25 @@ class CrossSilo(Runtime):
 
     @cached_property
     def _passphrase(self) -> keys.Passphrase:
-        return keys.Passphrase(self.call.passphrase_fd)
+        return keys.Passphrase()
 
-    def _certificate(self, folder: str | None, name: str) -> tuple[names.Files | None, Revocations | None]:
+    def _certificate(self, folder: str | None, name: str) -> tuple[keys.Files | None, Revocations | None]:
         """What this process shows of itself, if anything, and who is not to be believed; warns of what is wrong."""
         if folder is None:
             return None, None
         files = self._files(Path(folder), name)
-        from fl_labelskew_plugins.runtimes.silo.revocation import Revocations
+        from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
         for warning in files.warnings:
             log.warn(warning)
         if (authority := Path(folder) / "ca.key").exists():
             what = f"{authority}: the authority's key; whoever reads it can make certificates of other silos"
             log.warn(f"{what}; move it to the machine where certificates are made")
-        kept = self.folder.path / names.REVOKED
+        kept = self.folder.path / keys.REVOKED
         return files, Revocations(Path(folder), files, kept=kept, say=self._list)
 
-    def _files(self, folder: Path, name: str) -> names.Files:
-        names.require()
+    def _files(self, folder: Path, name: str) -> keys.Files:
+        keys.require()
         from fl_labelskew_plugins.runtimes.silo import certs
 
         return certs.read(folder, name, self._passphrase)
@@ -224,9 +232,9 @@ class CrossSilo(Runtime):
         for rank in range(1, silos + 1):
             silo = recipes.silo(self.recipe, rank, survey=self.call.survey)
             check_extras(silo)
-            folders[names.silo_name(rank)] = silo.comm.certs
+            folders[keys.silo_name(rank)] = silo.comm.certs
         for name, folder in folders.items():
-            if folder is not None and keys.encrypted(names.content(Path(folder) / f"{name}.key")):
+            if folder is not None and keys.encrypted(keys.content(Path(folder) / f"{name}.key")):
                 self._files(Path(folder), name)
         return self._passphrase.environment()
 

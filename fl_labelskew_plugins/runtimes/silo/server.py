@@ -1,7 +1,6 @@
-"""The server of a cross-silo federation: what it says to silos, and what becomes of what they say.
+"""The server of a cross-silo federation: what it asks silos for, and what becomes of their answers.
 
-Silo ``rank`` (from 1) is client ``rank - 1``. Nothing here trusts what silos send. Who is there is in :mod:`.members`,
-what they are asked for in :mod:`.exchanges`.
+Silo ``rank`` (from 1) is client ``rank - 1``. Nothing here trusts what silos send. Who is there is in :mod:`.members`.
 """
 
 from __future__ import annotations
@@ -9,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Arrays, Data, RunError
+from fl_labelskew_registry import Arrays, Contribution, Data, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.data.stats import Moments
+from fl_labelskew_plugins.engine.aggregate import check_extra
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.machine import log
@@ -31,32 +31,336 @@ from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session, assemble
-from fl_labelskew_plugins.runtimes.messages import SERVER, Manager
 from fl_labelskew_plugins.runtimes.silo import facts
-from fl_labelskew_plugins.runtimes.silo.census import Census, OtherClassesError, form, server_classes
-from fl_labelskew_plugins.runtimes.silo.exchanges import LATE, ClientTests, Opening, Uploads
-from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
+from fl_labelskew_plugins.runtimes.silo.facts import Census, OtherClassesError, form, server_classes
 from fl_labelskew_plugins.runtimes.silo.flood import Flood
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
-from fl_labelskew_plugins.runtimes.silo.members import Members
-from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
-from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes
+from fl_labelskew_plugins.runtimes.silo.members import Excluded, Members, Poll
+from fl_labelskew_plugins.runtimes.silo.outliers import Judge, norms
+from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, measures, reason, upload
+from fl_labelskew_plugins.runtimes.wire import plain
+from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes, trim
 
 SLACK = 2**20
 """Bytes of a message beside its tensors' own, at most."""
 VISITS = 5
 """Lines a minute about a silo that comes and goes."""
+HEAVY = 0.9
+"""Share of a round's weight that one silo alone is warned of from."""
+TAKEN: dict[str, Any] = {"taken": True}
+LATE: dict[str, Any] = {"taken": False, "reason": "it came too late"}
+
+
+class SiloExchange:
+    """One thing that a server asks silos for: its messages, and who is asked again after coming back."""
+
+    def __init__(self, server: SiloServer) -> None:
+        self.server = server
+
+    @property
+    def rounds(self) -> Rounds:
+        """Of a server that trains, from :meth:`begin` on."""
+        assert self.server.rounds is not None
+        return self.server.rounds
+
+    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
+        """What to do with a message of each kind."""
+        return {}
+
+    def begin(self) -> None:
+        """The rounds begin."""
+
+    def returned(self, client: int, message: Message, *, same_process: bool) -> None:
+        """A silo is here, by this HELLO, in the process that was here before or in another one."""
+
+
+class Opening(SiloExchange):
+    """The opening exchange: a round in which everybody who is there is asked, by WELCOME, and nobody trains."""
+
+    def __init__(self, server: SiloServer) -> None:
+        super().__init__(server)
+        self._sent: dict[int, Contribution] = {}
+        self._poll = Poll(server.members, [], "openings", self._sent)
+
+    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
+        """The openings."""
+        return {Kind.OPENING: self._take}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the method has such an exchange."""
+        return self.server.rounds is not None and self.rounds.session.method.uses("opening")
+
+    def exchange(self, *, resumed: bool) -> None:
+        """Wait for everybody's opening, then share what is made of them.
+
+        Of a resumed run only where an excluded silo's opening is in what it shares, and everybody else's is at hand.
+        """
+        members, opened = self.server.members, set(self.rounds.server.opened)
+        excluded, present = members.excluded, members.present
+        again = opened - excluded < opened and opened - excluded <= present
+        if self.wanted and (again or not resumed):
+            self._poll = Poll(members, sorted(present - excluded), "openings", self._sent)
+            for _ in self._poll.take():
+                pass
+            self._share()
+
+    def catch_up(self) -> None:
+        """Share anew where further ones have come; of a resumed run once all are here again whose are in it."""
+        opened, excluded = set(self.rounds.server.opened), self.server.members.excluded
+        sent = self._sent.keys() - excluded
+        if sent != opened and sent >= opened - excluded:
+            self._share()
+
+    def missed(self, client: int) -> str:
+        """Why a silo cannot join any more; empty if it can."""
+        return ""
+
+    def _take(self, message: Message) -> None:
+        if not self.wanted:  # nobody asked for it
+            return
+        client, session = message.sender - 1, self.rounds.session
+        try:
+            shapes = session.method.opening_shapes(session.federation)
+            check_extra(message.tensors, shapes, where=f"opening of silo {client + 1}")
+            check_counts(message.tensors, session)
+        except RunError as error:
+            self._poll.settled.add(client)
+            self.server.turn_away(client, str(error))
+            return
+        self.server.members.away.discard(client)
+        self._sent[client] = Contribution(client, message.tensors)
+
+    def _share(self) -> None:
+        """Make what all silos share from all that came so far."""
+        server, excluded = self.rounds.server, self.server.members.excluded
+        server.federation = self.server.census.federation(self.rounds.session.federation, excluded)
+        server.open([self._sent[client] for client in sorted(self._sent.keys() - excluded)])
+
+
+class Uploads(SiloExchange):
+    """The rounds: silos are asked to train, and answer with UPLOAD, of which they get a verdict."""
+
+    total: Callable[[int, Sequence[int]], tuple[list[int], Vector]] | None = None
+    """What asks silos for a sum in place of single uploads, see :class:`.Rounds`."""
+
+    def __init__(self, server: SiloServer) -> None:
+        super().__init__(server)
+        self._poll: Poll[LocalResult]
+        self._news: State
+        self.close()
+        self._taken: dict[int, int] = {}
+        self._comm, self._heavy = server.recipe.comm, set[tuple[int, int]]()
+
+    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
+        """The uploads."""
+        return {Kind.UPLOAD: self._received}
+
+    def returned(self, client: int, message: Message, *, same_process: bool) -> None:
+        """Ask again, unless the answer is on its way."""
+        trains = same_process and message.meta.get("round") == self.server.members.round
+        if self._poll.awaits(client) and not trains:
+            self.ask(client)
+
+    def close(self) -> None:
+        """Nobody is asked any more."""
+        self._poll, self._news = Poll(self.server.members, [], "uploads", {}), {}
+
+    @property
+    def personalised(self) -> bool:
+        """Whether silos measure their own models in this round."""
+        record = self.rounds.record
+        return record.personalised and record.tests(self.server.members.round)
+
+    def ask(self, client: int) -> None:
+        """Have a silo train."""
+        states, round = self.rounds.record.states, self.server.members.round
+        self.server.send(
+            Kind.TRAIN,
+            client + 1,
+            round=round,
+            meta={
+                "times_selected": states.times_selected(client) + 1,
+                "state_round": states.committed.get(client, -1),
+                "kept_rounds": states.kept(client),
+                "personalised": self.personalised,
+            },
+            tensors=self._news,
+        )
+
+    def begin(self) -> None:
+        """Compare uploads with those that earlier rounds have taken."""
+        self._judge = Judge(self._comm.max_update_ratio, self.rounds.record.norms)
+
+    def of(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        """Ask these silos; yield what they send, in ascending order, once enough have answered for a quorum.
+
+        Raises:
+            RunError: too few sent it in time.
+        """
+        members, record, server = self.server.members, self.rounds.record, self.rounds.server
+        members.round = round
+        poll: Poll[LocalResult] = Poll(members, clients, "uploads", {})
+        self._poll = poll
+        self._judge.begin(round)
+        self._warn_of_heavy(clients)
+        self._news = plain(joined(model=server.weights, shared=server.shared))
+        for client in clients:
+            self.ask(client)
+        large = num_bytes(self._news.values()) > self._comm.upload_memory_mb * 2**20
+        for client in poll.take(self._refuse):
+            record.progress.client(round, clients.index(client) + 1, len(clients))
+            if large:
+                trim()  # of what messages took on their way
+            result = poll.answers.pop(client)
+            record.states.select(client)
+            record.states.note(client, round)
+            yield client, result
+            del result
+        self.close()
+        self.server.transport.audit.sync()
+
+    def take(self, client: int, message: Message) -> dict[str, Any] | None:
+        """An upload has come; what is to be said of it, if anything yet."""
+        poll, round, members = self._poll, message.round, self.server.members
+        if round != members.round or not poll.awaits(client):
+            return TAKEN if self._taken.get(client) == round else LATE  # sent twice, because its connection broke
+        server, session = self.rounds.server, self.rounds.session
+        try:
+            result = upload(message.tensors, message.meta)
+            if result.state:
+                raise RunError("it holds private state")
+            result.upload = {k: v.to(session.trainer.device) for k, v in result.upload.items()}
+            result.contributions = {k: v.to(session.trainer.device) for k, v in result.contributions.items()}
+            server.check(client, round, result)
+            check_counts(result.contributions, session)
+        except RunError as error:
+            poll.settled.add(client)
+            members.warn(f"round {round + 1}: upload of silo {client + 1} refused: {error}")
+            return {"taken": False, "reason": str(error)}
+        poll.answers[client], self._taken[client] = result, round
+        if self._judge.ratio is not None:
+            change, sends = server.optimizer.sends_change, session.method.sends
+            measured = norms(result, server.weights, server.parameters, sends, sends_change=change)
+            if not self._judge.add(client, measured):
+                poll.held.add(client)
+        return TAKEN
+
+    def _received(self, message: Message) -> None:
+        client = message.sender - 1
+        self.server.members.away.discard(client)
+        verdict = LATE if self.server.rounds is None else self.take(client, message)
+        if verdict is not None:
+            self.server.send(Kind.VERDICT, client + 1, round=message.round, meta=verdict)
+
+    def _refuse(self, client: int) -> bool:
+        """Whether a client's upload is out of all proportion; it is then gone, and both sides are told."""
+        why = self._judge.objection(client) if client in self._poll.held else ""
+        if why:
+            members = self.server.members
+            del self._poll.answers[client], self._taken[client]
+            limit = f"more than {self._comm.max_update_ratio:g} times as much (comm_args.max_update_ratio)"
+            members.warn(f"{members.where}: upload of silo {client + 1} refused: {why}; that is {limit}")
+            meta = {"taken": False, "reason": f"a norm of it is {limit} as at the others and at this silo before"}
+            self.server.send(Kind.VERDICT, client + 1, round=members.round, meta=meta)
+        return bool(why)
+
+    def _warn_of_heavy(self, clients: Sequence[int]) -> None:
+        """Say it where one silo has most of a round's weight, once for each number of samples."""
+        sizes = [self.server.sizes[client] for client in clients]
+        shares = self.rounds.server.shares(sizes) if len(clients) > 1 else []
+        for client, size, share in zip(clients, sizes, shares, strict=False):
+            if share > HEAVY * sum(shares) and (client, size) not in self._heavy:
+                self._heavy.add((client, size))
+                log.warn(
+                    f"silo {client + 1} has {100 * share / sum(shares):.4g} % of the weight of "
+                    f"{self.server.members.where}: it says that it has {size} of {sum(sizes)} training samples"
+                )
+
+
+class ClientTests(SiloExchange):
+    """How the global model does on silos' own test parts, by their own word; who does not tell is left out of it."""
+
+    def __init__(self, server: SiloServer) -> None:
+        super().__init__(server)
+        self._poll: Poll[dict[str, float]]
+        self._model: State
+        self._close()
+
+    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
+        """The answers."""
+        return {Kind.TESTED: self._take}
+
+    def returned(self, client: int, message: Message, *, same_process: bool) -> None:
+        """Ask again."""
+        if self._poll.awaits(client):
+            self.ask(client)
+
+    def tested(self, weights: Weights) -> Mapping[str, object]:
+        """What silos report of these weights on their own test parts, for a line of metrics."""
+        return self.rounds.of_clients(self.of(weights))
+
+    def of(self, weights: Weights) -> list[dict[str, float]]:
+        """Send these to everybody who is here; each silo's measures, empty where none have come in time."""
+        members = self.server.members
+        self._model = plain(joined(model=weights))
+        clients = sorted(members.present - members.away - members.excluded)
+        self._poll = Poll(members, clients, "tests", {}, least=0)
+        for client in clients:
+            self.ask(client)
+        for _ in self._poll.take():
+            pass
+        answers = self._poll.answers
+        self._close()
+        return [answers.get(client, {}) for client in range(self.server.num_silos)]
+
+    def ask(self, client: int) -> None:
+        """Have a silo test the model."""
+        self.server.send(Kind.TEST, client + 1, round=self.server.members.round, tensors=self._model)
+
+    def _close(self) -> None:
+        self._poll, self._model = Poll(self.server.members, [], "tests", {}), {}
+
+    def _take(self, message: Message) -> None:
+        client, members = message.sender - 1, self.server.members
+        members.away.discard(client)
+        if message.round == members.round and self._poll.awaits(client):
+            try:
+                self._poll.answers[client] = measures(message.meta)
+            except RunError as error:
+                self._poll.settled.add(client)
+                members.warn(f"{members.where}: test of silo {client + 1} refused: {error}")
+
+
+class TrainingExchanges(NamedTuple):
+    """What a server asks silos for in a run."""
+
+    opening: Opening
+    uploads: Uploads
+    tests: ClientTests
+
+    @classmethod
+    def single(cls, server: SiloServer) -> TrainingExchanges:
+        """Exchanges in which each silo's answer is seen."""
+        return cls(Opening(server), Uploads(server), ClientTests(server))
+
+
+def check_counts(tensors: Mapping[str, Tensor], session: Session) -> None:
+    """Raise RunError for counts of more samples than a silo may have."""
+    most = session.recipe.comm.max_samples
+    for name, value in tensors.items():
+        if session.method.sends.get(name) == "counts" and value.double().sum() > most:
+            raise RunError(f"{name} are of more than {most} training samples (comm_args.max_samples of the server)")
 
 
 class SiloServer(Manager):
-    """Rank 0 of a cross-silo federation.
+    """Rank 0 of a cross-silo federation: knows who is there, and what silos' data are together.
 
     ``checkpoint`` is where an earlier server of this run stood, ``go_on`` how to go on with the run, for messages, and
     ``seen`` what has been seen of each silo so far. In ``folder`` the operator says which silos are excluded.
+    ``exchanges`` makes what silos are asked for, for this server; ``survey``: class counts alone.
     """
 
-    total: Callable[[int, Sequence[int]], tuple[list[int], Vector]] | None = None
-    """What asks silos for a sum, of a server that sees sums alone; see :class:`.Rounds`."""
     transport: ServerTransport
 
     def __init__(
@@ -69,6 +373,9 @@ class SiloServer(Manager):
         go_on: str,
         folder: RunFolder,
         seen: status.Silos,
+        exchanges: Callable[[SiloServer], Sequence[SiloExchange]] = TrainingExchanges.single,
+        *,
+        survey: bool = False,
     ) -> None:
         self.recipe, self.say, self.warn = recipe, show.note, partial(show.note, level=log.WARNING)
         self.num_silos = recipe.train.client_num_in_total
@@ -78,26 +385,26 @@ class SiloServer(Manager):
         self.folder = folder
         self.rounds: Rounds | None = None
         self.sizes = [0] * self.num_silos if checkpoint is None else list(checkpoint.sizes)
+        self.failed: dict[int, str] = {}
+        """Why silos, by client, could not go on."""
+        self.flood = Flood(self.say)
         self._expected = {client for client in range(self.num_silos) if checkpoint is None or self.sizes[client]}
         self._over = checkpoint is not None and checkpoint.round == recipe.train.comm_round
         self._processes: dict[int, Any] = {}
         self._done: set[int] = set()
-        self._final: State | None = None
-        self.pools_moments = recipe.pools_moments
-        self._flood = Flood(self.say)
-
-    def handlers(self) -> Mapping[Kind, Callable[[Message], None]]:
-        """Silos that come and go, and what they send."""
-        return {
+        self._farewell: Callable[[int], dict[str, Any]] | None = None
+        self._pools_moments = recipe.pools_moments and not survey
+        self._summed = recipe.sums_alone and not survey
+        self.exchanges = exchanges(self)
+        self.handlers = {
             Kind.HELLO: self._hello,
-            Kind.OPENING: self._take_opening,
-            Kind.UPLOAD: self._take_upload,
-            Kind.TESTED: self._take_test,
             Kind.FAILED: self._failed,
             Kind.FINISH: lambda message: self._done.add(message.sender - 1),
             Kind.LEFT: self._left,
             Kind.REFUSED: self._refused,
         }
+        for exchange in self.exchanges:
+            self.handlers |= exchange.handlers()
 
     def gather(self) -> Session:
         """Wait as :meth:`meet` does; then build what the server needs."""
@@ -114,9 +421,7 @@ class SiloServer(Manager):
         """
         self.members.read_excluded()
         test = facts.test_data(self.recipe)
-        self.census = Census(
-            self.recipe, test, self.sizes, partial(self._say, say=self.warn), summed=self.total is not None
-        )
+        self.census = Census(self.recipe, test, self.sizes, partial(self.tell, say=self.warn), summed=self._summed)
         if self._over:  # who has not heard so may still come
             self.members.expect(self._expected)
             self.say(f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s for silos to be told so")
@@ -138,28 +443,28 @@ class SiloServer(Manager):
         """All rounds that are left, then the end for everybody."""
         self.record, session = record, record.session
         self.transport.audit.note("run", run=record.run)
-        self._tests = ClientTests(self.members, self.send, self.num_silos)
+        assert isinstance(self.exchanges, TrainingExchanges)
+        opening, uploads, tests = self.exchanges
+        self._opening, self._uploads = opening, uploads
         hooks = self.host.hooks(session.trainer.model)
-        rounds = Rounds(record, hooks=hooks, tested=self.tested, summed=self.total)
-        self._opening, self._uploads = self._exchanges(rounds)
-        self.rounds = rounds
+        self.rounds = rounds = Rounds(record, hooks=hooks, tested=tests.tested, summed=uploads.total)
+        for exchange in self.exchanges:
+            exchange.begin()
         if self.members.excluded:
             self._recount()
         weights = num_bytes(rounds.server.weights.values())
         extra = sum(8 * int(np.prod(shape)) for shape in rounds.server.contribution_shapes().values())
         self.transport.limits[Kind.UPLOAD] = weights + extra + SLACK
         for client in sorted(self.members.present):
-            self._welcome(client)
+            self.welcome(client)
         try:
-            self._opening.exchange(resumed=record.next_round > 0)
+            opening.exchange(resumed=record.next_round > 0)
             rounds.run(self)
-            self._finish(joined(model=rounds.server.weights))
+            uploads.close()
+            final, last = plain(joined(model=rounds.server.weights)), record.states.committed
+            self.dismiss(lambda client: {"meta": {"done": True, "state_round": last.get(client, -1)}, "tensors": final})
         finally:
-            self._flood.close()
-
-    def _exchanges(self, rounds: Rounds) -> tuple[Opening, Uploads]:
-        """What silos are asked for."""
-        return Opening(rounds, self.members, self.census), Uploads(rounds, self.members, self.sizes, self.send)
+            self.flood.close()
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
         """Those of the sampled clients that are there, see :meth:`.Members.invite`."""
@@ -168,26 +473,18 @@ class SiloServer(Manager):
         return here
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """What these silos send, see :meth:`.Uploads.of`."""
-        yield from self._uploads.of(round, clients)
-        self.transport.audit.sync()
+        """What these silos send, see :meth:`Uploads.of`."""
+        return self._uploads.of(round, clients)
 
-    def tested(self, weights: Weights) -> dict[str, object]:
-        """What silos report of these weights on their own test parts, for a line of metrics."""
-        assert self.rounds is not None
-        return self.rounds.of_clients(self._tests.of(weights))
+    def dismiss(self, farewell: Callable[[int], dict[str, Any]]) -> None:
+        """Tell everybody of the end, until they say that they know; who has just left gets its chance to come back.
 
-    def _finish(self, final: State) -> None:
-        self._final = final
-        self._uploads.close()
-        self.dismiss()
-
-    def dismiss(self) -> None:
-        """Tell everybody of the end, until they say that they know; who has just left gets its chance to come back."""
-        members = self.members
+        ``farewell`` gives the parts of a client's FINISH.
+        """
+        members, self._farewell = self.members, farewell
         members.round = -1
         for client in sorted(members.present):
-            self.bid_farewell(client)
+            self.send(Kind.FINISH, client + 1, **farewell(client))
         until = members.clock.now + self.recipe.comm.reconnect_s
         everybody = set(range(self.num_silos)) - (members.excluded - members.present)
         members.wanted = status.RUNNING, "to hear of the end", lambda: filter(members.reachable, everybody - self._done)
@@ -197,8 +494,12 @@ class SiloServer(Manager):
 
     # -- what the server says
 
-    def _welcome(self, client: int) -> None:
+    def welcome(self, client: int) -> None:
+        """Tell a silo what the run is, or that it cannot join any more."""
         assert self.rounds is not None
+        if why := self._opening.missed(client):
+            self.turn_away(client, why)
+            return
         self.send(
             Kind.WELCOME,
             client + 1,
@@ -218,83 +519,54 @@ class SiloServer(Manager):
         pairs = {"mean": session.mean, "std": session.std}
         return {key: torch.tensor(numbers, dtype=torch.float64) for key, numbers in pairs.items()}
 
-    def bid_farewell(self, client: int) -> None:
-        """Tell a silo that it is over, with the final model."""
-        last = self.record.states.committed.get(client, -1)
-        self.send(Kind.FINISH, client + 1, meta={"done": True, "state_round": last}, tensors=self._final)
-
-    def _turn_away(self, client: int, why: str, **more: Any) -> None:
+    def turn_away(self, client: int, why: str, **more: Any) -> None:
+        """A silo may not take part as it is; ``more`` is what it is told beside the reason."""
         self.members.turn_away(client, why)
-        self._say(client, f"turned away: {why}", self.warn)
+        self.tell(client, f"turned away: {why}", self.warn)
         self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": why, **more})
 
-    def _say(self, client: int, what: str, say: Callable[[str], None] | None = None, most: int = 1) -> None:
-        self._flood.tell(f"silo {client + 1}", what, most=most, say=say)
+    def tell(self, client: int, what: str, say: Callable[[str], None] | None = None, most: int = 1) -> None:
+        """Say a line about a silo, at most so many of its kind in a minute."""
+        self.flood.tell(f"silo {client + 1}", what, most=most, say=say)
 
     # -- what silos send
 
     def _hello(self, message: Message) -> None:
         client, meta = message.sender - 1, message.meta
         try:
-            reported = facts.facts(meta, summed=self.total is not None)
+            reported = facts.facts(meta, summed=self._summed)
             self.census.check(client, reported)
-            sums = facts.sums(message.tensors, reported) if self.pools_moments else None
+            sums = facts.sums(message.tensors, reported) if self._pools_moments else None
         except RunError as error:
             other = isinstance(error, OtherClassesError)
-            self._turn_away(client, str(error), **({"class_names": self.census.class_names} if other else {}))
+            self.turn_away(client, str(error), **({"class_names": self.census.class_names} if other else {}))
             return
         same_process = self._processes.get(client) == meta.get("process")
         self._processes[client] = meta.get("process")
         self.census.add(client, reported, sums)
         self.members.came(client)
-        self._say(client, f"is here ({len(self.members.present)} of {self.num_silos})", most=VISITS)
-        if self.rounds is None:
-            return
-        self.rounds.session.admit(client, self.sizes[client], reported.counts)
-        if self._final is not None:
-            self.bid_farewell(client)
-            return
-        self._welcome(client)
-        self._returned(client, same_process=same_process)
-        if self._uploads.awaits(client) and not (same_process and meta.get("round") == self.members.round):
-            self._uploads.ask(client)
-        if self._tests.awaits(client):
-            self._tests.ask(client)
-
-    def _returned(self, client: int, *, same_process: bool) -> None:
-        """A silo is here again in a run that is under way, and has been welcomed."""
-
-    def _take_opening(self, message: Message) -> None:
-        client = message.sender - 1
-        if self.rounds is not None and self._opening.wanted:  # or nobody asked for it
-            try:
-                self._opening.take(client, message.tensors)
-            except RunError as error:
-                self._turn_away(client, str(error))
-
-    def _take_upload(self, message: Message) -> None:
-        client = message.sender - 1
-        self.members.away.discard(client)
-        verdict = LATE if self.rounds is None else self._uploads.take(client, message)
-        if verdict is not None:
-            self.send(Kind.VERDICT, client + 1, round=message.round, meta=verdict)
-
-    def _take_test(self, message: Message) -> None:
-        client = message.sender - 1
-        self.members.away.discard(client)
+        self.tell(client, f"is here ({len(self.members.present)} of {self.num_silos})", most=VISITS)
         if self.rounds is not None:
-            self._tests.take(client, message)
+            self.rounds.session.admit(client, self.sizes[client], reported.counts)
+        if self._farewell is not None:
+            self.send(Kind.FINISH, client + 1, **self._farewell(client))
+            return
+        if self.rounds is not None:
+            self.welcome(client)
+        for exchange in self.exchanges:
+            exchange.returned(client, message, same_process=same_process)
 
     def _failed(self, message: Message) -> None:
-        client = message.sender - 1
-        self._say(client, f"cannot go on: {reason(message) or ''}", self.warn)
+        client, why = message.sender - 1, reason(message)
+        self.failed[client] = why or "it cannot go on"
+        self.tell(client, f"cannot go on: {why or ''}", self.warn)
         self.members.left(client)
         self.members.away.add(client)
 
     def _left(self, message: Message) -> None:
         client = message.sender - 1
         if client in self.members.present:
-            self._say(client, "has left", most=VISITS)
+            self.tell(client, "has left", most=VISITS)
             self.members.left(client)
         if message.meta.get("revoked"):  # with its certificate it cannot come back, so it is not waited for
             self.members.away.add(client)
@@ -302,7 +574,7 @@ class SiloServer(Manager):
     def _refused(self, message: Message) -> None:
         meta, sender = message.meta, message.sender
         peer = f"silo {sender}" if sender > 0 else "a stranger"
-        self._flood.tell(peer, f"refused: {meta['reason']}", times=meta.get("times", 1), say=self.warn)
+        self.flood.tell(peer, f"refused: {meta['reason']}", times=meta.get("times", 1), say=self.warn)
 
     # -- whose samples count
 

@@ -8,23 +8,23 @@ checked before room is made for it, and never unpickled.
 
 from __future__ import annotations
 
+import hashlib
+import mmap
 import queue
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from fl_labelskew_registry import LabelSkewError
-from torch import Tensor
 
 from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runtimes import wire
-from fl_labelskew_plugins.runtimes.chunks import Hashing, Sha256, assemble, cut, hashed, tensors_hashed
-from fl_labelskew_plugins.runtimes.silo import names
+from fl_labelskew_plugins.runtimes.silo import keys
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
+from fl_labelskew_plugins.tensors import PIECE, OnDisk
 
 SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
 CHUNK = 2**20
@@ -51,6 +51,10 @@ OPTIONS = [
 ]
 
 
+class CutShortError(WireError):
+    """A message whose stream ended before it did: a lost connection, more often than a wrong peer."""
+
+
 class RefusedError(WireError):
     """A peer that is turned away; the text is a whole sentence's predicate.
 
@@ -67,7 +71,7 @@ def predicate(error: WireError) -> str:
     return str(error) if isinstance(error, RefusedError) else f"sent {error}"
 
 
-def checked(address: str, tls: names.Files | None) -> tuple[str, int]:
+def checked(address: str, tls: keys.Files | None) -> tuple[str, int]:
     """Host and port; raises LabelSkewError where others could listen in."""
     try:
         host, port = addresses.split(address)
@@ -81,10 +85,9 @@ def checked(address: str, tls: names.Files | None) -> tuple[str, int]:
     return host, port
 
 
-def encoded(msg: Message, tensors: Mapping[str, Tensor]) -> list[bytes | memoryview]:
-    """A message's bytes, with these tensors."""
-    kind, sender, receiver = int(msg.kind), msg.sender, msg.receiver
-    return wire.encode(kind, sender, receiver, msg.round, msg.meta, tensors)
+def encoded(msg: Message) -> list[bytes | memoryview]:
+    """A message's bytes."""
+    return wire.encode(int(msg.kind), msg.sender, msg.receiver, msg.round, msg.meta, msg.tensors)
 
 
 def decoded(header: Header, payload: wire.Buffer) -> Message:
@@ -94,11 +97,88 @@ def decoded(header: Header, payload: wire.Buffer) -> Message:
     return Message(kind, header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)
 
 
+def cut(parts: Iterable[bytes | memoryview], size: int) -> Iterator[bytes]:
+    """The same bytes in chunks of ``size``, the last one shorter."""
+    pending: list[memoryview] = []
+    room = size
+    for part in parts:
+        view = memoryview(part)
+        while view:
+            pending.append(view[:room])
+            view = view[room:]
+            room -= len(pending[-1])
+            if not room:
+                yield b"".join(pending)
+                pending, room = [], size
+    if pending:
+        yield b"".join(pending)
+
+
+class Hashing:
+    """Chunks on their way through, and the SHA-256 of the message that they make; each message has its own chunks."""
+
+    def __init__(self, chunks: Iterable[bytes], *, wanted: bool = True) -> None:
+        self._chunks, self._wanted, self._state = iter(chunks), wanted, hashlib.sha256()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        chunk = next(self._chunks)
+        if self._wanted:
+            self._state.update(chunk)
+        return chunk
+
+    def digest(self) -> str | None:
+        """SHA-256 of all bytes since this was called last; None if it is not wanted."""
+        state, self._state = self._state, hashlib.sha256()
+        return state.hexdigest() if self._wanted else None
+
+
+def assemble(
+    chunks: Iterator[bytes], admit: Callable[[Header], None], spool: Spool
+) -> tuple[Header, bytearray | mmap.mmap] | None:
+    """The next message of a stream of chunks, each message in chunks of its own; None at the stream's end.
+
+    ``admit`` raises for a header whose message is not wanted, before the spool makes room for it.
+
+    Raises:
+        WireError: the chunks are no message; CutShortError where they end before it does.
+        OSError: there is no room for the payload.
+    """
+    first = next(chunks, None)
+    if first is None:
+        return None
+    header = Header.unpack(first)
+    admit(header)
+    buffer = spool.buffer(header.length)
+    rest = memoryview(first)[Header.SIZE :]
+    at = resident = 0
+    with memoryview(buffer) as view:
+        while True:
+            if at + len(rest) > header.length:
+                raise WireError("more bytes than its header tells")
+            view[at : at + len(rest)] = rest
+            at += len(rest)
+            resident += len(rest)
+            if isinstance(buffer, OnDisk) and (resident > PIECE or at == header.length):
+                buffer.evict()
+                resident = 0
+            if at == header.length:
+                return header, buffer
+            chunk = next(chunks, None)
+            if chunk is None:
+                raise CutShortError("fewer bytes than its header tells")
+            if not chunk:
+                raise WireError("a chunk of no bytes")
+            rest = memoryview(chunk)
+
+
 def received(stream: Hashing, admit: Callable[[Header], None], spool: Spool) -> tuple[Message, dict[str, Any]] | None:
     """The next message of a stream, and what the audit log has of it; None at the stream's end.
 
     Raises:
-        WireError, OSError: as :func:`.chunks.assemble` and :func:`.wire.decode`.
+        WireError, OSError: as :func:`assemble` and :func:`.wire.decode`.
     """
     got = assemble(stream, admit, spool)
     if got is None:
@@ -129,20 +209,16 @@ class Outbox:
 
     def __init__(self, audit: Audit, receiver: Callable[[], Mapping[str, Any]]) -> None:
         self._audit, self._receiver = audit, receiver
-        self._queue: queue.SimpleQueue[tuple[list[bytes | memoryview], Sha256, str | None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[list[bytes | memoryview], str | None] | None] = queue.SimpleQueue()
         self._dropping = False
         self.moved = 0
         """Chunks that the peer has taken so far."""
 
-    def put(self, parts: list[bytes | memoryview], why: str | None = None, tensors: Sha256 | None = None) -> bool:
-        """Queue a message, the reason that is in it, and its tensors' hash where it is known.
-
-        Returns:
-            False where too many wait already.
-        """
+    def put(self, msg: Message) -> bool:
+        """Queue a message; False if too many wait already."""
         if self._queue.qsize() >= QUEUED:
             return False
-        self._queue.put((parts, tensors, why))
+        self._queue.put((encoded(msg), reason(msg)))
         return True
 
     def close(self, *, flush: bool) -> None:
@@ -156,51 +232,21 @@ class Outbox:
             yield from self._chunks(*queued)
             del queued  # or the last message would be kept until the next
 
-    def _chunks(self, parts: list[bytes | memoryview], tensors: Sha256 | None, why: str | None) -> Iterator[bytes]:
-        header, digest = Header.unpack(parts[0]), hashed(parts, tensors) if self._audit.digests else None
+    def _chunks(self, parts: list[bytes | memoryview], why: str | None) -> Iterator[bytes]:
+        header, hashing = Header.unpack(parts[0]), Hashing(cut(parts, CHUNK), wanted=self._audit.digests)
         size, sent = Header.SIZE + header.length, 0
         try:
-            for chunk in cut(parts, CHUNK):
+            for chunk in hashing:
                 if self._dropping:
                     return
                 sent += len(chunk)
                 if sent == size:  # what follows a yield may never be reached
-                    self._audit.note("sent", **self._receiver(), **_described(header, size, digest, why))
+                    self._audit.note("sent", **self._receiver(), **_described(header, size, hashing.digest(), why))
                 yield chunk
                 self.moved += 1
         finally:
             if 0 < sent < size:
                 self._audit.note("sent in part", **self._receiver(), **_described(header, sent, None, why))
-
-
-class Broadcast:
-    """Messages of one sender to many: copies from a GPU, and the tensors' hash, are made once for all of them."""
-
-    def __init__(self, *, digests: bool) -> None:
-        self._digests = digests
-        self._last: list[tuple[str, weakref.ref[Tensor], int]] = []
-        """Which tensors were sent last."""
-        self._copies: Mapping[str, Tensor] = {}
-        self._state: Sha256 = None
-
-    def prepared(self, msg: Message) -> tuple[list[bytes | memoryview], str | None, Sha256 | None]:
-        """A message for :meth:`.Outbox.put`."""
-        tensors = msg.tensors
-        if not tensors:
-            return encoded(msg, tensors), reason(msg), None
-        same = len(tensors) == len(self._last) and all(
-            name == before and tensor._version == version and sent() is tensor
-            for (name, tensor), (before, sent, version) in zip(tensors.items(), self._last, strict=True)
-        )
-        copies = self._copies
-        if not same:
-            copies = {} if all(map(wire.dense, tensors.values())) else wire.plain(tensors)
-        parts = encoded(msg, copies or tensors)
-        if not same:
-            self._copies, self._state = copies, tensors_hashed(parts) if self._digests else None
-            # no more of them than that: what is sent would be kept in memory until the next broadcast
-            self._last = [(name, weakref.ref(tensor), tensor._version) for name, tensor in tensors.items()]
-        return parts, reason(msg), self._state
 
 
 def wait_while_moving(ended: threading.Event, outboxes: Iterable[Outbox]) -> None:

@@ -6,7 +6,7 @@ import signal
 from scenes import finished, same
 
 from fl_labelskew_plugins.ledgers import audit
-from fl_labelskew_plugins.runtimes.silo import certs, issuing
+from fl_labelskew_plugins.runtimes.silo import certs
 
 ENDS = ("sent", "received")
 
@@ -26,7 +26,7 @@ def silo(federation, rank):
 
 
 def test_server_and_silos_log_the_same_messages_and_who_sent_them(federation, sp_weights, tmp_path):
-    issuing.new(tmp_path / "certs", 3)
+    certs.new(tmp_path / "certs", 3)
     federation.overrides = [f"comm_args.certs={tmp_path / 'certs'}", "method_args.method=fedshift"]
     server = federation.server()
     server.says("listening on")  # else a silo that begins earlier may greet it twice

@@ -12,26 +12,23 @@ import pytest
 
 from fl_labelskew_plugins.recipe.addresses import of_peer
 from fl_labelskew_plugins.runtimes.silo import certs, door, listening
-from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.door import Door, Stranger
-from fl_labelskew_plugins.runtimes.silo.listening import SILENT, ServerTransport
+from fl_labelskew_plugins.runtimes.silo.listening import SILENT
 from fl_labelskew_plugins.runtimes.silo.streams import METHOD, SERVICE
 from fl_labelskew_plugins.runtimes.transport import Kind
 
 
 @pytest.fixture
-def start(certificates, transports):
-    """Makes servers and silos."""
-
-    def server(silos=3):
-        transports.append(ServerTransport("127.0.0.1:0", silos=silos, tls=certs.read(certificates, "server")))
-        return transports[-1]
+def start(start):
+    """Makes servers, and silos that have joined them."""
 
     def silo(address, rank):
-        transports.append(SiloTransport(address, rank, tls=certs.read(certificates, f"silo-{rank}")))
-        transports[-1].start()
-        assert transports[-1]._next(20).kind == Kind.JOINED
-        return transports[-1]
+        made = start.silo(address, rank, tls=True).transport
+        assert made._next(20).kind == Kind.JOINED
+        return made
+
+    def server():
+        return start(tls=True).transport
 
     server.silo = silo
     return server

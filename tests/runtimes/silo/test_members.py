@@ -9,8 +9,7 @@ from recipe_texts import SILOS
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runtimes.silo import members as members_of
-from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
-from fl_labelskew_plugins.runtimes.silo.members import OVERTIME_S, SETTLE_S, ListeningClock, Members, Poll
+from fl_labelskew_plugins.runtimes.silo.members import OVERTIME_S, SETTLE_S, Excluded, ListeningClock, Members, Poll
 from fl_labelskew_plugins.runtimes.transport import Transport
 
 SHORT = [f"comm_args.{key}=0.3" for key in ("round_deadline_s", "quorum_timeout_s", "reconnect_s")]

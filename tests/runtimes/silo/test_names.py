@@ -2,7 +2,7 @@
 
 import pytest
 
-from fl_labelskew_plugins.runtimes.silo import names
+from fl_labelskew_plugins.runtimes.silo import keys
 
 
 @pytest.mark.parametrize(
@@ -15,4 +15,4 @@ from fl_labelskew_plugins.runtimes.silo import names
     ],
 )
 def test_only_a_silos_name_has_a_rank(name, rank):
-    assert names.rank_of(name) == rank
+    assert keys.rank_of(name) == rank

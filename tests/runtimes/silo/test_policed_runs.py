@@ -11,7 +11,7 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import session
-from fl_labelskew_plugins.runtimes.silo import certs, facts, issuing
+from fl_labelskew_plugins.runtimes.silo import certs, facts
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
@@ -173,7 +173,7 @@ def test_a_recipe_beyond_the_policy_starts_nothing(federation):
 
 def test_a_silo_joins_the_server_of_its_fingerprint_and_no_other(scene, federation, tmp_path):
     folder = tmp_path / "certs"
-    issuing.new(folder, 3)
+    certs.new(folder, 3)
     federation.overrides = [f"comm_args.certs={folder}"]
     files = certs.read(folder, "server")
     right = next(certificate.fingerprint for certificate in certs.show(folder)[0] if certificate.who == "server")
@@ -184,7 +184,7 @@ def test_a_silo_joins_the_server_of_its_fingerprint_and_no_other(scene, federati
     # another certificate of the same authority
     for name in ("server.pem", "server.key"):
         (folder / name).unlink()
-    issuing.new(folder, 3, add=True)
+    certs.new(folder, 3, add=True)
     other = next(certificate.fingerprint for certificate in certs.show(folder)[0] if certificate.who == "server")
     server, process, code = scene({"server_fingerprint": right}, tls=certs.read(folder, "server"))
     assert code == 1
@@ -194,8 +194,8 @@ def test_a_silo_joins_the_server_of_its_fingerprint_and_no_other(scene, federati
 
 
 def test_a_server_that_is_not_there_or_another_authoritys_is_told_apart_before_anything_is_sent(federation, tmp_path):
-    issuing.new(tmp_path / "mine", 1)
-    issuing.new(tmp_path / "others", 1)
+    certs.new(tmp_path / "mine", 1)
+    certs.new(tmp_path / "others", 1)
     said, checked = [], []
     tls = certs.read(tmp_path / "mine", "silo-1")
     silo = SiloTransport(federation.address, 1, tls=tls, say=said.append, pin=checked.append)

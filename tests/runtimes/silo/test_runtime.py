@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from scenes import same
 
 from fl_labelskew_plugins.machine.files import read_lines
-from fl_labelskew_plugins.runtimes.silo import issuing, keys
+from fl_labelskew_plugins.runtimes.silo import certs, keys
 
 SLOW = [
     "method_args.method=fedphp", "train_args.epochs=40", "train_args.comm_round=4", "tracking_args.checkpoint_every=1",
@@ -54,7 +54,7 @@ def sittings(forker, tmp_path_factory):
     recipe.write_text(SILOS.replace("backend: GRPC", "backend: GRPC, certs: certs"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(keys.VARIABLE, PASSPHRASE)
-        issuing.new(folder / "certs", 2, encrypt=True)
+        certs.new(folder / "certs", 2, encrypt=True)
     for name, number in (
         ("interrupt", signal.SIGINT), ("silo 2", signal.SIGKILL), ("terminate", signal.SIGTERM), ("end", None),
     ):  # fmt: skip

@@ -20,12 +20,13 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.session import assemble
-from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo import facts
+from fl_labelskew_plugins.runtimes.silo.client import SiloClient
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
-from fl_labelskew_plugins.runtimes.silo.survey import SurveyedSilo, SurveyServer
-from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
+from fl_labelskew_plugins.runtimes.silo.server import SiloServer
+from fl_labelskew_plugins.runtimes.silo.survey import SurveyAnswers, SurveyExchange
+from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message, Transport
 from fl_labelskew_plugins.surveys.survey import of_partition
 
 OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"
@@ -66,7 +67,8 @@ def silo(tmp_path):
         (tmp_path / folder / "secret").write_text(folder.encode().hex())
         (tmp_path / folder / "secret").chmod(0o600)
         guard = Guard(Policy(**policy), "/home/ann/north.yaml", tmp_path / folder) if policy else None
-        return SurveyedSilo(Host(), Sent(), 2, recipe, facts.load(recipe, 1), tmp_path / folder, Lines(), guard)
+        place, data = tmp_path / folder, facts.load(recipe, 1)
+        return SiloClient(Host(), Sent(), 2, recipe, data, place, Lines(), guard, answers=SurveyAnswers)
 
     return make
 
@@ -93,7 +95,7 @@ def test_noise_is_that_of_the_opening_of_a_run_and_the_same_each_time(silo):
     made = silo(*NOISY)
     data = made.data
     parts = ({1: data.train}, {1: data.test}, [data.facts.samples] * 3)
-    session = assemble(made.recipe, data.data, *parts, secret=made._seed)
+    session = assemble(made.recipe, data.data, *parts, secret=made.seed())
     assert torch.equal(smoothed_counts(counts(made), smoothing=1.0), session.opening(1).tensors["smoothed"])
     assert torch.equal(counts(made), counts(silo(*NOISY)))
     assert not torch.equal(counts(made), torch.from_numpy(data.counts))
@@ -167,8 +169,19 @@ def server(tmp_path, transports):
         folder.hold()
         seen = status.Silos([""] * 3)
         show = Lines()
-        server = SurveyServer(Host(), transports[0], recipe, None, show, "again", folder, seen)
-        server.lines = show.lines
+        made = [
+            Host(),
+            transports[0],
+            recipe,
+            None,
+            show,
+            "again",
+            folder,
+            seen,
+            lambda server: [SurveyExchange(server)],
+        ]
+        server = SiloServer(*made, survey=True)
+        server.lines, server.survey = show.lines, server.exchanges[0].survey
         return server
 
     return make
@@ -327,16 +340,3 @@ def test_policies_and_every_byte_of_a_survey(federation):
         line["why"] for _, _, line in audit.read(federation.run_dir) if line.get("kind") == "SURVEY" and "why" in line
     ]
     assert len(why) == 1
-
-
-@pytest.mark.slow
-def test_a_surveyed_silo_gives_a_training_server_nothing(federation):
-    federation.overrides = ["train_args.comm_round=1", "comm_args.min_clients=2"]
-    server = federation.server()
-    server.says("listening on")
-    odd, *others = federation.silo(2, "--survey"), federation.silo(1), federation.silo(3)
-    finished(server, *others)
-    assert odd.wait() == 2
-    assert "the server trains, and this silo was started for a survey; leave --survey away" in odd.text
-    kinds = [line["kind"] for _, _, line in audit.read(federation.folder / "silo-2") if line["event"] == "sent"]
-    assert kinds == ["HELLO", "FAILED"]

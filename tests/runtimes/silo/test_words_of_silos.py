@@ -18,12 +18,12 @@ from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runtimes import wire
-from fl_labelskew_plugins.runtimes.chunks import assemble, cut
 from fl_labelskew_plugins.runtimes.silo import facts
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer
+from fl_labelskew_plugins.runtimes.silo.streams import assemble, cut
 from fl_labelskew_plugins.runtimes.silo.streams import decoded as decode
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message

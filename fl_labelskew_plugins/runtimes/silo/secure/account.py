@@ -1,8 +1,9 @@
 """A silo's account of the sums that it has helped to open: of one round, one set of silos, also after a restart.
 
 Of two sums over sets that differ in one silo, the difference is what that one has sent; of two sums over one set, of
-which one silo was asked something else, that of its two answers. So of one round it takes one question, too. Numbers of
-right answers change little from round to round, so all sums of them are over the silos of the opening.
+which one silo was asked something else, that of its two answers. So of one round it takes one question, too. Without
+noise it adds one vector to a round, even if its data or settings have changed since. Numbers of right answers change
+little from round to round, so all sums of them are over the silos of the opening.
 """
 
 from __future__ import annotations
@@ -10,25 +11,28 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import cast
+from zipfile import BadZipFile
 
+import numpy as np
 from fl_labelskew_registry import LabelSkewError, shareable
 from pydantic import BaseModel
 
+from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.machine.files import replacing
 from fl_labelskew_plugins.recipe.model import POLICY
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, Attempt, SecureError, SitsOutError, listed
 
 NAME, JOINED = "secure.json", "joined_run"
+KEPT = "secure_vector_{}.npz"
+"""The vector of the last sum of its kind: ``opening``, ``round`` or ``test``."""
 
 
 class Opened(BaseModel):
-    """The file: by run and round, the ranks in the sum that was opened, the digest of the question to this silo, and
-    the ranks with which its vector without noise was masked.
-    """
+    """The file: by run and round, the ranks in the sum that was opened, and the digest of the question to this silo."""
 
     runs: dict[str, dict[int, list[int]]]
     questions: dict[str, dict[int, str]] = {}
-    masked: dict[str, dict[int, list[int]]] = {}
 
 
 class Account:
@@ -61,30 +65,37 @@ class Account:
         opened.runs.setdefault(attempt.run, {})[attempt.round] = there
         self._write(opened, f"{attempt.where}: ", "opens")
 
-    def mask(self, attempt: Attempt, sharing: list[int], *, once: bool) -> None:
-        """Write down the silos that share masks with this one in a round; on disk when this returns.
-
-        Two sums with the same vector and different silos can be opened without this silo, by disjoint sets of others.
-        ``once``: the vector of a round may be masked for one set of silos only, because it has no noise.
+    def only(self, attempt: Attempt, vector: Vector) -> Vector:
+        """The vector that this silo adds to a round's sum: the first one, also after a restart; on disk by then.
 
         Raises:
-            SitsOutError: its vector of this round was masked with others.
-            SecureError: nothing can be written.
+            SecureError: the file is damaged, or nothing can be written.
         """
-        if attempt.round <= OPENING:  # each needs most of all silos, so no two of them can be opened by disjoint sets
-            return
-        opened = self._read()
-        before = opened.masked.setdefault(attempt.run, {}).setdefault(attempt.round, sharing)
-        if before != sharing and once:
-            what = f"this silo has masked its vector with {listed(before)}, and now {listed(sharing)} share masks"
-            raise SitsOutError(f"{attempt.where}: {what}; the two sums would differ by single uploads ({self.file})")
-        self._write(opened, f"{attempt.where}: ", "sends")
+        kind = "round" if attempt.round > OPENING else "test" if attempt.round < OPENING else "opening"
+        file, key = self.file.with_name(KEPT.format(kind)), f"{attempt.run} {attempt.round}"
+        try:
+            with np.load(file, allow_pickle=False) as kept:
+                if str(kept["key"]) == key:
+                    return cast(Vector, kept["vector"])
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+            raise SecureError(f"{attempt.where}: {file} is damaged; begin a new run") from None
+        try:
+            with replacing(file) as part, part.open("wb") as opened:
+                np.savez(opened, key=np.array(key), vector=vector)
+                opened.flush()
+                os.fsync(opened.fileno())
+        except OSError as error:
+            what = f"{file} cannot be written ({error.strerror}), and without it this silo sends nothing"
+            raise SecureError(f"{attempt.where}: {what}") from None
+        return vector
 
     def check_state(self, run: str, round: int, before: int, times: int) -> None:
-        """Raise SecureError unless a server names this silo's own last state, and how often it has taken part.
+        """Raise SecureError unless a server names this silo's last state, and goes from round to round.
 
-        With another state, the sum of one more round with the same model could differ by this silo's answer only. In a
-        sum that this silo has masked its vector for, and not opened, it may have been or not.
+        Without noise, all silos open each sum. If a server could choose the state of one silo, the sum of one more
+        round would differ by this silo's answer only, or contain only its change.
 
         Args:
             run: the run's name.
@@ -93,10 +104,13 @@ class Account:
             times: how often it was selected, this round included.
         """
         account = self._read()
-        opened = {number for number in account.runs.get(run, {}) if 0 <= number < round}
-        masked = opened | {number for number in account.masked.get(run, {}) if number < round}
-        last = max(opened, default=-1)
-        if not (before == last or (before > last and before in masked)) or not len(opened) < times <= len(masked) + 1:
+        opened = {number for number in account.runs.get(run, {}) if number >= 0}
+        asked = {number for number in account.questions.get(run, {}) if number >= 0}
+        if round < (last := max(opened | asked, default=-1)):
+            what = f"the server asks for a round before round {last + 1}, which this silo was asked for already"
+            raise SecureError(f"round {round + 1}: {what} ({self.file})")
+        opened.discard(round)
+        if (before, times) != (last := max(opened, default=-1), len(opened) + 1):
             what = f"the server continues from round {before + 1} and has selected this silo {times} times"
             here = f"here {len(opened)} sums before this round are noted, the last one of round {last + 1}"
             raise SecureError(f"round {round + 1}: {what}; {here} ({self.file})")

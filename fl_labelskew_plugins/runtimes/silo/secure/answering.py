@@ -11,7 +11,6 @@ from torch import Tensor
 from fl_labelskew_plugins.engine.ring import Ring, Vector
 from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.machine.text import clean, without_paths
-from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.account import Account
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
@@ -26,10 +25,10 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority, Identity
 from fl_labelskew_plugins.runtimes.silo.secure.shares import SEALED
 from fl_labelskew_plugins.runtimes.silo.secure.silo import SiloRound
-from fl_labelskew_plugins.runtimes.transport import Kind, Message
+from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message
 
 
-class Part:
+class SiloSums:
     """A silo's part in secure sums.
 
     Args:

@@ -34,7 +34,7 @@ Said = tuple[dict[str, Any], dict[str, Tensor]]
 """What a silo is told at a step, beside which attempt it is: a mapping, and tensors."""
 
 
-class Sums:
+class ServerSums:
     """Asks silos for what a secure sum takes, step by step.
 
     Args:

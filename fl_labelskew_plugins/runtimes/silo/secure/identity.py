@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509.oid import NameOID
 from fl_labelskew_registry import LabelSkewError
 
-from fl_labelskew_plugins.runtimes.silo.names import Files, silo_name
+from fl_labelskew_plugins.runtimes.silo.keys import Files, silo_name
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SitsOutError
 from fl_labelskew_plugins.runtimes.silo.secure.masks import POINT, is_point
 

@@ -144,7 +144,8 @@ class SiloRound:
                 raise attempt.error(f"silo {rank} has not signed that all shares fit")
         self._enough(sharing, "share masks")
         self._shares = {rank: self._shares[rank] for rank in sharing}
-        self._account.mask(attempt, sorted(self._shares), once=not self._noisy)
+        if not self._noisy:
+            vector = self._account.only(attempt, vector)
         masked = attempt.vector(vector, "what this silo would send").copy()
         masks.add_own(masked, self._seed, self.rank, attempt)
         for peer in self._shares.keys() - {self.rank}:

@@ -3,14 +3,14 @@
 import pytest
 from masked_rounds import Hospital
 
-from fl_labelskew_plugins.runtimes.silo import issuing
+from fl_labelskew_plugins.runtimes.silo import certs
 
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
     """A folder with the certificates of seven silos; not to be changed."""
     folder = tmp_path_factory.mktemp("secure") / "certs"
-    issuing.new(folder, 7)
+    certs.new(folder, 7)
     return folder
 
 

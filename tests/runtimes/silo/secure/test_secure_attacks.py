@@ -9,9 +9,9 @@ from fl_labelskew_registry import LabelSkewError
 from masked_rounds import RUN, Hospital, Play, attempt, naive, vectors
 from scipy.stats import chisquare
 
-from fl_labelskew_plugins.runtimes.silo import issuing
+from fl_labelskew_plugins.runtimes.silo import certs
 from fl_labelskew_plugins.runtimes.silo.secure import account, masks, shares
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.silo.secure.silo import STEPS
@@ -61,7 +61,7 @@ def test_a_server_that_puts_its_own_key_in_the_place_of_a_silos(play):
 def test_a_server_that_plays_silos_of_its_own(play, tmp_path):
     """Certificates of another authority, of another silo and of the server are none."""
     play.upto(1)
-    issuing.new(tmp_path / "certs", 3)
+    certs.new(tmp_path / "certs", 3)
     forged = Hospital(tmp_path / "certs", tmp_path, 2).joins(ABOUT).advertise()
     roster = play.server.roster()
     assert refused(play.silos[1].share, roster | {2: forged}) == (
@@ -255,19 +255,6 @@ def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
         wards[0].joins(ABOUT)
 
 
-def test_a_server_that_opens_a_vector_in_several_sums_by_other_silos_each(hospitals):
-    """Silo 1 would be in two sums of one round that silos 2, 3, 4 and silos 5, 6, 7 open without it."""
-    wards, values = hospitals(7), vectors(range(1, 8), ABOUT)
-    Play(wards[:4], ABOUT, values, lost={1: 4}).total()
-    again = Play([wards[0], *wards[4:]], attempt(number=1), values).upto(3)
-    line = refused(again.silos[1].mask, values[1], again.server.sharing())
-    assert line.startswith(
-        "this silo has masked its vector with silos 1, 2, 3, 4, and now silos 1, 5, 6, 7 share masks"
-    )
-    noisy = Play([wards[0], *wards[4:]], attempt(number=2), values, lost={1: 4}, noisy=True)
-    assert noisy.total() == naive([values[rank] for rank in (1, 5, 6, 7)], ABOUT)  # whose noise is of this attempt
-
-
 def test_a_server_that_asks_each_silo_something_else(hospitals):
     """Another model for one of them: their signatures are of what each was asked, so no keys are agreed on."""
     play = Play(hospitals(4), replace(ABOUT, question="a model"), vectors(RANKS, ABOUT))
@@ -454,18 +441,36 @@ def test_a_silo_that_shows_the_key_of_another(hospitals):
 
 
 def test_a_server_that_names_another_state(hospitals):
-    """After two sums, and one that the silo's masked vector may be in or not."""
+    """After two sums, and one that was not opened."""
     ours = account.Account(hospitals(3)[0].folder)
-    for round in (0, 2):
+    for round in (0, 1):
+        ours.check_state(RUN, round, round - 1, round + 1)
+        ours.ask(RUN, round, "question")
         ours.open(attempt(round), [1, 2, 3])
-    ours.mask(attempt(3), [1, 2, 3], once=True)
-    for before, times in ((2, 3), (3, 4), (2, 4)):
-        ours.check_state(RUN, 5, before, times)
-    ours.check_state(RUN, 2, 0, 2)  # a server that has gone back
-    for round, before, times in ((5, -1, 3), (5, 0, 3), (5, 1, 3), (5, 4, 3), (5, 2, 2), (5, 2, 5), (2, 2, 2)):
-        line = f"round {round + 1}: the server continues from round {before + 1} and has selected this silo {times} ti"
+    ours.check_state(RUN, 1, 0, 2)  # the server has lost the sum
+    ours.ask(RUN, 2, "question")
+    ours.check_state(RUN, 2, 1, 3)
+    for before, times in ((-1, 3), (0, 3), (2, 3), (1, 2), (1, 4), (2, 4)):
+        line = f"round 4: the server continues from round {before + 1} and has selected this silo {times} times"
         with pytest.raises(SecureError, match=line):
-            ours.check_state(RUN, round, before, times)
+            ours.check_state(RUN, 3, before, times)
+    with pytest.raises(SecureError, match="round 2: the server asks for a round before round 3, which this silo was"):
+        ours.check_state(RUN, 1, 0, 2)
+
+
+def test_a_silo_adds_one_vector_to_a_round(hospitals):
+    """The difference of two sums, before and after its data or settings have changed, would be about this silo."""
+    folder = hospitals(3)[0].folder
+    first, other = vectors([1, 2], attempt(0)).values()
+    assert not np.array_equal(first, other)
+    assert np.array_equal(account.Account(folder).only(attempt(0), first), first)
+    assert np.array_equal(account.Account(folder).only(attempt(0), other), first)
+    assert np.array_equal(account.Account(folder).only(attempt(OPENING), other), other)
+    assert np.array_equal(account.Account(folder).only(attempt(1), other), other)
+    assert np.array_equal(account.Account(folder).only(attempt(OPENING), first), other)
+    (folder / "secure_vector_round.npz").write_bytes(b"PK")
+    with pytest.raises(SecureError, match=r"secure_vector_round.npz is damaged; begin a new run"):
+        account.Account(folder).only(attempt(1), first)
 
 
 def test_a_silo_answers_another_run_only_if_its_operator_agrees(hospitals):
@@ -524,7 +529,8 @@ def test_two_silos_whose_data_are_swapped_look_alike(hospitals, monkeypatch):
     def run(values, lost):
         random = np.random.default_rng(5)
         for ward in wards:
-            (ward.folder / "secure.json").unlink(missing_ok=True)
+            for file in ward.folder.glob("secure*"):
+                file.unlink()
         play = Play(wards, about, values, lost=lost, random=random.bytes)
         total = play.total()
         signed = {(0, rank): Advert.unpack(play.sent[0, rank]).keys for rank in RANKS}  # signatures are drawn, too
