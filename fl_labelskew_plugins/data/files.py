@@ -9,6 +9,7 @@ from pathlib import Path
 from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 
 from fl_labelskew_plugins.machine.place import free_memory
+from fl_labelskew_plugins.machine.text import clean
 
 MOST = 20
 """Mistakes in data that are printed one by one; of the others, only their number."""
@@ -36,6 +37,21 @@ def readable(where: str, verbs: str = "read") -> Iterator[None]:
         yield
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise LabelSkewError(f"{where}: cannot be {verbs} ({error})") from error
+
+
+@contextmanager
+def sound(path: Path, what: str, use: str) -> Iterator[None]:
+    """Turn what goes wrong in reading a file into a LabelSkewError: it is not a sound ``what``, and ``use`` is one."""
+    try:
+        yield
+    except LabelSkewError:
+        raise
+    except OSError as error:
+        raise LabelSkewError(f"{path}: cannot be read ({error.strerror or one_line(error)})") from error
+    except (
+        Exception
+    ) as error:  # zipfile, its decoders, pandas, pyarrow, NumPy and Python's parser raise dozens of types
+        raise mistake(path, f"is not a sound {what} ({clean(one_line(error))})", use) from error
 
 
 @contextmanager

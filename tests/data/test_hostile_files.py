@@ -18,8 +18,7 @@ from PIL import Image
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.data import files, npz, pictures
-from fl_labelskew_plugins.data.columns import Encoding, Feature
-from fl_labelskew_plugins.data.table import Table
+from fl_labelskew_plugins.data.table import Encoding, Feature, Table
 from fl_labelskew_plugins.trained import predict
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"

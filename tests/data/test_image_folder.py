@@ -12,9 +12,8 @@ from PIL import Image
 
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.image_folder import TREE, ImageFolder
+from fl_labelskew_plugins.data.image_folder import TREE, ImageFolder, class_folders, list_images
 from fl_labelskew_plugins.data.pictures import decode
-from fl_labelskew_plugins.data.trees import class_folders, list_images
 
 
 def image(path, colour=(200, 100, 50), size=(40, 30)):

@@ -21,9 +21,9 @@ from pydantic import ValidationError
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.data import isic2019, lesions
 from fl_labelskew_plugins.data import isic2019_tables as isic
-from fl_labelskew_plugins.data.clients import divide
 from fl_labelskew_plugins.data.isic2019 import ISIC2019
 from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.partition.clients import divide
 from fl_labelskew_plugins.partition.natural import Natural
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "fedmr_isic2019.yaml"

@@ -11,8 +11,8 @@ from fl_labelskew_registry import LabelSkewError
 from mistakes import message
 
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.clients import divide
 from fl_labelskew_plugins.data.leaf import FEMNIST, LETTERS, Shakespeare, numbers
+from fl_labelskew_plugins.partition.clients import divide
 from fl_labelskew_plugins.partition.natural import Natural
 
 

@@ -6,11 +6,11 @@ from datasets import assert_alone, load, load_test
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.data.clients import divide
 from fl_labelskew_plugins.data.digits import Digits
-from fl_labelskew_plugins.data.split import stratified
 from fl_labelskew_plugins.data.synthetic import Synthetic, sample_client
+from fl_labelskew_plugins.partition.clients import divide
 from fl_labelskew_plugins.partition.natural import Natural
+from fl_labelskew_plugins.partition.stratified import stratified
 
 
 def test_digits():
