@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
 
-MARK = "labelskew-fake.txt"  # beside the files of a small copy
+MARK = "labelskew-fake.json"  # beside the files of a small copy
 ARRAYS = "labelskew-fake.npz"  # the samples of a small copy whose real files are in a format of their own
 Rows = list[tuple[str, str, str]]
 
@@ -50,7 +50,7 @@ def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> Row
     """
     with whole(out) as part:
         dataset.fake(part, samples=samples, seed=seed)
-        (part / MARK).write_text("Made up by labelskew data fake: these are not the real data.\n", encoding="utf-8")
+        (part / MARK).write_text('"made up by labelskew data fake"\n', encoding="utf-8")
     return dataset.survey(out)
 
 
