@@ -188,7 +188,7 @@ class ISIC2019(Dataset):
         def part(fold: str) -> Arrays:
             half = wanted[wanted.fold == fold]
             files = Images([str(folder / f"{name}.jpg") for name in half.image], (3, read.crop, read.crop), read)
-            return Arrays(files, half.target.to_numpy(np.int64), half.centre.to_numpy(np.int64))
+            return Arrays(files, np.array(half.target, np.int64), np.array(half.centre, np.int64))
 
         parts = part("train"), part("test")
         return Data(*parts, list(CLASSES), lesions.MEAN, lesions.STD, notes, fingerprint, group_names=CENTRES)
