@@ -39,7 +39,7 @@ TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 HEAD = 2**16
 """Letters of a text file that tell its separator and its decimal sign."""
 MOST_COLUMNS = 50_000
-SOUND = ("table", "a UTF-8 file whose rows are all as long as its first line")
+SOUND = ("table", "a UTF-8 file (spreadsheets: CSV UTF-8) whose rows are all as long as its first line")
 ROW, CELL = 100, 40
 """Bytes of a row's label, and of one of its other values, from the file to the sample."""
 MOST_PACKED = 1000

@@ -48,8 +48,6 @@ def test_files_count_by_content_and_not_by_place_or_seed(tmp_path, name, samples
     if name == "image_folder":  # so that a part is split off, with the seed
         for folder in "ab":
             shutil.rmtree(tmp_path / folder / "test")
-    if name == "isic2019":
-        (tmp_path / "a" / "train_test_split").unlink()
     shutil.copytree(tmp_path / "a", tmp_path / "deep" / "copy")
     params = {"femnist": {"users": 2}, "image_folder": {"image_size": 8}, "odir": {"image_size": 8}}.get(name, {})
     here = of(name, tmp_path / "a", **params)
