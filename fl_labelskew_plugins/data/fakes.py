@@ -24,11 +24,11 @@ def whole(out: Path) -> Iterator[Path]:
     Raises:
         LabelSkewError: the folder is not empty or cannot be written.
     """
-    out = Path(os.path.abspath(out))
+    given, out = out, Path(os.path.abspath(out))
     part = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
         if os.path.lexists(out) and any(out.iterdir()):
-            raise mistake(out, "is not empty", "a new or empty folder")
+            raise mistake(given, "is not empty", "a new or empty folder")
         part.mkdir(parents=True)
         yield part
         if os.path.isdir(out):  # it may be somebody's current folder, so it stays what it is
@@ -37,7 +37,7 @@ def whole(out: Path) -> Iterator[Path]:
         else:
             part.replace(out)
     except OSError as error:
-        raise LabelSkewError(f"{out}: cannot be written ({error.strerror or error})") from error
+        raise LabelSkewError(f"{given}: cannot be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
