@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.data import fakes, lesions, pictures, table
-from fl_labelskew_plugins.data.files import readable
+from fl_labelskew_plugins.data import fakes, lesions, pictures
+from fl_labelskew_plugins.data.files import readable, sound
 from fl_labelskew_plugins.data.fingerprint import digest
+from fl_labelskew_plugins.data.table import SOUND
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.partition.stratified import stratified
@@ -218,7 +219,7 @@ def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
         raise LabelSkewError(f"{where}: image {twice.iloc[0]} has two rows; keep one of them")
     if meta:
         of_meta = _read(meta[0], ("image", "dataset"))
-        known = dict(zip(of_meta.image, map(_centre, of_meta.dataset.astype(str)), strict=True))
+        known = dict(zip(of_meta.image, map(_centre, of_meta.dataset), strict=True))
         lacking, centres, folds = ~frame.image.isin(known), frame.image.map(known), pd.Series("", frame.index)
         orphans = sorted(known.keys() - {*frame.image})
     else:
@@ -244,10 +245,12 @@ def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
 
 def _read(file: Path, needed: Sequence[str]) -> pd.DataFrame:
     """The rows of a CSV file that has these columns."""
-    there = table.header(file)
-    if missing := [name for name in needed if name not in there]:
+    import pandas as pd
+
+    with sound(file, *SOUND):
+        frame = pd.read_csv(file, dtype=str, encoding="utf-8-sig", index_col=False, usecols=lambda name: name in needed)
+    if missing := [name for name in needed if name not in frame]:
         raise mistake(file, f"has no column {', '.join(missing)}", f"the columns {','.join(needed)}")
-    frame = table.rows(file, needed)
     if (cut := frame.isna().any(axis=1)).any():
         raise LabelSkewError(f"{file}: line {int(cut.to_numpy().argmax()) + 2} is cut short; fetch the file again")
     return frame
@@ -282,7 +285,8 @@ def _pictures(root: Path, images: Sequence[str], named: set[str], bad: list[str]
     missing = [image for image in images if image not in have]
     if missing:
         bad.append(f"{place}: no picture for {_some(missing)} of the tables")
-    broken = checked(folder, [image for image in images if image in have - {*unprepared}]) + unprepared
+    have -= {*unprepared}
+    broken = checked(folder, [image for image in images if image in have]) + unprepared
     if broken:
         bad.append(f"{place}: {_some(broken)} broken, or no picture at all")
     return folder, {*missing, *broken}
