@@ -18,7 +18,6 @@ from click.testing import CliRunner
 from fl_labelskew_registry import LabelSkewError, MistakesError
 from mistakes import message
 from PIL import Image
-from pydantic import ValidationError
 
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.data import isic2019 as isic
@@ -276,14 +275,6 @@ def test_a_bad_sample_is_a_line_with_a_count_and_may_be_left_out(name, tree, cap
     assert all(line.startswith("warning: ") and line.endswith("; left out") for line in warnings)
 
 
-def test_several_kinds_are_told_together(tree):
-    for name in ("broken", "no row"):
-        BAD[name][0](tree)
-    with pytest.raises(MistakesError) as error:
-        load(tree)
-    assert len(error.value.mistakes) == 2
-
-
 def test_the_metadatas_centres_and_rows_that_others_lack(tree):
     without_split(tree)
     rewrite(tree / isic.META, lambda rows: [rows[0], [*rows[1][:2], "HAM_elsewhere"], *rows[3:]])
@@ -382,11 +373,6 @@ def test_the_check_counts_and_names_what_is_missing(tree, monkeypatch):
     result = check(tree)
     assert result.exit_code == 2
     assert re.fullmatch(r"error: .+: is not a sound table \(UnicodeDecodeError: .+\n", result.stderr)
-
-
-def test_a_centre_that_is_not_there_is_refused_before_anything_is_read():
-    with pytest.raises(ValidationError, match="centres"):
-        ISIC2019.Params(centres=(6,))
 
 
 @pytest.mark.slow
