@@ -14,7 +14,7 @@ from fl_labelskew_plugins import seeds
 
 MARK = "labelskew-fake.json"  # beside the files of a small copy
 ARRAYS = "labelskew-fake.npz"  # the samples of a small copy whose real files are in a format of their own
-Rows = list[tuple[str, str, str]]
+SurveyRows = list[tuple[str, str, str]]
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def whole(out: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> Rows:
+def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> SurveyRows:
     """A small copy in ``out``, all of it or nothing, with a file that says so; returns its survey.
 
     Raises:
@@ -82,7 +82,7 @@ def write_picture(file: Path, pixels: NDArray[np.uint8]) -> None:
     Image.fromarray(pixels.transpose(1, 2, 0)).save(file)
 
 
-def wrong(rows: Sequence[tuple[str, str, str]], *, copy: bool = False) -> Rows:
+def wrong(rows: Sequence[tuple[str, str, str]], *, copy: bool = False) -> SurveyRows:
     """The rows that do not hold what is expected; of a small ``copy``, those where something is missing."""
     return [row for row in rows if row[1] == "missing" or (not copy and row[2] not in (row[1], "any"))]
 

@@ -11,7 +11,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.text import clean
 
-MOST = 20
+MOST_SHOWN = 20
 """Mistakes in data that are printed one by one; of the others, only their number."""
 
 UNPACKED = 2**29
@@ -65,8 +65,8 @@ def gathered(wrong: list[str]) -> Iterator[None]:
 
 def capped(lines: Sequence[str]) -> list[str]:
     """The first lines, and the number of the others."""
-    more = [f"and {len(lines) - MOST} more errors"] if len(lines) > MOST else []
-    return [*lines[:MOST], *more]
+    more = [f"and {len(lines) - MOST_SHOWN} more errors"] if len(lines) > MOST_SHOWN else []
+    return [*lines[:MOST_SHOWN], *more]
 
 
 def refuse(wrong: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.files import MOST, fits, gathered, readable, refuse
+from fl_labelskew_plugins.data.files import MOST_SHOWN, fits, gathered, readable, refuse
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.pictures import OnBadSample, decode, faults, opened, settle
 from fl_labelskew_plugins.data.stats import moments
@@ -33,7 +33,7 @@ from fl_labelskew_plugins.partition.stratified import drawn, joined, picked, str
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 PARTS = ("train", "test", "val")
 TREE = "<group>/train/<class>/<image> or <group>/<class>/<image>"
-Samples = list[tuple[Path, str]]
+LabelledFiles = list[tuple[Path, str]]
 """Picture files, each with the name of its class."""
 
 
@@ -145,7 +145,7 @@ class ImageFolder(Dataset):
             raise mistake(f"data set {self.name}: {root}", lacks, use)
         return folders if below and len(below) == len(folders) and overlap(below.values(), classes) else groups
 
-    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[Samples, Samples | None]:
+    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
         """The images of the training part and of the test part, or None where that is to be split off.
 
         Both are those of all groups together, where there are groups; ``groups``: as :meth:`groups` returns them.
@@ -154,8 +154,8 @@ class ImageFolder(Dataset):
         if not groups and not (data_dir / "train").is_dir():
             self._refuse_test_alone(data_dir)
             return self.listed(data_dir), None
-        train: Samples = []
-        test: Samples = []
+        train: LabelledFiles = []
+        test: LabelledFiles = []
         wrong: list[str] = []
         for folder in groups or [data_dir]:
             with gathered(wrong):
@@ -165,7 +165,7 @@ class ImageFolder(Dataset):
         refuse(wrong)
         return train, test or None
 
-    def find_test(self, data_dir: Path) -> Samples | None:
+    def find_test(self, data_dir: Path) -> LabelledFiles | None:
         """The images of ``test/`` or ``val/``, or None where there is neither."""
         annotations = data_dir / "val" / "val_annotations.txt"
         if annotations.is_file():  # Tiny-ImageNet, whose test/ has no labels
@@ -175,7 +175,7 @@ class ImageFolder(Dataset):
                 return self.listed(data_dir / name)
         return None
 
-    def find_tests(self, groups: Sequence[Path]) -> Samples | None:
+    def find_tests(self, groups: Sequence[Path]) -> LabelledFiles | None:
         """The images of the groups' test parts, or None where no group has one."""
         return [sample for group in groups for sample in self.find_test(group) or ()] or None
 
@@ -185,7 +185,7 @@ class ImageFolder(Dataset):
         with readable(f"data set {self.name}: {root}"):
             return self.find_test(root) is None and not self.find_tests(self.groups(root, ("train", "test", "val")))
 
-    def listed(self, folder: Path) -> Samples:
+    def listed(self, folder: Path) -> LabelledFiles:
         """The images of a folder of classes.
 
         Raises:
@@ -219,7 +219,7 @@ class ImageFolder(Dataset):
                     f"{read}. Use train/<class>/<image> beside {part}/<class>/<image>; a server alone needs no train/"
                 )
 
-    def _parts(self, data_dir: Path | None) -> tuple[Path, list[Path], Samples, Samples | None]:
+    def _parts(self, data_dir: Path | None) -> tuple[Path, list[Path], LabelledFiles, LabelledFiles | None]:
         """The folder that has the parts, its groups, and what :meth:`find` finds there."""
         self.check(data_dir, download=False)
         root = self.root(data_dir)
@@ -303,12 +303,12 @@ class ImageFolder(Dataset):
         return picked(train, rest), joined(test, picked(train, chosen))
 
     def split(
-        self, samples: Samples, labels: NDArray[np.int64], *, seed: int, where: str
+        self, samples: LabelledFiles, labels: NDArray[np.int64], *, seed: int, where: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Indices of training and test samples by their labels ``(N,)``, where there is no test part."""
         return stratified(labels, test_fraction=self.params.test_fraction, seed=seed, where=where)
 
-    def used(self, samples: Samples) -> Samples:
+    def used(self, samples: LabelledFiles) -> LabelledFiles:
         """The samples that are read: all but those of known classes that ``class_names`` leaves out.
 
         Raises:
@@ -324,7 +324,7 @@ class ImageFolder(Dataset):
             )
         return [sample for sample in samples if sample[1] in chosen or sample[1] not in known]
 
-    def names(self, samples: Samples, others: Samples) -> list[str]:
+    def names(self, samples: LabelledFiles, others: LabelledFiles) -> list[str]:
         """All classes in the order of their numbers: those that are given or known, or those of ``samples``.
 
         Raises:
@@ -344,8 +344,8 @@ class ImageFolder(Dataset):
         return names
 
     def decode_all(
-        self, parts: Sequence[Samples], names: list[str], root: Path, groups: Sequence[Path]
-    ) -> tuple[list[tuple[Samples, Arrays]], str]:
+        self, parts: Sequence[LabelledFiles], names: list[str], root: Path, groups: Sequence[Path]
+    ) -> tuple[list[tuple[LabelledFiles, Arrays]], str]:
         """Of each part the samples that are sound, and their images, labels and groups; and a fingerprint of the files.
 
         Raises:
@@ -358,7 +358,7 @@ class ImageFolder(Dataset):
         number = {name: c for c, name in enumerate(names)}
         group = {folder.name: g for g, folder in enumerate(groups)}
         bad: list[str] = []
-        decoded: list[tuple[Samples, Arrays]] = []
+        decoded: list[tuple[LabelledFiles, Arrays]] = []
         files: list[Arrays] = []
         for samples in parts:
             x, contents, lines = self._decoded(samples, f"reading {len(samples)} pictures of {root}")
@@ -374,7 +374,9 @@ class ImageFolder(Dataset):
             raise LabelSkewError(f"data set {self.name}: {root} has a part without any sound image")
         return decoded, digest(files, names)
 
-    def _decoded(self, samples: Samples, what: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8], dict[int, str]]:
+    def _decoded(
+        self, samples: LabelledFiles, what: str
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], dict[int, str]]:
         """Images ``(N, C, S, S)``, a digest of each file ``(N, 16)``, and for each broken one its number and a line."""
         size, channels = self.params.image_size, self.params.channels
         x = np.empty((len(samples), channels, size, size), np.uint8)
@@ -435,7 +437,7 @@ class ImageFolder(Dataset):
                 fakes.write_picture(written[-1][0], x)
         self.fake_table(out, written)
 
-    def fake_table(self, out: Path, written: Samples) -> None:
+    def fake_table(self, out: Path, written: LabelledFiles) -> None:
         """The file that says the classes of a made-up data set's images, where folders do not."""
 
 
@@ -479,13 +481,13 @@ def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
     return not holders.keys().isdisjoint(known) or (len(holders) > 1 and shared)
 
 
-def list_images(folders: Iterable[Path], where: str) -> Samples:
+def list_images(folders: Iterable[Path], where: str) -> LabelledFiles:
     """All images below each class's folder, with its name for their class, sorted by it.
 
     Raises:
         LabelSkewError: there is none, or some classes have none; ``where`` is for messages.
     """
-    samples: Samples = []
+    samples: LabelledFiles = []
     empty: list[str] = []
     for folder in folders_among(folders):
         images = images_in(folder)
@@ -493,17 +495,16 @@ def list_images(folders: Iterable[Path], where: str) -> Samples:
         if not images:
             empty.append(folder.name)
     if empty:
-        more = f", and {len(empty) - MOST} more" if len(empty) > MOST else ""
+        more = f", and {len(empty) - MOST_SHOWN} more" if len(empty) > MOST_SHOWN else ""
+        shown = few(empty[:MOST_SHOWN], MOST_SHOWN)
         endings = ", ".join(sorted(SUFFIXES))
-        raise LabelSkewError(
-            f"{where}: no images in {few(empty[:MOST], MOST)}{more}; add some ({endings}), or remove the empty folders"
-        )
+        raise LabelSkewError(f"{where}: no images in {shown}{more}; add some ({endings}), or remove the empty folders")
     if not samples:
         raise LabelSkewError(f"{where} has no class folders; use <class>/<image>")
     return samples
 
 
-def list_annotated(file: Path) -> Samples:
+def list_annotated(file: Path) -> LabelledFiles:
     """Tiny-ImageNet's validation part: ``images/<name>``, with ``<name> TAB <class> TAB ...`` lines in ``file``.
 
     Raises:
@@ -515,7 +516,7 @@ def list_annotated(file: Path) -> Samples:
     return [(file.parent / "images" / row[0], row[1]) for row in rows]
 
 
-def nested_class(folder: Path, samples: Samples) -> str | None:
+def nested_class(folder: Path, samples: LabelledFiles) -> str | None:
     """The first class without an image of its own, unless all of them are in ``images/``; None where there is none."""
     below: dict[str, set[str]] = {}
     for path, name in samples:

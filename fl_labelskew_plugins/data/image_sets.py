@@ -14,7 +14,7 @@ from fl_labelskew_registry import LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fl_labelskew_plugins.data.image_folder import ImageFolder, ImageParams, Samples, list_images
+from fl_labelskew_plugins.data.image_folder import ImageFolder, ImageParams, LabelledFiles, list_images
 from fl_labelskew_plugins.data.stats import IMAGENET
 from fl_labelskew_plugins.data.torchvision_sets import CLASSES_10
 
@@ -69,7 +69,7 @@ class TinyImageNet(ImageFolder):
 
         image_size: int = Field(64, ge=1, le=1024, description="Pixels of each side.")
 
-    def fake_table(self, out: Path, written: Samples) -> None:
+    def fake_table(self, out: Path, written: LabelledFiles) -> None:
         """The classes of the validation images."""
         lines = [f"{path.name}\t{name}\t0\t0\t63\t63\n" for path, name in written if path.name.startswith("val_")]
         (out / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text("".join(lines), encoding="utf-8")
@@ -138,7 +138,7 @@ class HyperKvasir(ImageFolder):
 
         image_size: int = Field(128, ge=1, le=1024, description="Pixels of each side.")
 
-    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[Samples, Samples | None]:
+    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
         """The images of all class folders, at the third level, or of those of ``class_names`` alone."""
         left_out = set(KVASIR_FOLDERS) - set(self.params.class_names or KVASIR_FOLDERS)
         folders = (folder for folder in data_dir.glob("*-gi-tract/*/*") if folder.name not in left_out)
@@ -174,14 +174,14 @@ class ODIR(ImageFolder):
 
         image_size: int = Field(128, ge=1, le=1024, description="Pixels of each side.")
 
-    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[Samples, Samples | None]:
+    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
         """The images that the table names.
 
         Raises:
             LabelSkewError: a row is not as it should be.
         """
         table = data_dir / "full_df.csv"
-        samples: Samples = []
+        samples: LabelledFiles = []
         with table.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 image, label = row.get("filename") or "", re.fullmatch(r"\['([NDGCAHMO])'\]", row.get("labels") or "")
@@ -199,7 +199,7 @@ class ODIR(ImageFolder):
         """None: it is split off."""
 
     def split(
-        self, samples: Samples, labels: NDArray[np.int64], *, seed: int, where: str
+        self, samples: LabelledFiles, labels: NDArray[np.int64], *, seed: int, where: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Split by patients, whose number starts a file's name; a patient counts for the class of the first image."""
         numbers = np.array([int(path.name.partition("_")[0]) for path, _ in samples])
@@ -207,7 +207,7 @@ class ODIR(ImageFolder):
         train, test = super().split(samples, labels[first], seed=seed, where=where)
         return np.flatnonzero(np.isin(patient, train)), np.flatnonzero(np.isin(patient, test))
 
-    def fake_table(self, out: Path, written: Samples) -> None:
+    def fake_table(self, out: Path, written: LabelledFiles) -> None:
         """The table of diagnoses, without the columns that are not read."""
         with (out / "full_df.csv").open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file)

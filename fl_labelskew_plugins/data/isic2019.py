@@ -112,7 +112,7 @@ class ISIC2019(Dataset):
         """The centre of a picture, which is prepared first where its shorter side is not that of prepared ones."""
         return lesions.sample(file, self.params.crop)
 
-    def survey(self, data_dir: Path | None) -> fakes.Rows:
+    def survey(self, data_dir: Path | None) -> fakes.SurveyRows:
         """Files, pictures, and samples of each centre beside FLamby's table."""
         root = data_dir or Path()
         tables = [(name, "found" if os.path.isfile(root / name) else "missing", "found") for name in _tables(root)]
@@ -184,7 +184,7 @@ class ISIC2019(Dataset):
         wanted = wanted[~wanted.image.isin(broken)]
         if wanted.empty:
             raise LabelSkewError(f"data set isic2019: {root} has no sample of {' and '.join(folds)} that is usable")
-        read = lesions.Read(self.params.crop)
+        read = lesions.LesionReader(self.params.crop)
 
         def part(fold: str) -> Arrays:
             half = wanted[wanted.fold == fold]

@@ -27,7 +27,7 @@ from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.files import readable, sound
 from fl_labelskew_plugins.data.fingerprint import digest
 
-Samples = tuple[NDArray[np.uint8], NDArray[np.int64]]
+UserArrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
 PARTS = ("train", "test")
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's vocabulary of Shakespeare, 80 characters (its ``models/utils/language_utils.py``)."""
@@ -51,7 +51,7 @@ class Leaf(Dataset):
 
         users: int | None = Field(None, ge=1, description="Users that are kept, drawn with the seed; default: all.")
 
-    def samples(self, x: list[Any], y: list[Any]) -> Samples:
+    def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
         """One user's samples.
 
         Raises:
@@ -114,7 +114,7 @@ class Leaf(Dataset):
         """Both parts as a data set."""
         return Data(train, test, list(self.class_names), mean=self.mean, std=self.std)
 
-    def choose(self, train: dict[str, Samples], seed: int, where: str) -> dict[str, Samples]:
+    def choose(self, train: dict[str, UserArrays], seed: int, where: str) -> dict[str, UserArrays]:
         """The training samples of the users that are kept.
 
         Raises:
@@ -128,7 +128,7 @@ class Leaf(Dataset):
         rng = seeds.numpy_generator(seed, "leaf users")
         return {names[k]: train[names[k]] for k in rng.permutation(len(names))[:want]}
 
-    def part(self, users: dict[str, Samples], numbers: dict[str, int]) -> Arrays:
+    def part(self, users: dict[str, UserArrays], numbers: dict[str, int]) -> Arrays:
         """The samples of all users in the order of their numbers; raise LabelSkewError where there are none."""
         if not users:
             raise LabelSkewError(f"data set {self.name}: the test part has no samples; add at least one")
@@ -137,13 +137,13 @@ class Leaf(Dataset):
         sizes = [len(users[name][1]) for name in names]
         return Arrays(x, y, np.repeat(np.array([numbers[name] for name in names], np.int64), sizes))
 
-    def read(self, files: Iterable[Path]) -> dict[str, Samples]:
+    def read(self, files: Iterable[Path]) -> dict[str, UserArrays]:
         """The samples of every user in some files.
 
         Raises:
             LabelSkewError: a file is broken, or two have the same user.
         """
-        users: dict[str, Samples] = {}
+        users: dict[str, UserArrays] = {}
         origin: dict[str, Path] = {}
         for path in files:
             for user, samples in self.read_file(path).items():
@@ -153,7 +153,7 @@ class Leaf(Dataset):
                 users[user], origin[user] = samples, path
         return users
 
-    def read_file(self, path: Path) -> dict[str, Samples]:
+    def read_file(self, path: Path) -> dict[str, UserArrays]:
         """The samples of every user in one file, turned into arrays user by user, which bounds memory.
 
         Raises:
@@ -170,7 +170,7 @@ class Leaf(Dataset):
         if not lists or len(users) != len(sizes) or sorted(map(str, users)) != sorted(data):
             wrong = "users, num_samples and user_data do not fit together"
             raise mistake(path, wrong, "lists of names and of sizes, and a mapping of the same names")
-        kept: dict[str, Samples] = {}
+        kept: dict[str, UserArrays] = {}
         for user, size in zip(users, sizes, strict=True):
             samples = data[str(user)]  # or what is wrong with them
             if not isinstance(samples, str | tuple):
@@ -224,7 +224,7 @@ class FEMNIST(Leaf):
     source = "LEAF, https://github.com/TalwalkarLab/leaf, data/femnist: preprocess.sh -s niid --sf 1.0 -t sample (GBs)"
     class_names: ClassVar[list[str]] = [*"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"]
 
-    def samples(self, x: list[Any], y: list[Any]) -> Samples:
+    def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
         """Pixels 0..1, dark on white, as 0..255."""
         if not y:
             return np.empty((0, 1, 28, 28), np.uint8), np.empty(0, np.int64)
@@ -259,7 +259,7 @@ class Shakespeare(Leaf):
     mean = ()  # nothing to normalise
     std = ()
 
-    def samples(self, x: list[Any], y: list[Any]) -> Samples:
+    def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
         """Texts as numbers of their characters."""
         for name, texts, length in (("x", x, LENGTH), ("y", y, 1)):
             wrong = [text for text in texts if not isinstance(text, str) or len(text) != length]

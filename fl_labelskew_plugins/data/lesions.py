@@ -78,7 +78,7 @@ def sample(file: Path, crop: int) -> NDArray[np.uint8]:
 
 
 @dataclass(frozen=True)
-class Read:
+class LesionReader:
     """Reads a prepared picture as ``(3, crop, crop)`` uint8: the centre, or augmented.
 
     Augmentation is FLamby's by torchvision's transforms, each with probability 1/2 as there: scale by 0.93 to 1.07,

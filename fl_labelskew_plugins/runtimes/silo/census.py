@@ -59,7 +59,7 @@ class Census:
         self._form, self.class_names = form(recipe, test), server_classes(recipe, test)
         self._classes = None if self.class_names is None else digest(self.class_names)
         self._facts: dict[int, Facts] = {}
-        self._sums: dict[int, stats.Sums] = {}
+        self._sums: dict[int, stats.MomentSums] = {}
         self.samples: int | None = 0 if summed else None
         """Of all silos, where no silo tells its own; 0 before the sum is made."""
 
@@ -90,7 +90,7 @@ class Census:
         """``C``."""
         return self._form[1]
 
-    def add(self, client: int, facts: Facts, sums: stats.Sums | None = None) -> None:
+    def add(self, client: int, facts: Facts, sums: stats.MomentSums | None = None) -> None:
         """Count a silo that was checked."""
         self._facts[client], self.sizes[client] = facts, facts.samples or 1
         if sums is not None:

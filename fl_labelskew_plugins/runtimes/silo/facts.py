@@ -127,7 +127,7 @@ class SiloData:
 
     data: Data
     facts: Facts
-    sums: stats.Sums | None = None
+    sums: stats.MomentSums | None = None
 
     def sent(self) -> dict[str, Tensor]:
         """The sums on the wire."""
@@ -234,7 +234,7 @@ def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
     return replace(data, mean=numbers("mean", -math.inf), std=numbers("std", 0.0))
 
 
-def sums(tensors: Mapping[str, Tensor], facts: Facts) -> stats.Sums:
+def sums(tensors: Mapping[str, Tensor], facts: Facts) -> stats.MomentSums:
     """The sums that a silo sent of so many samples of this form.
 
     Raises:
@@ -256,7 +256,7 @@ def sums(tensors: Mapping[str, Tensor], facts: Facts) -> stats.Sums:
         fits = bool((first.abs() <= count * most).all() and ((second >= 0) & (second <= count * most**2)).all())
     if not fits:
         raise RunError(f"no {count} values have the sums that it sends of its samples")
-    return stats.Sums(count, first.numpy(), second.numpy())
+    return stats.MomentSums(count, first.numpy(), second.numpy())
 
 
 def _part(arrays: Arrays, index: NDArray[np.int64]) -> Arrays:
