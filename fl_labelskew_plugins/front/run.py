@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from fl_labelskew_registry import LabelSkewError, Method, Network, Partitioner, mistake
 
 from fl_labelskew_plugins.front import start
-from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.recipe import parse, yaml
 from fl_labelskew_plugins.recipe.model import Recipe
@@ -21,7 +20,6 @@ from fl_labelskew_plugins.recipe.objects import plugins
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.measure import main_measure, main_tests
 from fl_labelskew_plugins.runs.progress import Hear
-from fl_labelskew_plugins.runs.session import loaded
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -185,7 +183,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """What the run came to, as in ``summary.json``; shares between 0 and 1. Empty before the end."""
-        return json.loads(self._folder.summary.read_text("utf-8")) if self.finished else {}
+        return self._folder.results
 
     @property
     def accuracy(self) -> float | None:
@@ -193,7 +191,7 @@ class Run:
 
         It is that on the global test set or, if there is none, on the clients' test splits (``summary["measure"]``).
         """
-        lines = read_lines(self._folder.metrics)
+        lines = self._folder.lines
         tests = main_tests(lines)
         return tests[-1][main_measure(lines).key] if tests else None
 
@@ -202,7 +200,7 @@ class Run:
         """A row a round, by its number from 0; terms of the loss are columns of their own, lists stay lists."""
         import pandas as pd
 
-        lines = pd.json_normalize(read_lines(self._folder.metrics))
+        lines = pd.json_normalize(self._folder.lines)
         return lines.set_index("round") if len(lines) else lines
 
     @property
@@ -213,19 +211,13 @@ class Run:
         """
         import pandas as pd
 
-        if (counts := self._partition.get("counts")) is None:
+        if (counts := self._folder.partition.get("counts")) is None:
             return None
-        frame = pd.DataFrame(counts, columns=pd.Index(self._environment["class_names"], name="class"))
-        names = self._partition.get("clients", [])
+        frame = pd.DataFrame(counts, columns=pd.Index(self._folder.class_names, name="class"))
+        names = self._folder.partition.get("clients", [])
         if names != [str(k) for k in range(len(names))]:
             frame.index = pd.Index(names)
         return frame.rename_axis("client")
-
-    @property
-    def _partition(self) -> dict[str, Any]:
-        """What ``partition.json`` holds; nothing where there is none."""
-        file = self.folder / "partition.json"
-        return json.loads(file.read_text("utf-8")) if file.exists() else {}
 
     @property
     def model(self) -> nn.Module:
@@ -286,11 +278,11 @@ class Run:
             LabelSkewError: there is none.
         """
         if isinstance(client, str):
-            names = self._partition.get("clients", [])
+            names = self._folder.partition.get("clients", [])
             if client not in names:
                 raise mistake(f"client {clean(client, 40)}", "is not in this run", f"one of {few(names)}, or a number")
             client = names.index(client)
-        name = clean(self._environment["method"])
+        name = clean(self._folder.environment.get("method"))
         reason = f"client {client} has none here; a method such as map or fedphp keeps one for each client that trained"
         file = self.folder / "clients" / f"client{client:06d}.safetensors"
         return self._network(file, f"{name}: {reason}", f".personalised({client})")
@@ -313,42 +305,19 @@ class Run:
         start.go_on(self._folder, self._objects, rounds, quiet=quiet, hear=hear)
         return Run(self.folder, self._objects, self._code)
 
-    @property
-    def _environment(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.folder / "environment.json").read_text("utf-8"))
-        return content
-
     def _network(self, file: Path, otherwise: str, attribute: str) -> nn.Module:
         """The network with the weights in a file; ``attribute`` of this object is the one that was read."""
-        from safetensors.torch import load_file
-
-        from fl_labelskew_plugins.runs import model_file
         from fl_labelskew_plugins.trained import network
 
         if not file.exists():
             raise LabelSkewError(f"{file}: no such file; {otherwise}")
         self._check_network(file, attribute)
-        if model_file.said(file):
-            return network.load(file, self._objects.get("model_args"), code=self._code).network
-        # versions before 0.2 wrote weights and nothing else, some not even the shape of a sample
-        environment = self._environment
-        shape = environment.get("input_shape") or loaded(self.recipe).test.x.shape[1:]
-        classes = len(environment["class_names"])
-        return network.build(self.recipe.network, shape, classes, load_file(file), clean(file, 4096))
+        return network.load(file, self._objects.get("model_args"), code=self._code).network
 
     def _check_network(self, file: Path, attribute: str) -> None:
         """Raise LabelSkewError if the network was an object that is missing."""
         weights = f"; its weights alone: safetensors.torch.load_file({str(file)!r})"
         start.check_objects(self._folder, self._objects, ["model_args"], attribute + weights)
-
-    @cached_property
-    def _sections(self) -> dict[str, Any]:
-        """The recipe as it is written, which needs no objects."""
-        try:
-            content, _ = yaml.read(parse.read_text(self._folder.recipe))
-            return {**content}
-        except (yaml.YamlError, TypeError) as error:
-            raise LabelSkewError(f"{clean(self._folder.recipe, 4096)}: damaged: {clean(error)}") from None
 
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}): {self._title()}"
@@ -361,7 +330,7 @@ class Run:
             raise LabelSkewError(f"{clean(self.folder, 4096)}: {what}") from None
 
     def _progress(self) -> str:
-        recipe, done = self._sections, len(read_lines(self._folder.metrics))
+        recipe, done = self._folder.sections, len(self._folder.lines)
         planned = recipe["train_args"]["comm_round"]
         accuracy = "" if self.accuracy is None else f", accuracy {100 * self.accuracy:.2f} %"
         how_far = counted(planned, "round") if done == planned else f"{done} of {counted(planned, 'round')}"

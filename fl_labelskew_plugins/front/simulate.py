@@ -20,6 +20,7 @@ from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import build
 from fl_labelskew_plugins.runs.simulation import Simulation
+from fl_labelskew_plugins.show import card
 
 if TYPE_CHECKING:
     from torch import nn
@@ -77,7 +78,7 @@ class Loop:
                     yield line
                 if record.next_round == record.session.federation.rounds:
                     with restored(self._threads):
-                        record.finish()
+                        record.finish(card.text)
         finally:
             self._folder.release()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import tempfile
 import time
@@ -15,7 +14,7 @@ import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins.engine.globals import restored
-from fl_labelskew_plugins.front.tables import describe, table
+from fl_labelskew_plugins.ledgers import privacy
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
 from fl_labelskew_plugins.machine.place import launched, mpi_rank
@@ -25,13 +24,16 @@ from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.recipe.objects import SECTIONS, described
-from fl_labelskew_plugins.runs import checkpoint, privacy, status
+from fl_labelskew_plugins.runs import checkpoint, status
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Hear, Pause, Progress, progress
+from fl_labelskew_plugins.runs.progress import Hear, Pause, Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, made_up
-from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.base import Call, Runtime
+from fl_labelskew_plugins.show import card
+from fl_labelskew_plugins.show.progress import progress
+from fl_labelskew_plugins.show.tables import describe, table
+from fl_labelskew_plugins.surveys.survey import Survey
 
 ROUNDS = "train_args.comm_round"
 """The only setting of a run that can change later."""
@@ -106,7 +108,7 @@ def start(
     if place is not None and not recipe.comm.over_mpi:
         what = f"{recipe.comm.backend} is one process, and mpirun started {place[1]}"
         raise mistake("comm_args.backend", what, "MPI, or no mpirun")
-    recipe = compatibility.hosted(recipe, host, folder.host() if resume else None)
+    recipe = compatibility.hosted(recipe, host, folder.environment.get("host") if resume else None)
     by_hand = place is not None and not launched()  # mpirun then shows a terminal even where there is a file
     call = Call(
         path,
@@ -141,7 +143,7 @@ def train(
     """
     if not resume:
         folder.check_new()
-    recipe = compatibility.hosted(recipe, host, folder.host() if resume else None)
+    recipe = compatibility.hosted(recipe, host, folder.environment.get("host") if resume else None)
     show = progress(quiet)
     call = Call(None, tuple(overrides), resume, quiet, host=None if recipe.hosted else "none")
     if recipe.comm.in_process:
@@ -257,7 +259,7 @@ def _train(runtime: Runtime, record: Record) -> None:
             show.start(session.recipe.name, record.next_round, rounds, clients, record.pause)
             runtime.run(session, record)
             if record.next_round == federation.rounds:
-                record.finish()
+                record.finish(card.text)
     except (KeyboardInterrupt, OSError) as end:
         if isinstance(end, OSError) and not terminal_closed():
             raise
@@ -376,13 +378,7 @@ def check_objects(
         needed: sections whose object must be given, if the run had one.
         then: what follows on ``fl.open(...)`` in Python, for the message.
     """
-    try:
-        environment = json.loads((folder.path / "environment.json").read_text("utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):
-        return
-    had = environment.get("objects", {}) if isinstance(environment, dict) else None
-    if not isinstance(had, dict):
-        raise LabelSkewError(f"{folder.path / 'environment.json'}: damaged: it is not what a run writes")
+    had = folder.environment.get("objects", {})
     names = {section: name for name, section in SECTIONS.items()}
     for section, plugin in objects.items():
         if section not in had:

@@ -1,22 +1,22 @@
 """The best round's model, also after going on and going back; and the card of a run."""
 
 import csv
-import json
 import shutil
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError, RunError
+from fl_labelskew_registry import RunError
 from recipe_texts import DIGITS
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.data.npz import Npz
-from fl_labelskew_plugins.runs import card, model_file, session
+from fl_labelskew_plugins.runs import model_file, session
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.measure import best_test
+from fl_labelskew_plugins.show import card
 
 RECIPE = DIGITS | {
     "model_args": {"model": "mlp", "hidden": [8]},
@@ -202,23 +202,3 @@ def test_what_strangers_call_things_is_no_markdown(tmp_path, monkeypatch):
 def test_code_is_one_line_without_an_end_of_its_own():
     assert card.code("`x`\n|") == "`'x'?/`"
     assert card.code("") == "` `"
-
-
-def test_old_runs_without_it_are_read_as_before(whole, tmp_path):
-    """A folder as an earlier version left it: no metadata, no best model, no card."""
-    run, rounds = whole
-    old = tmp_path / "old"
-    shutil.copytree(run.folder, old)
-    save_file(load_file(old / "model.safetensors"), old / "model.safetensors")
-    for name in ("best.safetensors", "MODEL_CARD.md"):
-        (old / name).unlink()
-    model = fl.open(old).model.state_dict()
-    assert all(torch.equal(value, model[name]) for name, value in rounds[-1][1].items())
-    with pytest.raises(
-        LabelSkewError, match="does not say of which network it is; use one of a run of this version, or fl"
-    ):
-        fl.open(old).predict(torch.zeros(1, 1, 8, 8))
-    with pytest.raises(LabelSkewError, match=r"best.safetensors: no such file; it needs tracking_args.keep_best: true"):
-        _ = fl.open(old).best
-    kept = json.loads((old / "summary.json").read_text())
-    assert fl.open(old).resume(quiet=True).summary == kept | {"seconds": pytest.approx(kept["seconds"], abs=60)}
