@@ -420,7 +420,7 @@ CHECKS: dict[type, dict[str, Callable[..., str]]] = {
         "finish": _finished,
         "step": _step,
     },
-    Partitioner: {},  # data.clients checks what it returns
+    Partitioner: {},  # partition.clients checks what it returns
     Dataset: {
         "load": _data,
         "load_all": _data,

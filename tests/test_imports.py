@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[1]
 OURS, REGISTRY = "fl_labelskew_plugins", "fl_labelskew_registry"
 FLOORS = (
     {"machine", "tensors", "ops", "seeds", "params", "checked", "plots"},
-    {"methods", "optimizers", "partition", "models", "data", "trackers"},
+    {"partition"},
+    {"methods", "optimizers", "models", "data", "trackers"},
     {"recipe"},
     {"engine"},
     {"diagnostics", "ledgers"},

@@ -277,7 +277,7 @@ def test_every_network_is_built_for_its_data(name, fitted, capsys):
 
 @pytest.mark.slow
 def test_every_partition_is_dealt(fitted):
-    from fl_labelskew_plugins.data.clients import divide
+    from fl_labelskew_plugins.partition.clients import divide
 
     @cache
     def data(overrides, name):

@@ -57,12 +57,12 @@ def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, .
     place = folder or (Path(dataset.default_dir) if dataset.default_dir else None)
     if folder is not None and not os.path.exists(folder):
         raise mistake(folder, "does not exist", f"the folder of data set {name}")
-    rows = fakes.adjusted(dataset.survey(folder), place)
+    rows, copy = dataset.survey(folder), fakes.made_up(place)
     cells = [(*row[:2], "" if row[2] == "any" else row[2]) for row in rows]
     columns = 3 if any(row[2] for row in cells) else 2
     click.echo(table.plain(["what", "found", "expected"][:columns], [row[:columns] for row in cells]))
     where = f"data set {name}" + (f" in {place}" if place else "")
-    if bad := fakes.wrong(rows):
+    if bad := fakes.wrong(rows, copy=copy):
         source = f"; get it from {dataset.source}" if dataset.source else ""
         lacks = ", ".join(f"{what} ({state})" for what, state, _ in bad)
         raise RunError(f"{where}: not complete: {lacks}{source}")
@@ -72,7 +72,7 @@ def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, .
     if broken:
         raise RunError(f"{where}: {counted(len(broken), 'broken file')}")
     sound = ", every file opened" if deep else ""
-    click.echo(f"{where}: {'a small copy, ' if fakes.made_up(place) else ''}complete{sound}")
+    click.echo(f"{where}: {'a small copy, ' if copy else ''}complete{sound}")
 
 
 @data_group.command("fake")

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.data.fingerprint import NO_FILES
-from fl_labelskew_plugins.data.split import stratified
+from fl_labelskew_plugins.partition.stratified import stratified
 
 
 class Digits(Dataset):

@@ -1,36 +1,20 @@
 """Small copies of data sets: where they are written, and how they are told from the real ones."""
 
-import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from fl_labelskew_registry import Arrays, Dataset, LabelSkewError, mistake
+from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
 
-MARK = "labelskew-fake.json"  # beside the files: what a small copy has less of than the real data set
+MARK = "labelskew-fake.json"  # beside the files of a small copy
 ARRAYS = "labelskew-fake.npz"  # the samples of a small copy whose real files are in a format of their own
-Rows = list[tuple[str, str, str]]
-
-
-def fresh_folder(out: Path, *, make: bool = True) -> Path:
-    """``out``, made where it does not exist.
-
-    Raises:
-        LabelSkewError: it is no folder, is not empty, or cannot be made.
-    """
-    try:
-        if make:
-            out.mkdir(parents=True, exist_ok=True)
-        if os.path.lexists(out) and any(out.iterdir()):
-            raise mistake(out, "is not empty", "a new or empty folder")
-    except OSError as error:
-        raise LabelSkewError(f"{out}: cannot be written ({error.strerror or error})") from error
-    return out
+SurveyRows = list[tuple[str, str, str]]
 
 
 @contextmanager
@@ -40,9 +24,11 @@ def whole(out: Path) -> Iterator[Path]:
     Raises:
         LabelSkewError: the folder is not empty or cannot be written.
     """
-    out = Path(os.path.abspath(fresh_folder(out, make=False)))
+    given, out = out, Path(os.path.abspath(out))
     part = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
+        if os.path.lexists(out) and any(out.iterdir()):
+            raise mistake(given, "is not empty", "a new or empty folder")
         part.mkdir(parents=True)
         yield part
         if os.path.isdir(out):  # it may be somebody's current folder, so it stays what it is
@@ -51,12 +37,12 @@ def whole(out: Path) -> Iterator[Path]:
         else:
             part.replace(out)
     except OSError as error:
-        raise LabelSkewError(f"{out}: cannot be written ({error.strerror or error})") from error
+        raise LabelSkewError(f"{given}: cannot be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> Rows:
+def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> SurveyRows:
     """A small copy in ``out``, all of it or nothing, with a file that says so; returns its survey.
 
     Raises:
@@ -64,38 +50,13 @@ def write(dataset: Dataset, out: Path, *, samples: int | None, seed: int) -> Row
     """
     with whole(out) as part:
         dataset.fake(part, samples=samples, seed=seed)
-        rows = dataset.survey(part)
-        less = {what: actual for what, actual, expected in rows if actual not in (expected, "missing")}
-        (part / MARK).write_text(json.dumps(less, indent=1) + "\n", encoding="utf-8")
-    return adjusted(rows, out)
-
-
-def adjusted(rows: Sequence[tuple[str, str, str]], data_dir: Path | None) -> Rows:
-    """A survey of ``data_dir`` whose expectations are those of the small copy, where it is one."""
-    less = read_mark(data_dir) or {}
-    return [(what, actual, less.get(what, expected)) for what, actual, expected in rows]
-
-
-def read_mark(data_dir: Path | None) -> dict[str, str] | None:
-    """What the small copy in ``data_dir`` has less of, or None where it is none.
-
-    Raises:
-        LabelSkewError: the file that says so is broken.
-    """
-    if data_dir is None or not os.path.isfile(data_dir / MARK):
-        return None
-    try:
-        less = json.loads((data_dir / MARK).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LabelSkewError(f"{data_dir / MARK}: cannot be read ({error})") from error
-    if not isinstance(less, dict) or not all(isinstance(text, str) for text in less.values()):
-        raise LabelSkewError(f"{data_dir / MARK}: is not what labelskew data fake wrote; write the copy again")
-    return less
+        (part / MARK).write_text('"made up by labelskew data fake"\n', encoding="utf-8")
+    return dataset.survey(out)
 
 
 def made_up(data_dir: Path | None) -> bool:
     """Whether ``data_dir`` has a small copy; its arrays count without the mark, too: nobody publishes them."""
-    return read_mark(data_dir) is not None or arrays_file(data_dir) is not None
+    return data_dir is not None and any(os.path.isfile(data_dir / name) for name in (MARK, ARRAYS))
 
 
 def arrays_file(data_dir: Path | None) -> Path | None:
@@ -103,15 +64,27 @@ def arrays_file(data_dir: Path | None) -> Path | None:
     return data_dir / ARRAYS if data_dir is not None and os.path.isfile(data_dir / ARRAYS) else None
 
 
-def write_arrays(out: Path, made: Mapping[str, Arrays], class_names: Sequence[str]) -> None:
-    """Write the samples of all parts to one ``.npz`` file that the data set ``npz`` can read, too."""
+def write_arrays(
+    out: Path, class_names: Sequence[str], *, shape: tuple[int, int, int], samples: int | None, seed: int
+) -> None:
+    """Write the samples of both :func:`parts` to one ``.npz`` file that the data set ``npz`` can read, too."""
+    made = parts(samples, classes=len(class_names), shape=shape, seed=seed)
     arrays = {f"{axis}_{part}": getattr(content, axis) for part, content in made.items() for axis in "xy"}
+    out.mkdir(parents=True, exist_ok=True)
     np.savez(out / ARRAYS, class_names=np.array(class_names), **arrays)
 
 
-def wrong(rows: Sequence[tuple[str, str, str]]) -> Rows:
-    """The rows that do not hold what is expected."""
-    return [row for row in rows if row[1] == "missing" or row[2] not in (row[1], "any")]
+def write_picture(file: Path, pixels: NDArray[np.uint8]) -> None:
+    """Write a picture ``(3, H, W)``, in a folder that may not exist."""
+    from PIL import Image
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels.transpose(1, 2, 0)).save(file)
+
+
+def wrong(rows: Sequence[tuple[str, str, str]], *, copy: bool = False) -> SurveyRows:
+    """The rows that do not hold what is expected; of a small ``copy``, those where something is missing."""
+    return [row for row in rows if row[1] == "missing" or (not copy and row[2] not in (row[1], "any"))]
 
 
 def parts(
@@ -138,16 +111,27 @@ def parts(
     if number < classes * len(names):
         raise mistake(f"--samples {number}", f"too few for {classes} classes", f"at least {classes * len(names)}")
     rng = seeds.numpy_generator(seed, "fake pictures")
-    channels, height, width = shape
-    patterns = rng.integers(40, 216, (classes, channels, 4, 4)).astype(np.float32)
-    patterns = patterns.repeat(-(-height // 4), axis=2).repeat(-(-width // 4), axis=3)[..., :height, :width]
+    of_classes = patterns(classes, shape, rng)
     others = max(number // 5, classes)
     made = {}
     for part in names:
         size = others if part != names[0] else number - others * (len(names) - 1)
         y = rng.permutation(np.arange(size) % classes)
-        x = np.empty((size, *shape), np.uint8)
-        for image, label in zip(x, y, strict=True):  # one by one: all of the noise at once would need eight times more
-            image[:] = np.clip(patterns[label] + 24 * rng.standard_normal(shape, np.float32), 0, 255)
-        made[part] = Arrays(x, y.astype(np.int64))
+        made[part] = Arrays(noisy(of_classes, y, rng), y.astype(np.int64))
     return made
+
+
+def patterns(classes: int, shape: tuple[int, int, int], rng: np.random.Generator) -> NDArray[np.float32]:
+    """A pattern of 4 x 4 blocks for each class, ``(classes, channels, height, width)``."""
+    channels, height, width = shape
+    blocks = rng.integers(40, 216, (classes, channels, 4, 4)).astype(np.float32)
+    return blocks.repeat(-(-height // 4), axis=2).repeat(-(-width // 4), axis=3)[..., :height, :width]
+
+
+def noisy(of_classes: NDArray[np.float32], labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.uint8]:
+    """Each sample's pattern and noise: ``(N, channels, height, width)`` by ``labels`` ``(N,)``."""
+    shape = of_classes.shape[1:]
+    x = np.empty((len(labels), *shape), np.uint8)
+    for image, label in zip(x, labels, strict=True):  # one by one: all of the noise at once would need eight times more
+        image[:] = np.clip(of_classes[label] + 24 * rng.standard_normal(shape, np.float32), 0, 255)
+    return x

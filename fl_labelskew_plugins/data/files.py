@@ -9,8 +9,9 @@ from pathlib import Path
 from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 
 from fl_labelskew_plugins.machine.place import free_memory
+from fl_labelskew_plugins.machine.text import clean
 
-MOST = 20
+MOST_SHOWN = 20
 """Mistakes in data that are printed one by one; of the others, only their number."""
 
 UNPACKED = 2**29
@@ -39,6 +40,21 @@ def readable(where: str, verbs: str = "read") -> Iterator[None]:
 
 
 @contextmanager
+def sound(path: Path, what: str, use: str) -> Iterator[None]:
+    """Turn what goes wrong in reading a file into a LabelSkewError: it is not a sound ``what``, and ``use`` is one."""
+    try:
+        yield
+    except LabelSkewError:
+        raise
+    except OSError as error:
+        raise LabelSkewError(f"{path}: cannot be read ({error.strerror or one_line(error)})") from error
+    except (
+        Exception
+    ) as error:  # zipfile, its decoders, pandas, pyarrow, NumPy and Python's parser raise dozens of types
+        raise mistake(path, f"is not a sound {what} ({clean(one_line(error))})", use) from error
+
+
+@contextmanager
 def gathered(wrong: list[str]) -> Iterator[None]:
     """Add the mistakes that are raised inside to ``wrong``; :func:`refuse` raises them together."""
     try:
@@ -49,8 +65,8 @@ def gathered(wrong: list[str]) -> Iterator[None]:
 
 def capped(lines: Sequence[str]) -> list[str]:
     """The first lines, and the number of the others."""
-    more = [f"and {len(lines) - MOST} more errors"] if len(lines) > MOST else []
-    return [*lines[:MOST], *more]
+    more = [f"and {len(lines) - MOST_SHOWN} more errors"] if len(lines) > MOST_SHOWN else []
+    return [*lines[:MOST_SHOWN], *more]
 
 
 def refuse(wrong: Sequence[str]) -> None:

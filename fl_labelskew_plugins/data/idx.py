@@ -3,14 +3,11 @@
 Both layouts are read: the four files in the folder itself, as Debian's package has them, or in torchvision's
 ``<folder>/<name>/raw/``; each file plain or gzip. Format: LeCun, Cortes, Burges, "The MNIST database".
 
-torchvision reads only plain files, in its own layout, which would mean an unpacked copy of Debian's folder; and its
-import alone takes seconds and 160 MiB, several times what these files need.
+torchvision reads neither gzip files nor Debian's folder, so it only downloads here.
 """
 
 import gzip
-import io
 import math
-import os
 import string
 import zlib
 from collections.abc import Mapping
@@ -22,63 +19,39 @@ from fl_labelskew_registry import Arrays, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fl_labelskew_plugins.data.torchvision_sets import Key, TorchvisionSet
+from fl_labelskew_plugins.data.files import unpacks
+from fl_labelskew_plugins.data.torchvision_sets import TorchvisionSet
 from fl_labelskew_plugins.params import Params
 
-FILES = {
-    ("train", "x"): "train-images-idx3-ubyte",
-    ("train", "y"): "train-labels-idx1-ubyte",
-    ("test", "x"): "t10k-images-idx3-ubyte",
-    ("test", "y"): "t10k-labels-idx1-ubyte",
-}
 FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
-UNREADABLE = (OSError, EOFError, MemoryError, ValueError, zlib.error)
 
 
-def read_idx(path: Path, dims: int) -> NDArray[np.uint8]:
-    """One IDX file of unsigned bytes, plain or ``.gz``, as an array of ``dims`` dimensions.
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """An IDX file of unsigned bytes, plain or ``.gz``, in as many dimensions as its header says.
 
     Raises:
         LabelSkewError: the file cannot be read, is cut short, or is not such a file.
     """
     try:
-        shape = idx_shape(path)
-        if len(shape) != dims:
-            raise LabelSkewError(f"{path}: is not a complete IDX file of bytes in {dims} dimensions; get it again")
-        values = np.empty(shape, np.uint8)
-        rest = values.reshape(-1).data
-        with _opened(path) as stream:
-            stream.read(4 + 4 * dims)
-            while n := stream.readinto(rest):
-                rest = rest[n:]
-            if rest or stream.read(1):
-                raise EOFError(f"the header says {shape}, but the data are shorter or longer")
-    except UNREADABLE as error:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            kind, dims = stream.read(3), stream.read(1)
+            if kind != b"\0\0\x08" or not dims:
+                raise ValueError("it is not an IDX file of bytes")
+            shape = np.frombuffer(stream.read(4 * dims[0]), ">u4", dims[0]).tolist()
+            unpacks(path, math.prod(shape), "its samples", 1000, "the published file")
+            content = stream.read(math.prod(shape) + 1)
+            return np.frombuffer(content, np.uint8).reshape(shape).copy()
+    except (OSError, EOFError, ValueError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise LabelSkewError(f"{path}: cannot be read ({reason}); make it readable, or get it again") from error
-    return values
 
 
-def idx_shape(path: Path) -> tuple[int, ...]:
-    """The shape in the header of an IDX file of unsigned bytes; ``()`` unless the file is as long as that says.
-
-    Raises:
-        One of UNREADABLE: the file cannot be read.
-    """
-    with _opened(path) as stream:
-        magic = stream.read(4)
-        dims = magic[3] if magic[:3] == b"\0\0\x08" and len(magic) == 4 else 0
-        shape = tuple(np.frombuffer(stream.read(4 * dims), ">u4").tolist())
-    size = path.stat().st_size
-    if path.suffix == ".gz":  # its last four bytes are the size of its content
-        with path.open("rb") as raw:
-            raw.seek(-4, os.SEEK_END)
-            size = int.from_bytes(raw.read(), "little")
-    return shape if size == 4 + 4 * dims + math.prod(shape) else ()
-
-
-def _opened(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+def idx_files(start: dict[str, str], sizes: tuple[int, int]) -> dict[str, dict[str, str]]:
+    """The names of the images and labels of both parts, and their shapes; ``start``: of the names, by part."""
+    return {
+        part: {f"{start[part]}-images-idx3-ubyte": f"{size}x28x28", f"{start[part]}-labels-idx1-ubyte": str(size)}
+        for part, size in zip(("train", "test"), sizes, strict=True)
+    }
 
 
 class MNIST(TorchvisionSet):
@@ -87,42 +60,34 @@ class MNIST(TorchvisionSet):
     kind = "MNIST"
     below = "MNIST/raw"
     endings = (".gz", "")
+    files = idx_files({"train": "train", "test": "t10k"}, (60_000, 10_000))
     shape = (1, 28, 28)
     source = (
         "torchvision.datasets.MNIST or https://ossci-datasets.s3.amazonaws.com/mnist/, about 11 MB, or download: true"
     )
     class_names = tuple("0123456789")
     moments = ((0.1307,), (0.3081,))
-    sizes: tuple[int, int] = 60_000, 10_000  # images of the real data set's two parts
     first_label: int = 0  # the files' number of class 0
 
-    def files(self) -> Mapping[Key, str]:
-        """The four files."""
-        return FILES
-
-    def expected(self) -> Mapping[Key, str]:
-        """The shapes in the headers."""
-        numbers = dict(zip(("train", "test"), self.sizes, strict=True))
-        return {(part, xy): f"{numbers[part]}x28x28" if xy == "x" else str(numbers[part]) for part, xy in FILES}
-
-    def facts(self, key: Key, path: Path) -> str:
-        """The shape in the header, if the file is as long as that says."""
+    def facts(self, path: Path) -> str:
+        """The shape of its content."""
         try:
-            return "x".join(map(str, idx_shape(path))) or "broken"
-        except UNREADABLE:
+            return "x".join(map(str, read_idx(path).shape))
+        except LabelSkewError:
             return "broken"
 
-    def part(self, files: Mapping[Key, Path], part: str) -> Arrays:
+    def part(self, files: Mapping[str, Path], part: str) -> Arrays:
         """One part, checked."""
-        images, labels = read_idx(files[part, "x"], 3), read_idx(files[part, "y"], 1)
+        of_images, of_labels = (files[name] for name in self.files[part])
+        images, labels = read_idx(of_images), read_idx(of_labels)
         if images.shape[1:] != (28, 28) or not len(images):
-            raise mistake(files[part, "x"], f"has images of shape {images.shape}", "(N, 28, 28)")
-        if len(labels) != len(images):
-            raise LabelSkewError(f"{files[part, 'y']}: {len(labels)} labels for {len(images)} images; get it again")
+            raise mistake(of_images, f"has images of shape {images.shape}", "(N, 28, 28)")
+        if labels.shape != (len(images),):
+            raise LabelSkewError(f"{of_labels}: labels of shape {labels.shape} for {len(images)} images; get it again")
         first, last = self.first_label, self.first_label + len(self.class_names) - 1
         if not first <= labels.min() <= labels.max() <= last:
             bad = labels.max() if labels.max() > last else labels.min()
-            raise mistake(files[part, "y"], f"has label {bad}", f"labels from {first} to {last}")
+            raise mistake(of_labels, f"has label {bad}", f"labels from {first} to {last}")
         return Arrays(images[:, None], labels.astype(np.int64) - first)
 
 
@@ -142,13 +107,13 @@ class FashionMNIST(MNIST):
 
 Split = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
 UNMERGED = "".join(sorted(set(string.digits + string.ascii_letters) - set("cijklmopsuvwxyz")))
-SPLITS: dict[Split, tuple[str, int, int]] = {  # classes, training and test images: Cohen et al., table II
-    "byclass": (string.digits + string.ascii_uppercase + string.ascii_lowercase, 697_932, 116_323),
-    "bymerge": (UNMERGED, 697_932, 116_323),
-    "balanced": (UNMERGED, 112_800, 18_800),
-    "letters": (string.ascii_lowercase, 124_800, 20_800),
-    "digits": (string.digits, 240_000, 40_000),
-    "mnist": (string.digits, 60_000, 10_000),
+SPLITS: dict[Split, tuple[str, tuple[int, int]]] = {  # classes, training and test images: Cohen et al., table II
+    "byclass": (string.digits + string.ascii_uppercase + string.ascii_lowercase, (697_932, 116_323)),
+    "bymerge": (UNMERGED, (697_932, 116_323)),
+    "balanced": (UNMERGED, (112_800, 18_800)),
+    "letters": (string.ascii_lowercase, (124_800, 20_800)),
+    "digits": (string.digits, (240_000, 40_000)),
+    "mnist": (string.digits, (60_000, 10_000)),
 }
 
 
@@ -174,16 +139,8 @@ class EMNIST(MNIST):
 
     def __init__(self, params: Any = None) -> None:
         super().__init__(params)
-        classes, *sizes = SPLITS[self.params.split]
-        self.class_names, self.sizes = tuple(classes), (sizes[0], sizes[1])
-        self.first_label = int(self.params.split == "letters")
-
-    def files(self) -> Mapping[Key, str]:
-        """The split's four files."""
-        return {key: f"emnist-{self.params.split}-{key[0]}-{name.partition('-')[2]}" for key, name in FILES.items()}
-
-    def fetch(self, root: str) -> None:
-        """Let torchvision download all six splits."""
-        from torchvision import datasets
-
-        datasets.EMNIST(root, split=self.params.split, train=True, download=True)
+        split = self.params.split
+        classes, sizes = SPLITS[split]
+        self.class_names, self.first_label = tuple(classes), int(split == "letters")
+        self.files = idx_files({part: f"emnist-{split}-{part}" for part in ("train", "test")}, sizes)
+        self.downloads = ({"train": True, "split": split},)  # which downloads all six

@@ -10,7 +10,8 @@ tests needs only ``test/`` or ``val/``, its own or each group's. Tiny-ImageNet's
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -21,27 +22,19 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.files import fits, gathered, readable, refuse
+from fl_labelskew_plugins.data.files import MOST_SHOWN, fits, gathered, readable, refuse
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.pictures import OnBadSample, decode, faults, opened, settle
-from fl_labelskew_plugins.data.split import drawn, joined, picked, stratified
 from fl_labelskew_plugins.data.stats import moments
-from fl_labelskew_plugins.data.trees import (
-    PARTS,
-    Samples,
-    class_folders,
-    folders_among,
-    held_by,
-    list_annotated,
-    list_images,
-    nested_class,
-    overlap,
-    train_folder,
-)
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.partition.stratified import drawn, joined, picked, stratified
 
+SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+PARTS = ("train", "test", "val")
 TREE = "<group>/train/<class>/<image> or <group>/<class>/<image>"
+LabelledFiles = list[tuple[Path, str]]
+"""Picture files, each with the name of its class."""
 
 
 class ImageParams(Params):
@@ -63,13 +56,21 @@ class ImageFolder(Dataset):
     """Image folders, decoded into memory once; samples are ``(channels, image_size, image_size)`` uint8."""
 
     name: ClassVar[str] = "image_folder"
-    known_classes: ClassVar[tuple[str, ...] | None] = None
     picture_keys = ("image_size", "channels")
+    # of published data sets
+    needed: ClassVar[tuple[str, ...]] = ()  # folders and files that the data set consists of
+    needed_to_test: ClassVar[tuple[str, ...]] = ()  # those of the test part
+    inside: ClassVar[tuple[str, ...]] = ()  # folders in data_cache_dir that an archive unpacks to
+    known_classes: ClassVar[tuple[str, ...] | None] = None
     moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]] | None] = None
     real: ClassVar[dict[str, str]] = {}  # what a survey of the real data set finds
+    # of a made-up copy
     fake_classes: ClassVar[tuple[str, ...]] = ("circle", "cross", "square", "star")
     fake_size: ClassVar[tuple[int, int]] = (36, 32)  # height and width
-    fake_parts: ClassVar[tuple[str, ...]] = ("train", "test")
+    fake_files: ClassVar[Mapping[str, Callable[[str, int], str]]] = {  # of each part, by class and number of all images
+        "train": lambda name, i: f"train/{name}/{i}.png",
+        "test": lambda name, i: f"test/{name}/{i}.png",
+    }
 
     class Params(ImageParams):
         """Parameters of image_folder."""
@@ -87,22 +88,31 @@ class ImageFolder(Dataset):
         return self.moments is None
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if there is no such folder; it cannot be downloaded."""
-        self._check(data_dir, "train/<class>/* and test/<class>/* (or val/)")
+        """Raise LabelSkewError if folders are missing; they cannot be downloaded."""
+        self._check(data_dir, self.needed)
 
-    def _check(self, data_dir: Path | None, layout: str) -> Path:
+    def check_test(self, data_dir: Path | None, *, download: bool) -> None:
+        """As :meth:`check`, for the test part."""
+        self._check(data_dir, self.needed_to_test)
+
+    def _check(self, data_dir: Path | None, needed: Sequence[str]) -> None:
+        source = f"; get it from {self.source}" if self.source else ""
         if data_dir is None or not os.path.isdir(data_dir):
             what = "data_args.data_cache_dir is not set" if data_dir is None else f"{data_dir} is not a folder"
-            source = f"; get it from {self.source}" if self.source else ""
+            layout = " and ".join(self.needed) or "train/<class>/* and test/<class>/* (or val/)"
             raise mistake(f"data set {self.name}", what, f"a folder with {layout}{source}")
-        return data_dir
+        root = self.root(data_dir)
+        if missing := [name for name in needed if not os.path.exists(root / name)]:
+            raise LabelSkewError(f"data set {self.name}: no {', '.join(missing)} in {root}{source}")
 
     def root(self, data_dir: Path | None) -> Path:
-        """The folder that has the parts."""
-        return Path() if data_dir is None else data_dir
+        """The folder that has the parts: ``data_dir``, or the folder in it that an archive unpacks to."""
+        top = data_dir or Path()
+        folders = (top / name for name in ("", *self.inside))
+        return next((f for f in folders if any(os.path.exists(f / name) for name in self.needed)), top)
 
     def groups(self, root: Path, parts: Sequence[str] = ("train",)) -> list[Path]:
-        """The groups' folders, by name; empty if the tree has no groups.
+        """The groups' folders, by name; empty if the tree has no groups, as those of published data sets.
 
         A group contains one of ``parts``, or, if no folder does, only folders of classes. In the second case the upper
         folders could also be classes: ``groups`` or ``class_names`` decide; without them they are groups if every one
@@ -111,6 +121,8 @@ class ImageFolder(Dataset):
         Raises:
             LabelSkewError: some folders have such a part and others have not, or a group that is asked for is missing.
         """
+        if self.needed:
+            return []
         chosen, folders = self.params.groups, folders_among(root.iterdir())
         groups = [folder for folder in folders if any((folder / part).is_dir() for part in parts)]
         below: dict[Path, list[str]] = {}
@@ -133,7 +145,7 @@ class ImageFolder(Dataset):
             raise mistake(f"data set {self.name}: {root}", lacks, use)
         return folders if below and len(below) == len(folders) and overlap(below.values(), classes) else groups
 
-    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[Samples, Samples | None]:
+    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
         """The images of the training part and of the test part, or None where that is to be split off.
 
         Both are those of all groups together, where there are groups; ``groups``: as :meth:`groups` returns them.
@@ -142,8 +154,8 @@ class ImageFolder(Dataset):
         if not groups and not (data_dir / "train").is_dir():
             self._refuse_test_alone(data_dir)
             return self.listed(data_dir), None
-        train: Samples = []
-        test: Samples = []
+        train: LabelledFiles = []
+        test: LabelledFiles = []
         wrong: list[str] = []
         for folder in groups or [data_dir]:
             with gathered(wrong):
@@ -153,7 +165,7 @@ class ImageFolder(Dataset):
         refuse(wrong)
         return train, test or None
 
-    def find_test(self, data_dir: Path) -> Samples | None:
+    def find_test(self, data_dir: Path) -> LabelledFiles | None:
         """The images of ``test/`` or ``val/``, or None where there is neither."""
         annotations = data_dir / "val" / "val_annotations.txt"
         if annotations.is_file():  # Tiny-ImageNet, whose test/ has no labels
@@ -163,7 +175,7 @@ class ImageFolder(Dataset):
                 return self.listed(data_dir / name)
         return None
 
-    def find_tests(self, groups: Sequence[Path]) -> Samples | None:
+    def find_tests(self, groups: Sequence[Path]) -> LabelledFiles | None:
         """The images of the groups' test parts, or None where no group has one."""
         return [sample for group in groups for sample in self.find_test(group) or ()] or None
 
@@ -173,7 +185,7 @@ class ImageFolder(Dataset):
         with readable(f"data set {self.name}: {root}"):
             return self.find_test(root) is None and not self.find_tests(self.groups(root, ("train", "test", "val")))
 
-    def listed(self, folder: Path) -> Samples:
+    def listed(self, folder: Path) -> LabelledFiles:
         """The images of a folder of classes.
 
         Raises:
@@ -207,7 +219,7 @@ class ImageFolder(Dataset):
                     f"{read}. Use train/<class>/<image> beside {part}/<class>/<image>; a server alone needs no train/"
                 )
 
-    def _parts(self, data_dir: Path | None) -> tuple[Path, list[Path], Samples, Samples | None]:
+    def _parts(self, data_dir: Path | None) -> tuple[Path, list[Path], LabelledFiles, LabelledFiles | None]:
         """The folder that has the parts, its groups, and what :meth:`find` finds there."""
         self.check(data_dir, download=False)
         root = self.root(data_dir)
@@ -229,15 +241,11 @@ class ImageFolder(Dataset):
         names = self.names(train_samples, test_samples or [])
         parts = [train_samples] if test_samples is None else [train_samples, test_samples]
         ((kept, train), *others), fingerprint = self.decode_all(parts, names, root, groups)
-        if seed is None:
-            test = others[0][1] if others else picked(train, np.zeros(0, np.int64))
-        elif groups:
-            train, test = self._split_groups(groups, train, others[0][1] if others else None, seed=seed)
-        elif others:
-            test = others[0][1]
-        else:
-            rows = self.split(kept, train.y, seed=seed, where=str(root))
-            train, test = (picked(train, r) for r in rows)
+        test = others[0][1] if others else picked(train, np.zeros(0, np.int64))
+        if seed is not None and groups:
+            train, test = self._split_groups(groups, train, test, seed=seed)
+        elif seed is not None and not others:
+            train, test = (picked(train, rows) for rows in self.split(kept, train.y, seed=seed, where=str(root)))
         data = self._data(train, test, names, groups, fingerprint)
         layout = self.layout(groups, names, tests=test_samples is not None)
         return replace(data, notes={"layout.txt": f"{layout}\n"}) if groups else data
@@ -271,17 +279,11 @@ class ImageFolder(Dataset):
     def layout(self, groups: Sequence[Path], classes: Sequence[str], *, tests: bool) -> str:
         """How the folders were read, in words; ``tests``: whether there is a test part."""
         of = f"{counted(len(groups), 'group')} ({few([folder.name for folder in groups])}), " if groups else ""
-        part = self.test_part(groups, tests=tests)
+        split = f"{100 * self.params.test_fraction:g} % of each {'group' if groups else 'class'}'s pictures"
+        part = "test/ or val/" + (f", or {split} if it has neither" if groups else "") if tests else split
         return f"{of}{counted(len(classes), 'class', 'classes')} ({few(classes)}); test part: {part}"
 
-    def test_part(self, groups: Sequence[Path], *, tests: bool) -> str:
-        """Where the test samples are from, in words."""
-        split = f"{100 * self.params.test_fraction:g} % of each {'group' if groups else 'class'}'s pictures"
-        return "test/ or val/" + (f", or {split} if it has neither" if groups else "") if tests else split
-
-    def _split_groups(
-        self, groups: Sequence[Path], train: Arrays, test: Arrays | None, *, seed: int
-    ) -> tuple[Arrays, Arrays]:
+    def _split_groups(self, groups: Sequence[Path], train: Arrays, test: Arrays, *, seed: int) -> tuple[Arrays, Arrays]:
         """The parts; of groups that have no test sample, some of their training samples go there.
 
         Raises:
@@ -291,24 +293,22 @@ class ImageFolder(Dataset):
         if empty := [str(train_folder(folder)) for g, folder in enumerate(groups) if g not in np.unique(of_train)]:
             use = "sound ones, or list the other folders in data_args.groups"
             raise mistake(f"data set {self.name}", f"no sound image in {', '.join(empty)}", use)
-        if test is None:
+        if len(test.y):
+            alone = np.flatnonzero(~np.isin(of_train, np.asarray(test.groups)))
+            chosen = alone[drawn(train.y[alone], of_train[alone], test_fraction=fraction, seed=seed)]
+        else:
             where = f"data set {self.name}: {groups[0].parent}"
-            rest, chosen = stratified(train.y, of_train, test_fraction=fraction, seed=seed, where=where)
-            return picked(train, rest), picked(train, chosen)
-        alone = np.flatnonzero(~np.isin(of_train, np.asarray(test.groups)))
-        chosen = alone[drawn(train.y[alone], of_train[alone], test_fraction=fraction, seed=seed)]
-        if not len(chosen):
-            return train, test
+            _, chosen = stratified(train.y, of_train, test_fraction=fraction, seed=seed, where=where)
         rest = np.setdiff1d(np.arange(len(train.y)), chosen)
         return picked(train, rest), joined(test, picked(train, chosen))
 
     def split(
-        self, samples: Samples, labels: NDArray[np.int64], *, seed: int, where: str
+        self, samples: LabelledFiles, labels: NDArray[np.int64], *, seed: int, where: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Indices of training and test samples by their labels ``(N,)``, where there is no test part."""
         return stratified(labels, test_fraction=self.params.test_fraction, seed=seed, where=where)
 
-    def used(self, samples: Samples) -> Samples:
+    def used(self, samples: LabelledFiles) -> LabelledFiles:
         """The samples that are read: all but those of known classes that ``class_names`` leaves out.
 
         Raises:
@@ -324,7 +324,7 @@ class ImageFolder(Dataset):
             )
         return [sample for sample in samples if sample[1] in chosen or sample[1] not in known]
 
-    def names(self, samples: Samples, others: Samples) -> list[str]:
+    def names(self, samples: LabelledFiles, others: LabelledFiles) -> list[str]:
         """All classes in the order of their numbers: those that are given or known, or those of ``samples``.
 
         Raises:
@@ -344,8 +344,8 @@ class ImageFolder(Dataset):
         return names
 
     def decode_all(
-        self, parts: Sequence[Samples], names: list[str], root: Path, groups: Sequence[Path]
-    ) -> tuple[list[tuple[Samples, Arrays]], str]:
+        self, parts: Sequence[LabelledFiles], names: list[str], root: Path, groups: Sequence[Path]
+    ) -> tuple[list[tuple[LabelledFiles, Arrays]], str]:
         """Of each part the samples that are sound, and their images, labels and groups; and a fingerprint of the files.
 
         Raises:
@@ -358,7 +358,7 @@ class ImageFolder(Dataset):
         number = {name: c for c, name in enumerate(names)}
         group = {folder.name: g for g, folder in enumerate(groups)}
         bad: list[str] = []
-        decoded: list[tuple[Samples, Arrays]] = []
+        decoded: list[tuple[LabelledFiles, Arrays]] = []
         files: list[Arrays] = []
         for samples in parts:
             x, contents, lines = self._decoded(samples, f"reading {len(samples)} pictures of {root}")
@@ -374,7 +374,9 @@ class ImageFolder(Dataset):
             raise LabelSkewError(f"data set {self.name}: {root} has a part without any sound image")
         return decoded, digest(files, names)
 
-    def _decoded(self, samples: Samples, what: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8], dict[int, str]]:
+    def _decoded(
+        self, samples: LabelledFiles, what: str
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], dict[int, str]]:
         """Images ``(N, C, S, S)``, a digest of each file ``(N, 16)``, and for each broken one its number and a line."""
         size, channels = self.params.image_size, self.params.channels
         x = np.empty((len(samples), channels, size, size), np.uint8)
@@ -410,42 +412,114 @@ class ImageFolder(Dataset):
         names = sorted({name for _, name in train})
         facts["classes"] = str(len(names))
         if not self.source:
-            facts |= {"groups": str(len(groups) or "none"), "test part": self.test_part(groups, tests=test is not None)}
-        if self.known_classes is None:
-            facts["names"] = few(names)
-        for folder in groups:
-            facts[f"group {clean(folder.name, 40)}"] = held_by(folder, train, test or [])
+            facts["layout"] = self.layout(groups, names, tests=test is not None)
         rows = [(what, text, self.real.get(what, "any")) for what, text in facts.items()]
         return rows + [(f"class {name}", "missing", "images") for name in self.known_classes or () if name not in names]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write images of every class; 300 by default, or 4 a class, or 20 a group."""
-        from PIL import Image
-
-        least = 20 * len(getattr(self.params, "groups", None) or ())
-        if samples is not None and samples < least:
-            raise mistake(f"--samples {samples}", f"too few for {least // 20} groups", f"at least {least}")
-        fakes.fresh_folder(out)
-        names = self.known_classes or self.fake_classes
-        shape, number = (3, *self.fake_size), samples or (least if least > 300 else None)
-        made = fakes.parts(number, classes=len(names), shape=shape, seed=seed, names=self.fake_parts)
-        written: list[tuple[str, str, str]] = []
-        for part, arrays in made.items():
-            for x, label in zip(arrays.x, arrays.y.tolist(), strict=True):
-                path = out / self.fake_path(part, names[label], len(written))
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Image.fromarray(x.transpose(1, 2, 0)).save(path)
-                written.append((part, path.name, names[label]))
-        self.fake_notes(out, written)
-
-    def fake_path(self, part: str, name: str, i: int) -> str:
-        """Where image ``i`` of a made-up data set goes; ``part`` is one of ``fake_parts``.
+        """Write images of every class; 300 by default, or 4 a class, or 20 a group.
 
         Three of four images of a class go to one group, where there are groups.
         """
-        groups = self.params.groups or ("",)
-        group = groups[(self.fake_classes.index(name) if i % 4 else i // 4) % len(groups)]
-        return str(Path(group, part, name, f"{i}.png"))
+        groups = getattr(self.params, "groups", None) or ("",)
+        least = 20 * len(groups) if groups[0] else 0
+        if samples is not None and samples < least:
+            raise mistake(f"--samples {samples}", f"too few for {len(groups)} groups", f"at least {least}")
+        names, number = self.known_classes or self.fake_classes, samples or (least if least > 300 else None)
+        shape = (3, *self.fake_size)
+        made = fakes.parts(number, classes=len(names), shape=shape, seed=seed, names=tuple(self.fake_files))
+        written: list[tuple[Path, str]] = []
+        for part, arrays in made.items():
+            for x, label in zip(arrays.x, arrays.y.tolist(), strict=True):
+                i = len(written)
+                group = groups[(label if i % 4 else i // 4) % len(groups)]
+                written.append((out / group / self.fake_files[part](names[label], i), names[label]))
+                fakes.write_picture(written[-1][0], x)
+        self.fake_table(out, written)
 
-    def fake_notes(self, out: Path, written: Sequence[tuple[str, str, str]]) -> None:
-        """Files beside the images of a made-up data set: ``written`` has each one's part, file name and class."""
+    def fake_table(self, out: Path, written: LabelledFiles) -> None:
+        """The file that says the classes of a made-up data set's images, where folders do not."""
+
+
+def images_in(folder: Path) -> list[Path]:
+    """All images below ``folder``, sorted; anything else is passed over."""
+    images: list[Path] = []
+    for root, _, names in os.walk(folder):
+        images += [Path(root, name) for name in names if Path(name).suffix.lower() in SUFFIXES and name[0] != "."]
+    return sorted(images)
+
+
+def folders_among(paths: Iterable[Path]) -> list[Path]:
+    """The folders among some paths, by name, but hidden ones."""
+    return sorted((path for path in paths if path.is_dir() and path.name[0] != "."), key=lambda path: path.name)
+
+
+def train_folder(folder: Path) -> Path:
+    """``train/`` if the folder has one, else the folder itself."""
+    return folder / "train" if (folder / "train").is_dir() else folder
+
+
+def class_folders(folder: Path) -> list[str]:
+    """The names of a folder's folders; empty if it has an image of its own, or a part such as ``train/``."""
+    paths = [path for path in folder.iterdir() if path.name[0] != "."]
+    if any(path.suffix.lower() in SUFFIXES for path in paths):  # before is_dir(), a system call for each of many images
+        return []
+    names = [path.name for path in folders_among(paths)]
+    return [] if {*PARTS} & {*names} else names
+
+
+def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
+    """Whether folders with these folders ``below`` them are groups, and not classes.
+
+    Those below are classes if one is ``known``, or if there are several and every upper folder shares one with another.
+
+    >>> overlap([["a", "b"], ["b"]], ()), overlap([["a", "b"], ["c", "d"]], ()), overlap([["a"], ["b"]], ["a"])
+    (True, False, True)
+    """
+    holders = Counter(name for names in below for name in names)
+    shared = all(any(holders[name] > 1 for name in names) for names in below)
+    return not holders.keys().isdisjoint(known) or (len(holders) > 1 and shared)
+
+
+def list_images(folders: Iterable[Path], where: str) -> LabelledFiles:
+    """All images below each class's folder, with its name for their class, sorted by it.
+
+    Raises:
+        LabelSkewError: there is none, or some classes have none; ``where`` is for messages.
+    """
+    samples: LabelledFiles = []
+    empty: list[str] = []
+    for folder in folders_among(folders):
+        images = images_in(folder)
+        samples += [(path, folder.name) for path in images]
+        if not images:
+            empty.append(folder.name)
+    if empty:
+        more = f", and {len(empty) - MOST_SHOWN} more" if len(empty) > MOST_SHOWN else ""
+        shown = few(empty[:MOST_SHOWN], MOST_SHOWN)
+        endings = ", ".join(sorted(SUFFIXES))
+        raise LabelSkewError(f"{where}: no images in {shown}{more}; add some ({endings}), or remove the empty folders")
+    if not samples:
+        raise LabelSkewError(f"{where} has no class folders; use <class>/<image>")
+    return samples
+
+
+def list_annotated(file: Path) -> LabelledFiles:
+    """Tiny-ImageNet's validation part: ``images/<name>``, with ``<name> TAB <class> TAB ...`` lines in ``file``.
+
+    Raises:
+        LabelSkewError: there is no line, or another one.
+    """
+    rows = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if not rows or any(len(row) < 2 for row in rows):
+        raise mistake(file, "is not a list of images and their classes", "lines of image, tab, class")
+    return [(file.parent / "images" / row[0], row[1]) for row in rows]
+
+
+def nested_class(folder: Path, samples: LabelledFiles) -> str | None:
+    """The first class without an image of its own, unless all of them are in ``images/``; None where there is none."""
+    below: dict[str, set[str]] = {}
+    for path, name in samples:
+        inner = os.path.dirname(path)[len(os.path.join(folder, name)) + 1 :]
+        below.setdefault(name, set()).add(inner.partition(os.sep)[0])
+    return next((name for name, inner in below.items() if "" not in inner and inner != {"images"}), None)

@@ -4,65 +4,22 @@ They differ from ``image_folder`` in where the folders are, in their classes and
 """
 
 import csv
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from fl_labelskew_registry import LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fl_labelskew_plugins.data.image_folder import ImageFolder, ImageParams
+from fl_labelskew_plugins.data.image_folder import ImageFolder, ImageParams, LabelledFiles, list_images
 from fl_labelskew_plugins.data.stats import IMAGENET
 from fl_labelskew_plugins.data.torchvision_sets import CLASSES_10
-from fl_labelskew_plugins.data.trees import Samples, images_in, list_images
 
 
-class ImageSet(ImageFolder):
-    """A published data set: ``needed`` are its folders or files, in ``data_cache_dir`` or one of ``inside``."""
-
-    needed: ClassVar[tuple[str, ...]]
-    needed_to_test: ClassVar[tuple[str, ...]]
-    inside: ClassVar[tuple[str, ...]] = ()
-
-    def groups(self, root: Path, parts: Sequence[str] = ("train",)) -> list[Path]:
-        """None: their layout is known."""
-        return []
-
-    def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if folders are missing; torchvision does not download them."""
-        self._check_parts(data_dir, self.needed)
-
-    def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`, for the test part."""
-        self._check_parts(data_dir, self.needed_to_test)
-
-    def _check_parts(self, data_dir: Path | None, needed: tuple[str, ...]) -> None:
-        root = self.root(self._check(data_dir, " and ".join(needed)))
-        if missing := [name for name in needed if not os.path.exists(root / name)]:
-            raise LabelSkewError(f"data set {self.name}: no {', '.join(missing)} in {root}; get it from {self.source}")
-
-    def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """As for every image folder, or which folders are missing."""
-        root = self.root(self._check(data_dir, " and ".join(self.needed)))
-        there = [(name, "found" if os.path.exists(root / name) else "missing", "found") for name in self.needed]
-        return super().survey(data_dir) if all(row[1] == "found" for row in there) else there
-
-    def root(self, data_dir: Path | None) -> Path:
-        """``data_dir``, or the folder in it that an archive unpacks to."""
-        top = super().root(data_dir)
-        has = [
-            top / name
-            for name in ("", *self.inside)
-            if any(map(os.path.exists, (top / name / needed for needed in self.needed)))
-        ]
-        return has[0] if has else top
-
-
-class CINIC10(ImageSet):
+class CINIC10(ImageFolder):
     """CINIC-10: 90,000 images in each of train, valid and test; samples are ``(3, 32, 32)`` uint8.
 
     Darlow et al., "CINIC-10 is not ImageNet or CIFAR-10", 2018; mean and standard deviation are the authors'.
@@ -77,37 +34,17 @@ class CINIC10(ImageSet):
     moments = ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
     real: ClassVar[dict[str, str]] = {"training images": "90000", "test images": "90000", "classes": "10"}
     fake_size = (32, 32)
-    fake_parts = ("train", "valid", "test")
+    # file names say where an image is from
+    fake_files: ClassVar = {
+        "train": lambda name, i: f"train/{name}/cifar10-train-{i}.png",
+        "test": lambda name, i: f"test/{name}/cifar10-test-{i}.png",
+    }
 
     class Params(ImageParams):
         """Parameters of cinic10."""
 
-        valid: Literal["unused", "train"] = Field("unused", description="train: the part valid is trained on as well.")
 
-    def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError if folders are missing; torchvision does not download them."""
-        self._check_parts(data_dir, ("train", "valid", "test") if self.params.valid == "train" else self.needed)
-
-    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[Samples, Samples | None]:
-        """The images of train, and of valid where it is trained on, and those of test."""
-        train, test = super().find(data_dir, groups)
-        return (train + self.listed(data_dir / "valid") if self.params.valid == "train" else train), test
-
-    def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """As for every image folder; valid has a row of its own."""
-        rows = super(CINIC10, CINIC10()).survey(data_dir)
-        valid = self.root(data_dir) / "valid"
-        return [
-            *rows,
-            ("validation images", str(len(images_in(valid))) if os.path.isdir(valid) else "missing", "90000"),
-        ]
-
-    def fake_path(self, part: str, name: str, i: int) -> str:
-        """As in the real one, whose file names say where an image is from."""
-        return f"{part}/{name}/cifar10-{'test' if part == 'test' else 'train'}-{i}.png"
-
-
-class TinyImageNet(ImageSet):
+class TinyImageNet(ImageFolder):
     """Tiny-ImageNet: 100,000 + 10,000 images of 200 classes; samples are ``(3, 64, 64)`` uint8. Le and Yang, 2015.
 
     The validation part is the test part here, as everywhere: the real test part has no labels.
@@ -122,27 +59,23 @@ class TinyImageNet(ImageSet):
     real: ClassVar[dict[str, str]] = {"training images": "100000", "test images": "10000", "classes": "200"}
     fake_classes = tuple(f"n{1443537 + 7919 * c:08d}" for c in range(200))
     fake_size = (64, 64)
-    fake_parts = ("train", "val")
+    fake_files: ClassVar = {
+        "train": lambda name, i: f"tiny-imagenet-200/train/{name}/images/{name}_{i}.JPEG",
+        "val": lambda name, i: f"tiny-imagenet-200/val/images/val_{i}.JPEG",
+    }
 
     class Params(ImageParams):
         """Parameters of tiny_imagenet."""
 
         image_size: int = Field(64, ge=1, le=1024, description="Pixels of each side.")
 
-    def fake_path(self, part: str, name: str, i: int) -> str:
-        """As in the real one."""
-        top = "tiny-imagenet-200"
-        return f"{top}/val/images/val_{i}.JPEG" if part == "val" else f"{top}/train/{name}/images/{name}_{i}.JPEG"
-
-    def fake_notes(self, out: Path, written: Sequence[tuple[str, str, str]]) -> None:
-        """The classes, and those of the validation images."""
-        top = out / "tiny-imagenet-200"
-        lines = [f"{file}\t{name}\t0\t0\t63\t63\n" for part, file, name in written if part == "val"]
-        (top / "val" / "val_annotations.txt").write_text("".join(lines), encoding="utf-8")
-        (top / "wnids.txt").write_text("".join(f"{name}\n" for name in self.fake_classes), encoding="utf-8")
+    def fake_table(self, out: Path, written: LabelledFiles) -> None:
+        """The classes of the validation images."""
+        lines = [f"{path.name}\t{name}\t0\t0\t63\t63\n" for path, name in written if path.name.startswith("val_")]
+        (out / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text("".join(lines), encoding="utf-8")
 
 
-class ImageNetSubset(ImageSet):
+class ImageNetSubset(ImageFolder):
     """12 classes of ImageNet at 64x64, FedLC's section 5.2, which does not say which; samples ``(3, 64, 64)`` uint8."""
 
     name = "imagenet_subset"
@@ -155,16 +88,15 @@ class ImageNetSubset(ImageSet):
     real: ClassVar[dict[str, str]] = {"classes": "12"}
     fake_classes = tuple(f"n{1440764 + 104729 * c:08d}" for c in range(12))
     fake_size = (72, 96)
-    fake_parts = ("train", "val")
+    fake_files: ClassVar = {
+        "train": lambda name, i: f"train/{name}/{name}_{i}.JPEG",
+        "val": lambda name, i: f"val/{name}/ILSVRC2012_val_{i:08d}.JPEG",
+    }
 
     class Params(ImageParams):
         """Parameters of imagenet_subset."""
 
         image_size: int = Field(64, ge=1, le=1024, description="Pixels of each side.")
-
-    def fake_path(self, part: str, name: str, i: int) -> str:
-        """As in the real one."""
-        return f"{part}/{name}/" + (f"{name}_{i}.JPEG" if part == "train" else f"ILSVRC2012_val_{i:08d}.JPEG")
 
 
 KVASIR = {  # folder: classes; 10,662 images in all
@@ -181,7 +113,7 @@ KVASIR = {  # folder: classes; 10,662 images in all
 KVASIR_FOLDERS = {name: folder for folder, names in KVASIR.items() for name in names.split()}
 
 
-class HyperKvasir(ImageSet):
+class HyperKvasir(ImageFolder):
     """HyperKvasir's 10,662 labelled images of 23 classes; samples are ``(3, 128, 128)`` uint8.
 
     Borgli et al., "HyperKvasir, a comprehensive multi-class image and video dataset for gastrointestinal endoscopy",
@@ -197,14 +129,16 @@ class HyperKvasir(ImageSet):
     known_classes = tuple(sorted(KVASIR_FOLDERS))
     real: ClassVar[dict[str, str]] = {"images": "10662", "classes": "23"}
     fake_size = (96, 120)
-    fake_parts = ("labeled-images",)
+    fake_files: ClassVar = {
+        "train": lambda name, i: f"labeled-images/{KVASIR_FOLDERS[name]}/{name}/{i:08x}.jpg",
+    }
 
     class Params(ImageParams):
         """Parameters of hyperkvasir."""
 
         image_size: int = Field(128, ge=1, le=1024, description="Pixels of each side.")
 
-    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[Samples, Samples | None]:
+    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
         """The images of all class folders, at the third level, or of those of ``class_names`` alone."""
         left_out = set(KVASIR_FOLDERS) - set(self.params.class_names or KVASIR_FOLDERS)
         folders = (folder for folder in data_dir.glob("*-gi-tract/*/*") if folder.name not in left_out)
@@ -213,27 +147,8 @@ class HyperKvasir(ImageSet):
     def find_test(self, data_dir: Path) -> None:
         """None: it is split off."""
 
-    def fake_path(self, part: str, name: str, i: int) -> str:
-        """As in the real one."""
-        return f"{part}/{KVASIR_FOLDERS[name]}/{name}/{i:08x}.jpg"
 
-    def fake_notes(self, out: Path, written: Sequence[tuple[str, str, str]]) -> None:
-        """``image-labels.csv``, which is not read here."""
-        with (out / "labeled-images" / "image-labels.csv").open("w", encoding="utf-8", newline="") as file:
-            rows = csv.writer(file)
-            rows.writerow(["Video file", "Organ", "Finding", "Classification"])
-            for _, name, label in written:
-                organ, _, kind = KVASIR_FOLDERS[label].partition("/")
-                rows.writerow([Path(name).stem, f"{organ.split('-')[0].title()} GI", label, kind])
-
-
-ODIR_COLUMNS = [
-    "ID", "Patient Age", "Patient Sex", "Left-Fundus", "Right-Fundus", "Left-Diagnostic Keywords",
-    "Right-Diagnostic Keywords", *"NDGCAHMO", "filepath", "labels", "target", "filename",
-]  # fmt: skip
-
-
-class ODIR(ImageSet):
+class ODIR(ImageFolder):
     """ODIR-5K: 6,392 fundus images of 8 diagnoses, as Kaggle has it; samples are ``(3, 128, 128)`` uint8.
 
     Peking University's challenge on ocular disease recognition, 2019. ``full_df.csv`` names one diagnosis for each
@@ -249,21 +164,24 @@ class ODIR(ImageSet):
     known_classes = tuple("NDGCAHMO")
     real: ClassVar[dict[str, str]] = {"images": "6392", "classes": "8"}
     fake_size = (128, 128)
-    fake_parts = ("preprocessed_images",)
+    # both eyes of a patient, one after the other
+    fake_files: ClassVar = {
+        "train": lambda name, i: f"preprocessed_images/{i // 2}_{'right' if i % 2 else 'left'}.jpg",
+    }
 
     class Params(ImageParams):
         """Parameters of odir."""
 
         image_size: int = Field(128, ge=1, le=1024, description="Pixels of each side.")
 
-    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[Samples, Samples | None]:
+    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
         """The images that the table names.
 
         Raises:
             LabelSkewError: a row is not as it should be.
         """
         table = data_dir / "full_df.csv"
-        samples: Samples = []
+        samples: LabelledFiles = []
         with table.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 image, label = row.get("filename") or "", re.fullmatch(r"\['([NDGCAHMO])'\]", row.get("labels") or "")
@@ -281,7 +199,7 @@ class ODIR(ImageSet):
         """None: it is split off."""
 
     def split(
-        self, samples: Samples, labels: NDArray[np.int64], *, seed: int, where: str
+        self, samples: LabelledFiles, labels: NDArray[np.int64], *, seed: int, where: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Split by patients, whose number starts a file's name; a patient counts for the class of the first image."""
         numbers = np.array([int(path.name.partition("_")[0]) for path, _ in samples])
@@ -289,18 +207,9 @@ class ODIR(ImageSet):
         train, test = super().split(samples, labels[first], seed=seed, where=where)
         return np.flatnonzero(np.isin(patient, train)), np.flatnonzero(np.isin(patient, test))
 
-    def fake_path(self, part: str, name: str, i: int) -> str:
-        """Both eyes of a patient, one after the other."""
-        return f"{part}/{i // 2}_{'right' if i % 2 else 'left'}.jpg"
-
-    def fake_notes(self, out: Path, written: Sequence[tuple[str, str, str]]) -> None:
-        """The table of diagnoses."""
+    def fake_table(self, out: Path, written: LabelledFiles) -> None:
+        """The table of diagnoses, without the columns that are not read."""
         with (out / "full_df.csv").open("w", encoding="utf-8", newline="") as file:
-            rows = csv.DictWriter(file, ODIR_COLUMNS, restval="")
-            rows.writeheader()
-            for _, name, label in written:
-                patient = name.partition("_")[0]
-                target = [int(letter == label) for letter in "NDGCAHMO"]
-                row = {"ID": patient, "Left-Fundus": f"{patient}_left.jpg", "Right-Fundus": f"{patient}_right.jpg"}
-                row |= dict(zip("NDGCAHMO", map(str, target), strict=True))
-                rows.writerow(row | {"labels": f"['{label}']", "target": str(target), "filename": name})
+            rows = csv.writer(file)
+            rows.writerow(["ID", "labels", "filename"])
+            rows.writerows([path.name.partition("_")[0], f"['{name}']", path.name] for path, name in written)

@@ -7,30 +7,61 @@ Settings", 2022; pictures of Tschandl et al. 2018 (HAM10000), Codella et al. 201
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset, Images, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fl_labelskew_plugins.data import fakes, isic2019_fake, lesions, pictures
-from fl_labelskew_plugins.data import isic2019_tables as isic
-from fl_labelskew_plugins.data.files import readable
+from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins.data import fakes, lesions, pictures
+from fl_labelskew_plugins.data.files import readable, sound
 from fl_labelskew_plugins.data.fingerprint import digest
-from fl_labelskew_plugins.data.split import stratified
+from fl_labelskew_plugins.data.table import SOUND
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.partition.stratified import stratified
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+CENTRES = ("BCN", "HAM_vidir_molemax", "HAM_vidir_modern", "HAM_rosendahl", "MSK", "HAM_vienna_dias")
+TABLE = {
+    "train": (
+        (2279, 3363, 2245, 606, 923, 97, 87, 330),
+        (20, 2977, 2, 0, 96, 23, 45, 0),
+        (533, 1470, 174, 20, 379, 40, 64, 11),
+        (276, 649, 223, 86, 406, 20, 3, 144),
+        (166, 349, 0, 0, 140, 0, 0, 0),
+        (58, 276, 5, 0, 6, 4, 2, 0),
+    ),
+    "test": (
+        (578, 843, 564, 131, 215, 27, 24, 101),
+        (4, 743, 0, 0, 28, 7, 9, 0),
+        (147, 362, 37, 1, 96, 11, 18, 0),
+        (66, 154, 73, 23, 84, 10, 0, 42),
+        (49, 66, 0, 0, 49, 0, 0, 0),
+        (9, 74, 0, 0, 4, 0, 1, 0),
+    ),
+}
+"""Samples of each class at each centre in FLamby's split."""
+
+RAW, PREPARED = "ISIC_2019_Training_Input", "ISIC_2019_Training_Input_preprocessed"
+TRUTH, META = "ISIC_2019_Training_GroundTruth.csv", "ISIC_2019_Training_Metadata_FL.csv"
+SPLIT = "train_test_split"
+TRUTH_COLUMNS = ("image", *CLASSES, "UNK")
+SPLIT_COLUMNS = (*TRUTH_COLUMNS, "target", "center", "fold", "fold2")
+TEST_FRACTION = 0.2
+"""Share of each class at each centre in test where there is no split of FLamby's."""
 CHECKED = ".labelskew-checked.json"
 
 
@@ -47,14 +78,9 @@ class ISIC2019(Dataset):
         """Parameters of isic2019."""
 
         crop: int = Field(200, ge=16, le=224, description="Pixels of each side that the network gets.")
-        tree: Literal["auto", "prepared", "raw"] = Field(
-            "auto", description="Which pictures: prepared ones, raw ones, or raw ones where there are any."
-        )
-        centres: tuple[Annotated[int, Field(ge=0, lt=len(isic.CENTRES))], ...] | None = Field(
+        centres: tuple[Annotated[int, Field(ge=0, lt=len(CENTRES))], ...] | None = Field(
             None, min_length=1, description="Centres to read, 0 to 5; default: all. A silo names its own."
         )
-        split_file: str | None = Field(None, description=f"FLamby's split; default: {isic.SPLIT} in the data's folder.")
-        test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of test where there is no split file.")
         on_bad_sample: pictures.OnBadSample = Field(
             "stop", description="What broken pictures, and rows or pictures without the other, lead to."
         )
@@ -65,9 +91,8 @@ class ISIC2019(Dataset):
             raise LabelSkewError(f"data set isic2019: download: true is not offered; get it from {self.source}")
         if data_dir is None:
             raise LabelSkewError(f"data set isic2019: data_args.data_cache_dir is not set; get it from {self.source}")
-        missing = [] if self._folders(data_dir) != (None, None) else [f"{isic.PREPARED}/ or {isic.RAW}/"]
-        if self._split_file(data_dir) is None:
-            missing += [name for name in (isic.TRUTH, isic.META) if not os.path.isfile(data_dir / name)]
+        missing = [] if any((data_dir / name).is_dir() for name in (RAW, PREPARED)) else [f"{PREPARED}/ or {RAW}/"]
+        missing += [name for name in _tables(data_dir) if not os.path.isfile(data_dir / name)]
         if missing:
             raise LabelSkewError(f"data set isic2019: no {', '.join(missing)} in {data_dir}; get it from {self.source}")
 
@@ -81,171 +106,190 @@ class ISIC2019(Dataset):
 
     def splits_off(self, data_dir: Path | None) -> bool:
         """Whether there is no split of FLamby's."""
-        return data_dir is None or self._split_file(data_dir) is None
+        return _tables(data_dir or Path()) != [SPLIT]
 
     def picture(self, file: Path) -> NDArray[np.uint8]:
         """The centre of a picture, which is prepared first where its shorter side is not that of prepared ones."""
         return lesions.sample(file, self.params.crop)
 
-    def survey(self, data_dir: Path | None) -> fakes.Rows:
+    def survey(self, data_dir: Path | None) -> fakes.SurveyRows:
         """Files, pictures, and samples of each centre beside FLamby's table."""
-        root = Path() if data_dir is None else data_dir
+        root = data_dir or Path()
+        tables = [(name, "found" if os.path.isfile(root / name) else "missing", "found") for name in _tables(root)]
         with _readable(root):
-            return self._survey(root)
-
-    def _survey(self, root: Path) -> fakes.Rows:
-        split = self._split_file(root)
-        tables = [(isic.SPLIT, split), (isic.TRUTH, root / isic.TRUTH), (isic.META, root / isic.META)]
+            folder = root / (PREPARED if (root / PREPARED).is_dir() else RAW)
+            files = _names(folder) if folder.is_dir() else set()
+            pictures_found = ("pictures", str(len(files)) if files else "missing", str(np.sum([*TABLE.values()])))
+            if any(state == "missing" for _, state, _ in tables):
+                return [*tables, pictures_found]
+            listed, named = _rows(root, [])
         rows = [
-            (name, "found" if file is not None and os.path.isfile(file) else "missing", "found")
-            for name, file in tables
-            if file is not None
-        ]
-        raw, prepared = self._folders(root)
-        folder = prepared or raw
-        files = set() if folder is None else _names(folder)
-        complete = split is not None or all(os.path.isfile(root / name) for name in (isic.TRUTH, isic.META))
-        named: set[str] = set()
-        listed = list(self._rows(root, [], named)) if complete else []
-        rows += [
-            ("pictures", str(len(files)) if files else "missing", str(np.sum([*isic.TABLE.values()]))),
-            ("rows without a picture", str(sum(row.image not in files for row in listed)), "0"),
+            *tables,
+            pictures_found,
+            ("rows without a picture", str(len({*listed.image} - files)), "0"),
             ("pictures without a row", str(len(files - named)), "0"),
             ("rows of no known centre or class", str(len(named) - len(listed)), "0"),
+            ("samples of each class", " ".join(CLASSES), " ".join(CLASSES)),
         ]
-        rows.append(("samples of each class", " ".join(isic.CLASSES), " ".join(isic.CLASSES)))
-        for fold in ("train", "test") if split else ("",):
-            for centre, name in enumerate(isic.CENTRES):
-                targets = [row.target for row in listed if row.centre == centre and row.fold == fold]
-                parts = [isic.TABLE[part][centre] for part in ([fold] if fold else isic.TABLE)]
-                expected = [sum(counts) for counts in zip(*parts, strict=True)]
-                actual = _by_class(np.bincount(targets, minlength=len(isic.CLASSES)).tolist()) if targets else "missing"
-                rows.append((f"centre {centre} {name}, {fold or 'both parts'}", actual, _by_class(expected)))
+        for fold in ("",) if self.splits_off(data_dir) else ("train", "test"):
+            expected = np.sum([TABLE[part] for part in ([fold] if fold else TABLE)], axis=0)
+            for centre, name in enumerate(CENTRES):
+                targets = listed.target[(listed.centre == centre) & (listed.fold == fold)]
+                actual = _by_class(np.bincount(targets, minlength=len(CLASSES))) if len(targets) else "missing"
+                rows.append((f"centre {centre} {name}, {fold or 'both parts'}", actual, _by_class(expected[centre])))
         return rows
 
     def broken(self, data_dir: Path | None) -> list[str]:
         """A line for each broken picture of those that the tables name, raw and prepared."""
         self.check(data_dir, download=False)
-        root = Path() if data_dir is None else data_dir
+        root = data_dir or Path()
         with _readable(root):
-            named = {row.image for row in self._rows(root, [], set()) if self._chosen(row)}
-            folders = [folder for folder in self._folders(root) if folder is not None]
+            named = {*self._chosen(_rows(root, [])[0]).image}
+            folders = [root / name for name in (RAW, PREPARED) if (root / name).is_dir()]
             return [line for folder in folders for _, line in _broken(folder, sorted(named & _names(folder)))]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write a small tree with JPEGs of varied aspect, classes by centre in the table's proportions."""
-        isic2019_fake.write(fakes.fresh_folder(out), samples or 240, seed, raw=self.params.tree == "raw")
-
-    # -- tables
-
-    def _split_file(self, root: Path) -> Path | None:
-        given = self.params.split_file
-        file = root / isic.SPLIT if given is None else Path(given).expanduser()
-        if given is not None and not os.path.isfile(file):
-            raise mistake("data_args.split_file", f"{file} is not there", f"FLamby's {isic.SPLIT}, or null")
-        return file if os.path.isfile(file) else None
-
-    def _rows(self, root: Path, bad: list[str], seen: set[str]) -> Iterator[isic.Row]:
-        """All usable rows; of the others, a line for each kind goes to ``bad``; ``seen`` gathers the names of all."""
-        split = self._split_file(root)
-        unknown: list[str] = []
-        unclear: list[str] = []
-        where = split or root / isic.TRUTH
-        meta = () if split else _read(root / isic.META, ("image", "dataset"))
-        centres = {line["image"]: line["dataset"] for line in meta}
-        lacking: list[str] = []
-        for line in _read(where, isic.SPLIT_COLUMNS if split else isic.TRUTH_COLUMNS):
-            image = line["image"]
-            if image in seen:
-                raise LabelSkewError(f"{where}: image {image} has two rows; keep one of them")
-            seen.add(image)
-            target = _target(line)
-            if not split and image not in centres:
-                lacking.append(image)
-            elif (centre := _centre(line["center"] if split else centres[image])) is None:
-                unknown.append(image)
-            elif target is None or (split and line["fold"] not in isic.TABLE):
-                unclear.append(image)
-            else:
-                yield isic.Row(image, target, centre, line["fold"] if split else "")
-        orphans = sorted(centres.keys() - seen)
-        for images, what in (
-            (unknown, f"{split or root / isic.META}: {{}} of a centre that is none of FLamby's six"),
-            (unclear, f"{where}: {{}} without exactly one of the 8 classes, or a fold other than train and test"),
-            (lacking, f"{root / isic.META}: no row for {{}} of {isic.TRUTH}"),
-            (orphans, f"{where}: no row for {{}} of {isic.META}"),
-        ):
-            if images:
-                bad.append(what.format(_some(images)))
-
-    # -- pictures
-
-    def _folders(self, root: Path) -> tuple[Path | None, Path | None]:
-        """The folders of raw and of prepared pictures, where they are there and wanted."""
-        raw, prepared = (folder if folder.is_dir() else None for folder in (root / isic.RAW, root / isic.PREPARED))
-        tree = self.params.tree
-        return None if tree == "prepared" else raw, None if tree == "raw" and raw is None else prepared
+        """Write prepared JPEGs and a split: the table's proportions, but one of each class at least."""
+        rng, table = seeds.numpy_generator(seed, "fake lesions"), np.array([*TABLE.values()])
+        least, number = int((table > 0).sum()), samples or 240
+        if number < least:
+            raise mistake("data set isic2019", f"{number} samples are too few", f"at least {least}")
+        more = rng.multinomial(number - least, (table / table.sum()).ravel()).reshape(table.shape)
+        cells = np.repeat(np.argwhere(table >= 0), (more + (table > 0)).ravel(), axis=0)
+        patterns = fakes.patterns(len(CLASSES), (3, lesions.SHORT_SIDE, 300), rng)
+        lines = []
+        for (fold, centre, target), i in zip(cells.tolist(), rng.permutation(10**6), strict=False):
+            lines.append((f"ISIC_{i:07d}", target, centre, (*TABLE,)[fold]))
+            pixels = fakes.noisy(patterns, np.array([target]), rng)[0]
+            fakes.write_picture(out / PREPARED / f"{lines[-1][0]}.jpg", pixels)
+        (out / SPLIT).write_text(split_text(lines), encoding="utf-8")
 
     def _load(self, data_dir: Path | None, seed: int, *, download: bool, folds: tuple[str, ...]) -> Data:
         self.check(data_dir, download=download)
-        root = Path() if data_dir is None else data_dir
+        root, notes, fingerprint = data_dir or Path(), {}, ""
         bad: list[str] = []
         with _readable(root):
-            named: set[str] = set()
-            rows = list(self._rows(root, bad, named))
-            rows, notes = self._divided(rows, seed, root)
-            wanted = [row for row in rows if row.fold in folds and self._chosen(row)]
-            folder, broken = self._pictures(root, [row.image for row in wanted], named, bad)
+            rows, named = _rows(root, bad)
+            if len(rows) and self.splits_off(data_dir):
+                rows = rows.sort_values("image")
+                strata = (rows.centre * len(CLASSES) + rows.target).to_numpy()
+                _, test = stratified(strata, test_fraction=TEST_FRACTION, seed=seed, where=str(root))
+                rows["fold"] = np.where(np.isin(np.arange(len(rows)), test), "test", "train")
+                notes = {SPLIT: split_text(rows.itertuples(index=False))}
+                kept = rows[["image", "target", "centre"]].itertuples(index=False)
+                fingerprint = digest([], [" ".join(map(str, row)) for row in kept])
+            wanted = self._chosen(rows[rows.fold.isin(folds)])
+            folder, broken = _pictures(root, wanted.image.tolist(), named, bad)
         pictures.settle(bad, self.params.on_bad_sample)
-        wanted = [row for row in wanted if row.image not in broken]
-        if not wanted:
+        wanted = wanted[~wanted.image.isin(broken)]
+        if wanted.empty:
             raise LabelSkewError(f"data set isic2019: {root} has no sample of {' and '.join(folds)} that is usable")
-        read = lesions.Read(self.params.crop)
+        read = lesions.LesionReader(self.params.crop)
 
         def part(fold: str) -> Arrays:
-            half = [row for row in wanted if row.fold == fold]
-            files = Images([str(folder / f"{row.image}.jpg") for row in half], (3, read.crop, read.crop), read)
-            labels, centres = (np.array([getattr(row, key) for row in half], np.int64) for key in ("target", "centre"))
-            return Arrays(files, labels, centres)
+            half = wanted[wanted.fold == fold]
+            files = Images([str(folder / f"{name}.jpg") for name in half.image], (3, read.crop, read.crop), read)
+            return Arrays(files, np.array(half.target, np.int64), np.array(half.centre, np.int64))
 
-        drawn = digest([], [f"{row.image} {row.target} {row.centre}" for row in rows]) if notes else ""
         parts = part("train"), part("test")
-        return Data(*parts, list(isic.CLASSES), lesions.MEAN, lesions.STD, notes, drawn, group_names=isic.CENTRES)
+        return Data(*parts, list(CLASSES), lesions.MEAN, lesions.STD, notes, fingerprint, group_names=CENTRES)
 
-    def _chosen(self, row: isic.Row) -> bool:
-        return self.params.centres is None or row.centre in self.params.centres
+    def _chosen(self, rows: pd.DataFrame) -> pd.DataFrame:
+        return rows if self.params.centres is None else rows[rows.centre.isin(self.params.centres)]
 
-    def _divided(self, rows: list[isic.Row], seed: int, root: Path) -> tuple[list[isic.Row], dict[str, str]]:
-        """The rows with their part; where FLamby's split is not there, drawn, and told as a file in its format."""
-        if not rows or rows[0].fold:
-            return rows, {}
-        rows = sorted(rows, key=lambda row: row.image)
-        strata = np.array([row.centre * len(isic.CLASSES) + row.target for row in rows])
-        _, test = stratified(strata, test_fraction=self.params.test_fraction, seed=seed, where=str(root))
-        chosen = set(test.tolist())
-        divided = [replace(row, fold="test" if i in chosen else "train") for i, row in enumerate(rows)]
-        return divided, {isic.SPLIT: isic.split_text(divided)}
 
-    def _pictures(self, root: Path, images: Sequence[str], named: set[str], bad: list[str]) -> tuple[Path, set[str]]:
-        """The folder of prepared pictures, and those of ``images`` that are not in it, or broken."""
-        raw, prepared = self._folders(root)
-        have = set() if prepared is None else _names(prepared)
-        strays = (have if raw is None else _names(raw) | have) - named
-        if strays:
-            bad.append(f"{raw or prepared}: {_some(sorted(strays))} without a row in the tables")
-        folder = root / isic.PREPARED
-        unprepared: list[str] = []
-        if raw is not None:
-            todo = sorted((set(images) & _names(raw)) - have)
-            unprepared = prepare_all(raw, folder, todo) if todo else []
-            have |= set(todo) - set(unprepared)
-        missing = [image for image in images if image not in have and image not in set(unprepared)]
-        if missing:
-            bad.append(f"{folder if raw is None else raw}: no picture for {_some(missing)} of the tables")
-        broken = checked(folder, [image for image in images if image in have]) + unprepared
-        if broken:
-            bad.append(f"{raw or folder}: {_some(broken)} broken, or no picture at all")
-        return folder, {*missing, *broken}
+def _tables(root: Path) -> list[str]:
+    """The tables that say what the pictures show: FLamby's split, or where there is none, truth and metadata."""
+    return [SPLIT] if os.path.isfile(root / SPLIT) else [TRUTH, META]
+
+
+def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
+    """The usable rows: image, target, centre, and fold ("" without a split); and the names of all images.
+
+    Of the others, a line for each kind goes to ``bad``.
+
+    Raises:
+        LabelSkewError: a table cannot be read, or lacks a column.
+    """
+    import pandas as pd
+
+    where, *meta = (root / name for name in _tables(root))
+    frame = _read(where, TRUTH_COLUMNS if meta else SPLIT_COLUMNS)
+    if len(twice := frame.image[frame.image.duplicated()]):
+        raise LabelSkewError(f"{where}: image {twice.iloc[0]} has two rows; keep one of them")
+    if meta:
+        of_meta = _read(meta[0], ("image", "dataset"))
+        known = dict(zip(of_meta.image, map(_centre, of_meta.dataset), strict=True))
+        lacking, centres, folds = ~frame.image.isin(known), frame.image.map(known), pd.Series("", frame.index)
+        orphans = sorted(known.keys() - {*frame.image})
+    else:
+        centres, folds, orphans = pd.to_numeric(frame.center, errors="coerce"), frame.fold, []
+        lacking = pd.Series(False, frame.index)
+    marked = (frame[list(CLASSES)].apply(pd.to_numeric, errors="coerce") == 1).to_numpy()
+    of_centre = centres.isin(range(len(CENTRES)))
+    clear = (marked.sum(axis=1) == 1) & folds.isin(["", *TABLE])
+    for images, what in (
+        (frame.image[~lacking & ~of_centre], f"{[where, *meta][-1]}: {{}} of a centre that is none of FLamby's six"),
+        (
+            frame.image[of_centre & ~clear],
+            f"{where}: {{}} without exactly one of the 8 classes, or a fold other than train and test",
+        ),
+        (frame.image[lacking], f"{root / META}: no row for {{}} of {TRUTH}"),
+        (orphans, f"{where}: no row for {{}} of {META}"),
+    ):
+        if len(images):
+            bad.append(what.format(_some(list(images))))
+    columns = {"image": frame.image, "target": marked.argmax(axis=1), "centre": centres, "fold": folds}
+    return pd.DataFrame(columns)[of_centre & clear].astype({"centre": int}), {*frame.image}
+
+
+def _read(file: Path, needed: Sequence[str]) -> pd.DataFrame:
+    """The rows of a CSV file that has these columns."""
+    import pandas as pd
+
+    with sound(file, *SOUND):
+        frame = pd.read_csv(file, dtype=str, encoding="utf-8-sig", index_col=False, usecols=lambda name: name in needed)
+    if missing := [name for name in needed if name not in frame]:
+        raise mistake(file, f"has no column {', '.join(missing)}", f"the columns {','.join(needed)}")
+    if (cut := frame.isna().any(axis=1)).any():
+        raise LabelSkewError(f"{file}: line {int(cut.to_numpy().argmax()) + 2} is cut short; fetch the file again")
+    return frame
+
+
+def _centre(dataset: str) -> int:
+    """The number of a centre from the metadata's name, such as ``BCN_nan`` or ``MSK4nan``; -1: none of them."""
+    exact = [centre for centre, name in enumerate(CENTRES) if dataset == name]
+    return next(iter(exact or [c for c in (0, 4) if dataset.startswith(CENTRES[c])]), -1)
+
+
+def split_text(rows: Iterable[tuple[str, int, int, str]]) -> str:
+    """Rows of image, target, centre and fold as a file in the format of FLamby's split."""
+    lines = [",".join(SPLIT_COLUMNS)]
+    for image, target, centre, fold in rows:
+        truth = ["1.0" if c == target else "0.0" for c in range(len(TRUTH_COLUMNS) - 1)]
+        lines.append(",".join([image, *truth, str(target), str(centre), fold, f"{fold}_{centre}"]))
+    return "\n".join([*lines, ""])
+
+
+def _pictures(root: Path, images: Sequence[str], named: set[str], bad: list[str]) -> tuple[Path, set[str]]:
+    """The folder of prepared pictures, and those of ``images`` that are not in it, or broken."""
+    raw, folder = root / RAW, root / PREPARED
+    have = _names(folder) if folder.is_dir() else set()
+    of_raw = _names(raw) if raw.is_dir() else None
+    place = folder if of_raw is None else raw
+    if strays := ((of_raw or set()) | have) - named:
+        bad.append(f"{place}: {_some(sorted(strays))} without a row in the tables")
+    todo = sorted(({*images} & (of_raw or set())) - have)
+    unprepared = prepare_all(raw, folder, todo) if todo else []
+    have |= {*todo}
+    missing = [image for image in images if image not in have]
+    if missing:
+        bad.append(f"{place}: no picture for {_some(missing)} of the tables")
+    have -= {*unprepared}
+    broken = checked(folder, [image for image in images if image in have]) + unprepared
+    if broken:
+        bad.append(f"{place}: {_some(broken)} broken, or no picture at all")
+    return folder, {*missing, *broken}
 
 
 def prepare_all(raw: Path, folder: Path, images: Sequence[str]) -> list[str]:
@@ -298,33 +342,6 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _read(file: Path, columns: Sequence[str]) -> Iterator[dict[str, str]]:
-    """The rows of a CSV file that has these columns."""
-    with file.open(newline="", encoding="utf-8-sig") as stream:
-        table = csv.DictReader(stream)
-        missing = [column for column in columns if column not in (table.fieldnames or ())]
-        if missing:
-            raise mistake(file, f"has no column {', '.join(missing)}", f"the columns {','.join(columns)}")
-        for row in table:
-            if any(row[column] is None for column in columns):
-                raise LabelSkewError(f"{file}: line {table.line_num} is cut short; fetch the file again")
-            yield row
-
-
-def _target(line: dict[str, str]) -> int | None:
-    """The class of a row with exactly one; None for any other."""
-    marked = [c for c, name in enumerate(isic.CLASSES) if line[name].strip() in ("1", "1.0")]
-    return marked[0] if len(marked) == 1 else None
-
-
-def _centre(text: str) -> int | None:
-    """A centre from its number, or from the metadata's name: ``BCN_nan``, ``HAM_rosendahl``, ``MSK4nan``."""
-    if text.strip().isdecimal():
-        return int(text) if int(text) < len(isic.CENTRES) else None
-    exact = [centre for centre, name in enumerate(isic.CENTRES) if text == name]
-    return next(iter(exact or [c for c in (0, 4) if text.startswith(isic.CENTRES[c])]), None)
-
-
 def _names(folder: Path) -> set[str]:
     """Names of the JPEGs in a folder, without ``.jpg``."""
     with os.scandir(folder) as entries:
@@ -336,7 +353,7 @@ def _some(images: Sequence[str]) -> str:
     return f"{len(images)} picture{'s' * (len(images) > 1)} (first: {images[0]})"
 
 
-def _by_class(counts: Iterable[int]) -> str:
+def _by_class(counts: NDArray[np.int64]) -> str:
     return " ".join(map(str, counts))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,13 +20,14 @@ from typing import Any, ClassVar
 import numpy as np
 from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fl_labelskew_plugins import params, seeds
-from fl_labelskew_plugins.data.fakes import fresh_folder
+from fl_labelskew_plugins.data import fakes
+from fl_labelskew_plugins.data.files import readable, sound
 from fl_labelskew_plugins.data.fingerprint import digest
 
-Samples = tuple[NDArray[np.uint8], NDArray[np.int64]]
+UserArrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
 PARTS = ("train", "test")
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's vocabulary of Shakespeare, 80 characters (its ``models/utils/language_utils.py``)."""
@@ -49,16 +50,8 @@ class Leaf(Dataset):
         """Parameters of LEAF's data sets."""
 
         users: int | None = Field(None, ge=1, description="Users that are kept, drawn with the seed; default: all.")
-        user_fraction: float | None = Field(None, gt=0, le=1, description="The same as a share of all users.")
-        min_samples: int = Field(1, ge=1, description="Users with fewer samples, both parts together, are left out.")
 
-        @model_validator(mode="after")
-        def _one_of_two(self) -> Leaf.Params:
-            if self.users is not None and self.user_fraction is not None:
-                raise ValueError("users and user_fraction say the same thing; use one of them")
-            return self
-
-    def samples(self, x: list[Any], y: list[Any]) -> Samples:
+    def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
         """One user's samples.
 
         Raises:
@@ -78,10 +71,8 @@ class Leaf(Dataset):
                 f"and test/*.json, from {self.source}"
             )
         for folder in (data_dir / part, data_dir / "data" / part):
-            try:
+            with readable(str(folder)):
                 names = sorted(os.listdir(folder)) if folder.is_dir() else []
-            except OSError as error:
-                raise LabelSkewError(f"{folder}: cannot be read ({error.strerror or error})") from error
             if files := [folder / name for name in names if name.endswith(".json") and name[0] != "."]:
                 return files
         raise LabelSkewError(
@@ -95,30 +86,13 @@ class Leaf(Dataset):
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
         """As :meth:`check`, for the test part; choosing users needs both."""
-        for part in PARTS if self.chooses else PARTS[1:]:
+        for part in PARTS if self.params.users else PARTS[1:]:
             self.files(data_dir, part)
-
-    def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
-        """How many files each part has; LEAF's own number of them depends on its options."""
-        rows = []
-        for part in PARTS:
-            try:
-                number = str(len(self.files(data_dir, part)))
-            except LabelSkewError:
-                number = "missing"
-            rows.append((f"{part}/*.json", number, "any"))
-        return rows
-
-    @property
-    def chooses(self) -> bool:
-        """Whether some users are left out."""
-        options = self.params
-        return options.users is not None or options.user_fraction is not None or options.min_samples > 1
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read the files one by one; ``seed`` chooses the users."""
         train, test = (self.read(self.files(data_dir, part)) for part in PARTS)
-        kept = self.choose(train, test, seed, str(data_dir))
+        kept = self.choose(train, seed, str(data_dir))
         users = [sorted(part.items()) for part in (train, test)]
         arrays = [Arrays(*samples) for part in users for _, samples in part]
         fingerprint = digest(arrays, [name for part in users for name, _ in part])
@@ -129,7 +103,7 @@ class Leaf(Dataset):
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read the test files alone, unless users are chosen, which needs all."""
-        if self.chooses:
+        if self.params.users:
             return super().load_test(data_dir, download=download, seed=seed)
         users = self.read(self.files(data_dir, "test"))
         test = {user: samples for user, samples in users.items() if len(samples[1])}
@@ -140,47 +114,36 @@ class Leaf(Dataset):
         """Both parts as a data set."""
         return Data(train, test, list(self.class_names), mean=self.mean, std=self.std)
 
-    def choose(self, train: dict[str, Samples], test: dict[str, Samples], seed: int, where: str) -> dict[str, Samples]:
+    def choose(self, train: dict[str, UserArrays], seed: int, where: str) -> dict[str, UserArrays]:
         """The training samples of the users that are kept.
 
         Raises:
             LabelSkewError: there are fewer than asked for.
         """
-        options = self.params
-        total = {user: len(y) + (len(test[user][1]) if user in test else 0) for user, (_, y) in train.items() if len(y)}
-        names = sorted(user for user, samples in total.items() if samples >= options.min_samples)
-        want = len(names) if options.users is None else options.users
-        if options.user_fraction is not None:
-            want = max(1, round(options.user_fraction * len(names)))
-        if not names or want > len(names):
-            raise LabelSkewError(
-                f"data set {self.name}: {where}: {len(names)} users have training samples and in all at least "
-                f"min_samples={options.min_samples}; {max(want, 1)} are needed"
-            )
+        names = sorted(user for user, (_, y) in train.items() if len(y))
+        want = self.params.users or max(len(names), 1)
+        if want > len(names):
+            few = f"{len(names)} users have training samples; {want} are needed"
+            raise LabelSkewError(f"data set {self.name}: {where}: {few}")
         rng = seeds.numpy_generator(seed, "leaf users")
         return {names[k]: train[names[k]] for k in rng.permutation(len(names))[:want]}
 
-    def part(self, users: dict[str, Samples], numbers: dict[str, int]) -> Arrays:
+    def part(self, users: dict[str, UserArrays], numbers: dict[str, int]) -> Arrays:
         """The samples of all users in the order of their numbers; raise LabelSkewError where there are none."""
         if not users:
             raise LabelSkewError(f"data set {self.name}: the test part has no samples; add at least one")
         names = sorted(users)
+        x, y = (np.concatenate([users[name][axis] for name in names]) for axis in (0, 1))
         sizes = [len(users[name][1]) for name in names]
-        x = np.empty((sum(sizes), *users[names[0]][0].shape[1:]), np.uint8)
-        start = 0
-        for name, size in zip(names, sizes, strict=True):
-            x[start : start + size] = users[name][0]
-            start += size
-        y = np.concatenate([users[name][1] for name in names])
         return Arrays(x, y, np.repeat(np.array([numbers[name] for name in names], np.int64), sizes))
 
-    def read(self, files: Iterable[Path]) -> dict[str, Samples]:
+    def read(self, files: Iterable[Path]) -> dict[str, UserArrays]:
         """The samples of every user in some files.
 
         Raises:
             LabelSkewError: a file is broken, or two have the same user.
         """
-        users: dict[str, Samples] = {}
+        users: dict[str, UserArrays] = {}
         origin: dict[str, Path] = {}
         for path in files:
             for user, samples in self.read_file(path).items():
@@ -190,20 +153,15 @@ class Leaf(Dataset):
                 users[user], origin[user] = samples, path
         return users
 
-    def read_file(self, path: Path) -> dict[str, Samples]:
+    def read_file(self, path: Path) -> dict[str, UserArrays]:
         """The samples of every user in one file, turned into arrays user by user, which bounds memory.
 
         Raises:
             LabelSkewError: it cannot be read, or is not as LEAF writes it.
         """
-        try:
-            with path.open(encoding="utf-8") as stream:
-                # pixels have 256 values: each is made once, which takes a third of the time
-                content = json.load(stream, object_hook=self._converted, parse_float=lru_cache(512)(float))
-        except (ValueError, RecursionError) as error:  # broken text is a ValueError as broken JSON is
-            raise LabelSkewError(f"{path}: is no sound JSON ({error}); write it again with LEAF") from error
-        except OSError as error:
-            raise LabelSkewError(f"{path}: cannot be read ({error.strerror or error})") from error
+        with sound(path, "JSON file", "one that LEAF has written"), path.open(encoding="utf-8") as stream:
+            # pixels have 256 values: each is made once, which takes a third of the time
+            content = json.load(stream, object_hook=self._converted, parse_float=lru_cache(512)(float))
         keys = ("users", "num_samples", "user_data")
         if not isinstance(content, dict) or any(key not in content for key in keys):
             raise mistake(path, "is not LEAF's", f"a mapping with {', '.join(keys)}")
@@ -212,7 +170,7 @@ class Leaf(Dataset):
         if not lists or len(users) != len(sizes) or sorted(map(str, users)) != sorted(data):
             wrong = "users, num_samples and user_data do not fit together"
             raise mistake(path, wrong, "lists of names and of sizes, and a mapping of the same names")
-        kept: dict[str, Samples] = {}
+        kept: dict[str, UserArrays] = {}
         for user, size in zip(users, sizes, strict=True):
             samples = data[str(user)]  # or what is wrong with them
             if not isinstance(samples, str | tuple):
@@ -236,29 +194,27 @@ class Leaf(Dataset):
         except ValueError as error:
             return str(error)
 
-    def write(self, out: Path, users: dict[str, tuple[list[Any], list[Any]]]) -> None:
+    def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
         """Write users as LEAF does, every tenth of each one's samples in test (its ``-t sample`` draws them)."""
+        total = samples or 1000
+        if total < 4:
+            raise mistake(f"data set {self.name}", f"{total} samples are too few", "at least 4, for two users")
+        rng, users = seeds.numpy_generator(seed, "fake users"), min(20, total // 2)
+        sizes = 2 + rng.multinomial(total - 2 * users, np.full(users, 1 / users))
+        made = {f"user_{k:02d}": xy for k, xy in enumerate(self.fake_users(sizes.tolist(), rng))}
         for part in PARTS:
             data = {}
-            for user, (x, y) in users.items():
-                rows = [i for i in range(len(y)) if (i % 10 == 0) == (part == "test")]
-                data[user] = {"x": [x[i] for i in rows], "y": [y[i] for i in rows]}
+            for user, xy in made.items():
+                rows = [i for i in range(len(xy[1])) if (i % 10 == 0) == (part == "test")]
+                data[user] = {axis: [values[i] for i in rows] for axis, values in zip("xy", xy, strict=True)}
             content = {"users": list(data), "num_samples": [len(xy["y"]) for xy in data.values()], "user_data": data}
-            (out / part).mkdir()
+            (out / part).mkdir(parents=True)
             path = out / part / f"all_data_0_keep_0_{part}_9.json"  # LEAF's own name
             path.write_text(json.dumps(content), encoding="utf-8")
 
-    def sizes(self, samples: int | None, default: int, rng: np.random.Generator) -> list[int]:
-        """Samples of each user of a small copy.
-
-        Raises:
-            LabelSkewError: there are too few for two users with two samples each.
-        """
-        total = default if samples is None else samples
-        if total < 4:
-            raise mistake(f"data set {self.name}", f"{total} samples are too few", "at least 4, for two users")
-        users = min(20, total // 2)
-        return [2 + int(extra) for extra in rng.multinomial(total - 2 * users, np.full(users, 1 / users))]
+    def fake_users(self, sizes: list[int], rng: np.random.Generator) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
+        """The ``x`` and ``y`` of made-up users with so many samples."""
+        raise NotImplementedError
 
 
 class FEMNIST(Leaf):
@@ -268,7 +224,7 @@ class FEMNIST(Leaf):
     source = "LEAF, https://github.com/TalwalkarLab/leaf, data/femnist: preprocess.sh -s niid --sf 1.0 -t sample (GBs)"
     class_names: ClassVar[list[str]] = [*"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"]
 
-    def samples(self, x: list[Any], y: list[Any]) -> Samples:
+    def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
         """Pixels 0..1, dark on white, as 0..255."""
         if not y:
             return np.empty((0, 1, 28, 28), np.uint8), np.empty(0, np.int64)
@@ -283,20 +239,12 @@ class FEMNIST(Leaf):
             raise ValueError(f"has label {wrong[0]} instead of an integer from 0 to 61")
         return np.rint(pixels * 255).astype(np.uint8).reshape(-1, 1, 28, 28), labels.astype(np.int64)
 
-    def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Writers of made-up signs: a pattern of 7x7 for each class, drawn by each writer with some pixels wrong."""
-        fresh_folder(out)
-        rng = seeds.numpy_generator(seed, "fake writers")
-        signs = rng.random((62, 7, 7)) < 0.5
-        users = {}
-        for k, size in enumerate(self.sizes(samples, 620, rng)):
-            classes = rng.permutation(62)[:25]  # of a writer: FedRS, section 5.3
-            labels = rng.choice(classes, size)
-            ink = signs[labels] ^ (rng.random((size, 7, 7)) < 0.05)
-            grey = np.where(ink, rng.integers(0, 100, (size, 1, 1)), 255)  # a pen for each sign
-            pixels = np.kron(grey, np.ones((1, 4, 4))).reshape(size, 784) / 255
-            users[f"f{k:04d}_{k % 100:02d}"] = (pixels.tolist(), labels.tolist())
-        self.write(out, users)
+    def fake_users(self, sizes: list[int], rng: np.random.Generator) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
+        """Writers of 25 classes each (FedRS, section 5.3)."""
+        patterns = fakes.patterns(62, (1, 28, 28), rng)
+        for size in sizes:
+            y = rng.choice(rng.permutation(62)[:25], size)
+            yield (fakes.noisy(patterns, y, rng).reshape(size, 784) / 255).tolist(), y.tolist()
 
 
 class Shakespeare(Leaf):
@@ -311,7 +259,7 @@ class Shakespeare(Leaf):
     mean = ()  # nothing to normalise
     std = ()
 
-    def samples(self, x: list[Any], y: list[Any]) -> Samples:
+    def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
         """Texts as numbers of their characters."""
         for name, texts, length in (("x", x, LENGTH), ("y", y, 1)):
             wrong = [text for text in texts if not isinstance(text, str) or len(text) != length]
@@ -319,18 +267,13 @@ class Shakespeare(Leaf):
                 raise ValueError(f"has {name} {json.dumps(wrong[0])[:40]} instead of text of length {length}")
         return numbers(x).reshape(-1, LENGTH), numbers(y).astype(np.int64)
 
-    def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
+    def fake_users(self, sizes: list[int], rng: np.random.Generator) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
         """Roles that say the words of Sonnet 18's first lines in any order, each a third of them."""
-        fresh_folder(out)
-        rng = seeds.numpy_generator(seed, "fake roles")
         words = sorted(set(SONNET.split()))
-        users = {}
-        for k, size in enumerate(self.sizes(samples, 1000, rng)):
+        for size in sizes:
             role = rng.choice(words, len(words) // 3, replace=False)
             text = " " * LENGTH + " ".join(rng.choice(role, size))[:size]  # a word is one letter or more
-            x = [text[i : i + LENGTH] for i in range(size)]
-            users[f"SONNET_18_ROLE_{k:02d}"] = (x, [*text[LENGTH:]])
-        self.write(out, users)
+            yield [text[i : i + LENGTH] for i in range(size)], text[LENGTH:]
 
 
 def numbers(texts: Iterable[str]) -> NDArray[np.uint8]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from fl_labelskew_plugins.data.pictures import opened
 from fl_labelskew_plugins.data.stats import IMAGENET
+from fl_labelskew_plugins.machine.files import replacing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -48,12 +48,8 @@ def prepare(source: Path, target: Path) -> None:
         OSError: the target cannot be written.
     """
     picture = prepared(opened(source))
-    part = target.with_name(f".{target.name}.{os.getpid()}.part")
-    try:
+    with replacing(target) as part:
         picture.save(part, format="JPEG")
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def prepared(picture: Image) -> Image:
@@ -82,7 +78,7 @@ def sample(file: Path, crop: int) -> NDArray[np.uint8]:
 
 
 @dataclass(frozen=True)
-class Read:
+class LesionReader:
     """Reads a prepared picture as ``(3, crop, crop)`` uint8: the centre, or augmented.
 
     Augmentation is FLamby's by torchvision's transforms, each with probability 1/2 as there: scale by 0.93 to 1.07,

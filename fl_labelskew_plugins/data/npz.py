@@ -8,8 +8,7 @@ sample, for the partition natural. Pickled objects are never read.
 
 import math
 import zipfile
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,36 +17,21 @@ from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fl_labelskew_plugins.data.files import only_file, unpacks
+from fl_labelskew_plugins.data.files import only_file, sound, unpacks
 from fl_labelskew_plugins.data.fingerprint import digest
-from fl_labelskew_plugins.data.split import picked, stratified
 from fl_labelskew_plugins.data.stats import moments
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.partition.stratified import picked, stratified
 
 Layout = Literal["auto", "nchw", "nhwc", "flat"]
 MOST_PACKED = 100
 """How many times as large as the file its arrays may become, see :func:`.files.unpacks`."""
 TEXT = 150
 """Bytes of a label that is a text beside its letters, while it becomes a number."""
+SOUND = (".npz archive of plain arrays", "one written by numpy.savez, without objects")
 KNOWN = ["class_names", *(f"{name}{part}" for name in ("x", "y", "groups") for part in ("", "_train", "_test"))]
 """The arrays that the data set reads."""
-
-
-@contextmanager
-def _sound(path: Path) -> Iterator[None]:
-    """Turn what goes wrong in reading or decoding an archive into a LabelSkewError."""
-    try:
-        yield
-    except LabelSkewError:
-        raise
-    except OSError as error:
-        raise LabelSkewError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except Exception as error:  # zipfile, its decoders, Python's parser and NumPy raise a dozen types
-        said = clean(" ".join(str(error).split()) or type(error).__name__)
-        raise mistake(
-            path, f"is not a sound .npz archive of plain arrays ({said})", "one written by numpy.savez, without objects"
-        ) from error
 
 
 def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
@@ -60,7 +44,7 @@ def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, 
     Raises:
         LabelSkewError: the file cannot be read, is no such archive, holds pickled objects, or needs too much memory.
     """
-    with _sound(path), path.open("rb") as stream:
+    with sound(path, *SOUND), path.open("rb") as stream:
         if stream.read(6) == np.lib.format.MAGIC_PREFIX:  # which np.load would read at once, of whatever size
             raise mistake(path, "holds a single array", "an .npz archive with x and y")
         stream.seek(0)
@@ -101,23 +85,19 @@ def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str
     Raises:
         LabelSkewError: the file cannot be read, or its names are none.
     """
-    with _sound(path):
-        return _named(path, {name: _text(array) for name, array in read_archive(path, KNOWN).items()})
-
-
-def _named(path: Path, arrays: dict[str, NDArray[Any]]) -> tuple[dict[str, NDArray[Any]], list[str], list[str]]:
-    given = arrays.pop("class_names", np.array([], str))
-    if given.dtype.kind != "U" or given.ndim != 1:
-        raise mistake(path, f"class_names is {given.dtype} of shape {given.shape}", "strings in one dimension")
-    classes = _to_numbers(arrays, "y", f"{path}: y", given)
-    if "" in classes or len(set(classes)) < len(classes):
-        raise mistake(path, f"{few(classes)} as names of classes", "names that differ, and none that is empty")
-    groups = _to_numbers(arrays, "groups", f"{path}: groups", np.array([], str))
-    return arrays, classes, groups if len(set(groups)) == len(groups) else []
-
-
-def _text(array: NDArray[Any]) -> NDArray[Any]:
-    return np.char.decode(array, "utf-8", "replace") if array.dtype.kind == "S" else array
+    arrays = read_archive(path, KNOWN)
+    with sound(path, *SOUND):
+        arrays = {
+            name: np.char.decode(x, "utf-8", "replace") if x.dtype.kind == "S" else x for name, x in arrays.items()
+        }
+        given = arrays.pop("class_names", np.array([], str))
+        if given.dtype.kind != "U" or given.ndim != 1:
+            raise mistake(path, f"class_names is {given.dtype} of shape {given.shape}", "strings in one dimension")
+        classes = _to_numbers(arrays, "y", f"{path}: y", given)
+        if "" in classes or len(set(classes)) < len(classes):
+            raise mistake(path, f"{few(classes)} as names of classes", "names that differ, and none that is empty")
+        groups = _to_numbers(arrays, "groups", f"{path}: groups", np.array([], str))
+        return arrays, classes, groups if len(set(groups)) == len(groups) else []
 
 
 def _to_numbers(arrays: dict[str, NDArray[Any]], start: str, where: str, order: NDArray[np.str_]) -> list[str]:

@@ -23,7 +23,7 @@ Word = Sequence[float] | Literal["imagenet", "data"] | None
 
 
 @dataclass(frozen=True)
-class Sums:
+class MomentSums:
     """What a mean and a standard deviation are made of; those of several parts of a data set can be put together.
 
     Args:
@@ -49,7 +49,7 @@ class Sums:
         return (first / 255).astype(float), ((self.count * second - first**2) / (self.count * 255**2)).astype(float)
 
 
-def sums(x: NDArray[Any] | Images) -> Sums:
+def sums(x: NDArray[Any] | Images) -> MomentSums:
     """The sums of samples ``(N, A, ...)``, uint8 or float.
 
     Raises:
@@ -62,22 +62,22 @@ def sums(x: NDArray[Any] | Images) -> Sums:
     if x.dtype == np.uint8:
         firsts = [part.sum(axis=axes, dtype=np.int64) for part in parts]
         seconds = [np.square(part, dtype=np.uint32).sum(axis=axes, dtype=np.int64) for part in parts]
-        return Sums(count, np.sum(firsts, axis=0), np.sum(seconds, axis=0))
+        return MomentSums(count, np.sum(firsts, axis=0), np.sum(seconds, axis=0))
     first, second = np.zeros(x.shape[1]), np.zeros(x.shape[1])
     for part in parts:
         first += part.sum(axis=axes, dtype=np.float64)
     centre = (first / count).reshape(-1, *[1] * (x.ndim - 2))
     for part in parts:  # a second pass: the difference of two large sums would lose digits
         second += np.square(part - centre).sum(axis=axes, dtype=np.float64)
-    return Sums(count, first, second)
+    return MomentSums(count, first, second)
 
 
-def pooled(parts: Sequence[Sums]) -> Moments:
+def pooled(parts: Sequence[MomentSums]) -> Moments:
     """Of all parts as if their samples lay in one place; of uint8 ones to the last bit. A constant has std 1."""
     count = sum(part.count for part in parts)
     if all(part.exact for part in parts):
         columns = ((part.first.astype(object), part.second.astype(object)) for part in parts)
-        parts = [Sums(count, *(np.sum(column, axis=0) for column in zip(*columns, strict=True)))]
+        parts = [MomentSums(count, *(np.sum(column, axis=0) for column in zip(*columns, strict=True)))]
     known = [(part.count, *part.floats()) for part in parts]
     mean = np.sum([first for _, first, _ in known], axis=0) / count
     second = np.sum([second + n * np.square(first / n - mean) for n, first, second in known], axis=0)

@@ -8,11 +8,10 @@ and 10 classes, and a logistic model whose softmax does not move the largest ent
     u_k \sim N(0, \lambda), \quad W_k, b_k \sim N(u_k, 1), \quad B_k \sim N(0, \mu), \quad v_k \sim N(B_k, 1)
 
     x \sim N(v_k, \mathrm{diag}(j^{-1.2})), \quad y = \arg\max(W_k^T x + b_k), \quad
-    N_k = \lfloor \mathrm{LogNormal}(4, 2) \rfloor + \mathrm{min\_samples}
+    N_k = \lfloor \mathrm{LogNormal}(4, 2) \rfloor + 50
 
 As in the authors' code, lambda and mu are standard deviations, and the power law of the sizes is a log-normal one. The
 generator in LEAF's ``data/synthetic`` is another one, of clusters of clients; FedLC cites both and follows FedProx's.
-iid: one ``W, b ~ N(0, 1)`` for all clients, and ``v_k = 0``.
 """
 
 from pathlib import Path
@@ -27,23 +26,19 @@ from fl_labelskew_plugins.data.fingerprint import NO_FILES
 from fl_labelskew_plugins.params import Params
 
 FEATURES, CLASSES = 60, 10
+MIN_SAMPLES = 50
+"""Samples that every client has at least, test part included."""
+TEST_FRACTION = 0.1
+"""Share of each client that is its test part."""
 
 
 def sample_client(
-    size: int,
-    *,
-    lam: float,
-    mu: float,
-    common: tuple[NDArray[np.float64], NDArray[np.float64]] | None,
-    rng: np.random.Generator,
+    size: int, *, lam: float, mu: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """One client's ``x`` ``(size, 60)`` and ``y`` ``(size,)``; iid if ``common`` gives ``W (60, 10), b (10,)``."""
-    if common is None:
-        model_mean, input_mean = rng.normal(0, lam), rng.normal(0, mu)
-        weight, bias = rng.normal(model_mean, 1, (FEATURES, CLASSES)), rng.normal(model_mean, 1, CLASSES)
-        centre = rng.normal(input_mean, 1, FEATURES)
-    else:
-        (weight, bias), centre = common, np.zeros(FEATURES)
+    """One client's ``x`` ``(size, 60)`` and ``y`` ``(size,)``."""
+    model_mean, input_mean = rng.normal(0, lam), rng.normal(0, mu)
+    weight, bias = rng.normal(model_mean, 1, (FEATURES, CLASSES)), rng.normal(model_mean, 1, CLASSES)
+    centre = rng.normal(input_mean, 1, FEATURES)
     spread = np.arange(1, FEATURES + 1) ** -0.6  # the square root of the variances
     x = (centre + spread * rng.standard_normal((size, FEATURES))).astype(np.float32)
     return x, np.argmax(x.astype(np.float64) @ weight + bias, axis=1).astype(np.int64)
@@ -58,22 +53,18 @@ class Synthetic(Dataset):
         lam: float = Field(0.5, ge=0, le=100, description="lambda: how much the clients' models differ.")
         mu: float = Field(0.5, ge=0, le=100, description="mu: how much the clients' inputs differ.")
         clients: int = Field(10, ge=1, description="Clients; client_num_in_total must be the same.")
-        min_samples: int = Field(50, ge=2, description="Samples that every client has at least, test part included.")
-        iid: bool = Field(False, description="One model and one input distribution for all; lam and mu do nothing.")
-        test_fraction: float = Field(0.1, gt=0, lt=1, description="Share of each client that is its test part.")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Generate the clients; each has at least one sample in each part."""
         options = self.params
         rng = seeds.numpy_generator(seed, "synthetic")
-        sizes = np.floor(rng.lognormal(4, 2, options.clients)).astype(np.int64) + options.min_samples
-        common = (rng.standard_normal((FEATURES, CLASSES)), rng.standard_normal(CLASSES)) if options.iid else None
+        sizes = np.floor(rng.lognormal(4, 2, options.clients)).astype(np.int64) + MIN_SAMPLES
         # samples come in random order, so the first ones are as good a test part as any
-        cuts = np.clip(np.rint(sizes * options.test_fraction).astype(np.int64), 1, sizes - 1)
+        cuts = np.clip(np.rint(sizes * TEST_FRACTION).astype(np.int64), 1, sizes - 1)
         train, test = (_room(numbers) for numbers in (sizes - cuts, cuts))
         at_train = at_test = 0
         for size, cut in zip(sizes.tolist(), cuts.tolist(), strict=True):
-            x, y = sample_client(size, lam=options.lam, mu=options.mu, common=common, rng=rng)
+            x, y = sample_client(size, lam=options.lam, mu=options.mu, rng=rng)
             to_train, to_test = slice(at_train, at_train + size - cut), slice(at_test, at_test + cut)
             test.x[to_test], train.x[to_train] = x[:cut], x[cut:]
             test.y[to_test], train.y[to_train] = y[:cut], y[cut:]

@@ -1,4 +1,5 @@
-"""Who holds which samples?
+"""Which client holds which samples, and which are test samples?
 
-Pure numpy: may import params and the registry. Found by its entry point; the recipe chooses one.
+Pure numpy: may import params, seeds, the machine and the registry. A partition is found by its entry point; the recipe
+chooses one.
 """

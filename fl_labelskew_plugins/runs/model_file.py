@@ -14,8 +14,7 @@ from fl_labelskew_registry.contracts import SHARED_MODULES
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from safetensors import SafetensorError, safe_open
 
-from fl_labelskew_plugins.data.columns import Encoding
-from fl_labelskew_plugins.data.table import NOTE, Table
+from fl_labelskew_plugins.data.table import NOTE, Encoding, Table
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import mistakes

@@ -17,7 +17,6 @@ from torch import Tensor
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.clients import Clients, Parts, divide
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.data.stats import normalised
 from fl_labelskew_plugins.engine import devices, threads
@@ -28,6 +27,7 @@ from fl_labelskew_plugins.engine.sums import VECTOR, Sums, travelling
 from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.machine.place import available_cores, mpi_rank, place_on_node
 from fl_labelskew_plugins.machine.text import counted, few
+from fl_labelskew_plugins.partition.clients import Clients, Parts, divide
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.summed import fewest_summed

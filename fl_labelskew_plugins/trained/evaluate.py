@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fl_labelskew_plugins.data.fingerprint import fingerprint
-from fl_labelskew_plugins.data.split import joined
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.text import clean, counted
+from fl_labelskew_plugins.partition.stratified import joined
 from fl_labelskew_plugins.recipe.mistakes import keys_of
 from fl_labelskew_plugins.recipe.sections import DataArgs
 from fl_labelskew_plugins.runs.reader import RunReader

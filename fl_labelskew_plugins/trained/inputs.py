@@ -13,10 +13,9 @@ import numpy as np
 from fl_labelskew_registry import Dataset, LabelSkewError, MistakesError, catalog, mistake
 from numpy.typing import NDArray
 
-from fl_labelskew_plugins.data.columns import PARQUET, TEXT
+from fl_labelskew_plugins.data.image_folder import images_in
 from fl_labelskew_plugins.data.npz import read_archive
-from fl_labelskew_plugins.data.table import Table
-from fl_labelskew_plugins.data.trees import images_in
+from fl_labelskew_plugins.data.table import PARQUET, TEXT, Table
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.text import clean

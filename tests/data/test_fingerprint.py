@@ -48,8 +48,6 @@ def test_files_count_by_content_and_not_by_place_or_seed(tmp_path, name, samples
     if name == "image_folder":  # so that a part is split off, with the seed
         for folder in "ab":
             shutil.rmtree(tmp_path / folder / "test")
-    if name == "isic2019":
-        (tmp_path / "a" / "train_test_split").unlink()
     shutil.copytree(tmp_path / "a", tmp_path / "deep" / "copy")
     params = {"femnist": {"users": 2}, "image_folder": {"image_size": 8}, "odir": {"image_size": 8}}.get(name, {})
     here = of(name, tmp_path / "a", **params)
@@ -57,15 +55,18 @@ def test_files_count_by_content_and_not_by_place_or_seed(tmp_path, name, samples
     assert of(name, tmp_path / "b", **params) != here
 
 
-def test_one_pixel_is_another_data_set(tmp_path):
-    for folder in ("one", "two"):
-        for name in "ab":
+def test_one_pixel_or_another_group_is_another_data_set(tmp_path):
+    for folder in ("one", "two", "three"):
+        for name in ("n/train/a", "s/train/a", "s/train/b"):
             (tmp_path / folder / name).mkdir(parents=True)
             for i in range(3):
                 Image.new("L", (4, 4), 10 * i).save(tmp_path / folder / name / f"{i}.bmp")
-    assert of("image_folder", tmp_path / "one") == of("image_folder", tmp_path / "two")
-    Image.new("L", (4, 4), 11).save(tmp_path / "two" / "a" / "1.bmp")  # of the same size in bytes
-    assert of("image_folder", tmp_path / "one") != of("image_folder", tmp_path / "two")
+    one = of("image_folder", tmp_path / "one")
+    assert of("image_folder", tmp_path / "two", seed=1) == one
+    assert of("image_folder", tmp_path / "two", groups=("s",)) != one
+    Image.new("L", (4, 4), 11).save(tmp_path / "two" / "s" / "train" / "a" / "1.bmp")  # of the same size in bytes
+    (tmp_path / "three" / "n" / "train" / "a" / "2.bmp").rename(tmp_path / "three" / "s" / "train" / "a" / "00.bmp")
+    assert len({one, *(of("image_folder", tmp_path / name) for name in ("two", "three"))}) == 3
 
 
 def test_an_archive_that_is_split_is_one_data_set_for_all_seeds(tmp_path):

@@ -18,8 +18,7 @@ from PIL import Image
 
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.data import files, npz, pictures
-from fl_labelskew_plugins.data.columns import Encoding, Feature
-from fl_labelskew_plugins.data.table import Table
+from fl_labelskew_plugins.data.table import Encoding, Feature, Table
 from fl_labelskew_plugins.trained import predict
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
@@ -266,7 +265,7 @@ def test_an_archive_whose_header_lies_is_refused_before_its_memory_is_taken(tmp_
     archive(file, x=npy(HEADER % ("<f4", (10**6, 1500)), bytes(4)))
     with pytest.raises(LabelSkewError) as error:
         npz.read_archive(file)
-    assert str(error.value).startswith(f"{file}: is not a sound .npz archive of plain arrays (x is of ")
+    assert str(error.value).startswith(f"{file}: is not a sound .npz archive of plain arrays (ValueError: x is of ")
     assert "and its header says 6000000000)" in str(error.value)
 
 

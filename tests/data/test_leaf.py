@@ -10,9 +10,8 @@ from datasets import assert_alone, load, load_test
 from fl_labelskew_registry import LabelSkewError
 from mistakes import message
 
-from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.clients import divide
 from fl_labelskew_plugins.data.leaf import FEMNIST, LETTERS, Shakespeare, numbers
+from fl_labelskew_plugins.partition.clients import divide
 from fl_labelskew_plugins.partition.natural import Natural
 
 
@@ -94,55 +93,21 @@ def test_vocabulary_is_leafs():
     assert numbers([]).tolist() == []
 
 
-@pytest.mark.parametrize(
-    ("params", "kept"),
-    [
-        ({}, {0, 1, 2, 3}),
-        ({"users": 4}, {0, 1, 2, 3}),
-        ({"min_samples": 3}, {1, 2, 3}),  # the test part counts
-        ({"min_samples": 3, "users": 3}, {1, 2, 3}),
-        ({"min_samples": 9, "user_fraction": 0.1}, {3}),
-    ],
-)
-def test_users_that_are_kept(tmp_path, params, kept):
-    write(tmp_path, "train", writers(a=1, b=1, c=3, d=8))
-    write(tmp_path, "test", writers(a=1, b=2, d=1, z=2))
-    data = load(FEMNIST, tmp_path, **params)
-    names = sorted(["abcd"[k] for k in kept] + ["z"])  # of users of the test part alone nobody is left out
-    assert data.train.groups.tolist() == [names.index(u) for u in "abbcccdddddddd".replace("bb", "b") if u in names]
-    assert data.test.groups.tolist() == [names.index(u) for u in "abbdzz" if u in names]
-
-
 def test_the_seed_draws_users(tmp_path):
-    write(tmp_path, "train", {f"u{k}": ([image()] * (k + 1), [0] * (k + 1)) for k in range(9)})
-    write(tmp_path, "test", writers(z=1))
+    write(tmp_path, "train", {f"u{k}": ([image()] * (k + 1), [0] * (k + 1)) for k in range(9)} | writers(c=0))
+    write(tmp_path, "test", writers(u0=1, u1=2, c=1, z=2))
 
-    def sizes(**options):
-        return np.bincount(load(FEMNIST, tmp_path, **options).train.groups).tolist()
+    def kept(**options):
+        return np.unique(load(FEMNIST, tmp_path, **options).train.groups, return_counts=True)[1].tolist()
 
-    assert len(sizes(users=4)) == len(sizes(user_fraction=0.42)) == 4
-    assert sizes(users=4) == sizes(users=4) == sizes(user_fraction=4 / 9)
-    assert len({tuple(sizes(users=4, seed=seed)) for seed in range(5)}) > 1
-    assert all(total <= 9 for total in sizes(users=8))
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"users": 3}, "2 users have training samples and in all at least min_samples=1; 3 are needed"),
-        ({"min_samples": 5}, "0 users have training samples and in all at least min_samples=5; 1 are needed"),
-    ],
-)
-def test_too_few_users(tmp_path, params, message):
-    write(tmp_path, "train", writers(a=1, b=2, c=0))
-    write(tmp_path, "test", writers(a=1))
-    with pytest.raises(LabelSkewError, match=f"^data set femnist: .*: {message}$"):
-        load(FEMNIST, tmp_path, **params)
-
-
-def test_parameters():
-    with pytest.raises(ValueError, match="users and user_fraction say the same thing"):
-        FEMNIST.Params(users=2, user_fraction=0.5)
+    assert kept() == [*range(1, 10)]
+    assert len(kept(users=4)) == 4
+    assert kept(users=4) == kept(users=4)
+    assert len({tuple(kept(users=4, seed=seed)) for seed in range(5)}) > 1
+    alone, whole = load_test(FEMNIST, tmp_path, users=1), load(FEMNIST, tmp_path, users=1)
+    assert alone.test.y.tolist() == whole.test.y.tolist()
+    assert 3 <= len(whole.test.y) < 6  # of users of the test part alone nobody is left out
+    assert "9 users have training samples; 10 are needed" in message(lambda: load(FEMNIST, tmp_path, users=10))
 
 
 def test_the_test_part_alone(femnist):
@@ -153,13 +118,6 @@ def test_the_test_part_alone(femnist):
     assert "no train/*.json in" in message(lambda: load_test(FEMNIST, femnist, users=2))
 
 
-def test_the_test_part_alone_is_that_of_the_chosen_users(tmp_path):
-    write(tmp_path, "train", writers(a=1, b=1, c=1))
-    write(tmp_path, "test", writers(a=1, b=2, c=3))
-    alone, whole = load_test(FEMNIST, tmp_path, users=1), load(FEMNIST, tmp_path, users=1)
-    assert len(alone.test.y) == len(whole.test.y) < 6
-
-
 def test_missing_folders(tmp_path):
     plugin = Shakespeare(Shakespeare.Params())
     with pytest.raises(LabelSkewError, match="data_cache_dir is not set; set it to LEAF's folder with train/"):
@@ -168,14 +126,13 @@ def test_missing_folders(tmp_path):
         plugin.check(tmp_path, download=True)
     write(tmp_path, "train", {"B": ([text("x")], ["e"])})
     assert "no test/*.json" in message(lambda: plugin.check(tmp_path, download=False))
-    assert plugin.survey(tmp_path) == [("train/*.json", "1", "any"), ("test/*.json", "missing", "any")]
 
 
 GOOD = content({"u": ([image()], [0])})
 FILES = [
-    ("{", "is no sound JSON"),
-    ("\xff", "is no sound JSON"),
-    ("[" * 100_000, "is no sound JSON"),
+    ("{", "is not a sound JSON file"),
+    ("\xff", "is not a sound JSON file"),
+    ("[" * 100_000, "is not a sound JSON file"),
     ("[1, 2]", "is not LEAF's; use a mapping with users, num_samples, user_data"),
     (json.dumps({**GOOD, "users": 3}), "users, num_samples and user_data do not fit"),
     (json.dumps({**GOOD, "users": ["v"]}), "users, num_samples and user_data do not fit"),
@@ -263,43 +220,3 @@ def test_users_become_arrays_one_by_one(tmp_path):
     finally:
         tracemalloc.stop()
     assert peak < min(size + 8 * pixels, 2.4 * size)  # the text twice, while it is decoded
-
-
-def last_two(x):
-    """The last two characters as one-hot vectors."""
-    return np.concatenate([np.eye(81)[x[:, -1]], np.eye(81)[x[:, -2]]], axis=1)
-
-
-@pytest.mark.parametrize(
-    ("kind", "features", "at_least"),
-    [(FEMNIST, lambda x: x.reshape(len(x), -1) / 255, 0.8), (Shakespeare, last_two, 0.5)],
-)
-def test_a_small_copy_can_be_learnt(tmp_path, kind, features, at_least):
-    from sklearn.linear_model import LogisticRegression
-
-    plugin = kind(kind.Params())
-    rows = fakes.write(plugin, tmp_path / "copy", samples=None, seed=0)
-    assert [row[:2] for row in rows] == [("train/*.json", "1"), ("test/*.json", "1")]
-    assert not fakes.wrong(rows)
-    data = load(kind, tmp_path / "copy")
-    assert len(np.unique(data.train.groups)) == len(np.unique(data.test.groups)) == 20
-    counts = divide(data, Natural(), clients=20, seed=0).counts
-    assert (counts > 0).sum(axis=1).max() < 0.6 * len(data.class_names)  # label skew
-    probe = LogisticRegression(max_iter=200).fit(features(data.train.x), data.train.y)
-    chance = np.bincount(data.train.y).max() / len(data.train.y)
-    assert probe.score(features(data.test.x), data.test.y) > max(at_least, 2 * chance)
-
-
-@pytest.mark.parametrize("kind", [FEMNIST, Shakespeare])
-def test_small_copies_are_as_asked_for(tmp_path, kind):
-    plugin = kind(kind.Params())
-    copies = []
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        fakes.write(plugin, tmp_path / name, samples=7, seed=seed)
-        data = load(kind, tmp_path / name)
-        assert len(data.train.y) + len(data.test.y) == 7
-        copies.append((data.train.x.tobytes(), data.test.x.tobytes()))
-    assert copies[0] == copies[1] != copies[2]
-    with pytest.raises(LabelSkewError, match="3 samples are too few; use at least 4, for two users"):
-        fakes.write(plugin, tmp_path / "d", samples=3, seed=0)
-    assert not (tmp_path / "d").exists()

@@ -79,15 +79,6 @@ def test_layouts(tmp_path, shape, layout, result):
         assert sorted(map(bytes, again.copy())) == sorted(map(bytes, x))
 
 
-def test_moments_are_per_channel_in_units_of_0_to_1():
-    x = np.random.default_rng(0).integers(0, 256, (5000, 3, 2, 2)).astype(np.uint8)
-    x[:, 2] = 51
-    mean, std = moments(x)
-    np.testing.assert_allclose(mean, (x / 255).mean(axis=(0, 2, 3)))
-    np.testing.assert_allclose(std[:2], (x / 255).std(axis=(0, 2, 3))[:2])
-    assert std[2] == 1.0
-
-
 BAD = [np.nan, np.inf, 1e300]
 
 
@@ -130,37 +121,27 @@ def test_bad_files(tmp_path):
     assert "does not exist" in message(lambda: load(tmp_path / "none.npz"))
     (tmp_path / "folder.npz").mkdir()
     assert "is a folder" in message(lambda: load(tmp_path, file="folder.npz"))
-    for name, content in (("empty", b""), ("text", b"hello"), ("zip", b"PK\x03\x04 nothing")):
-        (tmp_path / name).write_bytes(content)
-        assert "is not a sound .npz archive" in message(lambda name=name: load(tmp_path / name))
     whole = write(tmp_path, x=X, y=Y).read_bytes()
-    for cut in (len(whole) // 2, len(whole) - 5):
-        (tmp_path / "cut.npz").write_bytes(whole[:cut])
+    garbled = whole[:300] + bytes(10) + whole[310:]
+    for content in (b"", b"hello", b"PK\x03\x04 nothing", whole[: len(whole) // 2], whole[:-5], garbled):
+        (tmp_path / "cut.npz").write_bytes(content)
         assert "is not a sound .npz archive" in message(lambda: load(tmp_path / "cut.npz"))
-    garbled = bytearray(whole)
-    garbled[300:310] = bytes(10)
-    (tmp_path / "cut.npz").write_bytes(garbled)
-    assert "is not a sound .npz archive" in message(lambda: load(tmp_path / "cut.npz"))
     np.save(tmp_path / "single.npy", X)
     assert "holds a single array" in message(lambda: load(tmp_path / "single.npy"))
 
 
-def test_the_test_part_alone(tmp_path):
-    data = load_test(write(tmp_path, x_test=X, y_test=Y))
-    assert np.array_equal(data.test.x, X.astype(np.float32))
-    assert (data.train.x.shape, data.train.y.shape, data.train.x.dtype) == ((0, 5), (0,), np.float32)
-    assert data.class_names == ["0", "1", "2", "3"]
-    assert (data.mean, data.std) == moments(data.test.x)
-    line = message(lambda: load_test(write(tmp_path, x_test=X, y_train=Y)))
-    assert "has no y_test (it has x_test, y_train)" in line
-
-
 @pytest.mark.parametrize("arrays", [{"x": X, "y": Y}, {"x_train": X, "y_train": Y, "x_test": X[:4], "y_test": Y[:4]}])
-def test_the_test_part_of_a_whole_archive_is_the_same_as_ever(tmp_path, arrays):
+def test_the_test_part_alone(tmp_path, arrays):
     path = write(tmp_path, **arrays)
     whole, data = load(path), load_test(path)
     datasets.assert_alone(data, whole)
     assert data.train.x.base is None  # nothing holds on to the training part
+    data = load_test(write(tmp_path, x_test=X, y_test=Y))
+    assert np.array_equal(data.test.x, X.astype(np.float32))
+    assert (data.train.x.shape, data.train.y.shape, data.train.x.dtype) == ((0, 5), (0,), np.float32)
+    assert (data.mean, data.std) == moments(data.test.x)
+    line = message(lambda: load_test(write(tmp_path, x_test=X, y_train=Y)))
+    assert "has no y_test (it has x_test, y_train)" in line
 
 
 def test_a_silo_that_lacks_classes(tmp_path):

@@ -11,10 +11,9 @@ from pandas.testing import assert_frame_equal
 from sklearn.metrics import confusion_matrix, f1_score, precision_score, recall_score
 
 import fl_labelskew_plugins as fl
-from fl_labelskew_plugins.data.image_folder import ImageFolder
-from fl_labelskew_plugins.data.split import stratified
+from fl_labelskew_plugins.data.image_folder import ImageFolder, images_in
 from fl_labelskew_plugins.data.table import Table
-from fl_labelskew_plugins.data.trees import images_in
+from fl_labelskew_plugins.partition.stratified import stratified
 
 
 def evaluated(*words):

@@ -13,8 +13,8 @@ from commands import call, errors
 from fl_labelskew_registry import LabelSkewError
 from pandas.testing import assert_frame_equal
 
+from fl_labelskew_plugins.data.image_folder import images_in
 from fl_labelskew_plugins.data.pictures import decode
-from fl_labelskew_plugins.data.trees import images_in
 from fl_labelskew_plugins.trained import inputs
 from fl_labelskew_plugins.trained.network import load
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from fl_labelskew_registry import Data, LabelSkewError, MistakesError, catalog, mistake
 
-from fl_labelskew_plugins.data.columns import PARQUET, TEXT
 from fl_labelskew_plugins.data.files import readable, refuse
 from fl_labelskew_plugins.data.stats import Moments
+from fl_labelskew_plugins.data.table import PARQUET, TEXT
 from fl_labelskew_plugins.machine.text import clean, few
 
 KINDS = "a folder of pictures, an .npz file, or a CSV or Parquet table"
@@ -162,7 +162,7 @@ def _only_file(folder: Path) -> Path | None:
     Raises:
         LabelSkewError: there are several.
     """
-    from fl_labelskew_plugins.data.trees import images_in
+    from fl_labelskew_plugins.data.image_folder import images_in
 
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in {".npz", *TABLES} and file.is_file())
     if not files or any(images_in(below) for below in folder.iterdir() if below.is_dir()):
@@ -261,7 +261,7 @@ def _groups(data: Data) -> list[str]:
 def _table(path: Path, label: str | None, group: str | None, classes: Sequence[str]) -> Look:
     """A table, read as a run reads it, but for columns that name or count its rows."""
     catalog.load("datasets", "table")
-    from fl_labelskew_plugins.data.columns import header, measured, ordered, rows, texts
+    from fl_labelskew_plugins.data.table import header, measured, ordered, rows, texts
 
     columns = header(path)
     label = _column(path, columns, label, LABELS, "--label")

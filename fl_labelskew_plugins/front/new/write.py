@@ -263,14 +263,14 @@ def _deal_archive(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
 
 def _deal_table(seen: Look, paths: Sequence[Path]) -> Iterator[Path]:
     """Write each group's rows as a table, with the columns that count alone."""
-    from fl_labelskew_plugins.data import columns
+    from fl_labelskew_plugins.data import table
 
     args, source = seen.args, Path(seen.args["data_cache_dir"])
-    frame = columns.rows(source, [args["group"], *args["features"], args["label"]])
-    groups = columns.texts(frame.pop(args["group"]))
+    frame = table.rows(source, [args["group"], *args["features"], args["label"]])
+    groups = table.texts(frame.pop(args["group"]))
     for group, path in zip(seen.groups, paths, strict=True):
         rows, file = frame[groups == group], path.with_name(f"{path.name}.csv")
-        if source.suffix.lower() in columns.PARQUET:
+        if source.suffix.lower() in table.PARQUET:
             file = file.with_suffix(".parquet")
             rows.to_parquet(file, index=False)
         else:

@@ -130,7 +130,7 @@ class SiloData:
 
     data: Data
     facts: Facts
-    sums: stats.Sums | None = None
+    sums: stats.MomentSums | None = None
 
     def sent(self) -> dict[str, Tensor]:
         """The sums on the wire."""
@@ -237,7 +237,7 @@ def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
     return replace(data, mean=numbers("mean", -math.inf), std=numbers("std", 0.0))
 
 
-def sums(tensors: Mapping[str, Tensor], facts: Facts) -> stats.Sums:
+def sums(tensors: Mapping[str, Tensor], facts: Facts) -> stats.MomentSums:
     """The sums that a silo sent of so many samples of this form.
 
     Raises:
@@ -259,7 +259,7 @@ def sums(tensors: Mapping[str, Tensor], facts: Facts) -> stats.Sums:
         fits = bool((first.abs() <= count * most).all() and ((second >= 0) & (second <= count * most**2)).all())
     if not fits:
         raise RunError(f"no {count} values have the sums that it sends of its samples")
-    return stats.Sums(count, first.numpy(), second.numpy())
+    return stats.MomentSums(count, first.numpy(), second.numpy())
 
 
 def _part(arrays: Arrays, index: NDArray[np.int64]) -> Arrays:
@@ -419,7 +419,7 @@ class Census:
         self._form, self.class_names = form(recipe, test), server_classes(recipe, test)
         self._classes = None if self.class_names is None else digest(self.class_names)
         self._facts: dict[int, Facts] = {}
-        self._sums: dict[int, stats.Sums] = {}
+        self._sums: dict[int, stats.MomentSums] = {}
         self.samples: int | None = 0 if summed else None
         """Of all silos, where no silo tells its own; 0 before the sum is made."""
 
@@ -450,7 +450,7 @@ class Census:
         """``C``."""
         return self._form[1]
 
-    def add(self, client: int, facts: Facts, sums: stats.Sums | None = None) -> None:
+    def add(self, client: int, facts: Facts, sums: stats.MomentSums | None = None) -> None:
         """Count a silo that was checked."""
         self._facts[client], self.sizes[client] = facts, facts.samples or 1
         if sums is not None:

@@ -203,12 +203,12 @@ class Dataset(Plugin):
         """Write a small data set that :meth:`load` reads, and whose content a network can learn.
 
         Args:
-            out: the folder that a recipe's ``data_cache_dir`` would name; it is made, or is empty.
+            out: the folder that a recipe's ``data_cache_dir`` would name; it is made if it does not exist.
             samples: in all parts together; default: the data set's own choice.
             seed: not negative; the same files for the same seed.
 
         Raises:
-            LabelSkewError: there is no such writer, the folder is not empty, or there are too few ``samples``.
+            LabelSkewError: there is no such writer, or there are too few ``samples``.
         """
         raise LabelSkewError(f"data set {type(self).__name__}: no small copy can be written of it")
 

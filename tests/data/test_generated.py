@@ -1,4 +1,4 @@
-"""Data sets that need no files: digits and synthetic."""
+"""Data sets that need no files: digits, synthetic and FedMR's four circles."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,12 @@ from datasets import assert_alone, load, load_test
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.data.clients import divide
+from fl_labelskew_plugins.data.circles import CENTRES, Circles
 from fl_labelskew_plugins.data.digits import Digits
-from fl_labelskew_plugins.data.split import stratified
 from fl_labelskew_plugins.data.synthetic import Synthetic, sample_client
+from fl_labelskew_plugins.partition.clients import divide
 from fl_labelskew_plugins.partition.natural import Natural
+from fl_labelskew_plugins.partition.stratified import stratified
 
 
 def test_digits():
@@ -24,8 +25,6 @@ def test_digits():
     assert data.std == (pytest.approx(float(everything.std()), abs=1e-4),)
     share = np.bincount(data.test.y) / np.bincount(np.concatenate([data.train.y, data.test.y]))
     assert np.abs(share - 0.2).max() < 0.005
-    assert np.array_equal(load(Digits).test.x, data.test.x)
-    assert not np.array_equal(load(Digits, seed=1).test.x, data.test.x)
     assert len(load(Digits, test_fraction=0.5).test.y) == pytest.approx(898, abs=6)
 
 
@@ -50,8 +49,6 @@ def test_synthetic():
     assert np.abs(test - 0.1 * (train + test)).max() <= 0.5
     assert np.median(train) < train.mean()  # a heavy tail
     assert set(data.train.y) <= set(range(10))
-    assert np.array_equal(load(Synthetic, clients=20, lam=1.0, mu=1.0).train.x, data.train.x)
-    assert not np.array_equal(load(Synthetic, seed=1).train.x[:50], load(Synthetic).train.x[:50])
     clients = divide(data, Natural(), clients=20, seed=0)
     assert [len(p) for p in clients.test] == test.tolist()
     with pytest.raises(LabelSkewError, match="has 20 groups; use client_num_in_total=20"):
@@ -59,35 +56,24 @@ def test_synthetic():
 
 
 def test_synthetic_clients_are_drawn_one_after_the_other():
-    data, rng = load(Synthetic, clients=5, test_fraction=0.3, min_samples=2), seeds.numpy_generator(0, "synthetic")
-    sizes = [int(size) + 2 for size in rng.lognormal(4, 2, 5)]
+    data, rng = load(Synthetic, clients=5), seeds.numpy_generator(0, "synthetic")
+    sizes = [int(size) + 50 for size in rng.lognormal(4, 2, 5)]
     for k, size in enumerate(sizes):
-        x, y = sample_client(size, lam=0.5, mu=0.5, common=None, rng=rng)
-        cut = min(max(round(size * 0.3), 1), size - 1)
-        for part, rows in ((data.test, slice(cut)), (data.train, slice(cut, None))):
+        x, y = sample_client(size, lam=0.5, mu=0.5, rng=rng)
+        for part, rows in ((data.test, slice(round(size * 0.1))), (data.train, slice(round(size * 0.1), None))):
             assert np.array_equal(part.x[part.groups == k], x[rows])
             assert np.array_equal(part.y[part.groups == k], y[rows])
 
 
-def test_synthetic_inputs_have_the_papers_variances():
-    data = load(Synthetic, clients=4, iid=True, min_samples=5000)
-    assert np.abs(data.train.x.mean(axis=0)).max() < 0.05
-    np.testing.assert_allclose(data.train.x.var(axis=0), np.arange(1, 61) ** -1.2, rtol=0.05)
-    shares = [
-        np.bincount(data.train.y[data.train.groups == k], minlength=10) / (data.train.groups == k).sum()
-        for k in range(4)
-    ]
-    assert np.ptp(shares, axis=0).max() < 0.05  # one distribution for all
-
-
-def test_synthetic_labels_are_those_of_a_logistic_model():
+def test_a_synthetic_client_is_a_logistic_model_on_inputs_of_the_papers_variances():
+    x, y = sample_client(20_000, lam=0.0, mu=0.0, rng=np.random.default_rng(0))
+    np.testing.assert_allclose(x.var(axis=0), np.arange(1, 61) ** -1.2, rtol=0.05)
     rng = np.random.default_rng(0)
-    weight, bias = rng.standard_normal((60, 10)), rng.standard_normal(10)
-    x, y = sample_client(40, lam=0.0, mu=0.0, common=(weight, bias), rng=rng)
-    for sample, label in zip(x.tolist(), y, strict=True):
+    rng.normal(0, 0, 2)
+    weight, bias = rng.normal(0, 1, (60, 10)), rng.normal(0, 1, 10)
+    for sample, label in zip(x[:40].tolist(), y, strict=False):
         scores = [sum(weight[j, c] * sample[j] for j in range(60)) + bias[c] for c in range(10)]
-        softmax = np.exp(scores) / np.exp(scores).sum()
-        assert int(np.argmax(softmax)) == label
+        assert int(np.argmax(np.exp(scores) / np.exp(scores).sum())) == label
 
 
 def test_synthetic_sizes_follow_the_power_law():
@@ -107,8 +93,23 @@ def test_mu_moves_inputs_apart():
     assert spread(3.0) > 3 * spread(0.0)
 
 
-@pytest.mark.parametrize("kind", [Digits, Synthetic])
-def test_the_test_part_alone(kind):
-    whole, data = load(kind), load_test(kind)
+def test_every_sample_lies_on_its_own_circle():
+    data = load(Circles, per_class=400)
+    for part, number in ((data.train, 400), (data.test, 250)):
+        assert part.x.dtype == np.float32
+        assert np.bincount(part.y).tolist() == [number] * 4
+        np.testing.assert_allclose(np.linalg.norm(part.x - np.asarray(CENTRES)[part.y], axis=1), 0.5, rtol=1e-5)
+    assert data.class_names == ["(1, 1)", "(1, -1)", "(-1, 1)", "(-1, -1)"]
+    means = [data.train.x[data.train.y == c].mean(axis=0) for c in range(4)]
+    assert np.abs(np.asarray(means) - CENTRES).max() < 0.1
+    assert (data.mean, data.std) == ((0.0,), (1.0,))  # the network gets the positions themselves
+    assert len(load(Circles).train.y) == 20000  # 5000 a class, as in the paper
+
+
+@pytest.mark.parametrize("kind", [Digits, Synthetic, Circles])
+def test_the_seed_decides_and_the_test_part_can_be_read_alone(kind):
+    whole, data, other = load(kind), load_test(kind), load(kind, seed=1)
     assert_alone(data, whole)
     assert data.train.groups is None
+    assert not np.array_equal(other.test.x[:50], whole.test.x[:50])
+    assert not np.array_equal(other.train.x[:50], whole.train.x[:50])

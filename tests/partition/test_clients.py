@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mistakes import message
 
-from fl_labelskew_plugins.data.clients import digest, divide, largest_remainder, proportional_test
+from fl_labelskew_plugins.partition.clients import digest, divide, largest_remainder, proportional_test
 from fl_labelskew_plugins.partition.dirichlet import Dirichlet
 from fl_labelskew_plugins.partition.iid import IID
 from fl_labelskew_plugins.partition.natural import Natural
