@@ -11,6 +11,7 @@ from jsonschema import Draft202012Validator
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.recipe import parse, shipped, yaml
 from fl_labelskew_plugins.runs.session import loaded
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 ROOT = Path(__file__).parent.parent
 FILES = shipped.files()
@@ -101,7 +102,7 @@ def test_the_short_name_of_isic2019_is_its_row():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FILES if name != "fedmr_isic2019"])  # its row runs on a small copy
 def test_it_runs_up_to_training(name, fashion_mnist, capsys):
-    start(FILES[name], [fashion_mnist] if "fmnist" in name else [], dry_run=True)
+    start(RunOptions(FILES[name], [fashion_mnist] if "fmnist" in name else [], dry_run=True))
     assert "nothing was trained" in capsys.readouterr().out
 
 
@@ -271,7 +272,7 @@ def fitted(small):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", kinds("data_args", "model_args"))
 def test_every_network_is_built_for_its_data(name, fitted, capsys):
-    start(name, fitted(name), dry_run=True)
+    start(RunOptions(name, fitted(name), dry_run=True))
     assert "nothing was trained" in capsys.readouterr().out
 
 

@@ -49,23 +49,24 @@ EPILOG = (
 @PASSPHRASE
 @guarded
 def run_command(
-    recipe: Path | None, overrides: tuple[str, ...], run_dir: Path | None, descriptor: int | None, **options: Any
+    recipe: Path | None, overrides: tuple[str, ...], descriptor: int | None, *, quiet: bool, **options: Any
 ) -> None:
     """Run a recipe on this machine, or one part of it.
 
     RECIPE is a file, or the name of one that came with the package.
     """
     log.begin()
-    if not options["quiet"]:
+    if not quiet:
         log.word("reading recipe ...")
     if recipe is not None:
         shipped.text(recipe)  # which raises an unknown name's error before anything large is imported
     from fl_labelskew_plugins.front.start import start
     from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
+    from fl_labelskew_plugins.runtimes.options import RunOptions
 
     with as_rank():
-        survey = start(recipe, overrides, run_dir=run_dir, passphrase_fd=descriptor, **options)
-    if survey is not None and not options["quiet"]:
+        survey = start(RunOptions(recipe, overrides, quiet=quiet, passphrase_fd=descriptor, **options))
+    if survey is not None and not quiet:
         from fl_labelskew_plugins.cli.survey import text
 
         log.note(text(survey))

@@ -22,6 +22,7 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.measure import main_measure, main_tests
 from fl_labelskew_plugins.runs.progress import Hear
 from fl_labelskew_plugins.runs.session import loaded
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +110,7 @@ def run(
     recipe = prepared(recipe, objects)
     place = start.folder_of(recipe, None if folder is None else Path(folder))
     this = (recipe.objects, recipe.code)
-    start.train(recipe, place, quiet=quiet, hear=_hear(callbacks, place.path, *this), host=host)
+    start.train(recipe, place, RunOptions(quiet=quiet, host=host), _hear(callbacks, place.path, *this))
     return Run(place.path, *this)
 
 
@@ -310,7 +311,8 @@ class Run:
         """
         rounds = [] if comm_round is None else [f"{start.ROUNDS}={comm_round}"]
         hear = _hear(callbacks, self.folder, self._objects, self._code)
-        start.go_on(self._folder, self._objects, rounds, quiet=quiet, hear=hear)
+        recipe, folder = start.resumed(None, rounds, self.folder, self._objects)
+        start.train(recipe, folder, RunOptions(overrides=rounds, resume=folder.path, quiet=quiet), hear)
         return Run(self.folder, self._objects, self._code)
 
     @property

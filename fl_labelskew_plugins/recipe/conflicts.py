@@ -14,6 +14,7 @@ from fl_labelskew_plugins.recipe.mistakes import Conflict, show
 from fl_labelskew_plugins.recipe.model import Sections
 from fl_labelskew_plugins.recipe.sections import DataArgs, TrainArgs
 
+ROUND = ("train_args.client_num_per_round", "train_args.client_num_in_total")
 KIND, DEAL = "common_args.training_type", "train_args.client_num_in_total"
 SECURE = "comm_args.secure_aggregation"
 
@@ -28,7 +29,7 @@ def conflicts(recipe: Sections) -> Iterator[Conflict]:
     if recipe.train.augment and recipe.security.attack_type == "label_flipping":
         message = "does not go with attack_type label_flipping, whose samples are not augmented; allowed: []"
         yield Conflict("train_args.augment", message, ("security_args.attack_type",))
-    yield from security.conflicts(recipe.security, recipe.dp, recipe.train.clients_per_round)
+    yield from security.conflicts(recipe.security, recipe.dp)
 
 
 def _train_conflicts(train: TrainArgs) -> Iterator[Conflict]:
@@ -61,7 +62,7 @@ def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:
     if comm.min_clients is not None and comm.min_clients > train.clients_per_round:
         right = f"an integer from 1 to client_num_per_round, {train.clients_per_round}"
         message = f"{comm.min_clients} is out of range; allowed: {right}"
-        yield Conflict("comm_args.min_clients", message, security.ROUND)
+        yield Conflict("comm_args.min_clients", message, ROUND)
     if not comm.send_contributions and not common.across_silos:
         message = "false does not go with training_type simulation; allowed: true, or false with cross_silo"
         yield Conflict("comm_args.send_contributions", message, (KIND,))
@@ -176,11 +177,11 @@ def _secure_silo_conflicts(recipe: Sections) -> Iterator[Conflict]:
         yield Conflict("comm_args.certs", message, (SECURE, KIND))
     if clients < LEAST_SUMMED:
         message = f"true needs at least {LEAST_SUMMED} silos in a round: a sum of fewer hides nobody; allowed: false"
-        yield Conflict(SECURE, message, security.ROUND)
+        yield Conflict(SECURE, message, ROUND)
     least, threshold = max(LEAST_SUMMED, clients // 2 + 1), comm.secure_threshold
     if threshold is not None and not least <= threshold <= clients:
         message = f"{threshold} is out of range; allowed: {least} to {clients}, more than half of client_num_per_round"
-        yield Conflict("comm_args.secure_threshold", message, (SECURE, *security.ROUND))
+        yield Conflict("comm_args.secure_threshold", message, (SECURE, *ROUND))
 
 
 def _diagnostics_conflicts(recipe: Sections) -> Iterator[Conflict]:

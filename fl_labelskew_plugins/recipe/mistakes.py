@@ -149,6 +149,11 @@ def keys_of(model: type[BaseModel]) -> dict[str, Schema]:
     return properties
 
 
+def takes_any(model: type[BaseModel]) -> bool:
+    """Whether a parameter model takes keys that it does not name, to hand them on as they are."""
+    return model.model_config.get("extra") == "allow"
+
+
 def failure(error: BaseException) -> str:
     """What some plugin raised, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -162,7 +167,7 @@ def validate(model: type[ModelT], raw: Mapping[str, Any]) -> tuple[ModelT | None
     """
     wrong: dict[str, str] = {}
     schema = schema_of(model)
-    good = {key: value for key, value in raw.items() if key in schema.get("properties", {})}
+    good = {key: value for key, value in raw.items() if takes_any(model) or key in schema.get("properties", {})}
     try:
         # From JSON text: a list may become a tuple, and still no text becomes a number.
         return model.model_validate_json(json.dumps(good)), wrong

@@ -16,7 +16,7 @@ from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy,
 from fl_labelskew_plugins.recipe.beside import Expected, Policy
 from fl_labelskew_plugins.recipe.comm import CommArgs
 from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, form_conflicts, moments_conflicts
-from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown
+from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown, takes_any
 from fl_labelskew_plugins.recipe.model import (
     ATTRIBUTES,
     EXPECTED,
@@ -350,6 +350,8 @@ class _Check(Mistakes):
             for key in [key for key in raw if key in HOSTS_TRACKING]:
                 self.say(f"{section}.{key}", HOSTS_TRACKING[key])
             raw = {key: value for key, value in raw.items() if key not in HOSTS_TRACKING}
+        if takes_any(model):
+            known = [*known, *raw]
         self.unknown_keys(section, raw, known)
         args = self.validated(section, model, {**(base or {}), **{k: v for k, v in raw.items() if k in known}})
         if isinstance(args, CommArgs) and "comm_args.backend" not in self.wrong:

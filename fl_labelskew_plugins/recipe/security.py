@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe.mistakes import Conflict, needed
-from fl_labelskew_plugins.recipe.sections import Positive
 
 # Names that FedML 0.9.6 knows and yet leaves without effect, or cannot run: silence would be a false promise.
 DEAD: dict[str, str] = {
@@ -39,30 +38,14 @@ class HostArgs(Params):
 
 
 class SecurityArgs(HostArgs):
-    """The host's attacks and defences, under the host's own keys (``fedml/core/security``)."""
+    """The host's attacks and defences (``fedml/core/security``); all further keys are given to the host as they are."""
+
+    model_config = ConfigDict(extra="allow")
 
     enable_attack: bool = Field(False, description="simulate an attack")
     attack_type: Literal["byzantine", "label_flipping", "model_replacement"] | None = Field(
-        None, description="which attack"
+        None, description="which attack; its keys are FedML's, such as attack_mode: random"
     )
-    attack_prob: float | None = Field(None, ge=0, le=1, description="probability of an attack; default: always")
-    byzantine_client_num: int | None = Field(None, ge=0, description="malicious clients of a round, known or assumed")
-    attack_mode: Literal["zero", "random", "flip"] | None = Field(None, description="byzantine: what they upload")
-    original_class_list: list[int] | None = Field(None, description="label_flipping: classes that are relabelled")
-    target_class_list: list[int] | None = Field(None, description="label_flipping: their new labels, in order")
-    ratio_of_poisoned_client: float | None = Field(None, ge=0, le=1, description="label_flipping: share of clients")
-    poison_start_round_id: int | None = Field(None, ge=0, description="label_flipping: first round; default: 0")
-    poison_end_round_id: int | None = Field(None, ge=0, description="label_flipping: last round; default: the last")
-    malicious_client_id: int | None = Field(
-        None, ge=0, description="model_replacement: position in the round; default: drawn every round"
-    )
-    attack_training_rounds: list[Positive] | None = Field(
-        None, description="model_replacement: rounds, from 1; default: every round"
-    )
-    poisoned_training_round: list[Positive] | None = Field(
-        None, description="model_replacement: the same list again; the host looks at both"
-    )
-    scale_factor_S: float | None = Field(None, gt=0, description="model_replacement: bound on the scale")  # noqa: N815
     enable_defense: bool = Field(False, description="defend the aggregation")
     defense_type: (
         Literal[
@@ -83,28 +66,7 @@ class SecurityArgs(HostArgs):
             "anomaly_detection",
         ]
         | None
-    ) = Field(None, description="which defence")
-    norm_bound: float | None = Field(None, gt=0, description="norm_diff_clipping: bound on an update's norm")
-    krum_param_m: Positive | None = Field(None, description="multikrum: uploads that are kept; default: 1")
-    trim_param_b: int | None = Field(None, ge=0, description="slsgd: uploads trimmed at each end")
-    alpha: float | None = Field(None, ge=0, le=1, description="slsgd: weight of the new model")
-    option_type: Literal[1, 2] | None = Field(None, description="slsgd: 1 mean, 2 trimmed mean")
-    batch_num: Positive | None = Field(None, description="geo_median: buckets of uploads")
-    bucket_size: Positive | None = Field(None, description="cclip: uploads in a bucket")
-    tau: float | None = Field(None, gt=0, description="cclip: clipping radius; default: 10")
-    beta: float | None = Field(None, ge=0, lt=0.5, description="trimmed_mean: share trimmed at each end")
-    clip_threshold: float | None = Field(None, gt=0, description="crfl: bound on the model's norm")
-    sigma: float | None = Field(None, ge=0, description="crfl: noise on the model; default: 0.01")
-    bucketing_batch_size: Positive | None = Field(None, description="3sigma_foolsgold: uploads in a bucket; default: 1")
-    pretraining_round_num: int | None = Field(
-        None, ge=0, description="3sigma_foolsgold, 3sigma_geo: rounds without defence; default: 2"
-    )
-    to_keep_higher_scores: bool | None = Field(
-        None, description="3sigma_foolsgold (default: true), 3sigma_geo (default: false): which side is kept"
-    )
-    cosine_similarity_bound: float | None = Field(
-        None, ge=-1, le=1, description="anomaly_detection: below it an upload is suspect"
-    )
+    ) = Field(None, description="which defence; its keys are FedML's, such as norm_bound: 0.1")
 
 
 class DpArgs(HostArgs):
@@ -139,18 +101,11 @@ NEEDS: dict[str, tuple[str, ...]] = {
 """Keys that the host reads without a default, by the type of attack, defence or differential privacy."""
 
 
-ROUND = ("train_args.client_num_per_round", "train_args.client_num_in_total")
-
-
-def conflicts(security: SecurityArgs, dp: DpArgs, clients: int) -> Iterator[Conflict]:
-    """What of the two sections does not go together, or with ``clients`` that join a round."""
+def conflicts(security: SecurityArgs, dp: DpArgs) -> Iterator[Conflict]:
+    """What the host needs for the switches that are on, and noise that it cannot compute."""
     yield from _needed("security_args", security, "enable_attack", "attack_type")
     yield from _needed("security_args", security, "enable_defense", "defense_type")
     yield from _needed("dp_args", dp, "enable_dp", "dp_solution_type")
-    if security.enable_attack:
-        yield from _attack_conflicts(security)
-    if security.enable_defense:
-        yield from _defense_conflicts(security, clients)
     if dp.enable_dp and dp.mechanism_type == "gaussian":
         out, kind = "is out of range; allowed: a number above 0 and", "with mechanism_type gaussian"
         if dp.epsilon is not None and dp.epsilon > 1:
@@ -163,39 +118,11 @@ def _needed(section: str, args: HostArgs, switch: str, chooser: str) -> Iterator
     if not getattr(args, switch):
         return
     chosen = getattr(args, chooser)
-    wanted = (
-        {chooser: f"{switch}: true"} if chosen is None else dict.fromkeys(NEEDS.get(chosen, ()), f"{chooser}: {chosen}")
-    )
-    for key, why in wanted.items():
-        if getattr(args, key) is None:
-            message = f"missing; {why} needs it; allowed: {needed(type(args), key)}"
+    wanted = (chooser,) if chosen is None else NEEDS.get(chosen, ())
+    reason = f"{switch}: true" if chosen is None else f"{chooser}: {chosen}"
+    for key in wanted:
+        if getattr(args, key, None) is None:
+            known = key in type(args).model_fields
+            allowed = needed(type(args), key) if known else f"a value that FedML 0.9.6 takes as args.{key}"
+            message = f"missing; {reason} needs it; allowed: {allowed}"
             yield Conflict(f"{section}.{key}", message, (f"{section}.{chooser}", f"{section}.{switch}"))
-
-
-def _attack_conflicts(security: SecurityArgs) -> Iterator[Conflict]:
-    old, new = security.original_class_list, security.target_class_list
-    if security.attack_type == "label_flipping" and old is not None and new is not None and len(old) != len(new):
-        message = f"{len(new)} classes for {len(old)} in original_class_list; allowed: as many"
-        yield Conflict("security_args.target_class_list", message, ("security_args.original_class_list",))
-    # The host looks for one key and reads the other.
-    rounds, again = security.attack_training_rounds, security.poisoned_training_round
-    if security.attack_type == "model_replacement" and rounds != again:
-        message = "differs from attack_training_rounds; allowed: the same list, or neither (the host reads both)"
-        yield Conflict("security_args.poisoned_training_round", message, ("security_args.attack_training_rounds",))
-
-
-def _defense_conflicts(security: SecurityArgs, clients: int) -> Iterator[Conflict]:
-    kind, number = security.defense_type, security.byzantine_client_num
-    most = (clients - (security.krum_param_m or 1) - 2) // 2
-    if kind in ("krum", "multikrum") and number is not None and number > most:
-        right = f"at most (client_num_per_round - krum_param_m - 2) / 2, here {most}"
-        message = f"{number} is out of range; allowed: {right}"
-        yield Conflict("security_args.byzantine_client_num", message, ("security_args.krum_param_m", *ROUND))
-    number, most = security.trim_param_b, (clients + 1) // 2 - 1
-    if kind == "slsgd" and number is not None and number > most:
-        message = f"{number} is out of range; allowed: less than half of client_num_per_round, here at most {most}"
-        yield Conflict("security_args.trim_param_b", message, ROUND)
-    number = security.batch_num
-    if kind == "geo_median" and number is not None and number > clients:
-        message = f"{number} is out of range; allowed: at most client_num_per_round, {clients}"
-        yield Conflict("security_args.batch_num", message, ROUND)

@@ -30,6 +30,7 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.measure import GLOBAL
 from fl_labelskew_plugins.runs.progress import Pause, clock
 from fl_labelskew_plugins.runs.session import data_folder, made_up
+from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.studies import report
 
 SHARE = 0.8
@@ -291,9 +292,10 @@ def complete(
         if not in_process:
             folder.release()  # one of its processes holds it
         if state == "begun":
-            run.start(None, (), resume=folder.path, quiet=quiet, pause=pause, host=host, held=folder)
+            run.start(RunOptions(resume=folder.path, quiet=quiet, pause=pause, host=host), held=folder)
         elif state is None:
-            run.start(path, settings, run_dir=folder.path, quiet=quiet, pause=pause, host=host, held=folder)
+            options = RunOptions(path, settings, folder.path, quiet=quiet, pause=pause, host=host)
+            run.start(options, held=folder)
         return state != "done"
     except (LabelSkewError, SystemExit):
         if not in_process and (holder := locks.held_by(folder.path)):  # who was faster to start its processes

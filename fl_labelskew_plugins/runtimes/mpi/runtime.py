@@ -52,12 +52,12 @@ class MPI(Runtime):
                 devices.gpu_slots(self.recipe, workers)  # what is wrong with the GPUs is said before anything starts
             else:
                 workers = self._on_nodes(launch.slots(hostfile))
-            command = self.call.command(self.recipe.path, self.folder.path, resume=self.call.resume)
+            command = self.options.command(self.recipe.path, self.folder.path, resume=self.options.resume is not None)
             launch.launch(
                 command,
                 workers + 1,
                 run_dir=self.folder.path,
-                environment=self.call.environment(self.folder.path),
+                environment=self.options.environment(self.folder.path),
                 hostfile=hostfile,
             )
             return True

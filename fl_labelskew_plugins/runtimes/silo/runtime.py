@@ -51,11 +51,11 @@ class CrossSilo(Runtime):
 
     def delegated(self) -> bool:
         """Start the server and all silos, or be a silo."""
-        if self.call.role == "server":
+        if self.options.role == "server":
             return False
-        if self.call.role == "client":
+        if self.options.role == "client":
             self._silo()
-        elif self.call.resume and self._over(self.folder.load_checkpoint(tensors=False)):
+        elif self.options.resume and self._over(self.folder.load_checkpoint(tensors=False)):
             return False  # silos that this machine started are gone, and have nothing to do
         else:
             self._all_here()
@@ -63,11 +63,11 @@ class CrossSilo(Runtime):
 
     def preview(self) -> Session:
         """What this machine will do, with nobody listening or connecting."""
-        if self.call.role is None and not self.recipe.own_data:
+        if self.options.role is None and not self.recipe.own_data:
             return build(self.recipe)
-        if self.call.role == "server":
+        if self.options.role == "server":
             return self._alone([0] * self.recipe.train.client_num_in_total)
-        ranks = [self.call.rank] if self.call.rank else range(1, self.recipe.train.client_num_in_total + 1)
+        ranks = [self.options.rank] if self.options.rank else range(1, self.recipe.train.client_num_in_total + 1)
         sizes = [0] * self.recipe.train.client_num_in_total
         counts: list[torch.Tensor] = []
         first: list[str] = []
@@ -91,8 +91,8 @@ class CrossSilo(Runtime):
     def session(self) -> Session:
         """Listen, and wait for the silos; not where all rounds are done and everybody knows."""
         refuse_host_switches(self.recipe)
-        checkpoint = self.folder.load_checkpoint(tensors=False) if self.call.resume else None
-        if self._over(checkpoint) and (self.call.role is None or self.folder.summary.exists()):
+        checkpoint = self.folder.load_checkpoint(tensors=False) if self.options.resume else None
+        if self._over(checkpoint) and (self.options.role is None or self.folder.summary.exists()):
             return self._alone(list(checkpoint.sizes))
         server = SiloServer
         if self.recipe.sums_alone:
@@ -118,7 +118,7 @@ class CrossSilo(Runtime):
         self._audit = Audit(hear=seen.hear, digests=comm.audit_digests)
         tls, revoked = self._certificate(comm.certs, "server")
         transport = ServerTransport(
-            self.call.server or comm.listen_address or comm.address(),
+            self.options.server or comm.listen_address or comm.address(),
             silos=train.client_num_in_total,
             tls=tls,
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
@@ -132,7 +132,7 @@ class CrossSilo(Runtime):
         self.folder.tell(state=status.WAITING, address=transport.address, quorum=quorum(self.recipe))
         self._audit.open(self.folder.path, "server")
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", this machine alone (no TLS)"))
-        host, go_on = self.host(self.recipe, self.folder.path), self.call.go_on(self.folder.path)
+        host, go_on = self.host(self.recipe, self.folder.path), self.options.resume_command(self.folder.path)
         return server(host, transport, self.recipe, checkpoint, self.show, go_on, self.folder, seen)
 
     def run(self, session: Session, record: Record) -> None:
@@ -153,9 +153,9 @@ class CrossSilo(Runtime):
 
     def _silo(self) -> None:
         """Be one silo until the server says that the run is over."""
-        rank = self.call.rank
+        rank = self.options.rank
         assert rank is not None  # start() has checked it
-        recipe = recipes.silo(self.recipe, rank, survey=self.call.survey)
+        recipe = recipes.silo(self.recipe, rank, survey=self.options.survey)
         refuse_host_switches(recipe)
         data = facts.load(recipe, rank - 1)
         guard, ledger = guard_of(recipe, rank, self.folder.path), ledger_of(recipe, self.folder.path)
@@ -169,7 +169,7 @@ class CrossSilo(Runtime):
         if revoked is not None:
             revoked.keep()
         transport = SiloTransport(
-            self.call.server or comm.address(),
+            self.options.server or comm.address(),
             rank,
             tls=tls,
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
@@ -180,7 +180,7 @@ class CrossSilo(Runtime):
         )
         self._transport = transport
         host = self.host(recipe, self.folder.path, rank=rank)
-        kind = SurveyedSilo if self.call.survey else _summing().SummedSilo if recipe.sums_alone else SiloClient
+        kind = SurveyedSilo if self.options.survey else _summing().SummedSilo if recipe.sums_alone else SiloClient
         client = kind(host, transport, rank, recipe, data, self.folder.path, self.show, guard, ledger)
         transport.start()
         client.run()
@@ -189,7 +189,7 @@ class CrossSilo(Runtime):
 
     @cached_property
     def _passphrase(self) -> keys.Passphrase:
-        return keys.Passphrase(self.call.passphrase_fd)
+        return keys.Passphrase(self.options.passphrase_fd)
 
     def _certificate(self, folder: str | None, name: str) -> tuple[names.Files | None, Revocations | None]:
         """What this process shows of itself, if anything, and who is not to be believed; warns of what is wrong."""
@@ -222,7 +222,7 @@ class CrossSilo(Runtime):
         """What the server and the silos of this machine need to open their keys, asked for once."""
         folders = {"server": self.recipe.comm.certs}
         for rank in range(1, silos + 1):
-            silo = recipes.silo(self.recipe, rank, survey=self.call.survey)
+            silo = recipes.silo(self.recipe, rank, survey=self.options.survey)
             check_extras(silo)
             folders[names.silo_name(rank)] = silo.comm.certs
         for name, folder in folders.items():
@@ -235,21 +235,25 @@ class CrossSilo(Runtime):
         count = self.recipe.train.client_num_in_total
         warn_if_too_many(count, self.recipe.device.threads)
         passphrase = self._passphrase_of_all(count)
-        address = self.call.server or f"127.0.0.1:{free_port()}"
+        address = self.options.server or f"127.0.0.1:{free_port()}"
         self.show.note(
             f"starting the server and {counted(count, 'silo')} on this machine; logs and results: {self.folder.path}"
         )
-        call, path = self.call, self.recipe.path
-        server = call.command(path, self.folder.path, "--role", "server", "--server", address, resume=call.resume)
+        options, path = self.options, self.recipe.path
+        server = options.command(
+            path, self.folder.path, "--role", "server", "--server", address, resume=options.resume is not None
+        )
         parts = [Part("server", server)]
         for rank in range(1, count + 1):
             role = ("--role", "client", "--rank", str(rank), "--server", address)
-            parts.append(Part(f"silo {rank}", call.command(path, self.folder.path / "silos" / f"silo-{rank}", *role)))
+            parts.append(
+                Part(f"silo {rank}", options.command(path, self.folder.path / "silos" / f"silo-{rank}", *role))
+            )
         try:
-            together(parts, environment=call.environment(self.folder.path) | passphrase)
+            together(parts, environment=options.environment(self.folder.path) | passphrase)
         except RunError as error:
             if self.folder.recipe.exists():
-                error.args = (f"{error}; {call.go_on(self.folder.path)}",)
+                error.args = (f"{error}; {options.resume_command(self.folder.path)}",)
             raise
 
 

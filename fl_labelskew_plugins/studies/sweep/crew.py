@@ -70,7 +70,7 @@ def run_all(
         jobs: how many at a time; default: :func:`default_jobs`.
         memory: GB (10^9 bytes) that all of them together may take; default: :data:`SHARE` of what is free.
         say: prints a line.
-        host: as :func:`fl_labelskew_plugins.front.start.start` has it.
+        host: as :class:`.runtimes.options.RunOptions` has it.
         pause: when each of them stops early, to be gone on with.
 
     Raises:

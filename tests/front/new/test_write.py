@@ -20,6 +20,7 @@ from fl_labelskew_plugins.front.new.look import Look, look
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import model_file
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 HEAD = "# yaml-language-server: $schema=recipe.schema.json\n"
 SILOS = {"St.-Mary-s": ["St. Mary's"], "north": ["north"], "south": ["south"]}
@@ -209,7 +210,7 @@ def test_run_names_the_file_of_a_silo_without_data(here):
     call(*PLANNED, "--image-size", "32")
     file = here / "mine" / "silo-1.yaml"
     with pytest.raises(LabelSkewError) as error:
-        start(here / "mine" / "federation.yaml", dry_run=True, host="none")
+        start(RunOptions(here / "mine" / "federation.yaml", dry_run=True, host="none"))
     assert str(error.value).startswith(f"{file}: data set image_folder: data_args.data_cache_dir is not set; use ")
     assert str(error.value).endswith(f", with labelskew silo data {file} PATH")
 

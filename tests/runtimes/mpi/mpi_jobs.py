@@ -15,6 +15,7 @@ from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
 from fl_labelskew_plugins.runtimes.mpi.runtime import Server
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 tested = []
 """Samples of each test in this rank."""
@@ -83,7 +84,7 @@ def play():
         tested.clear()
         under_way.clear()
         peak = Peak()
-        start(recipe, overrides, run_dir=out / name, quiet=True)
+        start(RunOptions(recipe, overrides, run_dir=out / name, quiet=True))
         costs = {"tested": sum(tested), "memory": peak.stop(), "under_way": max(under_way, default=0)}
         (out / f"{name}-{rank}.json").write_text(json.dumps(costs))
 

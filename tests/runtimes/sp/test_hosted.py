@@ -23,6 +23,7 @@ from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import progress
 from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +49,6 @@ def by(optimizer, source=None, **more):
 @pytest.fixture
 def go(tmp_path):
     """Run the base recipe with overrides; returns the run's folder. ``change`` may make another session of it first."""
-    from fl_labelskew_plugins.runtimes.base import Call
     from fl_labelskew_plugins.runtimes.sp.runtime import SP
 
     count = iter(range(100))
@@ -61,7 +61,7 @@ def go(tmp_path):
         if change is not None:
             made = change(made)
         record = Record(made, folder, show, resume=False)
-        SP(loaded, Call(None, (), False, True), folder, show).run(made, record)
+        SP(loaded, RunOptions(quiet=True), folder, show).run(made, record)
         record.finish()
         return folder.path
 
@@ -371,7 +371,7 @@ def test_a_resumed_run_gives_the_same_bytes(settings, go, tmp_path):
     shutil.copy(two_rounds / "checkpoint" / "latest.safetensors", cut / "checkpoint" / "latest.safetensors")
     for name in ("summary.json", "model.safetensors"):
         (cut / name).unlink()
-    run.start(None, resume=cut, quiet=True)
+    run.start(RunOptions(resume=cut, quiet=True))
     for name in ("metrics.jsonl", "model.safetensors", "checkpoint/latest.safetensors"):
         if not name.startswith("checkpoint"):  # which also holds seconds
             assert (cut / name).read_bytes() == (whole / name).read_bytes()
@@ -388,7 +388,7 @@ def test_the_record_and_the_first_lines_say_whose_code_ran(tmp_path, capsys):
         (["train_args.gradient_clip_norm=9"], "fedavg with FedProx, sp"),
     ):
         folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        run.start(path, [*by("FedProx"), *short, *settings], run_dir=folder)
+        run.start(RunOptions(path, [*by("FedProx"), *short, *settings], run_dir=folder))
         out, err = capsys.readouterr()
         assert line in out
         said = json.loads((folder / "environment.json").read_text())["optimizer"]

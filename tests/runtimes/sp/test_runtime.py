@@ -17,6 +17,7 @@ from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
+from fl_labelskew_plugins.runtimes.options import RunOptions
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +40,7 @@ def go(tmp_path):
 
     def go(*overrides):
         folder = tmp_path / f"run{next(count)}"
-        run.start(path, overrides, run_dir=folder, quiet=True)
+        run.start(RunOptions(path, overrides, run_dir=folder, quiet=True))
         return folder
 
     go.load = lambda *overrides: parse.load(path, overrides)
@@ -231,7 +232,7 @@ def test_the_hosts_noise_repeats_after_resuming(go, tmp_path, capsys):
     for name in ("summary.json", "model.safetensors"):
         (cut / name).unlink()
     torch.rand(5)
-    run.start(None, resume=cut, quiet=True)
+    run.start(RunOptions(resume=cut, quiet=True))
     assert (cut / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
     assert "what the host remembers" in capsys.readouterr().err
 
