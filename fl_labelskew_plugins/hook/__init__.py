@@ -5,9 +5,8 @@ of the import system; it waits for ``fedml.cli.modules.run`` and then gives its 
 else that ``fedml run`` does stays as it is. From then on Ctrl-C ends a command of ours with one line, however much is
 still to be imported. ``FL_LABELSKEW_NO_HOOK=1`` switches the hook off.
 
-The host's command line imports all of the host, for seconds, before it looks at what was typed. Where that is
-``fedml run --help`` or a recipe of ours, the script ``fedml`` gets :func:`cli` in its place, which has the same
-answers: the group is the host's own, from its own file.
+The host's command line imports all of the host, for seconds, before it looks at what was typed. If the first word after
+``fedml run`` is a recipe or ``--resume``, the script ``fedml`` gets :func:`cli` in its place, which runs our command.
 
 This module is read at every interpreter start, so it imports nothing but what is loaded already.
 """
@@ -108,9 +107,11 @@ def _is_ours(argv: list[str]) -> bool:
 
 
 def _is_quick(argv: list[str]) -> bool:
-    """Whether :func:`cli` may have an answer."""
+    """Whether ``fedml run`` is followed by a recipe or ``--resume``, so that the host is not asked at all."""
     script, *words = _typed(argv)
-    return (script, words[:1]) == ("fedml", ["run"])
+    return (script, words[:1]) == ("fedml", ["run"]) and any(
+        word.startswith("--resume") or is_recipe(word) for word in words[1:2]
+    )
 
 
 def _typed(argv: list[str]) -> list[str]:
@@ -137,40 +138,13 @@ def _quiet_imports() -> None:
 
 
 def cli() -> Any:
-    """The command line of ``fedml run`` for what needs nothing of the host, and else the host's own."""
+    """The command line of ``fedml run RECIPE``; the host's own if our command cannot be imported."""
     del sys.modules[CLI]
-    args = sys.argv[2:]
-    try:
-        group = _group()
-        is_help = args in ([], ["-h"], ["--help"]) and _our_command() is not None
-        ours = is_help or _command_for(group, args) is not None
-    except Exception:
-        ours = False
-    if ours:
-        return group.main(args, prog_name="fedml run")
+    if (command := _our_command()) is not None:
+        return command.main(sys.argv[2:], prog_name="fedml run")
     from importlib import import_module
 
     return import_module(CLI).cli()
-
-
-def _group() -> click.Group:
-    """The host's group ``fedml run`` with our way in, read from its file alone: what it imports is only used later."""
-    from importlib.util import find_spec, module_from_spec, spec_from_file_location
-
-    host: Any = find_spec("fedml")
-    file = os.path.join(host.submodule_search_locations[0], *TARGET.split(".")[1:]) + ".py"
-    spec: Any = spec_from_file_location(TARGET, file)
-    module = module_from_spec(spec)
-    unused = {name: type(sys)(name) for name in ("fedml", "fedml.api")}
-    sys.modules.update(unused)
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        for name in unused:
-            del sys.modules[name]
-    group: click.Group = module.fedml_run
-    patch(group)
-    return group
 
 
 def patch(group: click.Group) -> None:

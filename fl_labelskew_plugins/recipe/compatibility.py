@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import sys
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -122,21 +120,7 @@ def uses_rounds(recipe: Recipe) -> str | None:
     parts = {recipe.method_name: recipe.method, **getattr(recipe.method, "parts", {})}
     plugins = {f"method_args.method: {name}": part for name, part in parts.items()}
     plugins[f"train_args.federated_optimizer: {recipe.train.federated_optimizer}"] = recipe.optimizer
-    return next((name for name, plugin in plugins.items() if _reads_rounds(type(plugin))), None)
-
-
-def _reads_rounds(plugin: type) -> bool:
-    """Whether the code of a plugin's class, or of a function beside it, reads ``federation.rounds``."""
-    classes = [cls for cls in plugin.__mro__ if cls.__module__.partition(".")[0] != Method.__module__.partition(".")[0]]
-    modules = [vars(sys.modules[name]) for cls in classes if (name := cls.__module__) in sys.modules]
-    beside = [value for names in modules for value in names.values() if inspect.isfunction(value)]
-    functions = [
-        getattr(value, "__func__", getattr(value, "fget", value)) for cls in classes for value in vars(cls).values()
-    ]
-    codes = [code for function in [*functions, *beside] if (code := getattr(function, "__code__", None)) is not None]
-    for code in codes:  # grows by what is defined within
-        codes += [inner for inner in code.co_consts if inspect.iscode(inner)]
-    return any("rounds" in code.co_names for code in codes)
+    return next((name for name, plugin in plugins.items() if plugin.uses_rounds), None)
 
 
 def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recipe:
