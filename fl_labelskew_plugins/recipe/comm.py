@@ -42,9 +42,6 @@ class CommArgs(Params):
     listen_address: str | None = Field(
         None, description="cross_silo: host:port where the server listens; default: server_address"
     )
-    grpc_ipconfig_path: Annotated[str | None, IS_PATH] = Field(
-        None, description="cross_silo: the host's CSV file, whose row of rank 0 stands in for server_address"
-    )
     certs: Annotated[str | None, IS_PATH] = Field(
         None, description="cross_silo: folder of labelskew certs new for this machine; not needed on loopback"
     )
@@ -119,14 +116,6 @@ class CommArgs(Params):
         """Uploads that a round needs: with secure aggregation no fewer than hide each other in a sum."""
         least = min(2, clients_per_round) if self.min_clients is None else self.min_clients
         return max(least, LEAST_SUMMED) if self.secure_aggregation else least
-
-    def address(self) -> str:
-        """Where silos find the server; reads ``grpc_ipconfig_path``, if there is one.
-
-        Raises:
-            LabelSkewError: that file does not hold the server's address.
-        """
-        return self.server_address if self.grpc_ipconfig_path is None else addresses.from_csv(self.grpc_ipconfig_path)
 
     @field_validator("server_address", "listen_address")
     @classmethod

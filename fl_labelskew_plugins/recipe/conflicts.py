@@ -72,14 +72,12 @@ def _comm_conflicts(recipe: Sections) -> Iterator[Conflict]:
             f"missing; {key} {address} can be reached from other machines; use a folder of `labelskew certs new`, "
             "or an address such as 127.0.0.1:8890"
         )
-        yield Conflict("comm_args.certs", message, (f"comm_args.{key}", "comm_args.grpc_ipconfig_path", KIND))
+        yield Conflict("comm_args.certs", message, (f"comm_args.{key}", KIND))
 
 
 def _reached_by_others(comm: CommArgs) -> tuple[str, str] | None:
     """The first key whose address is beyond loopback, and that address."""
     given = {"server_address": comm.server_address, "listen_address": comm.listen_address}
-    if comm.grpc_ipconfig_path is not None:  # the server's address is not known before that file is read
-        del given["server_address"]
     return next(((k, address) for k, address in given.items() if address and not addresses.loopback(address)), None)
 
 

@@ -118,7 +118,7 @@ class CrossSilo(Runtime):
         self._audit = Audit(hear=seen.hear, digests=comm.audit_digests)
         tls, revoked = self._certificate(comm.certs, "server")
         transport = ServerTransport(
-            self.options.server or comm.listen_address or comm.address(),
+            self.options.server or comm.listen_address or comm.server_address,
             silos=train.client_num_in_total,
             tls=tls,
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
@@ -169,7 +169,7 @@ class CrossSilo(Runtime):
         if revoked is not None:
             revoked.keep()
         transport = SiloTransport(
-            self.options.server or comm.address(),
+            self.options.server or comm.server_address,
             rank,
             tls=tls,
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
