@@ -9,7 +9,7 @@ below, and no other is public.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.front.run import Callback, Run, load, open, run
+    from fl_labelskew_plugins.front.run import Callback, Run, load, load_run, run
     from fl_labelskew_plugins.front.simulate import Loop, simulate
     from fl_labelskew_plugins.front.survey import survey
     from fl_labelskew_plugins.host import runner
@@ -24,7 +24,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "load": "front.run",
     "run": "front.run",
-    "open": "front.run",
+    "load_run": "front.run",
     "Run": "front.run",
     "Callback": "front.run",
     "simulate": "front.simulate",
@@ -47,7 +47,7 @@ __all__ = [
     "Sweep",
     "__version__",
     "load",
-    "open",
+    "load_run",
     "report",
     "run",
     "simulate",
@@ -61,6 +61,11 @@ def __getattr__(name: str) -> object:
 
     if name == "fedml":
         return _fedml()
+    if name == "open":
+        import warnings
+
+        warnings.warn("fl.open is now fl.load_run", DeprecationWarning, stacklevel=2)
+        name = "load_run"
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -21,7 +21,6 @@ from fl_labelskew_plugins.recipe.objects import plugins
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.measure import main_measure, main_tests
 from fl_labelskew_plugins.runs.progress import Hear
-from fl_labelskew_plugins.runs.session import loaded
 from fl_labelskew_plugins.runtimes.options import RunOptions
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def run(
     Raises:
         LabelSkewError: a mistake in what was asked for.
         RunError: the run broke off.
-        KeyboardInterrupt: interrupted, after a checkpoint was saved; ``open(folder).resume()`` goes on.
+        KeyboardInterrupt: interrupted, after a checkpoint was saved; ``load_run(folder).resume()`` resumes.
     """
     objects = {"model": model, "dataset": dataset, "method": method, "partition": partition}
     recipe = prepared(recipe, objects)
@@ -123,7 +122,7 @@ def prepared(recipe: Recipe | str | Path | Mapping[str, Any], objects: Mapping[s
     return recipe
 
 
-def open(folder: str | Path, **objects: Any) -> Run:
+def load_run(folder: str | Path, **objects: Any) -> Run:
     """A run in its folder; to read its results, no objects are needed.
 
     Args:
@@ -322,21 +321,12 @@ class Run:
 
     def _network(self, file: Path, otherwise: str, attribute: str) -> nn.Module:
         """The network with the weights in a file; ``attribute`` of this object is the one that was read."""
-        from safetensors.torch import load_file
-
-        from fl_labelskew_plugins.runs import model_file
         from fl_labelskew_plugins.trained import network
 
         if not file.exists():
             raise LabelSkewError(f"{file}: no such file; {otherwise}")
         self._check_network(file, attribute)
-        if model_file.said(file):
-            return network.load(file, self._objects.get("model_args"), code=self._code).network
-        # versions before 0.2 wrote weights and nothing else, some not even the shape of a sample
-        environment = self._environment
-        shape = environment.get("input_shape") or loaded(self.recipe).test.x.shape[1:]
-        classes = len(environment["class_names"])
-        return network.build(self.recipe.network, shape, classes, load_file(file), clean(file, 4096))
+        return network.load(file, self._objects.get("model_args"), code=self._code).network
 
     def _check_network(self, file: Path, attribute: str) -> None:
         """Raise LabelSkewError if the network was an object that is missing."""

@@ -279,7 +279,7 @@ def check_objects(
         folder: the run's.
         objects: the given ones; all of them must be as in the run.
         needed: sections whose object must be given, if the run had one.
-        then: what follows on ``fl.open(...)`` in Python, for the message.
+        then: what follows on ``fl.load_run(...)`` in Python, for the message.
     """
     try:
         environment = json.loads((folder.path / "environment.json").read_text("utf-8"))
@@ -301,5 +301,5 @@ def check_objects(
         give = ", ".join(f"{names[section]}=..." for section in names if section in objects or section in missing)
         raise LabelSkewError(
             f"{folder.path}: missing Python objects of this run: {were}; give the same ones, in Python: "
-            f"fl.open({str(folder.path)!r}, {give}){then}"
+            f"fl.load_run({str(folder.path)!r}, {give}){then}"
         )

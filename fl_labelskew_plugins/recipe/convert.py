@@ -208,7 +208,10 @@ class _Conversion:
 
 def _server_in(file: Path) -> str | None:
     """The address of rank 0 in FedML's CSV file of ``eid,rank,grpc_server_ip,grpc_server_port``; None without one."""
-    with contextlib.suppress(OSError, ValueError, KeyError, csv.Error), file.open(encoding="utf-8-sig") as lines:
+    with (
+        contextlib.suppress(OSError, ValueError, KeyError, TypeError, csv.Error),
+        file.open(encoding="utf-8-sig") as lines,
+    ):
         for row in csv.DictReader(lines, skipinitialspace=True):
             if row["rank"] == "0":
                 address = addresses.join(row["grpc_server_ip"], int(row["grpc_server_port"]))

@@ -22,7 +22,7 @@ labelskew evaluate . DATA
 labelskew export . --format onnx --out model.onnx
 ```
 
-From Python: `fl.open(".").predict(x)`, after `import fl_labelskew_plugins as fl`."""
+From Python: `fl.load_run(".").predict(x)`, after `import fl_labelskew_plugins as fl`."""
 MOST_NAMES, MOST_CLIENTS = 100, 50
 """Class names and clients that a card lists."""
 WITH_BEST = " With `--best` a command takes `best.safetensors` in place of `model.safetensors`."

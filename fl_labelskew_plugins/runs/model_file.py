@@ -180,7 +180,7 @@ def read(file: Path) -> tuple[About, Weights]:
         first = clean(next(iter(str(error).splitlines()), type(error).__name__))
         raise mistake(where, f"is no sound .safetensors file ({first})", "a model.safetensors of a run") from None
     if text is None:
-        use = "one of a run of this version, or fl.open(RUN).model in Python for an older one's"
+        use = "a model.safetensors of a run"
         raise mistake(where, "does not say of which network it is", use)
     return _said(text, where), weights
 

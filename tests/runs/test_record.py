@@ -1,16 +1,15 @@
 """The best round's model, also after going on and going back; and the card of a run."""
 
 import csv
-import json
 import shutil
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError, RunError
+from fl_labelskew_registry import RunError
 from recipe_texts import DIGITS
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.data.npz import Npz
@@ -68,7 +67,7 @@ def test_confusion_matrix_of_a_run_resumed_after_its_last_round(whole, tmp_path,
     for name in ("confusion.csv", "summary.json"):
         (folder / name).unlink()
     with drawing():
-        fl.open(folder).resume(quiet=True)
+        fl.load_run(folder).resume(quiet=True)
     assert (folder / "confusion.csv").read_bytes() == (run.folder / "confusion.csv").read_bytes()
     assert (folder / "confusion.png").read_bytes().startswith(b"\x89PNG")
 
@@ -100,7 +99,7 @@ def test_a_run_that_breaks_off_anywhere_keeps_the_same_best(whole, tmp_path, sto
         if line["round"] + 1 == stop:
             break
     is_best_of(tmp_path / "run", whole[1], stop)
-    fl.open(tmp_path / "run").resume(quiet=True)
+    fl.load_run(tmp_path / "run").resume(quiet=True)
     assert (tmp_path / "run/best.safetensors").read_bytes() == (whole[0].folder / "best.safetensors").read_bytes()
     assert (tmp_path / "run/MODEL_CARD.md").read_bytes() == (whole[0].folder / "MODEL_CARD.md").read_bytes()
 
@@ -148,7 +147,7 @@ def test_no_model_stands_for_a_better_one_that_was_not_kept(whole, tmp_path, cap
     folder.go_back(4)
     recipe = (folder.path / "recipe.yaml").read_text()
     folder.recipe.write_text(recipe.replace("keep_best: false", "keep_best: true"))
-    fl.open(folder.path).resume(quiet=True)
+    fl.load_run(folder.path).resume(quiet=True)
     warned = "best.safetensors: the model of the best round so far was not kept; it comes with a better one"
     assert warned in capsys.readouterr().err
     accuracies = [accuracy for accuracy, _ in rounds]
@@ -202,23 +201,3 @@ def test_what_strangers_call_things_is_no_markdown(tmp_path, monkeypatch):
 def test_code_is_one_line_without_an_end_of_its_own():
     assert card.code("`x`\n|") == "`'x'?/`"
     assert card.code("") == "` `"
-
-
-def test_old_runs_without_it_are_read_as_before(whole, tmp_path):
-    """A folder as an earlier version left it: no metadata, no best model, no card."""
-    run, rounds = whole
-    old = tmp_path / "old"
-    shutil.copytree(run.folder, old)
-    save_file(load_file(old / "model.safetensors"), old / "model.safetensors")
-    for name in ("best.safetensors", "MODEL_CARD.md"):
-        (old / name).unlink()
-    model = fl.open(old).model.state_dict()
-    assert all(torch.equal(value, model[name]) for name, value in rounds[-1][1].items())
-    with pytest.raises(
-        LabelSkewError, match="does not say of which network it is; use one of a run of this version, or fl"
-    ):
-        fl.open(old).predict(torch.zeros(1, 1, 8, 8))
-    with pytest.raises(LabelSkewError, match=r"best.safetensors: no such file; it needs tracking_args.keep_best: true"):
-        _ = fl.open(old).best
-    kept = json.loads((old / "summary.json").read_text())
-    assert fl.open(old).resume(quiet=True).summary == kept | {"seconds": pytest.approx(kept["seconds"], abs=60)}
