@@ -17,7 +17,7 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.recipe import parse, yaml
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.objects import plugins
+from fl_labelskew_plugins.recipe.plugins import from_objects
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.measure import main_measure, main_tests
 from fl_labelskew_plugins.runs.progress import Hear
@@ -117,7 +117,7 @@ def prepared(recipe: Recipe | str | Path | Mapping[str, Any], objects: Mapping[s
     """A recipe of :func:`load`, or what that takes, with objects in place of its names."""
     if not isinstance(recipe, Recipe):
         recipe = load(recipe)
-    if given := plugins(**objects):
+    if given := from_objects(**objects):
         recipe = parse.parse(recipe.dump(), source=recipe.path, objects=given)
     return recipe
 
@@ -135,7 +135,7 @@ def load_run(folder: str | Path, **objects: Any) -> Run:
         LabelSkewError: it is not the folder of a run, or the objects are not those of the run.
     """
     code = objects.pop("model") if isinstance(objects.get("model"), str) else None
-    return Run(folder, plugins(**objects), code)
+    return Run(folder, from_objects(**objects), code)
 
 
 def _hear(callbacks: Sequence[Callback], folder: Path, objects: Mapping[str, Any], code: str | None) -> Hear | None:
@@ -152,7 +152,7 @@ class Run:
 
     Args:
         folder: the run's.
-        objects: what stood in for the recipe's names, by section; see :func:`.recipe.objects.plugins`.
+        objects: what stood in for the recipe's names, by section; see :func:`.recipe.plugins.from_objects`.
         code: the function that makes its network, if it is of one.
 
     Raises:

@@ -14,8 +14,8 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.engine.globals import restored
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.front.run import Run, prepared
+from fl_labelskew_plugins.models.module import Headed
 from fl_labelskew_plugins.recipe import compatibility
-from fl_labelskew_plugins.recipe.objects import Headed
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import build

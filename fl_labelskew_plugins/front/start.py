@@ -25,7 +25,7 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.model import Recipe, different
-from fl_labelskew_plugins.recipe.objects import SECTIONS, described
+from fl_labelskew_plugins.recipe.plugins import OBJECT_SECTIONS, object_description
 from fl_labelskew_plugins.runs import checkpoint, privacy, status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Hear, Pause, Progress, progress
@@ -270,7 +270,7 @@ def _check_rounds(recipe: Recipe, folder: RunFolder, planned: int) -> None:
 def check_objects(
     folder: RunFolder,
     objects: Mapping[str, Any],
-    needed: Collection[str] = tuple(SECTIONS.values()),
+    needed: Collection[str] = tuple(OBJECT_SECTIONS.values()),
     then: str = ".resume()",
 ) -> None:
     """Raise LabelSkewError unless ``objects``, by section, are those of a run.
@@ -288,11 +288,11 @@ def check_objects(
     had = environment.get("objects", {}) if isinstance(environment, dict) else None
     if not isinstance(had, dict):
         raise LabelSkewError(f"{folder.path / 'environment.json'}: damaged: it is not what a run writes")
-    names = {section: name for name, section in SECTIONS.items()}
+    names = {section: name for name, section in OBJECT_SECTIONS.items()}
     for section, plugin in objects.items():
         if section not in had:
             raise LabelSkewError(f"{folder.path}: {names[section]} was not an object in this run; remove it")
-        if had[section] != (now := described(plugin)):
+        if had[section] != (now := object_description(plugin)):
             before = clean(had[section])
             raise LabelSkewError(f"{folder.path}: {names[section]} was another one in this run: {before}, not {now}")
     missing = [section for section in names if section in had and section in needed and section not in objects]

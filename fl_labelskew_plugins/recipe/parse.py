@@ -74,7 +74,7 @@ def parse(
         text: YAML.
         source: what messages call it.
         overrides: ``section.key=value`` each.
-        objects: plugins in place of those that sections name, by section; see :mod:`.objects`.
+        objects: plugins in place of those that sections name, by section; see :func:`.plugins.from_objects`.
 
     Raises:
         RecipeError: with every mistake of the text and the overrides.

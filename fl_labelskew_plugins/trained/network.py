@@ -20,9 +20,9 @@ from fl_labelskew_plugins.data.files import fits
 from fl_labelskew_plugins.engine.samples import Normalise
 from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.text import clean, few
+from fl_labelskew_plugins.models.module import Headed
 from fl_labelskew_plugins.recipe import mistakes
 from fl_labelskew_plugins.recipe.network_file import find
-from fl_labelskew_plugins.recipe.objects import Headed
 from fl_labelskew_plugins.recipe.sections import is_code
 from fl_labelskew_plugins.runs import model_file
 from fl_labelskew_plugins.runs.model_file import About

@@ -63,7 +63,7 @@ def test_importing_imports_nothing_else():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False False False\n"
-    assert {"load", "run", "open", "Run", "Recipe"} <= set(dir(fl))
+    assert {"load", "run", "load_run", "Run", "Recipe"} <= set(dir(fl))
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         _ = fl.lod
 
