@@ -157,7 +157,7 @@ def test_no_modules_import_each_other_in_a_circle():
         (f"{OURS}.host.trainer", f"import {OURS}.runtimes.sp"),
         (f"{OURS}.runtimes.mpi.runtime", "from fedml.core import x"),
         (f"{OURS}.runtimes.sp.runtime", f"from {OURS}.host.trainer import Trainer"),
-        (f"{OURS}.recipe.host_faults", f"if TYPE_CHECKING:\n    from {OURS}.engine.local import LocalTrainer"),
+        (f"{OURS}.recipe.compatibility", f"if TYPE_CHECKING:\n    from {OURS}.engine.local import LocalTrainer"),
         (f"{OURS}.diagnostics.watch", f"from {OURS}.host import trainer"),
         (f"{OURS}.runs.rounds", f"from {OURS}.host import aggregator"),
         (f"{OURS}.methods.fedlc", f"from {OURS}.engine.local import train"),

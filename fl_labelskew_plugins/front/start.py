@@ -157,8 +157,7 @@ def warned(session: Session) -> Session:
     if made_up(session.recipe):
         name = session.recipe.data.dataset
         log.warn(f"data_args.data_cache_dir: made up, not the real {name}; numbers say nothing")
-    hosts = compatibility.warnings(session.recipe, session.trainer.model)
-    for warning in [*session.method.warnings(session.federation), *hosts, *privacy.warnings(session)]:
+    for warning in [*session.method.warnings(session.federation), *privacy.warnings(session)]:
         log.warn(warning)
     return session
 

@@ -139,10 +139,10 @@ class TrainArgs(PluginArgs):
     key, kind, attribute = "federated_optimizer", "optimizers", "optimizer"
 
     federated_optimizer: str = Field("FedAvg", description="name of an optimiser: labelskew optimizers")
-    optimizer_source: Literal["own", "corrected", "host"] | None = Field(
+    optimizer_source: Literal["own", "corrected"] | None = Field(
         None,
-        description="whose code optimises; corrected: the host's, without its faults; host: as it is; default:"
-        " corrected where that can run the recipe (docs/mixing.md), else own",
+        description="whose code optimises; corrected: FedML's, without its faults; default: corrected if that can run"
+        " the recipe (docs/mixing.md), else own",
     )
     client_num_in_total: Positive = Field(10, description="clients K")
     client_num_per_round: Positive | None = Field(None, description="clients that join a round; default: all")

@@ -60,7 +60,7 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
         ("seed", str(recipe.common.random_seed)),
     ]  # fmt: skip
     deviations = [*session.method.deviations(), *recipe.optimizer.deviations()]
-    deviations += compatibility.overruled(recipe, session.trainer.model)
+    deviations += compatibility.overruled(recipe)
     parts = [
         f"# {code(recipe.method_name)} on {code(recipe.data.dataset)}",
         f"A network, {what}, trained by federated learning (fl-labelskew-plugins).",

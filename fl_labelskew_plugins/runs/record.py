@@ -231,7 +231,7 @@ class Record:
             "deviations": [
                 *session.method.deviations(),
                 *session.recipe.optimizer.deviations(),
-                *compatibility.overruled(session.recipe, session.trainer.model),
+                *compatibility.overruled(session.recipe),
             ],
             "report": session.method.report(session.federation),
             "personal_models": session.method.personalises(),

@@ -114,7 +114,6 @@ NEEDS_FEDML = [
     (["security_args.enable_attack=true", *ATTACK], "true", "false"),
     (["security_args.enable_defense=true", *DEFENCE], "true", "false"),
     (["dp_args.enable_dp=true", *DP], "true", "false"),
-    (["train_args.optimizer_source=host", "train_args.federated_optimizer=FedProx"], "host", "own, null"),
     (["train_args.optimizer_source=corrected", "train_args.federated_optimizer=FedNova"], "corrected", "own, null"),
 ]
 

@@ -21,19 +21,18 @@ from fl_labelskew_plugins.engine.local import LocalResult, LocalSettings, learni
 from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.ops import sum_of_coefficients
-from fl_labelskew_plugins.recipe.host_faults import LIVE_IN_EVERY_ROUND
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.simulation import Simulation
-from fl_labelskew_plugins.runtimes.sp.host_optimizers import AS_THEY_ARE, CORRECTED, make
-from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
+from fl_labelskew_plugins.runtimes.sp.host_optimizers import make
+from fl_labelskew_plugins.tensors import Weights, joined
 
 
 class HostedFederation(Simulation):
-    """A run whose local training and aggregation are the host's; ``corrected``: without the host's faults."""
+    """A run whose local training and aggregation are the host's, without the host's faults."""
 
-    def __init__(self, args: Any, record: Record, *, corrected: bool) -> None:
+    def __init__(self, args: Any, record: Record) -> None:
         super().__init__(record, server=partial(HostedServer, self))
-        self.args, self.corrected, session = args, corrected, record.session
+        self.args, session = args, record.session
         self.turn: HostedTurn | None = None
         self.round_number = 0
         self.results: list[tuple[int, LocalResult]] = []
@@ -45,14 +44,13 @@ class HostedFederation(Simulation):
         args.comm_round, args.client_num_per_round = 1, session.federation.clients_per_round
         # keys of the host's that repeat others, or have to do with its tests, of which it makes none here
         args.wd, args.ci, args.frequency_of_the_test = recipe.train.weight_decay, 0, 1
-        kind = (CORRECTED if corrected else AS_THEY_ARE)[name]
-        self.host = make(kind, args=args, device=local.device, dataset=self._dataset(), model=self.network)
+        self.host = make(name, args=args, device=local.device, dataset=self._dataset(), model=self.network)
         if record.next_round:
-            self.host.restore(group(record.shared, OPTIMIZER), record.memory)
+            self.host.restore(record.memory)
         self.host.coefficients = self._coefficients
         self.host.client_list = [Slot(self, client) for client in self.host.client_list]
-        self._trainer = getattr(self.host, "model_trainer", None)
-        self._always_live = name in LIVE_IN_EVERY_ROUND
+        if trainer := getattr(self.host, "model_trainer", None):
+            self.host.model_trainer = Copies(trainer)
         self.share()
 
     def train(self) -> None:
@@ -67,15 +65,9 @@ class HostedFederation(Simulation):
         host, session, method = self.host, self.session, self.session.method
         self.round_number, self.results, host.clients = round, [], clients
         host.old = {name: value.cpu() for name, value in self.server.weights.items()}
-        if self.corrected:
-            rate = learning_rate(self.settings, round, session.federation.rounds)
-            self.args.learning_rate = rate
-            if method.aggregation == "population":
-                host.absent = session.federation.num_samples - sum(session.sizes[k] for k in clients)
-        if self._trainer is not None:
-            # only the host's train() as a whole hands out live weights in one round and its own mean in the next
-            copies = self.corrected or (round > 0 and not self._always_live)
-            host.model_trainer = Copies(self._trainer) if copies else self._trainer
+        self.args.learning_rate = learning_rate(self.settings, round, session.federation.rounds)
+        if method.aggregation == "population":
+            host.absent = session.federation.num_samples - sum(session.sizes[k] for k in clients)
         host.train()
         yield from self.results
 
@@ -83,14 +75,12 @@ class HostedFederation(Simulation):
         """A client's turn: the host's local training of this network; what the host's client sends."""
         local, record, round = self.session.trainer, self.record, self.round_number
         record.progress.client(round, len(self.results) + 1, len(self.host.clients), local.names.get(client, ""))
-        shared = rest(self.server.shared, OPTIMIZER)
-        turn = Turn(local, client, round, shared=shared, times_selected=record.states.select(client))
+        turn = Turn(local, client, round, shared=self.server.shared, times_selected=record.states.select(client))
         self.turn = HostedTurn(turn, network, self.settings.epochs)
-        as_asked = asked_for(self.settings) if self.corrected else contextlib.nullcontext()
         of_method, baseline = local.unchanged[0], Baseline(network)
         of_method.check(*BETWEEN)
         try:
-            with turn.seeded(), as_asked:
+            with turn.seeded(), asked_for(self.settings):
                 sent = train()
         finally:
             baseline.restore()
@@ -107,11 +97,10 @@ class HostedFederation(Simulation):
 
     def share(self) -> None:
         """Tell our server where the host's stands."""
-        device, (shared, memory) = self.session.trainer.device, (self.host.shared(), self.host.memory())
+        device, memory = self.session.trainer.device, self.host.memory()
         weights = {name: value.to(device) for name, value in snapshot(self.network).items()}
-        check_made({**joined(shared=shared, memory=memory), **weights}, self.server.optimizer)
+        check_made({**joined(memory=memory), **weights}, self.server.optimizer)
         self.server.weights, self.server.memory = weights, memory
-        self.server.shared = rest(self.server.shared, OPTIMIZER) | joined(**{OPTIMIZER: shared})
 
     def _coefficients(self, steps: int) -> float:
         assert self.turn is not None  # asked within a turn
@@ -132,7 +121,7 @@ class HostedFederation(Simulation):
     def _dataset(self) -> list[Any]:
         """The host's 8-tuple: of it the host reads sizes and, in a client's turn, its batches; nothing else is told."""
         sizes = dict(enumerate(self.session.sizes))
-        if self.corrected and self.session.method.aggregation == "uniform":
+        if self.session.method.aggregation == "uniform":
             sizes = dict.fromkeys(sizes, 1)
         batches, classes = dict.fromkeys(sizes, Epochs(self)), self.session.federation.num_classes
         return [0, 0, None, None, sizes, batches, dict.fromkeys(sizes), classes]
@@ -170,14 +159,10 @@ class HostedTurn:
     def __init__(self, inner: Turn, network: nn.Module, epochs: int) -> None:
         self.inner, self.view = inner, replace(inner.view, model=network)
         self.batches, total = inner.batches()
-        self.left, self.per_epoch = epochs, total // epochs
+        self.per_epoch = total // epochs
 
     def epoch(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """The next epoch's batches; after the last one, the first comes again."""
-        if self.left == 0:  # Mime reads all once more
-            self.batches, total = self.inner.batches()
-            self.left = total // self.per_epoch
-        self.left -= 1
+        """The next epoch's batches."""
         return itertools.islice(self.batches, self.per_epoch)
 
 

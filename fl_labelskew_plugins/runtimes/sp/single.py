@@ -15,9 +15,8 @@ from fl_labelskew_plugins.runtimes.sp.hosted import HostedFederation
 def train(host: Any, record: Record) -> None:
     """Run a record's rounds inside the host, a :class:`.host.framework.FedML`."""
     session = record.session
-    source = compatibility.source(session.recipe, session.trainer.model)
-    if source != "own":
-        HostedFederation(host.args, record, corrected=source == "corrected").train()
+    if compatibility.source(session.recipe, session.trainer.model) == "corrected":
+        HostedFederation(host.args, record).train()
     else:
         SingleProcess(host, record).train()
 
