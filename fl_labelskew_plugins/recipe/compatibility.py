@@ -13,10 +13,10 @@ from torch import nn
 
 from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.recipe import summed
-from fl_labelskew_plugins.recipe.diagnostics import OF_UPLOADS
+from fl_labelskew_plugins.recipe.conflicts import sum_conflicts
 from fl_labelskew_plugins.recipe.mistakes import Conflict
 from fl_labelskew_plugins.recipe.model import Recipe, Sections
+from fl_labelskew_plugins.recipe.sections import OF_UPLOADS
 
 Source = Literal["own", "corrected"]
 
@@ -91,7 +91,7 @@ def conflicts(recipe: Sections, method: Method, optimizer: Optimizer) -> Iterato
     if comm.secure_aggregation and method.individual:
         message = "true does not go with a method that needs what each client sends, not their sum; allowed: false"
         yield Conflict("comm_args.secure_aggregation", message, ("method_args.method",))
-    yield from summed.conflicts(recipe, method, optimizer)
+    yield from sum_conflicts(recipe, method, optimizer)
     if optimizer.changes_upload and (blind := [kind for kind in recipe.tracking.diagnostics if kind in OF_UPLOADS]):
         message = f"{', '.join(blind)}: what clients upload with federated_optimizer {name} is no trained model"
         yield Conflict("tracking_args.diagnostics", f"{message}; allowed: others, or another optimiser", key)

@@ -13,8 +13,6 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.params import IS_PATH, absolute
 from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, shipped, yaml
-from fl_labelskew_plugins.recipe.beside import Expected, Policy
-from fl_labelskew_plugins.recipe.comm import CommArgs
 from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, form_conflicts, moments_conflicts
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown, takes_any
 from fl_labelskew_plugins.recipe.model import (
@@ -28,7 +26,7 @@ from fl_labelskew_plugins.recipe.model import (
     Recipe,
     Sections,
 )
-from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING, TrackingArgs
+from fl_labelskew_plugins.recipe.sections import HOSTS_TRACKING, CommArgs, Expected, Policy, TrackingArgs
 from fl_labelskew_plugins.recipe.sections import names as split
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})

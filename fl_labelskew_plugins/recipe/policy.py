@@ -13,10 +13,10 @@ from typing import Any
 
 from fl_labelskew_registry import Federation
 
-from fl_labelskew_plugins.recipe.beside import Policy
+from fl_labelskew_plugins.recipe.conflicts import quorum
 from fl_labelskew_plugins.recipe.mistakes import show
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.summed import quorum
+from fl_labelskew_plugins.recipe.sections import Policy
 
 OTHER, OPTIMIZER = "other", "optimizer"
 OPENING = " in the opening exchange of "

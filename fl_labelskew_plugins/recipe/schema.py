@@ -10,9 +10,8 @@ from fl_labelskew_registry import PluginError, catalog
 from pydantic import BaseModel
 
 from fl_labelskew_plugins.recipe import plugins
-from fl_labelskew_plugins.recipe.beside import Expected, Policy
 from fl_labelskew_plugins.recipe.model import EXPECTED, PLUGGED, POLICY, REQUIRED, SECTIONS, SILO
-from fl_labelskew_plugins.recipe.sections import MethodArgs, ModelArgs, PluginArgs
+from fl_labelskew_plugins.recipe.sections import Expected, MethodArgs, ModelArgs, PluginArgs, Policy
 
 
 def json_schema() -> dict[str, Any]:

@@ -26,10 +26,10 @@ from pydantic import BaseModel
 
 from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.text import utc
+from fl_labelskew_plugins.recipe.conflicts import fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.privacy import BUDGET, Noise, leaving
 from fl_labelskew_plugins.recipe.sections import Budget, Level
-from fl_labelskew_plugins.recipe.summed import fewest_summed
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.runs.session import Session

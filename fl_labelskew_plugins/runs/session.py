@@ -29,8 +29,8 @@ from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.machine.place import available_cores, mpi_rank, place_on_node
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe import compatibility
+from fl_labelskew_plugins.recipe.conflicts import fewest_summed, sums_of_all
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.summed import fewest_summed, sums_of_all
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.tensors import Weights
 

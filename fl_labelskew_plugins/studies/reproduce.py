@@ -24,8 +24,8 @@ from fl_labelskew_plugins.front import start as run
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
-from fl_labelskew_plugins.recipe.beside import Expected
 from fl_labelskew_plugins.recipe.model import Recipe, different
+from fl_labelskew_plugins.recipe.sections import Expected
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.measure import GLOBAL
 from fl_labelskew_plugins.runs.progress import Pause, clock

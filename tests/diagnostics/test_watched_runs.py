@@ -18,8 +18,8 @@ from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.front import start
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.recipe.diagnostics import BESIDE_TRAINING, IN_TRAINING, Name
 from fl_labelskew_plugins.recipe.mistakes import RecipeError
+from fl_labelskew_plugins.recipe.sections import IN_TRAINING, OUTSIDE_TRAINING, DiagnosticName
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runtimes.options import RunOptions
 
@@ -35,7 +35,7 @@ method_args: {method: fedrs}
 device_args: {threads: 1}
 tracking_args: {checkpoint_every: 1}
 """
-FLAT = [name for name in get_args(Name) if name != "feature_sphere"]
+FLAT = [name for name in get_args(DiagnosticName) if name != "feature_sphere"]
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,8 @@ def lines(folder, name):
 
 
 def test_every_name_has_a_class_and_every_class_a_name():
-    assert set(KINDS) == set(get_args(Name))
-    assert set(IN_TRAINING) | set(BESIDE_TRAINING) == set(KINDS)
+    assert set(KINDS) == set(get_args(DiagnosticName))
+    assert set(IN_TRAINING) | set(OUTSIDE_TRAINING) == set(KINDS)
 
 
 @pytest.mark.parametrize("method", ["fedrs", "map", "fedmr"])

@@ -6,8 +6,8 @@ import pytest
 from recipe_texts import cross_silo, only_line, text_with
 
 from fl_labelskew_plugins.recipe import parse
+from fl_labelskew_plugins.recipe.conflicts import fewest_opened, fewest_summed
 from fl_labelskew_plugins.recipe.privacy import Noise, leaving, on_counts
-from fl_labelskew_plugins.recipe.summed import fewest_opened, fewest_summed
 
 BUDGET = "privacy_args.budget={epsilon: 8, delta: 1e-5}"
 RS = ["method_args.method=fedrs", "method_args.upload_clip=20"]

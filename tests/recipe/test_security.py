@@ -6,7 +6,7 @@ from recipe_texts import DIGITS, lines_of, only_line, text_with
 
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.recipe import mistakes, parse
-from fl_labelskew_plugins.recipe.security import DEAD, NEEDS, DpArgs, SecurityArgs
+from fl_labelskew_plugins.recipe.sections import DEAD, NEEDS, DpArgs, SecurityArgs
 
 DP = {"mechanism_type": "gaussian", "epsilon": 0.5, "delta": 1e-5, "sensitivity": 1}
 

@@ -19,7 +19,7 @@ from fl_labelskew_plugins.data.fakes import whole
 from fl_labelskew_plugins.front.new.look import Look
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import shipped, yaml
-from fl_labelskew_plugins.recipe.comm import LEAST_SUMMED
+from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 
 Section = tuple[str, str, dict[str, Any]]
 """A comment, a section's name and its keys."""

@@ -12,8 +12,8 @@ from typing import Generic, TypeVar
 
 from fl_labelskew_registry import RunError
 
+from fl_labelskew_plugins.recipe.conflicts import fewest_opened, quorum
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.summed import fewest_opened, quorum
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runtimes.silo.excluded import Excluded
 from fl_labelskew_plugins.runtimes.transport import Transport

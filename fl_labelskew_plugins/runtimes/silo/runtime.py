@@ -17,7 +17,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.compatibility import check_extras
-from fl_labelskew_plugins.recipe.summed import quorum
+from fl_labelskew_plugins.recipe.conflicts import quorum
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runs.checkpoint import Checkpoint

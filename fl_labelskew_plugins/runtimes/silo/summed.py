@@ -24,9 +24,9 @@ from fl_labelskew_plugins.engine.ring import Ring, Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, arrived, travelling
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted
+from fl_labelskew_plugins.recipe.conflicts import fewest_opened, fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.privacy import MULTIPLIER
-from fl_labelskew_plugins.recipe.summed import fewest_opened, fewest_summed
 from fl_labelskew_plugins.runs.rounds import Rounds
 from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.runtimes.messages import SERVER

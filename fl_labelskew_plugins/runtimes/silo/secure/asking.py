@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins.engine.ring import Ring, Vector
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.recipe.comm import LEAST_SUMMED
+from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
