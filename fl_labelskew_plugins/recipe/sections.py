@@ -54,7 +54,7 @@ DiagnosticName = Literal[
 IN_TRAINING: tuple[DiagnosticName, ...] = ("deviation_bound", "intra_loss", "observed_probability", "proxy_gradients")
 """Those that look into local training, which they can where it happens in the run's own process alone."""
 
-BESIDE_TRAINING: tuple[DiagnosticName, ...] = tuple(
+OUTSIDE_TRAINING: tuple[DiagnosticName, ...] = tuple(
     name for name in get_args(DiagnosticName) if name not in IN_TRAINING
 )
 """Those that look at uploads and global models alone."""
