@@ -9,8 +9,7 @@ below, and no other is public.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.front.run import Callback, Run, load, load_run, run
-    from fl_labelskew_plugins.front.simulate import Loop, simulate
+    from fl_labelskew_plugins.front.run import Callback, Loop, Run, load, load_run, run, simulate
     from fl_labelskew_plugins.front.survey import survey
     from fl_labelskew_plugins.host import runner
     from fl_labelskew_plugins.recipe.model import Recipe
@@ -27,8 +26,8 @@ _HOMES = {
     "load_run": "front.run",
     "Run": "front.run",
     "Callback": "front.run",
-    "simulate": "front.simulate",
-    "Loop": "front.simulate",
+    "simulate": "front.run",
+    "Loop": "front.run",
     "survey": "front.survey",
     "report": "studies.side_by_side",
     "Report": "studies.side_by_side",

@@ -161,14 +161,14 @@ def without_host(recipe: Recipe, use: str) -> Recipe:
     return recipe.model_copy(update={"hosted": False})
 
 
-class Choice(NamedTuple):
+class CodeChoice(NamedTuple):
     """Whose code runs a recipe, and why."""
 
     source: Source
     why: str
 
 
-def choice(recipe: Recipe, model: nn.Module) -> Choice:
+def choice(recipe: Recipe, model: nn.Module) -> CodeChoice:
     """Whose code runs a recipe.
 
     Raises:
@@ -176,20 +176,20 @@ def choice(recipe: Recipe, model: nn.Module) -> Choice:
     """
     wanted, name = recipe.train.optimizer_source, recipe.train.federated_optimizer
     if wanted == "own":
-        return Choice("own", "asked for")
+        return CodeChoice("own", "asked for")
     if not recipe.hosted:
-        return Choice("own", "without FedML")
+        return CodeChoice("own", "without FedML")
     if name not in CORRECTABLE:
-        return Choice("own", f"FedML has no {name} whose faults can be corrected")
+        return CodeChoice("own", f"FedML has no {name} whose faults can be corrected")
     if wanted is None and name == "FedAvg":
-        return Choice("own", "default of FedAvg")
+        return CodeChoice("own", "default of FedAvg")
     why = _why_not(recipe, recipe.method, recipe.optimizer) or _why_not_network(recipe, model)
     if wanted is None and recipe.train.client_optimizer != "sgd":
         why = why or f"default with client_optimizer {recipe.train.client_optimizer}"
     if why is None:
-        return Choice("corrected", "asked for" if wanted else f"default of {name}")
+        return CodeChoice("corrected", "asked for" if wanted else f"default of {name}")
     if wanted is None:
-        return Choice("own", why)
+        return CodeChoice("own", why)
     raise mistake("train_args.optimizer_source", f"{wanted}: {why}", "own, or null")
 
 

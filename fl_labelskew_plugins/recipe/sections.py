@@ -410,7 +410,7 @@ class ClientSpecificArgs(Params):
     )
 
 
-class Budget(Params):
+class PrivacyBudget(Params):
     """As much as may be revealed: epsilon, at delta."""
 
     epsilon: float = Field(gt=0, description="most that all answers of a silo may add up to")
@@ -438,7 +438,7 @@ class PrivacyArgs(Params):
         description="noise_multiplier: largest norm of what a client adds, which is its change of all parameters times"
         " its weight in the mean, such as its share of all samples; what is longer is shortened",
     )
-    budget: Budget | None = Field(
+    budget: PrivacyBudget | None = Field(
         None,
         description="such as {epsilon: 8, delta: 1e-5}: a silo for which another answer would be more stops"
         " answering; null: no end, the ledger counts all the same",
@@ -451,9 +451,9 @@ class PrivacyArgs(Params):
     @field_validator("budget", mode="before")
     @classmethod
     def _is_a_budget(cls, value: Any) -> Any:
-        if value is None or isinstance(value, Budget):
+        if value is None or isinstance(value, PrivacyBudget):
             return value
-        keys = [*Budget.model_fields]
+        keys = [*PrivacyBudget.model_fields]
         if (
             not isinstance(value, dict)
             or sorted(value) != sorted(keys)

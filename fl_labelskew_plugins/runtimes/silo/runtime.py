@@ -26,7 +26,7 @@ from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, assemble, build, of_classes, refuse_host_switches
 from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.base import Runtime
-from fl_labelskew_plugins.runtimes.processes import Part, together
+from fl_labelskew_plugins.runtimes.processes import ProcessPart, together
 from fl_labelskew_plugins.runtimes.silo import facts, keys, names
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
@@ -243,11 +243,11 @@ class CrossSilo(Runtime):
         server = options.command(
             path, self.folder.path, "--role", "server", "--server", address, resume=options.resume is not None
         )
-        parts = [Part("server", server)]
+        parts = [ProcessPart("server", server)]
         for rank in range(1, count + 1):
             role = ("--role", "client", "--rank", str(rank), "--server", address)
             parts.append(
-                Part(f"silo {rank}", options.command(path, self.folder.path / "silos" / f"silo-{rank}", *role))
+                ProcessPart(f"silo {rank}", options.command(path, self.folder.path / "silos" / f"silo-{rank}", *role))
             )
         try:
             together(parts, environment=options.environment(self.folder.path) | passphrase)

@@ -46,7 +46,7 @@ LATE = 5.0
 """Seconds after the end of its time in which a run that pauses saves what it has; then it is told to end."""
 ELSEWHERE = 75
 """Exit code of a run that another process was faster to begin, or to end."""
-HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.single"]
+HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.hosted"]
 PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.backend_agg", "sklearn.datasets"]
 """What runs in one process import, with FedML where it is installed; before all of them comes :mod:`.forkserver`."""
 

@@ -16,7 +16,7 @@ from mistakes import message
 from PIL import Image
 
 from fl_labelskew_plugins.front.new import write
-from fl_labelskew_plugins.front.new.look import Look, look
+from fl_labelskew_plugins.front.new.look import OwnData, look
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import model_file
@@ -340,7 +340,7 @@ def test_names_of_groups_get_into_no_path_and_no_line(here):
     stems = write.file_names(names)
     assert len({stem.lower() for stem in stems}) == len(names)
     assert all(re.fullmatch(r"\w[\w.-]{0,62}", stem) for stem in stems)
-    seen = Look(
+    seen = OwnData(
         "image_folder", here / "data", {"data_cache_dir": str(here / "data")}, (3, 8, 8), ["a\x1b", "b"], names, 9
     )
     write.federation(seen, here / "mine", None)
@@ -351,7 +351,7 @@ def test_names_of_groups_get_into_no_path_and_no_line(here):
 
 
 def test_a_federation_of_very_many_groups_is_refused(here):
-    seen = Look("npz", here, {"data_cache_dir": "a.npz"}, (4,), ["0", "1"], [str(g) for g in range(101)], 999)
+    seen = OwnData("npz", here, {"data_cache_dir": "a.npz"}, (4,), ["0", "1"], [str(g) for g in range(101)], 999)
     assert message(lambda: write.federation(seen, here / "mine", None)).endswith(
         "has 101 groups, a silo each; use 100 at most, or labelskew new simulation"
     )

@@ -14,7 +14,7 @@ from fl_labelskew_plugins.engine.local import LocalTrainer
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
-from fl_labelskew_plugins.runtimes.mpi.runtime import Server
+from fl_labelskew_plugins.runtimes.mpi.runtime import MPIServer
 from fl_labelskew_plugins.runtimes.options import RunOptions
 
 tested = []
@@ -79,7 +79,7 @@ def play():
     recipe, jobs, out = map(Path, sys.argv[1:])
     rank = mpi_rank()[0]
     LocalTrainer.predict = counted(LocalTrainer.predict)
-    Server._deal = watched(Server._deal)
+    MPIServer._deal = watched(MPIServer._deal)
     for name, overrides in json.loads(jobs.read_text()).items():
         tested.clear()
         under_way.clear()

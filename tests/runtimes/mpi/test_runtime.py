@@ -24,7 +24,7 @@ from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import build
 from fl_labelskew_plugins.runtimes.mpi.nodes import Nodes, greet
-from fl_labelskew_plugins.runtimes.mpi.runtime import Server, Worker
+from fl_labelskew_plugins.runtimes.mpi.runtime import MPIServer, Worker
 from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 from fl_labelskew_plugins.runtimes.wire import Header, decode, encode
@@ -363,7 +363,7 @@ def test_dealing_keeps_to_its_room_and_gives_the_numbers_of_one_process(tmp_path
     nodes = Nodes(turns, session)
     (tmp_path / "mpi").mkdir()
     record = Record(session, RunFolder(tmp_path / "mpi"), Progress(), resume=False)
-    turns.server = Server(Host(), turns, turns.size, session, record, nodes)
+    turns.server = MPIServer(Host(), turns, turns.size, session, record, nodes)
     turns.server.train()
     record.finish()
     longest = sorted(range(20), key=lambda client: (-session.sizes[client], client))

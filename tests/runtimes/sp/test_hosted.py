@@ -305,7 +305,7 @@ def test_the_record_and_the_first_lines_say_whose_code_ran(tmp_path, capsys):
 
 
 def test_the_classes_of_the_record_are_those_that_run():
-    from fl_labelskew_plugins.runtimes.sp.host_optimizers import HOSTED
+    from fl_labelskew_plugins.runtimes.sp.hosted import HOSTED
 
     for name, kind in HOSTED.items():
         theirs = {f"{part.__module__}.{part.__qualname__}" for part in kind.__mro__}
