@@ -65,7 +65,6 @@ def untouched(venv):
 def test_the_hook_at_work(venv):
     assert venv.run("fedml", "run", "no/such.yaml").stdout == "ours no/such.yaml None\n"
     assert venv.run("fedml", "run", "--resume", "runs/x").stdout == "ours None runs/x\n"
-    assert "fedml run RECIPE.yaml" in venv.run("fedml", "run", "--help").stdout
     assert venv.run("fedml", "run", "list", "--help").stdout.startswith("Usage: fedml run list [OPTIONS]")
     wrong = venv.run("fedml", "run", "lst", check=False)
     assert wrong.returncode == 2
@@ -83,9 +82,9 @@ def test_recipes_start_without_the_host(venv):
     off = {"FL_LABELSKEW_NO_HOOK": "1"}
     assert answers("no/such.yaml", host=False) == (0, "ours no/such.yaml None\n", "")
     assert answers("--resume", "runs/x", host=False) == (0, "ours None runs/x\n", "")
-    assert answers("quickstrat", host=True) == (0, "ours quickstrat None\n", "")
+    assert answers("quickstrat", host=False) == (0, "ours quickstrat None\n", "")
     for words in ([], ["list", "--help"], ["-v", "dev", "list", "--help"], ["--bogus"], ["lst"]):
-        assert answers(*words, host=True)[0] == answers(*words, host=True, **off)[0]
+        assert answers(*words, host=True) == answers(*words, host=True, **off)
 
 
 def test_the_interpreter_s_start_reads_two_small_modules_and_no_more(venv):
@@ -98,7 +97,6 @@ def test_switched_off(venv):
     done = venv.run("fedml", "run", "r.yaml", check=False, FL_LABELSKEW_NO_HOOK="1")
     assert done.returncode == 2
     assert "No such command 'r.yaml'" in done.stderr
-    assert "RECIPE" not in venv.run("fedml", "run", "--help", FL_LABELSKEW_NO_HOOK="1").stdout
 
 
 def test_left_behind_by_an_uninstall(venv):
