@@ -115,6 +115,8 @@ def allowed(schema: Schema, defs: Schema) -> str:
         return ", or ".join(allowed(part, defs) for part in schema["anyOf"])
     if names := names_in(schema):
         return ", ".join(names)
+    if keys := schema.get("properties"):
+        return f"{{{', '.join(f'{key}: {allowed(part, defs)}' for key, part in keys.items())}}}"
     words = _KINDS.get(schema.get("type", ""), "any value")
     bounds = [text.format(f"{schema[key]:g}" if key in schema else "") for key, text in _BOUNDS if key in schema]
     if schema.get("maximum", 0) == 2**31 or schema.get("exclusiveMaximum", 0) == 2**31:
@@ -205,8 +207,21 @@ def _message(detail: ErrorDetails, schema: Schema) -> str:
         return f"{show(value)}: {detail['msg']}"
     if inner and isinstance(inner[0], int):
         problem = f"item {inner[0] + 1}: {problem}"
+    elif inner and (keys := _properties(part, defs)):
+        name = str(inner[0])
+        if kind == "extra_forbidden":
+            return f"{clean(name)}: {unknown_key(name, keys)}"
+        problem, part = f"{name}: {problem}", keys.get(name, part)
     names = names_in(part.get("items", part)) if kind in ("literal_error", "enum", "string_type") else ()
     return f"{problem.format(value=show(value))}; allowed: {allowed(part, defs)}{nearest(value, names)}"
+
+
+def _properties(schema: Schema, defs: Schema) -> dict[str, Schema]:
+    """The keys of the mapping that a schema admits; none if it admits none."""
+    if "$ref" in schema:
+        schema = defs.get(schema["$ref"].rpartition("/")[2], {})
+    keys = [_properties(part, defs) for part in schema.get("anyOf", ())]
+    return schema.get("properties") or next(filter(None, keys), {})
 
 
 class RecipeError(MistakesError):

@@ -42,7 +42,7 @@ def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
     for kind, what in leaving:
         if policy.send is not None and kind not in policy.send:
             yield _line(policy, "send", f"{kind}: {what}")
-    for name in policy.noise_at_least:
+    for name in [name for name, least in policy.noise_at_least or () if least is not None]:
         (least, wanted), key = policy.least_noise(name), f"noise_at_least.{name}"
         if (strength := _noise(recipe, name, [what for kind, what in leaving if kind == "counts"])) < least:
             yield key, f"{least:g} does not allow noise of {strength:g}; set more noise, or change this policy"

@@ -448,22 +448,6 @@ class PrivacyArgs(Params):
         None, description="cross_silo: file of the silo's ledger; default: privacy.jsonl in the silo's folder"
     )
 
-    @field_validator("budget", mode="before")
-    @classmethod
-    def _is_a_budget(cls, value: Any) -> Any:
-        if value is None or isinstance(value, PrivacyBudget):
-            return value
-        keys = [*PrivacyBudget.model_fields]
-        if (
-            not isinstance(value, dict)
-            or sorted(value) != sorted(keys)
-            or not all(type(number) in (int, float) and number > 0 for number in value.values())
-            or value["delta"] >= 1
-        ):
-            form = "{epsilon: a number above 0, delta: a number above 0 and below 1}"
-            raise ValueError(f"{show(value)} is no budget; allowed: {form}, or null")
-        return value
-
     @model_validator(mode="after")
     def _noise_needs_clip(self) -> PrivacyArgs:
         if (self.noise_multiplier is None) != (self.clip is None):
@@ -633,8 +617,10 @@ class Expected(Params):
 
 
 ACCOUNT = "account.json"
-NOISES = ("count_noise", "upload_sigma", "dp", "noise_multiplier")
 Sent = Literal["weights", "prototypes", "counts", "moments", "measures", "optimizer", "other"]
+
+
+Scale = Annotated[float, Field(gt=0)]
 
 
 class LeastNoise(Params):
@@ -642,6 +628,15 @@ class LeastNoise(Params):
 
     kind: Literal["laplace", "gaussian"] = Field(description="distribution of the noise")
     scale: float = Field(gt=0, description="least scale (laplace), or standard deviation (gaussian)")
+
+
+class NoiseAtLeast(Params):
+    """Least noise that a recipe must have, by kind; what is not given is not limited."""
+
+    count_noise: Scale | LeastNoise | None = Field(None, description="scale, on class counts")
+    upload_sigma: Scale | LeastNoise | None = Field(None, description="standard deviation, on weights")
+    dp: Scale | LeastNoise | None = Field(None, description="scale of FedML's noise on weights (dp_args)")
+    noise_multiplier: Scale | LeastNoise | None = Field(None, description="of sums (privacy_args)")
 
 
 class Policy(Params):
@@ -675,56 +670,14 @@ class Policy(Params):
         pattern="^[0-9a-f]{64}$",
         description="SHA-256 of the server's certificate, as labelskew certs show has it",
     )
-    noise_at_least: dict[str, float | LeastNoise] = Field(
-        {},
-        description="least noise: count_noise (scale, on class counts), upload_sigma (std, on weights), dp (scale of"
-        " the host's noise on weights, dp_args), noise_multiplier (of sums, privacy_args); a number, or {kind: laplace"
-        " or gaussian, scale: number}",
-        json_schema_extra={
-            "properties": {
-                name: {
-                    "anyOf": [
-                        {"type": "number", "exclusiveMinimum": 0},
-                        {
-                            "type": "object",
-                            "properties": {
-                                "kind": {"enum": ["laplace", "gaussian"]},
-                                "scale": {"type": "number", "exclusiveMinimum": 0},
-                            },
-                            "required": ["kind", "scale"],
-                            "additionalProperties": False,
-                        },
-                    ]
-                }
-                for name in NOISES
-            },
-            "additionalProperties": False,
-        },
+    noise_at_least: NoiseAtLeast | None = Field(
+        None, description="least noise of each kind: a number, or {kind: laplace or gaussian, scale: number}"
     )
     account: Annotated[str | None, IS_PATH] = Field(
         None, description=f"file of the account of answers; default: {ACCOUNT} in the silo's folder"
     )
 
-    @field_validator("noise_at_least", mode="before")
-    @classmethod
-    def _known_noise(cls, value: Any) -> Any:
-        def right(least: Any) -> bool:
-            if (
-                isinstance(least, dict)
-                and least.keys() == {"kind", "scale"}
-                and least["kind"] in ("laplace", "gaussian")
-            ):
-                least = least["scale"]
-            return type(least) in (int, float) and least > 0
-
-        if not isinstance(value, dict) or not value.keys() <= {*NOISES} or not all(map(right, value.values())):
-            raise ValueError(
-                f"{show(value)} is no mapping of noise; allowed: {', '.join(NOISES)}, each a number above 0 or "
-                "{kind: laplace or gaussian, scale: number above 0}"
-            )
-        return value
-
     def least_noise(self, name: str) -> tuple[float, str]:
         """Scale and kind of ``noise_at_least``; 0 without, and no kind if any will do."""
-        least = self.noise_at_least.get(name, 0.0)
-        return (least.scale, least.kind) if isinstance(least, LeastNoise) else (least, "")
+        least = getattr(self.noise_at_least, name, None)
+        return (least.scale, least.kind) if isinstance(least, LeastNoise) else (least or 0.0, "")
