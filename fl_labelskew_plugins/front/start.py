@@ -72,8 +72,8 @@ def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | Non
         if resume is not None:
             folder = RunFolder(resume)  # which may be on the server's node only
         elif options.role == "client":  # the same folder whenever the silo is started, so that it finds its state
-            own = Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}-silo{options.rank}"
-            folder = RunFolder(options.run_dir or own)
+            default = Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}-silo{options.rank}"
+            folder = RunFolder(options.run_dir or default)
         else:
             folder = held or folder_of(recipe, options.run_dir, "-survey" if options.survey else "")
             if not worker:  # which starts when the server may have begun to write
