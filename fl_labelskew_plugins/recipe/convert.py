@@ -164,7 +164,7 @@ class _Conversion:
             taken = [value] if name == "gpu_ids" else value
             return (renamed[key], taken) if name in self.known[home] else None
         known = (name for name in (section, *self.known) if key in self.known.get(name, ()))
-        home = "" if key in DROPPED else next(known, section if section == "security_args" else "")
+        home = section if section == "security_args" else "" if key in DROPPED else next(known, "")
         return (f"{home}.{key}", self.chosen.get(key, value)) if home else None
 
     def note(self, section: str, key: str, value: Any, target: tuple[str, Any] | None) -> str:

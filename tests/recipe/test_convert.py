@@ -141,3 +141,10 @@ def test_server_address_comes_from_fedml_s_csv_file(rows, address, tmp_path):
     assert made.content["comm_args"].get("server_address") == address
     note = "is comm_args.server_address here" if address else "dropped; use comm_args.server_address: host:port of the"
     assert any(line.startswith(f"comm_args.grpc_ipconfig_path: {note}") for line in made.notes)
+
+
+def test_keys_of_attacks_and_defences_stay_where_they_are():
+    keys = {"enable_defense": True, "defense_type": "trimmed_mean", "beta": 0.1, "unheard_of": [1]}
+    made = converted(SMALL + f"security_args: {keys}\n")
+    assert made.content["security_args"] == keys
+    assert not [note for note in made.notes if note.startswith("security_args")]
