@@ -47,8 +47,8 @@ from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.machine.signals import interrupting
-from fl_labelskew_plugins.runs import audit
 from fl_labelskew_plugins.runtimes.silo import issuing
 
 RECIPE = """\

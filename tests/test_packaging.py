@@ -48,7 +48,7 @@ def test_the_wheels_hold_what_they_should(wheels):
         assert len(metadata.get_payload()) > 20
     assert "fl_labelskew_fedml_run.pth" in names
     assert {f"fl_labelskew_plugins/studies/page.{kind}" for kind in ("html.j2", "css", "js")} <= set(names)
-    assert "fl_labelskew_plugins/runs/measured.json" in names
+    assert "fl_labelskew_plugins/surveys/measured.json" in names
     recipes = {name.partition("/recipes/")[2] for name in names}
     assert {
         "quickstart.yaml",

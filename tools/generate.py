@@ -25,7 +25,7 @@ from fl_labelskew_plugins.recipe import compatibility, parse, shipped, tables
 from fl_labelskew_plugins.recipe.model import EXPECTED, PLUGGED, POLICY, SECTIONS
 from fl_labelskew_plugins.recipe.schema import json_schema
 from fl_labelskew_plugins.recipe.sections import Expected, Policy
-from fl_labelskew_plugins.runs import measured
+from fl_labelskew_plugins.surveys import measured
 
 ROOT = Path(__file__).parents[1]
 PLACE = re.compile(r"(<!-- generated: (\w+)(.*?) -->\n).*?(<!-- end of generated -->)", re.DOTALL)

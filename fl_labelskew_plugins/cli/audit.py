@@ -31,8 +31,8 @@ def audit_group() -> None:
 @guarded
 def show(folder: Path, rank: int | None, event: str | None) -> None:
     """Show the log in RUN, a server's folder or a silo's own."""
+    from fl_labelskew_plugins.ledgers import audit
     from fl_labelskew_plugins.recipe import mistakes
-    from fl_labelskew_plugins.runs import audit
 
     if event not in (None, *audit.EVENTS):
         raise LabelSkewError(f"--event: {mistakes.unknown(event, audit.EVENTS)}")
@@ -65,8 +65,8 @@ def verify(folder: Path, last: str) -> None:
 
     Exit code 1 names the first that was. Lines that are missing at the end are seen with --last alone.
     """
+    from fl_labelskew_plugins.ledgers import audit
     from fl_labelskew_plugins.machine.text import counted
-    from fl_labelskew_plugins.runs import audit
 
     log = audit.verify(folder, last.strip().lower())
     click.echo(f"ok: {counted(log.lines, 'line')} in {counted(log.files, 'file')}, last line's SHA-256 {log.last}")

@@ -15,7 +15,7 @@ from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import counted
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.trained.evaluate import Part
+    from fl_labelskew_plugins.trained.evaluate import TestedPart
 
 SHOWN = 20
 """Classes of a confusion matrix that fits a screen."""
@@ -39,7 +39,7 @@ SHOWN = 20
 def evaluate_command(
     place: Path,
     data: Path,
-    part: Part | None,
+    part: TestedPart | None,
     overrides: tuple[str, ...],
     out: Path | None,
     *,

@@ -31,7 +31,7 @@ def partition_command(recipe: Path, overrides: tuple[str, ...], out: Path) -> No
     They are shown under RECIPE's partition, as table and as heat map.
     """
     from fl_labelskew_plugins.recipe.parse import load
-    from fl_labelskew_plugins.runs.survey import of_partition
+    from fl_labelskew_plugins.surveys.survey import of_partition
 
     checked = load(recipe, overrides)
     survey = of_partition(checked)

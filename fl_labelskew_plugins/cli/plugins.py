@@ -15,7 +15,7 @@ from fl_labelskew_plugins.cli import completion, formulas, table
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, room, wrapped
-from fl_labelskew_plugins.runs import measured
+from fl_labelskew_plugins.surveys import measured
 
 OURS = "fl-labelskew-plugins"
 """Distribution whose plugins are shown without it."""

@@ -59,7 +59,7 @@ def predict_command(
     trained = load(file_of(place, best=best, client=client), code=network)
     listed = files.listed(inputs)
     head, done = predict.columns(top), 0
-    shown: list[predict.Row] = []
+    shown: list[predict.PredictionRow] = []
     unreadable: list[str] = []
     console = Console(stderr=True)
     with (

@@ -16,9 +16,9 @@ from fl_labelskew_plugins.cli.options import PATH, SET
 from fl_labelskew_plugins.machine.text import clean, counted, ranged, wrapped
 
 if TYPE_CHECKING:
+    from fl_labelskew_plugins.ledgers.privacy import Ledger, LedgerEntry
     from fl_labelskew_plugins.recipe.model import Recipe
     from fl_labelskew_plugins.recipe.privacy import Noise
-    from fl_labelskew_plugins.runs.privacy import Entry, Ledger
 
 MOST = 20
 """Clients of a simulation that are listed: those that have revealed most."""
@@ -51,7 +51,7 @@ def privacy_command(place: Path, overrides: tuple[str, ...], samples: int | None
         return
     if given := [option for option, value in (("--set", overrides), ("--samples", samples)) if value]:
         raise mistake(" and ".join(given), "with a ledger, which has been written", "a recipe, or the ledger alone")
-    from fl_labelskew_plugins.runs.privacy import NAME, Ledger
+    from fl_labelskew_plugins.ledgers.privacy import NAME, Ledger
 
     file = place / NAME if place.is_dir() else place
     if not file.is_file():
@@ -80,7 +80,7 @@ def _answers(ledger: Ledger) -> Iterator[str]:
 
 def _clients(ledger: Ledger) -> Iterator[str]:
     """A simulation's clients, those first that have revealed most."""
-    last: dict[int, Entry] = {}
+    last: dict[int, LedgerEntry] = {}
     times: dict[int, int] = {}
     for entry in ledger.entries:
         client = entry.client or 0
@@ -95,11 +95,11 @@ def _clients(ledger: Ledger) -> Iterator[str]:
     yield table.plain(["client", "rounds", "last", "epsilon, silo", "claim", "at delta", "answered last"], rows)
 
 
-def _round(entry: Entry) -> str:
+def _round(entry: LedgerEntry) -> str:
     return "before" if entry.round < 0 else str(entry.round + 1)
 
 
-def _epsilons(entry: Entry) -> list[str]:
+def _epsilons(entry: LedgerEntry) -> list[str]:
     silo, claim = (_epsilon(entry.epsilon[level]) if entry.epsilon else "?" for level in ("silo", "claim"))
     return [silo, claim, f"{entry.delta:g}"]
 
@@ -115,9 +115,9 @@ def _left(noises: list[Noise]) -> str:
 
 
 def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> Iterator[str]:
+    from fl_labelskew_plugins.ledgers import privacy
     from fl_labelskew_plugins.recipe.parse import load
     from fl_labelskew_plugins.recipe.privacy import leaving
-    from fl_labelskew_plugins.runs import privacy
 
     privacy.require("labelskew privacy")
     recipe = load(path, overrides)
@@ -151,7 +151,7 @@ def _beforehand(path: Path, overrides: tuple[str, ...], samples: int | None) -> 
 
 
 def _carries(recipe: Recipe, sizes: list[int]) -> str:
-    from fl_labelskew_plugins.runs import privacy
+    from fl_labelskew_plugins.ledgers import privacy
 
     train, budget = recipe.train, recipe.privacy.budget
     assert budget is not None

@@ -22,7 +22,7 @@ from fl_labelskew_plugins.machine.text import clean, counted, few, wrapped
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.recipe.model import Recipe
-    from fl_labelskew_plugins.runs.survey import Survey
+    from fl_labelskew_plugins.surveys.survey import Survey
 
 MOST, FURTHEST = 20, 15
 """Clients that a table lists; where there are more, the furthest from the prior, and the nearest for the rest."""
@@ -34,11 +34,10 @@ HEADS = {
     "imbalance": "imbalance",
     "hellinger": "Hellinger",
     "chance": "by chance",
-    "jensen_shannon": "Jensen-Shannon",
 }
 
 
-LEAST = ("Jensen-Shannon", "imbalance", "effective")
+LEAST = ("imbalance", "effective")
 """Measures that a narrow terminal goes without, the least important one first."""
 
 
@@ -64,7 +63,7 @@ def survey_command(
     Silos with data of their own are surveyed by "labelskew run RECIPE --survey"; docs/survey.md explains the numbers.
     """
     from fl_labelskew_plugins.recipe.parse import load
-    from fl_labelskew_plugins.runs.survey import of_partition
+    from fl_labelskew_plugins.surveys.survey import of_partition
 
     if compare is not None and os.path.lexists(compare):
         raise mistake(f"--compare {compare}", "exists already", "another file")
@@ -87,7 +86,7 @@ def _write_comparison(file: Path, checked: Recipe, recipe: Path, overrides: Sequ
     """Write the sweep of the suggested methods, with these changes of the recipe."""
     from fl_labelskew_plugins.params import absolute
     from fl_labelskew_plugins.recipe import shipped, yaml
-    from fl_labelskew_plugins.runs.suggestions import comparison
+    from fl_labelskew_plugins.surveys.suggestions import comparison
 
     changes, resolved = dict[str, Any](), checked.resolved()
     for place, _, text in (override.partition("=") for override in overrides):
@@ -143,7 +142,7 @@ def _parts(survey: Survey) -> Iterator[str]:
 
 def _suggested(survey: Survey) -> str:
     from fl_labelskew_plugins.recipe import yaml
-    from fl_labelskew_plugins.runs.suggestions import explained
+    from fl_labelskew_plugins.surveys.suggestions import explained
 
     rows = []
     for one in survey.suggestions:

@@ -17,7 +17,6 @@ from fl_labelskew_registry import LabelSkewError, Method, Network, Partitioner, 
 
 from fl_labelskew_plugins.engine.globals import restored
 from fl_labelskew_plugins.front import start
-from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.models.module import Headed
 from fl_labelskew_plugins.recipe import compatibility, parse, yaml
@@ -30,6 +29,7 @@ from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import build
 from fl_labelskew_plugins.runs.simulation import Simulation
 from fl_labelskew_plugins.runtimes.options import RunOptions
+from fl_labelskew_plugins.show import card
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -193,7 +193,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """What the run came to, as in ``summary.json``; shares between 0 and 1. Empty before the end."""
-        return json.loads(self._folder.summary.read_text("utf-8")) if self.finished else {}
+        return self._folder.results
 
     @property
     def accuracy(self) -> float | None:
@@ -201,7 +201,7 @@ class Run:
 
         It is that on the global test set or, if there is none, on the clients' test splits (``summary["measure"]``).
         """
-        lines = read_lines(self._folder.metrics)
+        lines = self._folder.lines
         tests = main_tests(lines)
         return tests[-1][main_measure(lines).key] if tests else None
 
@@ -210,7 +210,7 @@ class Run:
         """A row a round, by its number from 0; terms of the loss are columns of their own, lists stay lists."""
         import pandas as pd
 
-        lines = pd.json_normalize(read_lines(self._folder.metrics))
+        lines = pd.json_normalize(self._folder.lines)
         return lines.set_index("round") if len(lines) else lines
 
     @property
@@ -221,19 +221,13 @@ class Run:
         """
         import pandas as pd
 
-        if (counts := self._partition.get("counts")) is None:
+        if (counts := self._folder.partition.get("counts")) is None:
             return None
-        frame = pd.DataFrame(counts, columns=pd.Index(self._environment["class_names"], name="class"))
-        names = self._partition.get("clients", [])
+        frame = pd.DataFrame(counts, columns=pd.Index(self._folder.class_names, name="class"))
+        names = self._folder.partition.get("clients", [])
         if names != [str(k) for k in range(len(names))]:
             frame.index = pd.Index(names)
         return frame.rename_axis("client")
-
-    @property
-    def _partition(self) -> dict[str, Any]:
-        """What ``partition.json`` holds; nothing where there is none."""
-        file = self.folder / "partition.json"
-        return json.loads(file.read_text("utf-8")) if file.exists() else {}
 
     @property
     def model(self) -> nn.Module:
@@ -294,11 +288,11 @@ class Run:
             LabelSkewError: there is none.
         """
         if isinstance(client, str):
-            names = self._partition.get("clients", [])
+            names = self._folder.partition.get("clients", [])
             if client not in names:
                 raise mistake(f"client {clean(client, 40)}", "is not in this run", f"one of {few(names)}, or a number")
             client = names.index(client)
-        name = clean(self._environment["method"])
+        name = clean(self._folder.environment.get("method"))
         reason = f"client {client} has none here; a method such as map or fedphp keeps one for each client that trained"
         file = self.folder / "clients" / f"client{client:06d}.safetensors"
         return self._network(file, f"{name}: {reason}", f".personalised({client})")
@@ -322,11 +316,6 @@ class Run:
         start.train(recipe, folder, RunOptions(overrides=rounds, resume=folder.path, quiet=quiet), hear)
         return Run(self.folder, self._objects, self._code)
 
-    @property
-    def _environment(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.folder / "environment.json").read_text("utf-8"))
-        return content
-
     def _network(self, file: Path, otherwise: str, attribute: str) -> nn.Module:
         """The network with the weights in a file; ``attribute`` of this object is the one that was read."""
         from fl_labelskew_plugins.trained import network
@@ -341,15 +330,6 @@ class Run:
         weights = f"; its weights alone: safetensors.torch.load_file({str(file)!r})"
         start.check_objects(self._folder, self._objects, ["model_args"], attribute + weights)
 
-    @cached_property
-    def _sections(self) -> dict[str, Any]:
-        """The recipe as it is written, which needs no objects."""
-        try:
-            content, _ = yaml.read(parse.read_text(self._folder.recipe))
-            return {**content}
-        except (yaml.YamlError, TypeError) as error:
-            raise LabelSkewError(f"{clean(self._folder.recipe, 4096)}: damaged: {clean(error)}") from None
-
     def __repr__(self) -> str:
         return f"Run({str(self.folder)!r}): {self._title()}"
 
@@ -361,7 +341,7 @@ class Run:
             raise LabelSkewError(f"{clean(self.folder, 4096)}: {what}") from None
 
     def _progress(self) -> str:
-        recipe, done = self._sections, len(read_lines(self._folder.metrics))
+        recipe, done = self._folder.sections, len(self._folder.lines)
         planned = recipe["train_args"]["comm_round"]
         accuracy = "" if self.accuracy is None else f", accuracy {100 * self.accuracy:.2f} %"
         how_far = counted(planned, "round") if done == planned else f"{done} of {counted(planned, 'round')}"
@@ -433,7 +413,7 @@ class Loop:
                     yield line
                 if record.next_round == record.session.federation.rounds:
                     with restored(self._threads):
-                        record.finish()
+                        record.finish(card.text)
         finally:
             self._folder.release()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import tempfile
 import time
@@ -16,7 +15,7 @@ import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins.engine.globals import restored
-from fl_labelskew_plugins.front.tables import describe, table
+from fl_labelskew_plugins.ledgers import privacy
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL
 from fl_labelskew_plugins.machine.place import launched, mpi_rank
@@ -26,14 +25,17 @@ from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.recipe.plugins import OBJECT_SECTIONS, object_description
-from fl_labelskew_plugins.runs import checkpoint, privacy, status
+from fl_labelskew_plugins.runs import checkpoint, status
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Hear, Pause, Progress, progress
+from fl_labelskew_plugins.runs.progress import Hear, Pause, Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, made_up
-from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.base import Runtime
 from fl_labelskew_plugins.runtimes.options import RunOptions
+from fl_labelskew_plugins.show import card
+from fl_labelskew_plugins.show.progress import progress
+from fl_labelskew_plugins.show.tables import describe, table
+from fl_labelskew_plugins.surveys.survey import Survey
 
 ROUNDS = "train_args.comm_round"
 """The only setting of a run that can change later."""
@@ -115,7 +117,7 @@ def train(recipe: Recipe, folder: RunFolder, options: RunOptions, hear: Hear | N
 
 @restored()
 def _go(recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progress) -> Survey | None:
-    recipe = compatibility.hosted(recipe, options.host, folder.host() if options.resume else None)
+    recipe = compatibility.hosted(recipe, options.host, folder.environment.get("host") if options.resume else None)
     compatibility.check_extras(recipe)
     host = options.host or ("none" if not recipe.hosted and compatibility.host_installed() else None)
     options = replace(options, host=host, pause=options.pause or Pause.inherited())
@@ -196,7 +198,7 @@ def _train(runtime: Runtime, record: Record) -> None:
             show.start(session.recipe.name, record.next_round, rounds, clients, record.pause)
             runtime.run(session, record)
             if record.next_round == rounds:
-                record.finish()
+                record.finish(card.text)
     except (KeyboardInterrupt, OSError) as end:
         if isinstance(end, OSError) and not terminal_closed():
             raise
@@ -280,13 +282,7 @@ def check_objects(
         needed: sections whose object must be given, if the run had one.
         then: what follows on ``fl.load_run(...)`` in Python, for the message.
     """
-    try:
-        environment = json.loads((folder.path / "environment.json").read_text("utf-8"))
-    except (FileNotFoundError, ValueError, RecursionError):
-        return
-    had = environment.get("objects", {}) if isinstance(environment, dict) else None
-    if not isinstance(had, dict):
-        raise LabelSkewError(f"{folder.path / 'environment.json'}: damaged: it is not what a run writes")
+    had = folder.environment.get("objects", {})
     names = {section: name for name, section in OBJECT_SECTIONS.items()}
     for section, plugin in objects.items():
         if section not in had:

@@ -10,7 +10,7 @@ from fl_labelskew_registry import Partitioner
 
 from fl_labelskew_plugins.front.run import prepared
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.runs.survey import of_partition
+from fl_labelskew_plugins.surveys.survey import of_partition
 
 if TYPE_CHECKING:
     import pandas as pd

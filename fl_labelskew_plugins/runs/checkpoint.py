@@ -52,8 +52,6 @@ def read(file: Path, device: torch.device = CPU, *, tensors: bool = True) -> Che
         names: list[str] = content.keys()
         there = {name: content.get_tensor(name) for name in names if tensors or name.startswith("clients/")}
         meta |= {name: numbers.tolist() for name, numbers in group(there, "clients").items()}
-        if "clients" in meta:  # versions before 0.2 kept all of it in the header
-            meta |= {"states": meta.pop("clients").items(), "selections": meta["selections"].items()}
         meta |= {name: {int(client): number for client, number in meta[name]} for name in ("states", "selections")}
         norms = meta.get("norms", {})
         meta["norms"] = {int(k): {int(at): norm for at, norm in v.items()} for k, v in norms.items()}

@@ -18,12 +18,14 @@ from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.client_state import StateStore
+from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import copied, read_lines, write_text
 from fl_labelskew_plugins.recipe import yaml
-from fl_labelskew_plugins.runs import audit, checkpoint, status
+from fl_labelskew_plugins.runs import checkpoint, status
 from fl_labelskew_plugins.runs.checkpoint import CPU, Checkpoint
 from fl_labelskew_plugins.runs.measure import best_test, main_measure, main_tests
+from fl_labelskew_plugins.runs.reader import RunReader
 from fl_labelskew_plugins.tensors import State, joined, save_atomic
 
 ABANDONED = "abandoned"
@@ -41,15 +43,11 @@ BEFORE = {"fedml.yaml", status.NAME, "environment.json", "partition.json", "part
 """What a run writes before its recipe, beside the notes of its data set, which ``environment.json`` lists."""
 
 
-class RunFolder:
-    """One run's folder."""
+class RunFolder(RunReader):
+    """One run's folder, also to write in."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.recipe = path / "recipe.yaml"
-        self.metrics = path / "metrics.jsonl"
-        self.timings = path / "timings.jsonl"
-        self.summary = path / "summary.json"
+        super().__init__(path)
         self.diagnostics = path / "diagnostics"
         self.checkpoint = path / "checkpoint" / "latest.safetensors"
         self.states = path / "checkpoint" / "clients"
@@ -61,33 +59,16 @@ class RunFolder:
 
     def run_id(self) -> str:
         """What names this run among all others."""
-        return str(self._environment["run"])
-
-    def host(self) -> str | None:
-        """What the run began in, ``fedml`` or ``none``; None where nothing says so."""
-        with contextlib.suppress(OSError, ValueError):
-            return str(self._environment.get("host", "fedml"))
-        return None
-
-    def personal(self) -> bool:
-        """Whether the run ends with models of the clients' own."""
-        with contextlib.suppress(OSError, ValueError):
-            return bool(self._environment.get("personal_models"))
-        return False
+        return str(self.environment["run"])
 
     def moments(self) -> Moments | None:
-        """Mean and std that the run's samples are normalised by; None before it begins, and of earlier versions."""
-        known = self._environment.get("normalisation") if self.recipe.exists() else None
+        """Mean and std that the run's samples are normalised by; None before it begins."""
+        known = self.environment.get("normalisation") if self.recipe.exists() else None
         return (tuple(known["mean"]), tuple(known["std"])) if known and known["mean"] is not None else None
 
     def exact(self) -> bool:
         """Whether the run's samples are known to be of type uint8."""
-        return self.recipe.exists() and self._environment.get("dtype") == "uint8"
-
-    @property
-    def _environment(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.path / "environment.json").read_text(encoding="utf-8"))
-        return content
+        return self.recipe.exists() and self.environment.get("dtype") == "uint8"
 
     def check_new(self) -> None:
         """Raise LabelSkewError unless a new run may be written here; makes nothing."""
@@ -108,28 +89,19 @@ class RunFolder:
             raise mistake(f"--resume {self.path}", "no such folder", "the folder of an earlier run")
         if not self.recipe.is_file():
             raise LabelSkewError(f"--resume {self.path}: no recipe.yaml in it, so it is not the folder of a run")
-        if file := self._damaged():
-            raise mistake(file, "is damaged: it is not what a run writes", "the folder as the run has written it")
-
-    def _damaged(self) -> Path | None:
-        """The first file that lacks what a run needs of it to go on."""
-        file = self.path / "environment.json"
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                known = self._environment
-                if not isinstance(known["run"], str) or not isinstance(known["optimizer"]["source"], str):
-                    return file
-            except (ValueError, KeyError, TypeError, RecursionError):
-                return file
-        files = (self.metrics, self.timings)
-        return next((f for f in files if any(type(line.get("round")) is not int for line in read_lines(f))), None)
+        environment = self.environment
+        if not environment.get("run") or "source" not in environment.get("optimizer", {}):
+            raise self.damaged(self.path / "environment.json")
+        for file in (self.metrics, self.timings):
+            if any(type(line.get("round")) is not int for line in read_lines(file)):
+                raise self.damaged(file)
 
     def broke_off_at_once(self) -> bool:
         """Whether all that is here is of a run that ended, if by force, before its recipe was written."""
         names = {file.name.removesuffix(".part") for file in self.path.iterdir()} if self.path.is_dir() else set()
         names = {name for name in names if not locks.belongs(name)}
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # there is none, or it was changed
-            names -= set(self._environment.get("notes", []))
+        with contextlib.suppress(LabelSkewError):  # damaged: not only files of a run
+            names -= set(self.environment.get("notes", []))
         return bool(names) and names <= BEFORE
 
     def clear(self) -> None:
@@ -141,9 +113,9 @@ class RunFolder:
     def is_whole(self, rounds: int) -> bool:
         """Whether all results of a run of so many rounds are there, and none of its pictures is missing."""
         try:
-            if json.loads(self.summary.read_text(encoding="utf-8"))["rounds"] != rounds:
+            if self.results.get("rounds") != rounds:
                 return False
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except LabelSkewError:
             return False
         results = [self.path / name for name in ("model.safetensors", "curves.png")]
         drawn = [*self.path.glob("partition.json"), *self.path.glob("confusion.csv"), *self.diagnostics.glob("*.jsonl")]

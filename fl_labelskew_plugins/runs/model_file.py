@@ -31,7 +31,7 @@ KEY = "labelskew_model"
 FORMAT = 1
 MOST_BYTES = 2**24
 """Of that text."""
-Name = Annotated[str, AfterValidator(clean)]
+CleanName = Annotated[str, AfterValidator(clean)]
 
 
 class About(Params):
@@ -59,22 +59,22 @@ class About(Params):
     """
 
     format: int = Field(FORMAT, ge=1)
-    network: Name | None
+    network: CleanName | None
     network_params: dict[str, Any]
-    module: Name | None = None
+    module: CleanName | None = None
     input_shape: list[Positive] = Field(min_length=1, max_length=5)
     dtype: Literal["uint8", "float32"]
-    class_names: list[Name] = Field(min_length=1, max_length=MOST_CLASSES)
+    class_names: list[CleanName] = Field(min_length=1, max_length=MOST_CLASSES)
     mean: list[float] | None
     std: list[Annotated[float, Field(gt=0)]] | None
-    dataset: Name
+    dataset: CleanName
     picture: dict[str, Any] | None = None
     table: Encoding | None = None
-    method: Name
+    method: CleanName
     recipe: str = Field(pattern="^[0-9a-f]{64}$")
     round: Positive
     client: int | None = Field(None, ge=0)
-    client_name: Name | None = None
+    client_name: CleanName | None = None
 
     @field_validator("input_shape")
     @classmethod
@@ -180,8 +180,7 @@ def read(file: Path) -> tuple[About, Weights]:
         first = clean(next(iter(str(error).splitlines()), type(error).__name__))
         raise mistake(where, f"is no sound .safetensors file ({first})", "a model.safetensors of a run") from None
     if text is None:
-        use = "a model.safetensors of a run"
-        raise mistake(where, "does not say of which network it is", use)
+        raise mistake(where, "does not say of which network it is", "a model.safetensors of a run")
     return _said(text, where), weights
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from fl_labelskew_registry import mistake
 from torch import Tensor
@@ -21,6 +20,7 @@ from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.engine.local import forms
 from fl_labelskew_plugins.engine.server import Server
+from fl_labelskew_plugins.ledgers import privacy
 from fl_labelskew_plugins.machine import log, signals
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import clean, csv_cell
@@ -29,7 +29,7 @@ from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.network_file import changed as changed_file
 from fl_labelskew_plugins.recipe.network_file import files
 from fl_labelskew_plugins.recipe.plugins import object_description
-from fl_labelskew_plugins.runs import card, model_file, privacy, status
+from fl_labelskew_plugins.runs import model_file, status
 from fl_labelskew_plugins.runs.checkpoint import Checkpoint
 from fl_labelskew_plugins.runs.environment import environment, peak_memory
 from fl_labelskew_plugins.runs.folder import RunFolder, summary
@@ -39,6 +39,15 @@ from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.session import Session, made_up, watch
 from fl_labelskew_plugins.runs.tracking import Trackers
 from fl_labelskew_plugins.tensors import OPTIMIZER, joined, rest
+
+
+class Card(Protocol):
+    """The text of a run's ``MODEL_CARD.md``."""
+
+    def __call__(
+        self, session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[str, Any], *, best: bool
+    ) -> str:
+        """The card of a run with these lines of metrics and this summary; ``best``: ``best.safetensors`` is there."""
 
 
 class Record:
@@ -145,8 +154,12 @@ class Record:
             if self.next_round != self._saved:
                 self._save()
 
-    def finish(self) -> None:
-        """All rounds are done, and every client knows: write models, pictures and summary."""
+    def finish(self, card: Card | None = None) -> None:
+        """All rounds are done, and every client knows: write models, pictures and summary.
+
+        Args:
+            card: makes the text of ``MODEL_CARD.md``; default: there is none.
+        """
         folder, session = self.folder, self.session
         model_file.save(self.weights, folder.path / "model.safetensors", about(session, round=self.next_round))
         lines, file = read_lines(folder.metrics), folder.path / "curves.png"
@@ -161,7 +174,8 @@ class Record:
         self._write_confusion(title)
         if self.watch is not None:
             self.watch.draw()
-        folder.write_text("MODEL_CARD.md", card.text(session, lines, result, best=folder.best.exists()))
+        if card is not None:
+            folder.write_text("MODEL_CARD.md", card(session, lines, result, best=folder.best.exists()))
         folder.write_json("summary.json", result)
         self._trackers.finish(result)
 
@@ -301,7 +315,7 @@ class Record:
 
     def _compare(self, now: dict[str, Any]) -> None:
         """Refuse to go on with other data; say where another machine may give other numbers."""
-        before = json.loads((self.folder.path / "environment.json").read_text(encoding="utf-8"))
+        before = self.folder.environment
         changed = [key for key in ("data", "partition") if key in before and before[key] != now[key]]
         if changed:
             what = "the samples" if "data" in changed else "the clients' samples"

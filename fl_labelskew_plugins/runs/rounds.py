@@ -18,7 +18,7 @@ from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.tensors import Weights, num_bytes
 
-Measured = Sequence[Mapping[str, Any]]
+ClientMeasures = Sequence[Mapping[str, Any]]
 """A mapping of measures for each client."""
 
 
@@ -160,7 +160,7 @@ class Rounds:
                 line |= metrics.pooled(*(sum(row.get(key, 0) for row in rows) for key in ("right", "samples")))
         return line
 
-    def per_client(self, predicted: Tensor, labels: Tensor) -> Measured:
+    def per_client(self, predicted: Tensor, labels: Tensor) -> ClientMeasures:
         """Measures of the global model on each client's own test split, none without one.
 
         ``predicted`` and ``labels`` ``(N,)`` are of the global test samples.
@@ -177,7 +177,7 @@ class Rounds:
             rows.append({**metrics.measures(matrix), "right": int(matrix.diag().sum()), "samples": int(matrix.sum())})
         return rows
 
-    def of_clients(self, rows: Measured) -> dict[str, object]:
+    def of_clients(self, rows: ClientMeasures) -> dict[str, object]:
         """What a line of metrics has of each client's measures."""
         accuracy, balanced = ([row.get(name) for row in rows] for name in ("accuracy", "balanced_accuracy"))
         self.record.test_samples = [row.get("samples") for row in rows]

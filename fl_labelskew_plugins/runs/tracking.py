@@ -1,137 +1,125 @@
-"""Whom a run is shown to: its trackers, each in a process of its own, so that none can end, slow or change the run."""
+"""Call the hooks of a run's trackers, so that none can end, block or change the run."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import select
-import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+from fl_labelskew_registry import LabelSkewError, TrackedRun, Tracker, catalog
+
+from fl_labelskew_plugins.engine.globals import restored
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.recipe.mistakes import failure
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 
 LOG = "trackers.log"
-"""What trackers print, and the tracebacks of those that fail; there is none where they say nothing."""
+"""Tracebacks of trackers that fail; it is missing if none does."""
 PATIENCE_S = {"begin": 120.0, "on_round": 30.0, "finish": 600.0, "close": 60.0}
 """How long a run waits for each hook."""
 COUNTED = ("clients", "left_out", "opening_left_out")
-"""Lists of clients, of which a tracker is told how many they are."""
+"""Lists of clients, of which a tracker gets the length."""
 MOST = 100
-"""Numbers of a list, such as one for each class, that a tracker is told; of longer ones it is told none."""
+"""Numbers of a list, such as one for each class, that a tracker gets; of longer lists it gets none."""
 
 
 class Trackers:
-    """All trackers that a recipe names. One that fails or takes too long is switched off with a warning."""
+    """All trackers that a recipe names. One that fails or takes too long is switched off with a warning.
+
+    Hooks run in a thread of this process, which waits for each. Global generators are restored after each hook.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self._on: dict[str, _Process] = {}
+        self._on: dict[str, Tracker] = {}
 
     def begin(self, folder: RunFolder, rounds: int) -> None:
-        """Tell them of a run of which so many rounds are complete."""
+        """Begin with a run of which so many rounds are complete."""
         named = {name: params for item in self._recipe.tracking.trackers for name, params in item.items()}
         if not named:
             return
-        self._folder = folder
+        self._path = folder.path.absolute()
         seconds = {line["round"]: line["seconds"] for line in read_lines(folder.timings)}
-        run = {
-            "id": folder.run_id(),
-            "folder": str(folder.path.absolute()),
-            "parameters": _parameters(self._recipe.resolved()),
-            "earlier": [
-                _numbers({**line, "seconds": seconds.get(line["round"])})
-                for line in read_lines(folder.metrics)[:rounds]
-            ],
-        }
-        try:
-            with (folder.path / LOG).open("ab") as stream:
-                self._on = {name: _Process(name, params, stream.fileno()) for name, params in named.items()}
-        except OSError as error:
-            log.warn(f"no tracker can be started: {error.strerror}")
-        self._tell("begin", run)
+        earlier = [_numbers({**line, "seconds": seconds.get(line["round"])}) for line in folder.lines[:rounds]]
+        self._run = TrackedRun(folder.run_id(), self._path, _parameters(self._recipe.resolved()), earlier)
+
+        def make(name: str, params: Mapping[str, Any]) -> None:
+            kind = catalog.load("trackers", name)
+            self._on[name] = kind(kind.Params.model_validate_json(json.dumps(params)))
+            self._on[name].begin(self._run)
+
+        for name, params in named.items():
+            self._call(name, "begin", make, name, params)
 
     def round(self, line: Mapping[str, Any], seconds: float) -> None:
-        """Tell them a round's line of metrics."""
+        """Report a round's line of metrics."""
         if self._on:
-            self._tell("on_round", _numbers(line) | {"seconds": round(seconds, 4)})
+            self._call_all("on_round", _numbers(line) | {"seconds": round(seconds, 4)})
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Tell them what the run came to, once its files are written."""
+        """Report the run's summary and files, once these are written."""
         if self._on:
-            path = self._folder.path.absolute()
-            pictures = [path / f"{name}.png" for name in ("curves", "partition", "confusion")]
-            pictures += sorted(path.glob("diagnostics/*.png"))
-            there = [str(file) for file in pictures if file.exists()]
-            self._tell("finish", _numbers(summary), there, str(path / "model.safetensors"))
+            pictures = [self._path / f"{name}.png" for name in ("curves", "partition", "confusion")]
+            pictures += sorted(self._path.glob("diagnostics/*.png"))
+            there = [file for file in pictures if file.exists()]
+            self._call_all("finish", _numbers(summary), there, self._path / "model.safetensors")
 
     def close(self, state: str) -> None:
-        """Tell them that it is over, for now at least; the run may begin again."""
-        if self._on:
-            self._tell("close", state)
-            for name in [*self._on]:
-                self._on.pop(name).end(PATIENCE_S["close"])
-            file = self._folder.path / LOG
-            if file.exists() and not file.stat().st_size:
-                file.unlink()
+        """Report that the run is over, at least for now; it may begin again."""
+        self._call_all("close", state)
+        self._on = {}
 
-    def _tell(self, hook: str, *args: Any) -> None:
-        for process in self._on.values():  # all of them first: they then work at the same time
-            process.ask(hook, *args)
-        for name, process in [*self._on.items()]:
-            if why := process.answer(PATIENCE_S[hook]):
-                log.warn(f"tracker {name} is switched off: {why}")
-                self._on.pop(name).end(5)
+    def _call_all(self, hook: str, *args: Any) -> None:
+        for name, tracker in [*self._on.items()]:
+            self._call(name, hook, getattr(tracker, hook), self._run, *args)
+
+    def _call(self, name: str, hook: str, function: Callable[..., None], *args: Any) -> None:
+        """Call a tracker's hook, and switch the tracker off if it fails or takes too long."""
+        raised: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                function(*args)
+            except BaseException as error:  # SystemExit, too
+                raised.append(error)
+
+        thread = threading.Thread(target=work, daemon=True, name=f"tracker {name}")
+        with restored(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            thread.start()
+            thread.join(PATIENCE_S[hook])
+        if thread.is_alive():
+            reason = f"it takes longer than {PATIENCE_S[hook]:g} s"
+        elif raised:
+            reason = _reason(raised[0], self._on.get(name))
+            try:
+                with (self._path / LOG).open("a", encoding="utf-8") as stream:
+                    traceback.print_exception(raised[0], file=stream)
+            except OSError as error:
+                reason += f"; no {LOG}: {error.strerror}"
+        else:
+            return
+        self._on.pop(name, None)
+        log.warn(f"tracker {name} is switched off: {reason}")
 
 
-class _Process:
-    """A tracker's process, see :mod:`.tracked`; ``log``: descriptor of the file that what it prints goes to."""
-
-    def __init__(self, name: str, params: Mapping[str, Any], log: int) -> None:
-        # a session of its own: Ctrl-C is for the run, which then tells its trackers that it is over
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "fl_labelskew_plugins.runs.tracked"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONWARNINGS": "ignore"},
-            start_new_session=True,
-        )
-        self.ask(name, params)
-
-    def ask(self, *order: Any) -> None:
-        """Send it a line; it may have ended."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
-
-    def answer(self, seconds: float) -> str:
-        """Why its hook failed, or took too long; empty where all is well."""
-        assert self._process.stdout is not None
-        if not select.select([self._process.stdout], [], [], seconds)[0]:
-            return f"it takes longer than {seconds:g} s"
-        line = self._process.stdout.readline()
-        return str(json.loads(line)) if line else "its process has ended"
-
-    def end(self, seconds: float) -> None:
-        """Let it go, and kill it if it stays."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+def _reason(error: BaseException, tracker: Tracker | None) -> str:
+    """What went wrong, and the line of the tracker's own file."""
+    if isinstance(error, LabelSkewError):
+        return clean(" ".join(str(error).split()), 500)
+    file = getattr(sys.modules[type(tracker).__module__], "__file__", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    where = f" ({Path(str(file)).name}, line {lines[-1]})" if lines else ""
+    return clean(failure(error), 300) + where
 
 
 def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

@@ -13,8 +13,8 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, build
-from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.options import RunOptions
+from fl_labelskew_plugins.surveys.survey import Survey
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.host.framework import FedML

@@ -27,7 +27,8 @@ from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Pause, clock
+from fl_labelskew_plugins.runs.progress import Pause
+from fl_labelskew_plugins.show.progress import clock
 from fl_labelskew_plugins.studies import report
 from fl_labelskew_plugins.studies.reproduce import PROBED, Cost
 from fl_labelskew_plugins.studies.sweep.plan import Planned
@@ -313,7 +314,7 @@ def _end(run: Planned, left: int) -> tuple[float, float]:
             kept = min(recipe.tracking.keep_checkpoints, 1 + math.ceil(left / recipe.tracking.checkpoint_every))
             more = kept - 1 - len(folder.earlier())
             size += states - now + more * (_size(folder.checkpoint) + states + one * recipe.tracking.keep_best)
-            size += one * (1 + (clients if at.states and folder.personal() else 0))
+            size += one * (1 + (clients if at.states and folder.environment.get("personal_models") else 0))
             most = recipe.tracking.state_memory_mb * 2**20
             return min(most, states) - min(most, now), size
     return 0.0, size

@@ -18,9 +18,9 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.recipe import yaml
-from fl_labelskew_plugins.recipe.model import EXPECTED, of_sums
+from fl_labelskew_plugins.recipe.model import of_sums
 from fl_labelskew_plugins.runs.measure import Measure, main_measure, main_tests
+from fl_labelskew_plugins.runs.reader import RunReader
 
 Resolved = Mapping[str, Mapping[str, Any]]
 
@@ -170,19 +170,25 @@ def read(folder: Path) -> Run:
     """
     if not folder.is_dir():
         raise LabelSkewError(f"{folder}: no such folder")
-    try:
-        if missing := [name for name in ("recipe.yaml", "metrics.jsonl") if not (folder / name).exists()]:
-            raise LabelSkewError(f"{folder}: no run: {missing[0]} is missing")
-        recipe, _ = yaml.read((folder / "recipe.yaml").read_text(encoding="utf-8"))
-        lines, timings = read_lines(folder / "metrics.jsonl"), read_lines(folder / "timings.jsonl")
-    except (OSError, ValueError, yaml.YamlError) as error:
-        raise LabelSkewError(f"{folder}: cannot be read: {' '.join(str(error).split())}") from None
-    if isinstance(recipe, dict):
-        recipe.pop(EXPECTED, None)  # no section
-    if not isinstance(recipe, dict) or not all(isinstance(keys, dict) for keys in recipe.values()):
-        raise LabelSkewError(f"{folder}: no run: recipe.yaml holds no recipe")
-    described = _described(folder)
-    run = Run(str(folder), recipe, lines, timings, *described, confusion=_confusion(folder), clients=_clients(folder))
+    if missing := [name for name in ("recipe.yaml", "metrics.jsonl") if not (folder / name).exists()]:
+        raise LabelSkewError(f"{folder}: no run: {missing[0]} is missing")
+    reader = RunReader(folder)
+    environment = reader.environment
+    run = Run(
+        str(folder),
+        reader.sections,
+        reader.lines,
+        read_lines(reader.timings),
+        data=environment.get("data"),
+        partition=environment.get("partition"),
+        personal=bool(environment.get("personal_models")),
+        class_names=reader.class_names,
+        confusion=_confusion(folder),
+        clients=[
+            Client(clean(row.get("name"), 60), *(number(row, key) for key in Client._fields[1:]))
+            for row in reader.results.get("clients", ())
+        ],
+    )
     for line in run.tests:
         if number(line, run.measure.key) is None or not isinstance(line.get("round"), int):
             raise LabelSkewError(f"{folder}: no run: metrics.jsonl has a test without round and accuracy")
@@ -192,23 +198,6 @@ def read(folder: Path) -> Run:
             "validation_args.per_client: true, and silos comm_args.send_measures: true"
         )
     return run
-
-
-def _described(folder: Path) -> tuple[str | None, str | None, bool, Sequence[str]]:
-    """What a run's environment.json tells: what its data and its partition are, personal models, class names.
-
-    Older runs do not tell of their models; these lie in ``clients/``, except for FLDA, which writes none.
-    """
-    try:
-        facts = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        facts = None
-    facts = facts if isinstance(facts, dict) else {}
-    data, partition = (value if isinstance(value := facts.get(key), str) else None for key in ("data", "partition"))
-    names = facts.get("class_names")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        names = []
-    return data, partition, bool(facts.get("personal_models", (folder / "clients").is_dir())), names
 
 
 def _confusion(folder: Path) -> Sequence[Sequence[int]]:
@@ -221,15 +210,6 @@ def _confusion(folder: Path) -> Sequence[Sequence[int]]:
         return ()
     valid = all(len(row) == len(matrix) and all(0 <= number < 2**53 for number in row) for row in matrix)
     return matrix if valid else ()
-
-
-def _clients(folder: Path) -> Sequence[Client]:
-    """The clients in a run's ``summary.json``; nothing if it is missing or was changed."""
-    try:
-        rows = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["clients"]
-        return [Client(clean(row["name"], 60), *(number(row, key) for key in Client._fields[1:])) for row in rows]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ()
 
 
 def sweep_names(folder: Path) -> dict[str, dict[str, str]]:

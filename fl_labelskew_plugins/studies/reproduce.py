@@ -28,9 +28,10 @@ from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.recipe.sections import Expected
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.measure import GLOBAL
-from fl_labelskew_plugins.runs.progress import Pause, clock
+from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runs.session import data_folder, made_up
 from fl_labelskew_plugins.runtimes.options import RunOptions
+from fl_labelskew_plugins.show.progress import clock
 from fl_labelskew_plugins.studies import report
 
 SHARE = 0.8

@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -61,6 +63,7 @@ class MLflow(Tracker):
     def begin(self, run: TrackedRun) -> None:
         """Begin a run of MLflow, or go on with the one that ``mlflow.json`` names, if it is at this address."""
         os.environ |= QUIET | dict(os.environ)
+        finders, distributions = [*sys.meta_path], vars(PathFinder)["find_distributions"]
         try:
             import mlflow
             from mlflow.entities import Param
@@ -68,6 +71,9 @@ class MLflow(Tracker):
         except ImportError as error:
             install = BESIDE_FEDML if find_spec("fedml") else INSTALL
             raise LabelSkewError(f"mlflow cannot be imported: {error}; {install}") from None
+        finally:  # old versions of importlib_metadata replace Python's own finder, which then lacks what Python needs
+            sys.meta_path[:] = finders
+            PathFinder.find_distributions = distributions  # type: ignore[method-assign]
         uri = self.params.uri or str(run.folder.absolute().parent / "mlruns")
         if "://" not in uri:
             uri = Path(uri).expanduser().absolute().as_uri()

@@ -12,8 +12,8 @@ from pydantic import Field
 
 from fl_labelskew_plugins import params
 
-QUIET = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
-"""No lines between those of the run, and no reports of errors to its makers, unless the environment says so."""
+QUIET = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "PYTHONWARNINGS": "ignore"}
+"""No lines between those of the run, and no reports of errors to its makers, unless the environment says otherwise."""
 
 
 class WandB(Tracker):

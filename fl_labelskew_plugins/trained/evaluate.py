@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Data, Dataset, Images, LabelSkewError, catalog, mistake
+from fl_labelskew_registry import Data, Dataset, Images, catalog, mistake
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,19 +19,19 @@ from fl_labelskew_plugins.data.split import joined
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.machine.place import available_cores
 from fl_labelskew_plugins.machine.text import clean, counted
-from fl_labelskew_plugins.recipe import yaml
 from fl_labelskew_plugins.recipe.mistakes import keys_of
 from fl_labelskew_plugins.recipe.sections import DataArgs
+from fl_labelskew_plugins.runs.reader import RunReader
 from fl_labelskew_plugins.runs.session import numbered
 from fl_labelskew_plugins.trained.inputs import fitted, reader
 from fl_labelskew_plugins.trained.network import Trained, known
 
 BATCH = 128
-Part = Literal["all", "test"]
+TestedPart = Literal["all", "test"]
 
 
 def evaluate(
-    trained: Trained, folder: Path, part: Part | None = None, settings: Mapping[str, Any] | None = None
+    trained: Trained, folder: Path, part: TestedPart | None = None, settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Measures of a model on the data in a folder, which is read as the recipe's data set is.
 
@@ -90,61 +87,28 @@ def _groups(data: Data, predicted: Tensor, labels: Tensor, classes: int) -> list
     return rows
 
 
-class Run(NamedTuple):
-    """The run of a model, as far as its folder is at hand.
-
-    Args:
-        folder: with the recipe, or that of the model's file.
-        args: the recipe's ``data_args``.
-        seed: the recipe's.
-        across_silos: whether silos trained on data of their own.
-    """
-
-    folder: Path
-    args: Mapping[str, Any] = MappingProxyType({})
-    seed: int = 0
-    across_silos: bool = False
-
-    def trained_in(self, folder: Path) -> bool:
-        """Whether the run read its data from this folder or file."""
-        home = self.args.get("data_cache_dir")
-        return isinstance(home, str) and Path(home).resolve() == folder.resolve()
-
-    def group_of(self, folder: Path) -> bool:
-        """Whether this is the folder of a group in the run's data."""
-        groups = self.read("partition.json").get("clients", ())
-        return self.trained_in(folder.resolve().parent) and folder.name in groups
-
-    def read(self, name: str) -> dict[str, Any]:
-        """A file of JSON in the folder; empty if there is none."""
-        with suppress(OSError, ValueError, RecursionError):
-            content = json.loads((self.folder / name).read_text("utf-8"))
-            return content if isinstance(content, dict) else {}
-        return {}
-
-
 def _data(
-    trained: Trained, folder: Path, part: Part | None, settings: Mapping[str, Any]
+    trained: Trained, folder: Path, part: TestedPart | None, settings: Mapping[str, Any]
 ) -> tuple[Data, dict[str, Any]]:
     """The data whose test part are the samples to test on, and which these are; classes have the model's numbers."""
     about, where, run = trained.about, clean(trained.file, 4096), _run(trained.file)
-    dataset, note = _dataset(trained, run, folder, settings), None
+    sections = run.sections if run.recipe.is_file() else {}
+    dataset, note = _dataset(trained, run, sections.get("data_args", {}), folder, settings), None
     dataset.check_test(folder, download=False)
     if not folder.exists():  # which a data set that needs no files has not noticed
         raise mistake(clean(folder, 4096), "does not exist", "what data_args.data_cache_dir would be")
+    seed, total = int(sections.get("common_args", {}).get("random_seed", 0)), None
     splits_off = dataset.splits_off(folder)
-    load = dataset.load if splits_off else dataset.load_test
-    if part == "all" or (part is None and splits_off):
-        load = dataset.load_all
-    data = load(folder, download=False, seed=run.seed)
-    chosen, part = part, part or "test"
-    if splits_off or part == "all":
-        part, note = _of_training(folder, data, run, chosen, settings)
-        if chosen is None and part == "test":
-            data = dataset.load(folder, download=False, seed=run.seed)
-    total = len(data.train.y) + len(data.test.y) if splits_off or part == "all" else None
-    if part == "all":
-        data = replace(data, test=joined(data.train, data.test))
+    if part != "all" and not splits_off:
+        data, part = dataset.load_test(folder, download=False, seed=seed), "test"
+    else:
+        data = dataset.load_all(folder, download=False, seed=seed)
+        part, note = _of_training(folder, data, run, sections.get("data_args", {}), part, settings)
+        total = len(data.train.y) + len(data.test.y)
+        if part == "all":
+            data = replace(data, test=joined(data.train, data.test))
+        else:
+            data = dataset.load(folder, download=False, seed=seed)
     if not len(data.test.y):
         raise mistake(clean(folder, 4096), "has no test samples", "data with a test part, or --part all")
     names = [clean(name) for name in data.class_names]
@@ -159,55 +123,56 @@ def _data(
 
 
 def _of_training(
-    folder: Path, data: Data, run: Run, part: Part | None, settings: Mapping[str, Any]
-) -> tuple[Part, str | None]:
-    """The ``part`` to test on, by default without the samples of training, and a note about those samples."""
-    known, here = run.read("environment.json").get("data"), fingerprint(data)
-    if known == here or run.group_of(folder):
-        if part != "all" and "test_fraction" not in settings:
-            return "test", "the model was trained on the other samples"
-        why = "; --part test excludes them" if part == "all" else ", since test_fraction is another one"
-        return part or "test", f"the model was trained on some of these samples{why}"
-    if run.read("summary.json").get("data") == here:
-        return part or "all", "the silo trained on most of these samples; its own test: metrics.jsonl"
-    if run.trained_in(folder):
-        return part or "test", "these data have changed since training, which may have used some samples"
-    if run.across_silos:
-        note = "for data that a silo trained on, use --part test (its held-out samples)"
-        return part or "all", None if part == "test" else note
-    return part or "all", None if known else "unknown whether the model was trained on some of these samples"
+    folder: Path,
+    data: Data,
+    run: RunReader,
+    args: Mapping[str, Any],
+    part: TestedPart | None,
+    settings: Mapping[str, Any],
+) -> tuple[TestedPart, str | None]:
+    """The ``part`` to test on, by default without samples of training, and a note if they may be among them."""
+    known = run.environment.get("data")
+    same = known == fingerprint(data)
+    near = same or _home(args) in (folder.resolve(), *folder.resolve().parents)
+    part = part or ("test" if near else "all")
+    if same and part == "test" and "test_fraction" not in settings:
+        return part, "the model was trained on the other samples"
+    if near or known is None:
+        hint = "; --part test excludes them" if same and part == "all" else ""
+        return part, f"the model may have been trained on some of these samples{hint}"
+    return part, None
 
 
-def _run(file: Path) -> Run:
-    """The run of a model's file."""
-    recipes = [folder / "recipe.yaml" for folder in file.absolute().parents[:2]]
-    recipe = next((file for file in recipes if file.is_file()), None)
-    if recipe is None:
-        return Run(file.parent)  # of a silo, or nobody's
-    try:
-        sections, _ = yaml.read(yaml.text_of(recipe))
-        keys, common = dict(sections["data_args"]), dict(sections["common_args"])
-        return Run(recipe.parent, keys, int(common["random_seed"]), common.get("training_type") == "cross_silo")
-    except (yaml.YamlError, KeyError, TypeError, ValueError) as error:
-        raise LabelSkewError(f"{clean(recipe, 4096)}: cannot be read ({clean(error)})") from None
+def _home(args: Mapping[str, Any]) -> Path | None:
+    """The folder or file of the run's data, by the recipe's ``data_args``."""
+    home = args.get("data_cache_dir")
+    return Path(home).resolve() if isinstance(home, str) else None
 
 
-def _dataset(trained: Trained, run: Run, folder: Path, settings: Mapping[str, Any]) -> Dataset:
+def _run(file: Path) -> RunReader:
+    """The folder of the run that wrote a model's file, or of a silo; or the file's folder if no recipe is near."""
+    readers = [RunReader(folder) for folder in file.absolute().parents[:2]]
+    return next((reader for reader in readers if reader.recipe.is_file()), readers[0])
+
+
+def _dataset(
+    trained: Trained, run: RunReader, args: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]
+) -> Dataset:
     """The data set that the model was trained on, with the recipe's parameters if the run's folder is at hand."""
     about, where = trained.about, clean(trained.file, 4096)
     known_keys = keys_of(catalog.load("datasets", known("datasets", about.dataset, where)).Params)
-    params = {key: value for key, value in run.args.items() if key in known_keys or key not in keys_of(DataArgs)}
-    if folder.is_file() and not run.trained_in(folder):  # the file itself is meant, not others in its folder
+    params = {key: value for key, value in args.items() if key in known_keys or key not in keys_of(DataArgs)}
+    if folder.is_file() and _home(args) != folder.resolve():  # the file itself is meant, not others in its folder
         params = {key: value for key, value in params.items() if key not in ("file", "test_file")}
     groups = params.get("groups")
-    if isinstance(groups, list) and not run.trained_in(folder) and not all((folder / str(g)).is_dir() for g in groups):
+    if isinstance(groups, list) and not all((folder / str(g)).is_dir() for g in groups):
         del params["groups"]  # of the run's own tree
     # data of one place alone often lack some classes
     if "class_names" in known_keys and params.get("class_names") is None and not numbered(about.class_names):
         params["class_names"] = about.class_names
     if "classes" in known_keys and params.get("classes") is None:
         params["classes"] = len(about.class_names)
-    place = f"{clean(run.folder / 'recipe.yaml', 4096)}: data_args." if run.args else ""
+    place = f"{clean(run.recipe, 4096)}: data_args." if args else ""
     return reader(trained, params, settings, place)
 
 

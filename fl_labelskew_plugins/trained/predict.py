@@ -22,8 +22,8 @@ from fl_labelskew_plugins.trained.network import Trained
 if TYPE_CHECKING:
     import pandas as pd
 
-Row = list[str | float]
-Write = Callable[[list[Row]], None]
+PredictionRow = list[str | float]
+Write = Callable[[list[PredictionRow]], None]
 
 
 def columns(top: int) -> list[str]:
@@ -32,7 +32,7 @@ def columns(top: int) -> list[str]:
     return ["file", "class", "probability", *further]
 
 
-def rows(trained: Trained, batches: Iterable[inputs.Batch], top: int) -> Iterator[list[Row]]:
+def rows(trained: Trained, batches: Iterable[inputs.Batch], top: int) -> Iterator[list[PredictionRow]]:
     """The rows of each batch, see :func:`columns`; probabilities between 0 and 1.
 
     Raises:

@@ -8,7 +8,7 @@ import commands
 import pytest
 
 import fl_labelskew_plugins
-from fl_labelskew_plugins.runs.audit import EVENTS, NAME, Audit
+from fl_labelskew_plugins.ledgers.audit import EVENTS, NAME, Audit
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from commands import call, errors
 from recipe_texts import text_with
 
 import fl_labelskew_plugins as fl
+from fl_labelskew_plugins.ledgers.privacy import Ledger
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.privacy import Noise, on_counts
-from fl_labelskew_plugins.runs.privacy import Ledger
 
 SETS = ["method_args.method=fedrs", "method_args.upload_clip=20", "method_args.upload_sigma=0.1"]
 NOISY = [word for text in [*SETS, "privacy_args.level=claim"] for word in ("--set", text)]
@@ -101,7 +101,7 @@ def test_mistakes_are_told_in_a_line(tmp_path, recipe, monkeypatch):
     own.write_text(text_with(**sections, train_args={"client_num_in_total": 2}, client_specific_args=files))
     (line,) = errors("privacy", own)
     assert line.endswith("silos have data of their own, which this command does not see; use --samples N")
-    monkeypatch.setattr("fl_labelskew_plugins.runs.privacy.require", _lacking)
+    monkeypatch.setattr("fl_labelskew_plugins.ledgers.privacy.require", _lacking)
     assert errors("privacy", recipe) == ["not here"]
 
 

@@ -66,7 +66,7 @@ def test_a_run_is_gone_on_with_on_the_other_side(first, then, tmp_path):
     whole = fl.run(DIGITS | {"method_args": {"method": "map"}}, tmp_path / "whole", quiet=True).folder
     cut = tmp_path / "cut"
     start.start(RunOptions(whole / "recipe.yaml", run_dir=cut, pause=Pause(1, float("inf")), quiet=True, host=first))
-    assert RunFolder(cut).host() == first
+    assert RunFolder(cut).environment["host"] == first
     start.start(RunOptions(resume=cut, quiet=True, host=then))
     assert content(cut)[0] == content(whole)[0]
 

@@ -36,6 +36,7 @@ def run(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
 
 
+DAMAGED = "is damaged: it is not what a run writes; use the folder as the run has written it"
 READ = ["metrics.jsonl", "timings.jsonl", "environment.json", "summary.json", "partition.json", "status.json"]
 
 
@@ -43,11 +44,12 @@ READ = ["metrics.jsonl", "timings.jsonl", "environment.json", "summary.json", "p
 @pytest.mark.parametrize("name", READ)
 def test_report_and_status_of_damaged_files(run, name, text):
     (run / name).write_text(text)
-    for words in (["report", run], ["report", run, "--html", run / "page.html"]):
-        if name == "metrics.jsonl":
-            assert errors(*words)[-1].startswith(f"{run}: no results yet: metrics.jsonl has no test")
-        else:
-            call(*words)
+    if name == "metrics.jsonl":
+        assert errors("report", run)[-1].startswith(f"{run}: no results yet: metrics.jsonl has no test")
+    elif name in ("environment.json", "summary.json"):
+        assert errors("report", run)[-1] == f"{run / name}: {DAMAGED}"
+    else:
+        call("report", run, "--html", run / "page.html")
     call("status", run, code=2 if name == "status.json" else 0)
 
 
@@ -64,15 +66,14 @@ def test_resume_of_damaged_files(run, name, text):
     (run / name).write_text(text)
     words = ["run", "--resume", run, "--host", "none", "--set", "train_args.comm_round=2", "--dry-run"]
     if name == "environment.json" or text.startswith('{"round": [0]}'):
-        says = "is damaged: it is not what a run writes; use the folder as the run has written it"
-        assert errors(*words) == [f"{run / name}: {says}"]
+        assert errors(*words) == [f"{run / name}: {DAMAGED}"]
     else:  # lines of rounds from a damaged one on count as missing
         call(*words)
 
 
 def test_evaluate_beside_a_damaged_environment(run, finished):
     (run / "environment.json").write_text(DEEP)
-    call("evaluate", run, finished.parent / "data.npz")
+    assert errors("evaluate", run, finished.parent / "data.npz") == [f"{run / 'environment.json'}: {DAMAGED}"]
 
 
 def test_page_escapes_markup_of_a_stranger(run):

@@ -50,7 +50,7 @@ def test_run_leaves_the_callers_generators_and_threads_as_they_were(tmp_path, ho
 
 def test_simulate_has_its_own_threads_only_within_rounds(tmp_path, monkeypatch):
     before, finish, at_the_end = torch.get_num_threads(), Record.finish, []
-    monkeypatch.setattr(Record, "finish", lambda self: at_the_end.append(torch.get_num_threads()) or finish(self))
+    monkeypatch.setattr(Record, "finish", lambda *args: at_the_end.append(torch.get_num_threads()) or finish(*args))
     loop = fl.simulate(fl.load(RECIPE, {"device_args.threads": before + 1}), tmp_path / "run")
     assert [torch.get_num_threads() for _ in loop] == [before] * 2
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["threads"] == before + 1
@@ -98,7 +98,7 @@ def test_what_is_no_run_is_a_line(tmp_path):
         repr(fl.load_run(tmp_path))
     for text in ("[]", '{"objects": []}'):
         (tmp_path / "environment.json").write_text(text)
-        with pytest.raises(LabelSkewError, match=r"environment.json: damaged: "):
+        with pytest.raises(LabelSkewError, match=r"environment.json: is damaged: "):
             fl.load_run(tmp_path)
 
 
@@ -132,7 +132,7 @@ def test_a_notebook_shows_words_and_pictures_and_nothing_that_a_name_smuggles_in
     assert "&lt;script&gt;" in page
     assert "<script>" not in page
     recipe.write_text("{")
-    with pytest.raises(LabelSkewError, match=r"recipe.yaml: damaged: "):
+    with pytest.raises(LabelSkewError, match=r"recipe.yaml: is damaged: "):
         repr(fl.load_run(finished.folder))
     recipe.write_text(kept)
 

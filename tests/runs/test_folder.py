@@ -64,16 +64,6 @@ def test_checkpoint_comes_back(tmp_path):
     assert (back.round, back.sizes, back.weights, back.memory) == (5, [7, 9], {}, {})
 
 
-def test_a_checkpoint_of_version_0_1_comes_back(tmp_path):
-    folder = RunFolder(tmp_path)
-    meta = {"round": 5, "clients": {"2": 4}, "selections": {"2": 3}, "seconds": 1.5, "sizes": [7, 9], "opened": [1]}
-    folder.checkpoint.parent.mkdir()
-    save_atomic(joined(model={"w": torch.ones(2)}), folder.checkpoint, {"labelskew": json.dumps(meta)})
-    back = folder.load_checkpoint()
-    assert (back.round, back.seconds, back.states, back.selections) == (5, 1.5, {2: 4}, {2: 3})
-    assert (back.sizes, back.opened, back.norms, back.weights["w"].tolist()) == ([7, 9], [1], {}, [1, 1])
-
-
 def saved(folder, states, round, keep):
     states.put(1, round - 1, {"hpm.w": torch.full((2,), float(round))})
     states.commit()

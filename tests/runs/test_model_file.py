@@ -113,7 +113,7 @@ def test_broken_files_are_one_line(tmp_path):
         file.write_bytes(content)
         assert "is no sound .safetensors file (" in message(lambda: model_file.read(file))
     save_file({"w": torch.ones(2)}, file)
-    assert "does not say of which network it is; use one of a run of this version" in message(
+    assert "does not say of which network it is; use a model.safetensors of a run" in message(
         lambda: model_file.read(file)
     )
 

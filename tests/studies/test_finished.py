@@ -45,14 +45,14 @@ def test_a_line_cut_in_half_ends_the_metrics(tmp_path):
         ],
         ("metrics.jsonl", b"\xff\xfe\x00", "no results yet: metrics.jsonl has no test"),
         ("recipe.yaml", None, "no run: recipe.yaml is missing"),
-        ("recipe.yaml", b"[1]", "no run: recipe.yaml holds no recipe"),
-        ("recipe.yaml", b"a: [", "cannot be read: line 1, column 5"),
+        ("recipe.yaml", b"[1]", "is damaged: it contains no recipe"),
+        ("recipe.yaml", b"a: [", "is damaged: line 1, column 5"),
     ],
 )
 def test_a_folder_without_results_is_one_line(tmp_path, name, content, says):
     path = folder(tmp_path / "a", resolved(), [0.5])
     (path / name).unlink() if content is None else (path / name).write_bytes(content)
-    assert message(lambda: finished.read(path)).startswith(f"{path}: {says}")
+    assert message(lambda: finished.read(path)).startswith((f"{path}: {says}", f"{path / name}: {says}"))
 
 
 def test_no_such_folder(tmp_path):

@@ -23,6 +23,7 @@ from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import Versions
 from fl_labelskew_plugins.engine.local import LocalResult, forms
+from fl_labelskew_plugins.ledgers.privacy import Ledger
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, counted, without_paths
 from fl_labelskew_plugins.recipe.model import Recipe
@@ -30,7 +31,6 @@ from fl_labelskew_plugins.recipe.network_file import portable
 from fl_labelskew_plugins.recipe.privacy import Noise, leaving
 from fl_labelskew_plugins.runs import model_file
 from fl_labelskew_plugins.runs.host import Host
-from fl_labelskew_plugins.runs.privacy import Ledger
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.session import Session, assemble
 from fl_labelskew_plugins.runtimes import wire

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from fl_labelskew_registry import LabelSkewError, RunError
 
+from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import addresses, compatibility
-from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing
 from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.names import Files, fingerprint

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fl_labelskew_registry import mistake
 
+from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.recipe import addresses, compatibility
-from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.chunks import CutShortError, Hashing
 from fl_labelskew_plugins.runtimes.silo import door, names, streams
 from fl_labelskew_plugins.runtimes.silo.door import Door

@@ -13,18 +13,17 @@ import torch
 from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.engine.threads import warn_if_too_many
+from fl_labelskew_plugins.ledgers.audit import Audit
+from fl_labelskew_plugins.ledgers.privacy import ledger_of
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.compatibility import check_extras
 from fl_labelskew_plugins.recipe.conflicts import quorum
 from fl_labelskew_plugins.runs import status
-from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runs.checkpoint import Checkpoint
-from fl_labelskew_plugins.runs.privacy import ledger_of
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, assemble, build, of_classes, refuse_host_switches
-from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.base import Runtime
 from fl_labelskew_plugins.runtimes.processes import ProcessPart, together
 from fl_labelskew_plugins.runtimes.silo import facts, keys, names
@@ -35,6 +34,7 @@ from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer, server_session
 from fl_labelskew_plugins.runtimes.silo.survey import SurveyedSilo, SurveyServer
 from fl_labelskew_plugins.runtimes.spool import Spool
+from fl_labelskew_plugins.surveys.survey import Survey
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.revocation import Revocations

@@ -17,8 +17,8 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError
 from torch import Tensor
 
+from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.recipe import addresses
-from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.chunks import Hashing, Sha256, assemble, cut, hashed, tensors_hashed
 from fl_labelskew_plugins.runtimes.silo import names

@@ -18,18 +18,18 @@ from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.aggregate import check_extra
+from fl_labelskew_plugins.ledgers.privacy import SpentError
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean, without_paths
 from fl_labelskew_plugins.methods.fedshift import noisy_counts
 from fl_labelskew_plugins.recipe.privacy import count_noise, on_counts
-from fl_labelskew_plugins.runs.privacy import SpentError
-from fl_labelskew_plugins.runs.survey import Survey
 from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient, noise_seed
 from fl_labelskew_plugins.runtimes.silo.guard import PolicyError
 from fl_labelskew_plugins.runtimes.silo.members import Poll
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
+from fl_labelskew_plugins.surveys.survey import Survey
 
 MOST_NOISE = 1e9
 """Strength of noise that a silo may say; that of ``count_noise``."""

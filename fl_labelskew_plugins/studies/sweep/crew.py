@@ -32,8 +32,9 @@ from fl_labelskew_plugins.machine.signals import end_with_parent, interrupting
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe.compatibility import host_installed
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Pause, clock, in_words
+from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
+from fl_labelskew_plugins.show.progress import clock, in_words
 from fl_labelskew_plugins.studies import report
 from fl_labelskew_plugins.studies.reproduce import Say, complete
 from fl_labelskew_plugins.studies.sweep.plan import Planned, missing, states_of

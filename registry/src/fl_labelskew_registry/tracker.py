@@ -33,8 +33,8 @@ class TrackedRun:
 class Tracker(Plugin):
     """Shows a run to somebody else's program while it goes on. Every hook does nothing unless it is overridden.
 
-    A tracker is alone in a process of its own, and its hooks are called one after the other. What they raise becomes a
-    warning, as does one that takes too long: the process is then ended, and the run goes on without it.
+    Hooks are called one after the other in the run's process, in a thread. A hook that raises or takes too long becomes
+    a warning, and the run continues without the tracker.
     """
 
     def begin(self, run: TrackedRun) -> None:
@@ -61,7 +61,7 @@ class Tracker(Plugin):
         """
 
     def close(self, run: TrackedRun, state: str) -> None:
-        """The last call of this process, whatever happened.
+        """The last call, also after an error.
 
         Args:
             run: as it was when it began.

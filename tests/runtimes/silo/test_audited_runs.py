@@ -5,7 +5,7 @@ import signal
 
 from scenes import finished, same
 
-from fl_labelskew_plugins.runs import audit
+from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.runtimes.silo import certs, issuing
 
 ENDS = ("sent", "received")

@@ -8,8 +8,9 @@ import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.recipe import parse as recipes
-from fl_labelskew_plugins.runs import audit, session
+from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runtimes.silo import certs, facts, issuing
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport

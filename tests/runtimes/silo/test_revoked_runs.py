@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from scenes import Peer, finished
 
 from fl_labelskew_plugins.front import start as run
-from fl_labelskew_plugins.runs import audit
+from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.runtimes.silo import certs, issuing
 from fl_labelskew_plugins.runtimes.silo.client import secret

@@ -7,7 +7,8 @@ import time
 from commands import call
 from scenes import finished
 
-from fl_labelskew_plugins.runs import audit, status
+from fl_labelskew_plugins.ledgers import audit
+from fl_labelskew_plugins.runs import status
 
 SLOW = "train_args.epochs=40"
 

@@ -11,21 +11,22 @@ from scenes import FACTS, finished
 from wire_table import Wire
 from wiretap import watched
 
+from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.methods.fedshift import smoothed_counts
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.sections import Policy
-from fl_labelskew_plugins.runs import audit, status
+from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.session import assemble
-from fl_labelskew_plugins.runs.survey import of_partition
 from fl_labelskew_plugins.runtimes.messages import SERVER
 from fl_labelskew_plugins.runtimes.silo import facts
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.survey import SurveyedSilo, SurveyServer
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
+from fl_labelskew_plugins.surveys.survey import of_partition
 
 OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"
 NOISY = ["method_args.method=fedshift", "method_args.count_noise=3"]

@@ -21,7 +21,7 @@ from fl_labelskew_registry import LabelSkewError, RunError
 from mistakes import message as message_of
 from scenes import Hostile, Peer
 
-from fl_labelskew_plugins.runs.audit import Audit
+from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.chunks import cut
 from fl_labelskew_plugins.runtimes.silo import certs, door, issuing, listening

@@ -15,7 +15,7 @@ from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.host import Host
-from fl_labelskew_plugins.runs.progress import Plain, Progress
+from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.chunks import assemble, cut
@@ -28,6 +28,7 @@ from fl_labelskew_plugins.runtimes.silo.streams import decoded as decode
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
 from fl_labelskew_plugins.runtimes.wire import Header, WireError
+from fl_labelskew_plugins.show.progress import Plain
 
 LOGISTIC = ["model_args.model=logistic", "method_args.method=fedshift", "train_args.epochs=1"]
 EVIL = ["a\nround 9/9  accuracy 99.99 %", "a\x1b[2J", "\u202eb\u2066", "c\u2028d\x85\r", "x" * 300_000]

@@ -17,9 +17,9 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import compatibility, parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runtimes.options import RunOptions
+from fl_labelskew_plugins.show.progress import progress
 
 pytestmark = pytest.mark.slow
 

@@ -10,9 +10,9 @@ from fl_labelskew_registry import RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.engine.ring import Ring, Vector
+from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
-from fl_labelskew_plugins.runs.audit import Audit
 from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.members import Members, Poll
 from fl_labelskew_plugins.runtimes.silo.secure import wire

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 from fl_labelskew_plugins.data.stats import IMAGENET
 from fl_labelskew_plugins.machine.text import clean, counted, few, ranged, wrapped
 from fl_labelskew_plugins.recipe import compatibility, privacy
 from fl_labelskew_plugins.recipe.network_file import files
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
-from fl_labelskew_plugins.runs.progress import clock
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, of_classes
+from fl_labelskew_plugins.show.progress import clock
 from fl_labelskew_plugins.tensors import num_bytes
 
 WHOSE = {"own": "", "corrected": " (the host's, corrected)"}
@@ -58,7 +56,7 @@ def _first_weights(session: Session) -> list[str]:
 
 def table(record: Record) -> str:
     """The final table."""
-    result = json.loads(record.folder.summary.read_text())
+    result = record.folder.results
     rows = []
     if "final_accuracy" in result:
         measure = NAMED[result.get("measure", GLOBAL)]

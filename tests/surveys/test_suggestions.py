@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from recipe_texts import GOOD, text_with
 
-from fl_labelskew_plugins.data.skew import skew
 from fl_labelskew_plugins.recipe import parse, yaml
-from fl_labelskew_plugins.runs.suggestions import COMPARED, SITUATIONS, evidence, explained, suggestions
+from fl_labelskew_plugins.surveys.skew import skew
+from fl_labelskew_plugins.surveys.suggestions import COMPARED, SITUATIONS, evidence, explained, suggestions
 
 RESULTS = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
 P10C2, DIRICHLET = SITUATIONS

@@ -13,13 +13,13 @@ import numpy as np
 from fl_labelskew_registry import mistake
 from numpy.typing import NDArray
 
-from fl_labelskew_plugins.data.skew import Skew, skew
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import clean, counted, csv_cell, few
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import finite
 from fl_labelskew_plugins.runs.session import divided
-from fl_labelskew_plugins.runs.suggestions import Situation, Suggestion, evidence, suggestions
+from fl_labelskew_plugins.surveys.skew import Skew, skew
+from fl_labelskew_plugins.surveys.suggestions import Situation, Suggestion, evidence, suggestions
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,10 +12,11 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import fl_labelskew_plugins as fl
+from fl_labelskew_plugins.ledgers import privacy
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.privacy import Noise, on_counts
 from fl_labelskew_plugins.recipe.sections import PrivacyBudget
-from fl_labelskew_plugins.runs import privacy, session
+from fl_labelskew_plugins.runs import session
 
 WEIGHTS = Noise("weights", "gaussian", 0.5, 4.0)
 COUNTS = on_counts(4.0, "laplace", 100)

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Numbers = NDArray[np.float64]
-MEASURES = ("held", "effective", "imbalance", "hellinger", "chance", "jensen_shannon")
+Floats = NDArray[np.float64]
+MEASURES = ("held", "effective", "imbalance", "hellinger", "chance")
 """The measures of a client in :class:`Skew`, in the order of tables."""
 
 
-def shares(counts: NDArray[Any]) -> Numbers:
+def shares(counts: NDArray[Any]) -> Floats:
     """Class shares ``P_k(c)``; of counts ``(..., C)``, the same shape.
 
     >>> shares(np.array([[3, 1], [0, 0]]))
@@ -28,12 +28,12 @@ def shares(counts: NDArray[Any]) -> Numbers:
            [ nan,  nan]])
     """
     total = counts.sum(-1, keepdims=True)
-    parts: Numbers = np.full(counts.shape, np.nan)
+    parts: Floats = np.full(counts.shape, np.nan)
     np.divide(counts, total, out=parts, where=total > 0)
     return parts
 
 
-def hellinger(p: Numbers, q: Numbers) -> Numbers:
+def hellinger(p: Floats, q: Floats) -> Floats:
     r"""Hellinger's distance of distributions: 0 for the same, 1 where they have no class in common.
 
     .. math:: H(p, q) = \frac{1}{\sqrt 2} \sqrt{\sum_c \bigl(\sqrt{p_c} - \sqrt{q_c}\bigr)^2}
@@ -48,29 +48,11 @@ def hellinger(p: Numbers, q: Numbers) -> Numbers:
     >>> round(float(hellinger(np.array([1.0, 0.0]), np.array([0.5, 0.5]))), 4)
     0.5412
     """
-    distance: Numbers = np.sqrt(np.square(np.sqrt(p) - np.sqrt(q)).sum(-1) / 2)
+    distance: Floats = np.sqrt(np.square(np.sqrt(p) - np.sqrt(q)).sum(-1) / 2)
     return distance
 
 
-def jensen_shannon(p: Numbers, q: Numbers) -> Numbers:
-    r"""Jensen-Shannon distance of distributions, to base 2: 0 for the same, 1 where they have no class in common.
-
-    .. math:: J(p, q) = \sqrt{\tfrac12 \sum_c p_c \log_2 \frac{p_c}{m_c} + \tfrac12 \sum_c q_c \log_2 \frac{q_c}{m_c}},
-        \quad m = \tfrac12 (p + q)
-
-    The root of the divergence (Lin, IEEE Transactions on Information Theory 37, 1991) is a metric (Endres, Schindelin,
-    the same, 49, 2003). Shapes are those of :func:`hellinger`.
-
-    >>> round(float(jensen_shannon(np.array([1.0, 0.0]), np.array([0.5, 0.5]))), 4)
-    0.5579
-    """
-    middle = (p + q) / 2
-    divergence = (_relative_entropy(p, middle) + _relative_entropy(q, middle)) / 2
-    distance: Numbers = np.sqrt(divergence.clip(min=0))  # which rounding may leave just below 0
-    return distance
-
-
-def effective_classes(p: Numbers) -> Numbers:
+def effective_classes(p: Floats) -> Floats:
     r"""Effective number of classes: as many, held in equal parts, have the entropy of ``p`` ``(..., C)``.
 
     .. math:: \exp\Bigl(-\sum_c p_c \ln p_c\Bigr)
@@ -80,11 +62,12 @@ def effective_classes(p: Numbers) -> Numbers:
     >>> effective_classes(np.array([[0.5, 0.5, 0.0], [0.9, 0.1, 0.0]])).round(4)
     array([2.    , 1.3841])
     """
-    number: Numbers = np.exp(-_plogq(p, p))
+    logs = np.log(p, out=np.zeros(p.shape), where=p > 0)  # 0 ln 0 is 0
+    number: Floats = np.exp(-(p * logs).sum(-1))
     return number
 
 
-def imbalance(counts: NDArray[Any]) -> Numbers:
+def imbalance(counts: NDArray[Any]) -> Floats:
     r"""Samples of the largest class to those of the smallest that is held; of counts ``(..., C)``.
 
     .. math:: \max_c n_c \, / \min_{c: n_c > 0} n_c
@@ -97,11 +80,11 @@ def imbalance(counts: NDArray[Any]) -> Numbers:
     """
     largest = counts.max(-1).astype(float)
     smallest = np.where(counts > 0, counts, np.inf).min(-1)
-    ratio: Numbers = np.divide(largest, smallest, out=np.full_like(largest, np.nan), where=largest > 0)
+    ratio: Floats = np.divide(largest, smallest, out=np.full_like(largest, np.nan), where=largest > 0)
     return ratio
 
 
-def by_chance(samples: NDArray[np.int64], classes: int) -> Numbers:
+def by_chance(samples: NDArray[np.int64], classes: int) -> Floats:
     r"""Hellinger's distance from the prior that a client is about at which differs from the others by chance alone.
 
     .. math:: \sqrt{\frac{C - 1}{8 N_k} \Bigl(1 - \frac{N_k}{N}\Bigr)}
@@ -135,18 +118,16 @@ class Skew:
         imbalance: see :func:`imbalance`.
         hellinger: distance of ``P_k`` from the prior.
         chance: what of it chance would give, see :func:`by_chance`.
-        jensen_shannon: distance of ``P_k`` from the prior, to base 2.
     """
 
-    prior: Numbers
+    prior: Floats
     missing: NDArray[np.bool_]
     samples: NDArray[np.int64]
     held: NDArray[np.int64]
-    effective: Numbers
-    imbalance: Numbers
-    hellinger: Numbers
-    chance: Numbers
-    jensen_shannon: Numbers
+    effective: Floats
+    imbalance: Floats
+    hellinger: Floats
+    chance: Floats
 
     @property
     def missing_pairs(self) -> float:
@@ -204,17 +185,4 @@ def skew(counts: NDArray[np.int64]) -> Skew:
         imbalance=imbalance(counts),
         hellinger=hellinger(local, prior),
         chance=by_chance(samples, int((prior > 0).sum())),
-        jensen_shannon=jensen_shannon(local, prior),
     )
-
-
-def _relative_entropy(p: Numbers, q: Numbers) -> Numbers:
-    entropy: Numbers = (_plogq(p, p) - _plogq(p, q)) / np.log(2)
-    return entropy
-
-
-def _plogq(p: Numbers, q: Numbers) -> Numbers:
-    """Sum of ``p ln q``, where 0 ln 0 is 0; NaN where ``p`` is."""
-    logs = np.log(q, out=np.zeros(np.broadcast(p, q).shape), where=np.broadcast_to(q, np.broadcast(p, q).shape) > 0)
-    total: Numbers = (p * logs).sum(-1)
-    return total

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins.runs import audit
-from fl_labelskew_plugins.runs.audit import NAME, Audit
+from fl_labelskew_plugins.ledgers import audit
+from fl_labelskew_plugins.ledgers.audit import NAME, Audit
 from fl_labelskew_plugins.runs.folder import RunFolder
 
 
@@ -40,13 +40,6 @@ def test_each_line_has_the_digest_of_the_line_before_it(tmp_path):
     assert events(tmp_path) == ["began", "opened", *["sent"] * 5, "closed"]
     assert audit.verify(tmp_path) == audit.Verified(8, 1, 0, 0, before)
     assert audit.verify(tmp_path, before).last == before
-
-
-def test_what_happened_before_the_folder_is_there_is_written_once_it_is(tmp_path):
-    log = Audit()
-    log.note("connected", rank=2)
-    log.open(tmp_path, "server")
-    assert events(tmp_path) == ["began", "opened", "connected"]
 
 
 def changed(number, old=b'"round": 2', new=b'"round": 3'):
@@ -133,10 +126,7 @@ def test_a_line_that_a_kill_cut_in_half_is_repaired_and_that_is_seen(tmp_path, k
     assert cut["bytes"] == len(last[:kept])
     assert cut["why"] == last[:kept].decode().strip()
     assert audit.verify(tmp_path).repaired == 1
-
-
-def test_a_log_that_was_cut_in_half_in_its_first_line_begins_again(tmp_path):
-    (tmp_path / NAME).write_bytes(b'{"time": "20')
+    file.write_bytes(b'{"time": "20')  # in the first line
     write(tmp_path, 1)
     assert events(tmp_path) == ["began", "repaired", "opened", "sent", "closed"]
     audit.verify(tmp_path)
@@ -207,7 +197,9 @@ def test_who_knocks_without_end_fills_no_disk(tmp_path, monkeypatch):
 
 def test_a_strangers_words_are_written_cleaned_and_cut(tmp_path):
     log = Audit()
+    log.note("connected", rank=2)  # before the folder is known
     log.open(tmp_path, "server")
+    assert events(tmp_path) == ["began", "opened", "connected"]
     log.note("refused", why="\x1b[31m\nround 9/9  accuracy 99.99 %" + "x" * 10**6, peer="a\u2028b", rank=None)
     line = json.loads(lines(tmp_path)[-1])
     assert len(lines(tmp_path)[-1]) < 600

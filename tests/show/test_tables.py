@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fl_labelskew_plugins.front.tables import table
+from fl_labelskew_plugins.runs.reader import RunReader
+from fl_labelskew_plugins.show.tables import table
 
 SILOS = ["silo 1, north", "silo 2, south", "silo 3"]
 RESULT = {
@@ -25,10 +26,9 @@ EQUAL = {"client_accuracy": [1.0, 1.0, 1.0], "client_accuracy_mean": 1.0, "clien
     ],
 )
 def test_table_names_silos_and_has_no_worst_one_of_equal_ones(tmp_path, changes, clients, over):
-    summary = tmp_path / "summary.json"
-    summary.write_text(json.dumps(RESULT | changes))
+    (tmp_path / "summary.json").write_text(json.dumps(RESULT | changes))
     session = SimpleNamespace(clients=None, client_names=SILOS, own_models="local models")
-    lines = table(SimpleNamespace(session=session, folder=SimpleNamespace(summary=summary))).splitlines()
+    lines = table(SimpleNamespace(session=session, folder=RunReader(tmp_path))).splitlines()
     rows = dict(line.strip().split("  ", 1) for line in lines)
     assert rows["tested on"].strip() == "clients' own test splits, mean over the clients"
     assert rows["accuracy, each client's tests"].strip() == clients

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fl_labelskew_plugins.data.skew import Skew
-from fl_labelskew_plugins.runs import measured
+from fl_labelskew_plugins.surveys import measured
+from fl_labelskew_plugins.surveys.skew import Skew
 
 Settings = Mapping[str, Mapping[str, Any]]
 ALIKE = 1.5

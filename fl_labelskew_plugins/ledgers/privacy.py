@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from fl_labelskew_registry import LabelSkewError, RunError, shareable
 from pydantic import BaseModel
@@ -32,7 +32,7 @@ from fl_labelskew_plugins.recipe.privacy import BUDGET, Noise, leaving
 from fl_labelskew_plugins.recipe.sections import Level, PrivacyBudget
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.runs.session import Session
+    from fl_labelskew_registry import Federation
 
 NAME = "privacy.jsonl"
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -48,7 +48,7 @@ class SpentError(RunError):
     """Another answer would be more than a client's budget allows."""
 
 
-class Entry(BaseModel):
+class LedgerEntry(BaseModel):
     """A line of a ledger: an answer, and epsilon with it; None: no bound. ``round``: -1 before the first."""
 
     time: str
@@ -75,7 +75,7 @@ class Ledger:
         self.file, self.budget, self.level = file, budget, level
         if budget is not None:
             require(BUDGET)
-        self.entries: list[Entry] = []
+        self.entries: list[LedgerEntry] = []
         self._size = -1
         self._spent: dict[int | None, Counter[Noise]] = {}
         self._answers: set[tuple[int | None, str]] = set()
@@ -125,7 +125,7 @@ class Ledger:
 
     def _spend(self, noises: Sequence[Noise], answer: str, run: str, round: int, client: int | None) -> None:
         delta, so_far = self._after(noises, round, client)
-        entry = Entry(
+        entry = LedgerEntry(
             time=utc(),
             run=run,
             round=round,
@@ -138,7 +138,7 @@ class Ledger:
         self._write(entry)
         self._take(entry)
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, entry: LedgerEntry) -> None:
         self.entries.append(entry)
         self._answers.add((entry.client, entry.answer))
         self._spent.setdefault(entry.client, Counter()).update(entry.answered)
@@ -165,7 +165,7 @@ class Ledger:
                 return
             # a line that a kill has cut is of an answer that was not given
             whole, newline, _ = self.file.read_bytes().rpartition(b"\n")
-            lines = [Entry.model_validate_json(line) for line in whole.splitlines()]
+            lines = [LedgerEntry.model_validate_json(line) for line in whole.splitlines()]
         except (OSError, ValueError):
             raise LabelSkewError(
                 f"{self.file}: is no ledger of what was revealed; put back what was there, or remove it to begin anew"
@@ -175,7 +175,7 @@ class Ledger:
             self._take(entry)
         self._size = len(whole) + len(newline)
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: LedgerEntry) -> None:
         line = json.dumps(entry.model_dump(exclude_none=True) | {"epsilon": entry.epsilon}) + "\n"
         try:
             with self.file.open("r+b") as file:
@@ -199,10 +199,26 @@ def ledger_of(recipe: Recipe, folder: Path) -> Ledger | None:
     return Ledger(file, args.budget, args.level) if noisy or args.budget is not None or file.exists() else None
 
 
-class Clients:
+class Accounted(Protocol):
+    """What accounts need of a :class:`.runs.session.Session`."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """What is run."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Training samples of each client."""
+
+    @property
+    def federation(self) -> Federation:
+        """The run as every client may know it."""
+
+
+class ClientAccounts:
     """The clients of a simulation, each with its budget."""
 
-    def __init__(self, ledger: Ledger, session: Session, run: str) -> None:
+    def __init__(self, ledger: Ledger, session: Accounted, run: str) -> None:
         recipe, least = session.recipe, session.federation.min_samples
         self.ledger, self.run = ledger, run
         self._leaving = [leaving(recipe, samples, least) for samples in session.sizes]
@@ -234,11 +250,11 @@ class Clients:
         return willing
 
 
-def clients_of(session: Session, folder: Path, run: str) -> Clients | None:
+def clients_of(session: Accounted, folder: Path, run: str) -> ClientAccounts | None:
     """The accounts of a simulation's clients; None where nothing has noise, and of silos, which keep their own."""
     recipe = session.recipe
     ledger = None if recipe.common.across_silos else ledger_of(recipe, folder)
-    return None if ledger is None else Clients(ledger, session, run)
+    return None if ledger is None else ClientAccounts(ledger, session, run)
 
 
 def at(noises: Mapping[Noise, int], level: Level) -> Spent:
@@ -310,7 +326,7 @@ def expected(recipe: Recipe) -> int:
     return math.ceil(train.comm_round * train.clients_per_round / train.client_num_in_total)
 
 
-def warnings(session: Session) -> list[str]:
+def warnings(session: Accounted) -> list[str]:
     """A sentence where a budget ends before a simulation does."""
     recipe, budget = session.recipe, session.recipe.privacy.budget
     if budget is None or recipe.common.across_silos:

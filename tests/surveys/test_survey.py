@@ -9,9 +9,9 @@ from fl_labelskew_registry import LabelSkewError
 from recipe_texts import cross_silo, text_with
 
 from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.runs import survey as surveys
 from fl_labelskew_plugins.runs.session import divided
-from fl_labelskew_plugins.runs.survey import Survey
+from fl_labelskew_plugins.surveys import survey as surveys
+from fl_labelskew_plugins.surveys.survey import Survey
 
 COUNTS = np.array([[30, 10, 0, 0], [0, 40, 5, 0]])
 

@@ -1,0 +1,125 @@
+"""Read the files of a run's folder; each damaged file is one error line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fl_labelskew_registry import LabelSkewError, mistake
+from pydantic import BaseModel, ConfigDict, NonNegativeInt
+
+from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.recipe import yaml
+from fl_labelskew_plugins.recipe.model import EXPECTED
+
+
+class RunFile(BaseModel):
+    """The keys of a JSON file that readers rely on; others may be there, and each may be missing."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class Environment(RunFile):
+    """Of ``environment.json``: what the run computes, on which data and where."""
+
+    run: str = ""
+    data: str | None = None
+    partition: str | None = None
+    host: str | None = None
+    method: str = ""
+    optimizer: dict[str, Any] = {}
+    personal_models: bool = False
+    class_names: list[str] = []
+    normalisation: dict[str, list[float] | None] = {}
+    notes: list[str] = []
+    objects: dict[str, Any] = {}
+
+
+class Summary(RunFile):
+    """Of ``summary.json``, which is written after the last round."""
+
+    rounds: int = 0
+    seconds: float = 0.0
+    data: str | None = None
+    clients: list[dict[str, Any]] = []
+
+
+class Partition(RunFile):
+    """Of ``partition.json``: names of the clients, and their training samples by class, ``(K, C)``."""
+
+    clients: list[str] = []
+    counts: list[list[NonNegativeInt]] = []
+
+
+class RunReader:
+    """The files of one run's folder. Properties read them again at each access.
+
+    Raises:
+        LabelSkewError: in each property, if the file is damaged or cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.timings = path / "timings.jsonl"
+        self.summary = path / "summary.json"
+
+    @property
+    def sections(self) -> dict[str, dict[str, Any]]:
+        """The recipe as it is written, section to keys; needs neither plugins nor Python objects."""
+        try:
+            content, _ = yaml.read(yaml.text_of(self.recipe))
+        except yaml.YamlError as error:
+            raise self.damaged(self.recipe, clean(error)) from None
+        if isinstance(content, dict):
+            content.pop(EXPECTED, None)  # not a section
+        if not isinstance(content, dict) or not all(isinstance(keys, dict) for keys in content.values()):
+            raise self.damaged(self.recipe, "it contains no recipe")
+        return content
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """The content of ``environment.json``, see :class:`Environment`; empty before the run begins."""
+        return self._content("environment.json", Environment)
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The content of ``summary.json``, see :class:`Summary`; empty before the run's end."""
+        return self._content("summary.json", Summary)
+
+    @property
+    def partition(self) -> dict[str, Any]:
+        """The content of ``partition.json``, see :class:`Partition`; empty if no single process knows it."""
+        return self._content("partition.json", Partition)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """Lines of ``metrics.jsonl``, up to the first damaged one."""
+        return read_lines(self.metrics)
+
+    @property
+    def class_names(self) -> list[str]:
+        """One for each of the ``C`` classes; empty before the run begins."""
+        names: list[str] = self.environment.get("class_names", [])
+        return names
+
+    def _content(self, name: str, kind: type[RunFile]) -> dict[str, Any]:
+        file = self.path / name
+        try:
+            content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            kind.model_validate(content)
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise LabelSkewError(f"{clean(file, 4096)}: cannot be read: {error.strerror}") from None
+        except (ValueError, RecursionError):
+            raise self.damaged(file) from None
+        return content
+
+    @staticmethod
+    def damaged(file: Path, reason: str = "it is not what a run writes") -> LabelSkewError:
+        """The error for a damaged file of the folder."""
+        return mistake(clean(file, 4096), f"is damaged: {reason}", "the folder as the run has written it")

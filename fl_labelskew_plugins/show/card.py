@@ -1,0 +1,137 @@
+"""A run's ``MODEL_CARD.md``, by the template ``card.md.j2``: data, training, accuracy, use and limits of a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+from fl_labelskew_plugins.machine.text import clean, counted, ranged
+from fl_labelskew_plugins.recipe import compatibility
+from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
+from fl_labelskew_plugins.runs.session import Session, made_up
+
+MOST_CLIENTS = 50
+"""Clients that a card lists."""
+
+
+def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[str, Any], *, best: bool) -> str:
+    """The card, in Markdown; the same run has the same.
+
+    Args:
+        session: the run's.
+        lines: of its ``metrics.jsonl``.
+        result: its summary.
+        best: whether ``best.safetensors`` is there.
+    """
+    recipe, model, clients = session.recipe, session.trainer.model, session.clients
+    names = [code(name) for name in session.class_names]
+    recalls = [line["recall"] for line in lines if "recall" in line]
+    facts: dict[str, Any] = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "tested": len(session.trainer.test.y),
+        "samples": _samples(session, result),
+        "classes": _classes(session, names),
+        "training": _training(session, result),
+        "deviations": [
+            *session.method.deviations(),
+            *recipe.optimizer.deviations(),
+            *compatibility.overruled(recipe),
+        ],
+        "measured_on": NAMED[result.get("measure", GLOBAL)].samples,
+        "numbers": _numbers(session, result),
+        "clients": [
+            [code(row["name"]), row["training_samples"] or "-", row["test_samples"] or "-", _percent(row["accuracy"])]
+            for row in result.get("clients", [])[:MOST_CLIENTS]
+        ],
+        "recall": list(zip(names, map(_percent, recalls[-1]), strict=True)) if recalls else [],
+        "made_up": made_up(recipe),
+        "few_classes": "",
+        "unseen": [],
+    }
+    if clients is not None:
+        held = (clients.counts > 0).sum(1).tolist()
+        if min(held) < len(names):
+            facts["few_classes"] = ranged(held, "class", "classes")
+        facts["unseen"] = [names[c] for c in (clients.counts.sum(0) == 0).nonzero()[0].tolist()]
+    page = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    template = page.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
+    return template.render(
+        facts, session=session, recipe=recipe, result=result, best=best, names=names, code=code, counted=counted
+    )
+
+
+def code(words: object) -> str:
+    """Somebody's words as code, of which Markdown takes nothing for its own; also in a table."""
+    return f"`{clean(words, 400).replace('`', chr(39)).replace('|', '/') or ' '}`"
+
+
+def _params(params: Mapping[str, Any], *but: str) -> str:
+    said = {key: value for key, value in params.items() if key not in but}
+    return ", ".join(code(f"{key}: {json.dumps(value, default=str)}") for key, value in said.items()) or "no parameters"
+
+
+def _samples(session: Session, result: Mapping[str, Any]) -> str:
+    """Numbers of samples, clients and classes; with secure aggregation nobody knows that of training samples."""
+    sizes, tested = [n for n in session.sizes if n], len(session.trainer.test.y)
+    number = "Training samples" if session.recipe.sums_alone else counted(sum(sizes), "training sample")
+    tests = counted(tested, "test sample")
+    if not tested:
+        known = sum(row["test_samples"] or 0 for row in result.get("clients", ()))
+        known = result.get("client_test_samples", known)
+        tests = f"{counted(known, 'test sample')} at the clients" if known else "no known test samples"
+    classes = counted(len(session.class_names), "class", "classes")
+    return f"{number} of {counted(len(sizes), 'client')}, {tests}, {classes}"
+
+
+def _classes(session: Session, names: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Head and rows of the samples of each class."""
+    tested = session.trainer.test.y.bincount(minlength=len(names)).tolist()
+    if session.clients is None:
+        return [("class", "test samples"), *zip(names, tested, strict=True)]
+    counts = session.clients.counts
+    rows = zip(names, counts.sum(0).tolist(), (counts > 0).sum(0).tolist(), tested, strict=True)
+    return [("class", "training samples", "clients that hold it", "test samples"), *rows]
+
+
+def _training(session: Session, result: Mapping[str, Any]) -> dict[str, str]:
+    recipe, train = session.recipe, session.recipe.train
+    dealt = f"{code(recipe.partition.partition_method)}, {_params(recipe.partitioner.params.model_dump())}"
+    return {
+        "method": f"{code(recipe.method_name)}, {_params(recipe.resolved()['method_args'], 'method')}",
+        "optimiser": f"{code(train.federated_optimizer)}, {_params(recipe.optimizer.params.model_dump())}",
+        "partition": "none: each silo has data of its own" if recipe.own_data else dealt,
+        "federation": f"{counted(train.client_num_in_total, 'client')}, {train.clients_per_round} in a round, "
+        f"{counted(result['rounds'], 'round')} of {counted(train.epochs, 'epoch')}",
+        "local training": f"{train.client_optimizer}, batches of {train.batch_size}, learning rate "
+        f"{train.learning_rate:g}, momentum {train.momentum:g}",
+        "seed": str(recipe.common.random_seed),
+    }
+
+
+def _numbers(session: Session, result: Mapping[str, Any]) -> dict[str, str]:
+    rows = {}
+    if "final_accuracy" in result:
+        spread = f"{_percent(result['last_mean'])}, {_percent(result['last_std'])}"
+        rows["accuracy in the last test"] = _percent(result["final_accuracy"])
+        rows[f"the same, mean and std of the last {counted(result['last_tests'], 'test')}"] = spread
+        rows[f"best accuracy, after round {result['rounds_to_best']}"] = _percent(result["best_accuracy"])
+        if "balanced_last_mean" in result:
+            rows["balanced accuracy, mean of the same tests"] = _percent(result["balanced_last_mean"])
+    if "client_accuracy_mean" in result:
+        mean, worst = _percent(result["client_accuracy_mean"]), _percent(result["client_accuracy_worst"])
+        rows["accuracy on clients' own test parts after the last round, mean and worst"] = f"{mean}, {worst}"
+    if "personalised_last_mean" in result:
+        label = f"{session.own_models} on their clients' own test splits, mean of the same tests"
+        rows[label] = _percent(result["personalised_last_mean"])
+    if "private_models_accuracy" in result:
+        label = "inherited private models, as they were kept, likewise"
+        rows[label] = _percent(result["private_models_accuracy"])
+    return rows
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"

@@ -1,0 +1,180 @@
+"""What a person sees while a run goes on: a line a round, on a terminal a bar below them, nothing if quiet."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.text import TERMS, counted
+from fl_labelskew_plugins.runs.progress import Pause, Progress
+
+if TYPE_CHECKING:
+    import rich.progress
+    from rich.console import Console
+
+DUMB = ("dumb", "unknown")
+"""Terminals, as TERM names them, that can only print."""
+
+
+def progress(quiet: bool, *, plain: bool = False) -> Progress:
+    """The display that fits: none, lines with a bar below, or only lines; ``plain``: these in any case."""
+    if quiet:
+        return Progress()
+    ipython = sys.modules.get("IPython")
+    if ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None:
+        return Notebook()
+    return Live() if log.at_terminal() and os.environ.get("TERM") not in DUMB and not plain else Plain()
+
+
+class Plain(Progress):
+    """A line a round."""
+
+    def note(self, text: str, level: str = log.INFO) -> None:
+        """Print one line."""
+        log.note(text, level)
+
+    def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
+        """Print what begins."""
+        self._rounds, self._left = rounds, Left(done, rounds, pause)
+        what = f"{counted(rounds, 'round')} of {counted(clients, 'client')}"
+        self.note(f"{title}: {what}" + (f", {done} done already" if done else ""))
+
+    def round(self, line: dict[str, Any], seconds: float) -> None:
+        """Print a round's measures and times."""
+        self.note(self._text(line, seconds))
+
+    def _text(self, line: dict[str, Any], seconds: float, *, short: bool = False) -> str:
+        done = line["round"] + 1
+        number = f"round {done:>{len(str(self._rounds))}}/{self._rounds}"
+        words = [number, in_words(line, short=short), f"{seconds:.1f} s", f"left {clock(self._left(done))}"]
+        return "  ".join(word for word in words if word)
+
+
+class Notebook(Plain):
+    """A line of a notebook's cell that is replaced after each round."""
+
+    def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
+        """Show the line."""
+        from IPython.display import display
+
+        self._title, self._rounds, self._left = title, rounds, Left(done, rounds, pause)
+        text = {"text/plain": f"{title}: {done} of {counted(rounds, 'round')}"}
+        self._line = display(text, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+
+    def round(self, line: dict[str, Any], seconds: float) -> None:
+        """Show a round's measures and times."""
+        self._line.update({"text/plain": f"{self._title}: {self._text(line, seconds)}"}, raw=True)
+
+
+class Live(Plain):
+    """The same lines, short ones if the terminal is narrow, and below them a bar with round, client and time left."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+
+        self._console = console or Console()
+        self._bar: rich.progress.Progress | None = None
+
+    def note(self, text: str, level: str = log.INFO) -> None:
+        """Print one line above the bar."""
+        self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+    def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
+        """Print what begins, and show the bar."""
+        from rich.progress import BarColumn, Progress, TextColumn
+        from rich.table import Column
+
+        super().start(title, done, rounds, clients, pause)
+        words = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
+        self._bar = Progress(
+            BarColumn(bar_width=max(4, min(30, self._console.width - 50))),
+            words,
+            console=self._console,
+            transient=True,
+            redirect_stderr=sys.stderr.isatty(),  # a warning goes above the bar, but into a file if stderr is one
+        )
+        self._task = self._bar.add_task("", total=rounds)
+        self._show(done, "")
+        self._bar.start()
+        self._console.show_cursor()  # a process that is killed or stopped leaves the terminal as it was
+
+    def client(self, round: int, number: int, clients: int, name: str = "") -> None:
+        """Show in the bar which client trains."""
+        self._show(round + (number - 1) / clients, f"client {number}/{clients} {name}".rstrip())
+
+    def round(self, line: dict[str, Any], seconds: float) -> None:
+        """Print a round's measures and times above the bar."""
+        room = self._console.width - 1  # some terminals begin a new line at the last column
+        text = self._text(line, seconds)
+        self.note(text if len(text) <= room else self._text(line, seconds, short=True)[:room])
+        self._show(line["round"] + 1, "")
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _show(self, done: float, client: str) -> None:
+        assert self._bar is not None
+        at = f"round {min(int(done) + 1, self._rounds)}/{self._rounds}"
+        words = [at, f"left {clock(self._left(done))}", client]
+        self._bar.update(self._task, completed=done, description="  ".join(word for word in words if word))
+
+
+class Left:
+    """Seconds that are left once so many rounds are done, a fraction of one included; None where nothing shows it.
+
+    ``first``: rounds that were done before; ``rounds``: all of them; ``pause``: when the run stops early.
+    """
+
+    def __init__(self, first: int, rounds: int, pause: Pause | None) -> None:
+        self._begun, self._first = time.monotonic(), first
+        self._last = rounds if pause is None else min(rounds, pause.rounds)
+        self._until = math.inf if pause is None else pause.at
+
+    def __call__(self, done: float) -> float | None:  # noqa: D102
+        if done <= self._first:
+            return None
+        now = time.monotonic()
+        return max(0.0, min((now - self._begun) / (done - self._first) * (self._last - done), self._until - now))
+
+
+def in_words(line: dict[str, Any], *, short: bool = False) -> str:
+    """A round's measures in a few words; ``short``: only the accuracy and the whole loss."""
+    words = []
+    if "accuracy" in line:
+        words.append(f"accuracy {100 * line['accuracy']:5.2f} %")
+        if line.get("personalised_accuracy") is not None and not short:
+            words.append(f"own test splits {100 * line['personalised_accuracy']:5.2f} %")
+    if "client_accuracy_worst" in line and not (short and words):
+        mean, worst = (f"{100 * line[f'client_accuracy_{part}']:5.2f} %" for part in ("mean", "worst"))
+        name = line["client_accuracy_worst_client"]
+        shown = f"all {mean.strip()}" if worst == mean else f"{mean}, worst {worst} ({name})"
+        words.append(f"each client's tests {shown}")
+    elif "client_accuracy_pooled" in line and not (short and words):
+        words.append(f"all clients' tests {100 * line['client_accuracy_pooled']:5.2f} %")
+    if terms := {"": sum(line["loss_terms"].values())} if short and line["loss_terms"] else line["loss_terms"]:
+        shown = " + ".join(f"{name} {_number(value)}".strip() for name, value in [*terms.items()][:TERMS])
+        words.append(f"loss {shown}" + (f" + {len(terms) - TERMS} more" if len(terms) > TERMS else ""))
+    if "left_out" in line:
+        words.append(f"{len(line['left_out'])} left out")
+    if "opening_left_out" in line:
+        words.append(f"{len(line['opening_left_out'])} left out of the opening")
+    return "  ".join(words)
+
+
+def _number(value: float) -> str:
+    return f"{value:{'.4f' if abs(value) < 1e6 else '.4g'}}"
+
+
+def clock(seconds: float | None) -> str:
+    """Seconds as h:mm:ss or m:ss."""
+    if seconds is None:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
